@@ -1,7 +1,7 @@
-//! One transfer at the receiver: the control connection, and the threads that it starts and stops.
+//! One session of a receiver: its control connection, and the threads that it starts and stops.
 //!
-//! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and
-//! nothing temporary is left but the parts of large files that a journal lists.
+//! **Invariant:** when [`run_session`] returns, all threads of the session have ended, whether or not the transfer
+//! succeeded. The only temporary files left are the parts of large files that a journal lists.
 
 pub(crate) mod connections;
 pub(crate) mod finish;
@@ -46,31 +46,31 @@ use crate::shared_job::session::not_in_a_job;
 use crate::store::transfer::Transfer;
 use crate::{cleaning, probe};
 
-/// One transfer about to be received; its greeting has been read.
+/// A session that is ready to run. Its greeting has already been read.
 #[derive(Debug)]
 pub struct Session {
-    /// The transfer.
+    /// The ID of the transfer.
     pub transfer: TransferId,
     /// The control connection.
     pub control: (ControlReader, ControlWriter),
-    /// Where the opening comes from.
+    /// The source of the opening.
     pub opening: Opening,
-    /// The lanes, as they arrive.
+    /// Lanes, in the order in which they are established.
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-    /// Where this side has dialled: a word for each lane that has not come up.
+    /// If this side dialed: a notification for each lane that could not be established.
     pub failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
-    /// Where the sender is.
+    /// Whether the sender runs in this process.
     pub sender: SenderPlace,
-    /// A probe of the control connection.
+    /// Access to the state of the control connection.
     pub connection: PathProbe,
-    /// The leases of the runs that the peer has under way here.
+    /// The leases of the runs that the peer has in progress at this receiver.
     pub run_leases: RunLeases,
-    /// The settings.
+    /// The configuration of the session.
     pub config: ReceiverConfig,
 }
 
 impl Session {
-    /// A session of a sender of the same user, which has dialled and may write anywhere.
+    /// Creates a session for a sender of the same user. The sender has dialed and may write anywhere.
     #[must_use]
     pub fn new(
         transfer: TransferId,
@@ -91,15 +91,16 @@ impl Session {
     }
 }
 
-/// Receives one transfer; cuts it off with the error to which `stop` resolves.
+/// Receives one transfer. If `stop` resolves first, the session ends with the error to which it resolved.
 ///
 /// # Errors
-/// [`SessionError`] when it did not come to its end; what was committed before stays, whole and verified.
+/// [`SessionError`] if the transfer did not complete. Everything committed before that stays at the target, complete
+/// and verified.
 pub async fn run_session(
     session: Session,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    // A caller that has to wait for more than this is not to take the room of a whole session.
+    // Boxed, so that a caller's future does not contain the state of a whole session.
     Box::pin(run(session, stop)).await
 }
 
@@ -167,19 +168,20 @@ async fn run(
     ended
 }
 
-/// A session that may begin.
+/// A session whose opening has been accepted.
 struct Begun {
     open: Open,
-    /// What is booked for the opening, until it is done with.
+    /// Memory reserved for the opening until the target is open.
     held: Booking,
-    /// What is booked for the rules of the opening, until the session ends.
+    /// Memory reserved for the opening's rules until the session ends.
     rules_held: Booking,
     lease: RunLease,
-    /// The settings, by the rights with which it was opened.
+    /// The settings, with the permissions by which the session was opened.
     config: ReceiverConfig,
 }
 
-/// Greets the peer, and takes its opening, its run and its rights. Messages are booked on `booked_on`.
+/// Greets the peer, reads its opening, acquires the lease of its run and determines its permissions. The memory of
+/// messages is charged against `booked_on`.
 async fn begin(
     connections: &mut Connections,
     transfer: TransferId,
@@ -195,7 +197,7 @@ async fn begin(
     book_rules(&open.protected, &mut rules_held)?;
     config.meter.opened(&open.target);
     let lease = run_leases.acquire(open.run).await;
-    // only now, when the session before has counted what it has stored
+    // Wait for the lease first: by then, the previous session has counted what it stored.
     let taken_up = take_up(&config, &open).await;
     if let Some(grant) = taken_up.map_err(SessionError::Refused)? {
         config = by_grant(config, grant);
@@ -222,18 +224,20 @@ async fn begin(
     })
 }
 
-/// A session whose opening has been read and is within the rights of its peer.
+/// A session whose opening has been read and is within the peer's permissions.
 struct OpenedSession {
     transfer: TransferId,
     connections: Connections,
     open: Open,
-    /// What is booked for the opening.
+    /// Memory reserved for the opening.
     held: Booking,
     kept: KeptLease,
 }
 
-/// Does what the intent of the opening permits. Only [`Intent::Write`] leads to code that gives names at the target.
-/// [`Intent::Clean`] removes hidden names, and a probe's sweep of the storage has a hidden directory of its own.
+/// Runs the session that the opening's intent requests.
+///
+/// Only [`Intent::Write`] leads to code that creates visible names at the target. [`Intent::Clean`] removes hidden
+/// names, and the sweep of a probe works in its own hidden directory.
 async fn serve(
     session: OpenedSession,
     config: ReceiverConfig,
@@ -255,7 +259,7 @@ async fn serve(
     }
 }
 
-/// Receives what was asked for, as one of the sessions at the target.
+/// Receives files, and registers the session with the other sessions at the target.
 async fn receive(
     session: OpenedSession,
     config: ReceiverConfig,
@@ -264,7 +268,7 @@ async fn receive(
     let Rights { access, owner, .. } = &config.rights;
     let path = access.path_of(&session.open.target);
     let sessions = config.target_sessions.clone();
-    // A session that waits for this one begins when this is dropped.
+    // Dropping this lets sessions continue that wait for this one.
     let working = sessions.begin(owner, path, &session.kept).await;
     let stop = async {
         tokio::select! {
@@ -328,7 +332,7 @@ async fn receive_files(
         Err(error) => return Err(connections.refuse(error).await),
     };
     let mut running = RunningSession::new(connections, outcomes, transfer, threads, &open, config);
-    // It ends before the transfer does if this is dropped: whoever drops a file then waits for no echo.
+    // Moved here, so that it is dropped before the transfer: code that then drops files does not wait for an echo.
     let kept = kept;
     let ended = tokio::select! {
         ended = running.drive(cpu_time()) => ended,
@@ -343,13 +347,15 @@ async fn receive_files(
             .into_iter()
             .for_each(|grants| grants.ended(meter.named()));
     };
-    // a panic has been reported, and then less is counted
+    // A panic has already been reported. Only less is recorded in that case.
     let _best_effort = tokio::task::spawn_blocking(remember).await;
     ended
 }
 
-/// Opens the target, and tells the sender what that waits for. A stop does not cut that short: what was begun at the
-/// target is given up here, before the next session comes. Whoever waits there for an echo of the sender goes on.
+/// Opens the target, and reports to the sender what the opening is waiting for.
+///
+/// If `stop` resolves, the lease ends, so that threads that wait for an echo of the sender continue. The function still
+/// waits for the opening to be undone, because the next session may begin when this one has returned.
 async fn open_target(
     connections: &mut Connections,
     open: Open,
@@ -383,8 +389,8 @@ async fn open_target(
     }
 }
 
-/// A guard that releases the locks of a transfer's journals if its session is dropped before it has ended: threads of
-/// the session may hang, and hold them.
+/// Unlocks the journals of a transfer if its session is dropped before it has ended, because threads of the session may
+/// hang and keep the locks.
 struct UnlockJournals(Weak<Transfer>);
 
 impl Drop for UnlockJournals {
@@ -395,9 +401,10 @@ impl Drop for UnlockJournals {
     }
 }
 
-/// How often it is looked whether the sender of a session that waits has gone.
+/// Interval at which a waiting session checks whether its sender has disconnected.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Outcomes that wait for a control connection whose peer does not read; beyond that the writers wait.
+/// Maximum number of outcomes queued for a peer that does not read its control connection. Beyond that, the writers
+/// wait.
 const OUTCOMES_WAITING_MAX: usize = 4096;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What connects a session of any kind with its peer, how a session ends, and its report.
+//! The connections between a session of any kind and its peer, the end of a session, and its report.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,20 +14,21 @@ use crate::rights::quota::messages::Messages;
 /// The result of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionReport {
-    /// The number of items stored; of a cleaning, the number of leftovers found.
+    /// Number of items stored. For a cleanup, the number of leftovers found.
     pub items: u64,
-    /// The number of entries that failed.
+    /// Number of entries that failed.
     pub faults: u64,
-    /// Why no journal could be kept: had the transfer broken, no later one could have resumed its large files.
+    /// The reason why no journal could be kept, if any. Without a journal, an interrupted transfer cannot resume its
+    /// large files.
     pub journal_trouble: Option<String>,
-    /// What a session was for that stores nothing.
+    /// The purpose of the session, if it stores nothing.
     pub looked: Option<Looked>,
 }
 
 /// The purpose of a session that stores nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looked {
-    /// To tell what a transfer would do.
+    /// To report what a transfer would do.
     Preview,
     /// To compare the target with the source.
     Verification,
@@ -35,21 +36,21 @@ pub enum Looked {
     Cleaning,
 }
 
-/// What connects a session with its peer.
+/// The connections between a session and its peer.
 pub(crate) struct Connections {
     pub(crate) writer: ControlWriter,
     pub(crate) inbox: Messages,
     pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-    /// Where this side has dialled: a word for each lane that has not come up.
+    /// If this side dialed: a notification for each lane that could not be established.
     pub(crate) failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
-    /// What the session waits for, as its sender is to know.
+    /// Messages for the sender about what the session is waiting for.
     pub(crate) held_up: Option<mpsc::UnboundedReceiver<String>>,
 }
 
-/// How long a peer may take to close its end.
+/// How long a peer may take to close its end of the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is said next, if anything can be.
+/// Receives the next value of a channel. Returns `None` if there is no channel or it is closed.
 pub(crate) async fn next<T>(said: &mut Option<mpsc::UnboundedReceiver<T>>) -> Option<T> {
     said.as_mut()?.recv().await
 }
@@ -59,8 +60,8 @@ impl Connections {
         self.writer.send(&encode_message(message)).await
     }
 
-    /// Looks at the target of a session that stores nothing, and lets the peer begin. If that fails, or `stop` resolves
-    /// before, the peer is refused.
+    /// Inspects the target of a session that stores nothing, and then lets the peer begin. Refuses the peer if the
+    /// inspection fails or `stop` resolves first.
     pub(crate) async fn open_after<T: Send + 'static>(
         mut self,
         stop: impl Future<Output = SessionError>,
@@ -89,12 +90,12 @@ impl Connections {
         self.writer.finish().await
     }
 
-    /// Sends the peer the reason why its transfer does not begin, and returns that.
+    /// Sends the peer the reason why its transfer does not begin, and returns that error.
     pub(crate) async fn refuse(mut self, error: SessionError) -> SessionError {
         let said = async {
             self.send_last(&ToSender::Refused(refusal_of(&error)))
                 .await?;
-            // Read what the peer still sends: a close with unread data could destroy the refusal on its way.
+            // Read what the peer still sends. Closing with unread data could destroy the refusal in transit.
             while self.inbox.recv().await.is_some() {}
             Ok::<_, ControlError>(())
         };
@@ -102,8 +103,8 @@ impl Connections {
         error
     }
 
-    /// Sends the peer the reason why this side cannot go on, if it is still there. After a good end the peer closes
-    /// first, so that nothing it has sent is left unread.
+    /// Ends the conversation. After an error, sends the peer the reason. After success, waits until the peer closes
+    /// first, so that nothing that it sent is left unread.
     pub(crate) async fn part(&mut self, ended: &Result<(), SessionError>) {
         let said = async {
             if let Err(error) = ended {
@@ -116,8 +117,8 @@ impl Connections {
     }
 }
 
-/// Takes a step of a session that has no threads yet, unless `stop` resolves before: the peer, who need not read what
-/// it is sent, keeps no session that is to end.
+/// Runs one step of a session that has no threads yet, unless `stop` resolves first. A peer that does not read cannot
+/// keep such a session from ending.
 ///
 /// # Errors
 /// The output of `stop`.
@@ -131,7 +132,7 @@ pub async fn unless_stopped<T, S>(
     }
 }
 
-/// Looks at the target on a thread that may block.
+/// Inspects the target on a thread that may block.
 pub(crate) async fn look<T: Send + 'static>(
     look: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -139,7 +140,7 @@ pub(crate) async fn look<T: Send + 'static>(
     looked.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
 }
 
-/// The answer to an opening of which nothing else is known.
+/// Returns an `Opened` message with only a state and a limit on lanes.
 pub(crate) fn opened(state: TargetState, lanes_max: u16) -> Opened {
     Opened {
         state,
@@ -151,7 +152,7 @@ pub(crate) fn opened(state: TargetState, lanes_max: u16) -> Opened {
     }
 }
 
-/// The refusal that is sent to the peer for an error of this side.
+/// Returns the refusal that reports an error of this side to the peer.
 pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
     if let SessionError::CutOff(refusal) | SessionError::Refused(refusal) = error {
         return refusal.clone();
@@ -169,12 +170,12 @@ pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
     Refusal::new(code, error.to_string())
 }
 
-/// A time in the unit of reports.
+/// Converts a time to microseconds, the unit of reports.
 pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// CPU time of this process until now.
+/// CPU time used by this process so far.
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(

@@ -1,5 +1,5 @@
-//! The end of a transfer: incomplete files are reported, the rest is published, directories get their metadata, and the
-//! names are flushed.
+//! The end of a transfer. Reports incomplete files, publishes the remaining ones, sets the metadata of directories, and
+//! flushes the new names.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,10 +21,10 @@ use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
 use zmove_types::Lock;
 
-/// Finishes a transfer; returns how long the flush took, and the outcomes to report before the end.
+/// Finishes a transfer. Returns the duration of the flush, and the outcomes to report before the end.
 ///
 /// # Errors
-/// When the flush fails: nothing may then be promised of any file.
+/// Returns an error if the flush fails. In that case, no file can be reported as durable.
 pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)> {
     let target = &transfer.target;
     let incomplete = |file: Arc<LargeFile>| {
@@ -32,21 +32,21 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
         Outcome::File(cause.of_file(file.id))
     };
     let unfinished = transfer.files.retire_all().into_iter();
-    // Files of a job become whole by an order, perhaps to another receiver.
+    // In a job of several receivers, an order completes a file, and another receiver may get that order.
     let mut outcomes: Vec<_> = unfinished
         .filter(|_| target.shared_job.is_none())
         .map(incomplete)
         .collect();
-    // A batch is reported as stored just before the publisher has it, so wait until it has.
+    // A batch is reported as stored just before it is passed to the publisher, so wait for that.
     transfer.publisher.wait_until_placed();
-    // The kernel reports a write error to one flush only: from now on there are no others than these.
+    // The kernel reports a write error to only one flush. Stop the publisher, so that only the flushes below are left.
     transfer.publisher.stop();
     publish_all(transfer);
-    // A small file overtakes the part of a large one once it has its name.
+    // Files that have been published since may have made parts of earlier transfers obsolete.
     transfer.parts.drop_overtaken(&target.tree);
     let directories = match target.shared_job {
         None => target.directories.take_bottom_up(),
-        // others go on writing there when this session ends: an order sets them when that is over
+        // Other sessions of the job continue to write there. An order sets the metadata when they are done.
         Some(_) => Vec::new(),
     };
     for level in directories.chunk_by(|one, next| one.depth == next.depth) {
@@ -67,8 +67,8 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
     Ok((started.elapsed(), outcomes))
 }
 
-/// Gives a target for which no mode has come the one that it had before it was opened up, or the usual mode of a new
-/// directory where it was made here.
+/// Sets the mode of the target directory if the source has not sent one: the mode that it had before it was opened up,
+/// or the usual mode of a new directory if this transfer created it.
 fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
     let set = match target.mode_before {
@@ -84,7 +84,7 @@ fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     Ok(None)
 }
 
-/// Finishes directories none of which is within another, so that several threads can do them.
+/// Finishes directories of the same depth. None contains another, so several threads can work on them.
 fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fault>> {
     let parts = Lock::new(level.chunks(PART_DIRECTORIES));
     let done = transfer.side_by_side(Task::Write, "zmove-finish", |turn| {
@@ -98,7 +98,7 @@ fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fau
     Ok(done.into_iter().collect::<io::Result<Vec<_>>>()?.concat())
 }
 
-/// The directories that a thread takes at a time: those of one parent come together.
+/// Number of directories that a thread takes at a time. Directories with the same parent are adjacent.
 const PART_DIRECTORIES: usize = 16;
 
 fn finish_part(
@@ -126,11 +126,12 @@ fn finish_part(
                 .map(|()| opened)
         };
         match opened.and_then(set) {
-            // it may be all that was put into its file system, and the only one to tell of its links and directories
+            // This also adds the directory's file system to the final flush. The directory may be the only change
+            // there. If files are flushed one by one, only this call makes its links and subdirectories durable.
             Ok(directory) => {
                 target.flush_if_each(&directory)?;
             }
-            // The directory was at the target alone, and has been removed: the source has lost it since it was sent.
+            // The directory existed only at the target and has been removed: the source lost it after it was sent.
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let path = remembered.path();
@@ -145,11 +146,11 @@ fn finish_part(
     Ok(faults)
 }
 
-/// Opens remembered directories one after the other. Of several in one parent only the first is opened from
-/// the root, since a path of thousands of components may be the parent of thousands of directories.
+/// Opens remembered directories in order. Of several directories with the same parent, only the first is opened by its
+/// path from the root, because thousands of directories may share a parent whose path has thousands of components.
 struct Opener<'a> {
     tree: &'a Tree,
-    /// The parent path of the directory opened last, and that parent itself once it has been opened.
+    /// The parent path of the directory opened last, and the open parent once a second directory in it was requested.
     last: Option<(&'a Arc<RelPath>, Option<Tree>)>,
 }
 
@@ -162,7 +163,7 @@ impl<'a> Opener<'a> {
             .filter(|(last, _)| Arc::ptr_eq(last, path))
         else {
             self.last = Some((path, None));
-            // The directory may be closed already, by the mode that another source has given it.
+            // Another source may already have set a mode that denies access to the directory.
             return self.tree.open_own_directory(&remembered.path());
         };
         let above = match above {

@@ -1,7 +1,7 @@
-//! A session that inspects: it answers what a transfer would do, or what differs.
+//! A session that inspects the target. It answers what a transfer would do, or what differs.
 //!
-//! **Invariant:** nothing here, nor in what it calls, changes the target. A file system is tried only with a file that
-//! has no name. When [`run`] returns, the threads that it started have ended.
+//! **Invariant:** neither this module nor any code that it calls changes the target. File system features are tested
+//! only with a file that has no name. When [`run`] returns, the threads that it started have ended.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -27,22 +27,22 @@ use crate::session::threads::{Reporter, Workers};
 use crate::store::reports::{BookedOutcome, Outcome, Reports};
 use crate::store::target::SeenTarget;
 
-/// An inspection under way.
+/// A running inspection.
 struct Inspecting {
     connections: Connections,
     inspection: Arc<Inspection>,
-    /// The names that may be asked about.
+    /// The names that the sender may ask about.
     names: TopNames,
     requests: OpenRequests,
-    /// The threads that look at the target.
+    /// The threads that inspect the target.
     workers: Workers,
     outcomes: mpsc::Receiver<BookedOutcome>,
 }
 
-/// The most outcomes that wait to be sent.
+/// Maximum number of outcomes waiting to be sent.
 const OUTCOMES_MAX: usize = 64;
 
-/// Answers requests until the sender has announced the end.
+/// Answers requests until the sender announces the end.
 pub(crate) async fn run(
     connections: Connections,
     open: Open,
@@ -92,7 +92,7 @@ pub(crate) async fn run(
     })
 }
 
-/// What the sender is told of the target.
+/// Returns the description of the target that is sent to the sender.
 fn answer(seen: &SeenTarget, open: &Open, config: &ReceiverConfig) -> Opened {
     let state = if seen.tree.is_some() || config.listed.is_some() {
         TargetState::Populated

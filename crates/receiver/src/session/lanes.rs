@@ -1,4 +1,5 @@
-//! One thread per lane: receives frames, checks them while they are in cache, hands them to the writers.
+//! The threads of lanes, one for each lane. A thread receives frames, verifies them while they are in the CPU cache,
+//! and passes them to the writers.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +19,7 @@ use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 use crate::store::writer::WriterJob;
 
-/// Runs one lane to its end and reports how it ended.
+/// Receives from one lane until it ends, and reports the result.
 pub(crate) fn run_lane(
     transfer: &Transfer,
     number: u32,
@@ -27,7 +28,7 @@ pub(crate) fn run_lane(
 ) {
     let mut has_brought = false;
     let ended = match receive_all(transfer, source, queue, &mut has_brought) {
-        // A lane that breaks while everything is being stopped is no fault.
+        // While the session is stopping, a broken lane is not an error.
         Err(_) if transfer.stopping.load(Ordering::Relaxed) => Ok(()),
         ended => ended.map_err(SessionError::from),
     };
@@ -48,11 +49,11 @@ fn receive_all(
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
         *has_brought = true;
         watch.has_at_hand(0);
-        // A socket that is shut down still returns what has arrived.
+        // A socket that has been shut down still returns data that arrived before.
         if transfer.stopping.load(Ordering::Relaxed) {
             return Err(LaneError::Stopped);
         }
-        // An item may come again, or come after it has been given up.
+        // An item may arrive twice, or after it was given up.
         let has_item = !matches!(frame.header.kind, FrameKind::Declare | FrameKind::Filler);
         if has_item && !transfer.let_in(frame.header.item.0)? {
             continue;
@@ -102,8 +103,8 @@ fn receive_all(
     Ok(())
 }
 
-/// Declares a large file. A damaged declaration counts as not received: the chunk after it is reported, and both come
-/// again.
+/// Declares a large file. A damaged declaration counts as not received: the chunk after it is then reported as damaged,
+/// and the sender resends both.
 fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     let Some((id, head)) = check_declaration(frame)? else {
         return Ok(());
@@ -115,7 +116,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     }
     transfer.top_names.check(&head.path)?;
     let mut allowed = Ok(());
-    // asked for only with the first declaration of a file: each lane brings one
+    // Each lane carries a declaration, but this runs only for the first declaration of a file.
     let base = |head: &FileHead| {
         allowed = transfer.allow_way_to(&head.path);
         if allowed.is_ok() {
@@ -139,14 +140,14 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     Ok(())
 }
 
-/// A group that is to be stored, or the report of one that came damaged.
+/// Returns a group to store, or a report if the group arrived damaged.
 fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<WriterJob, StoredItem>> {
     let item = frame.header.item;
     let Ok(found) = transfer.files.find(frame.header.file) else {
         return Some(Err(damaged(item)));
     };
     let Some(file) = found else {
-        // The file has failed already: its data is of no use, but the sender must not wait for it.
+        // The file has already failed, so its data is useless. Settle the item so that the sender does not wait for it.
         transfer.reports.settle(item);
         return None;
     };

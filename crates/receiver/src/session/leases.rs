@@ -1,4 +1,4 @@
-//! What excludes sessions of one run and tells whether a sender is alive.
+//! Leases: mutual exclusion between the sessions of a run, and checks whether a sender is alive.
 
 pub(crate) mod earlier;
 pub(crate) mod keeping;

@@ -1,7 +1,8 @@
-//! Lanes whose connections are lost while control lives: the sender reports their items, and sends them by other lanes.
+//! Lanes whose connections fail while the control connection works. The sender reports their items and resends them
+//! over other lanes.
 //!
-//! **Invariant:** a lost lane that the sender does not report ends the transfer in the end, so nobody waits for its
-//! items.
+//! **Invariant:** if the sender does not report a lost lane in time, the transfer ends, so nothing waits forever for
+//! the items of that lane.
 
 use std::future::pending;
 use std::time::Duration;
@@ -11,19 +12,19 @@ use zmove_transport::LaneError;
 
 use crate::error::SessionError;
 
-/// The lost lanes of one transfer; see the module.
+/// Tracks the lost lanes of one transfer.
 #[derive(Debug, Default)]
 pub(crate) struct LostLanes {
-    /// Lanes that the sender has reported before their end was seen here, less those that it has not reported.
+    /// Lanes that the sender reported before this side noticed their loss, minus lost lanes that it has not reported.
     ahead: i64,
     waiting: Option<(Instant, SessionError)>,
 }
 
-/// How long a sender may take to notice that a lane is lost.
+/// How long a sender may take to report a lost lane.
 const EXPLANATION_MAX: Duration = Duration::from_secs(60);
 
 impl LostLanes {
-    /// Counts a lane that has broken.
+    /// Records that this side has lost a lane.
     pub(crate) fn note(&mut self, error: SessionError) {
         self.ahead -= 1;
         if self.ahead < 0 && self.waiting.is_none() {
@@ -31,7 +32,7 @@ impl LostLanes {
         }
     }
 
-    /// Counts a lane that the sender has reported.
+    /// Records that the sender has reported a lost lane.
     pub(crate) fn explained(&mut self) {
         self.ahead += 1;
         if self.ahead >= 0 {
@@ -39,7 +40,7 @@ impl LostLanes {
         }
     }
 
-    /// Waits until the sender has not reported a lane for too long.
+    /// Waits until the sender is overdue with its report of a lost lane, and returns the error of that lane.
     pub(crate) async fn overdue(&mut self) -> SessionError {
         match &self.waiting {
             Some((until, _)) => sleep_until(*until).await,

@@ -1,4 +1,4 @@
-//! How a transfer is opened: what the peer asks for, by which right, and the target that it means.
+//! The opening of a transfer: the request of the peer, the permission that it relies on, and the target.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ use crate::shared_job::other_jobs::OtherJobs;
 use crate::shared_job::session::{SharedJobSession, check};
 use crate::store::target::{Target, wait_for_jobs_above};
 
-/// Where the opening of a session comes from.
+/// The source of a session's opening.
 #[derive(Debug)]
 pub enum Opening {
-    /// The peer sends it, as its first message.
+    /// The peer sends the opening as its first message.
     Sent,
-    /// This side has ordered the transfer, so the opening is its own and the peer sends none.
+    /// This side ordered the transfer and supplies the opening. The peer must not send one.
     Ordered {
-        /// The opening, whose shape is filled in.
+        /// The opening. Its `shape` is replaced by the one that `shape` delivers.
         open: Box<Open>,
         /// The shape of the peer's sources.
         shape: oneshot::Receiver<TargetShape>,
@@ -38,7 +38,7 @@ pub enum Opening {
 }
 
 impl Opening {
-    /// The number of openings that the peer may send.
+    /// Maximum number of openings that the peer may send.
     pub(super) const fn sent_max(&self) -> usize {
         match self {
             Self::Sent => 1,
@@ -47,7 +47,7 @@ impl Opening {
     }
 }
 
-/// Takes up the grant by which an opening is made, if it is by one.
+/// Takes up the grant on which an opening relies, if any.
 pub(super) async fn take_up(
     config: &ReceiverConfig,
     open: &Open,
@@ -65,7 +65,7 @@ pub(super) async fn take_up(
     }
 }
 
-/// The settings of a session by a grant.
+/// Returns the settings of a session that was opened by a grant.
 pub(super) fn by_grant(config: ReceiverConfig, grant: TakenUp) -> ReceiverConfig {
     ReceiverConfig {
         rights: grant.rights,
@@ -78,7 +78,7 @@ pub(super) fn by_grant(config: ReceiverConfig, grant: TakenUp) -> ReceiverConfig
     }
 }
 
-/// The opening, and the memory that is booked for it on `quota`.
+/// Returns the opening and the reservation of its memory in `quota`.
 pub(super) async fn take_opening(
     from: Opening,
     inbox: &mut Messages,
@@ -110,22 +110,23 @@ async fn sent(inbox: &mut Messages) -> Result<(Open, Booking), SessionError> {
     }
 }
 
-/// A target that has been opened.
+/// An open target.
 pub(super) struct Resolved {
     pub(super) open: Open,
     pub(super) target: Target,
     pub(super) parts: PartStore,
     pub(super) other_jobs: OtherJobs,
     pub(super) file_system: FileSystemMemory,
-    /// What the file system of the target has free, if that is known.
+    /// Free bytes in the file system of the target, if known.
     pub(super) free_bytes: Option<u64>,
 }
 
 impl Resolved {
-    /// What the sender is told of the target.
+    /// Returns the description of the target that is sent to the sender.
     pub(super) fn opened(&self, lanes_max: u16) -> Opened {
         let Self { target, parts, .. } = self;
-        // Files of which groups are held are only found if the sender asks about them.
+        // The sender asks about files only if the target is populated, and its answers include the groups that are
+        // already held.
         let state = if parts.has_earlier() {
             TargetState::Populated
         } else {
@@ -139,7 +140,7 @@ impl Resolved {
     }
 }
 
-/// Opens the target. Drops the names at its top, of which there may be very many, since they are of no use after that.
+/// Opens the target. Then drops the list of top-level names, which may be very long and is no longer needed.
 pub(super) async fn resolve(
     mut open: Open,
     transfer: TransferId,
@@ -147,7 +148,7 @@ pub(super) async fn resolve(
     lease: Lease,
     other_jobs: OtherJobs,
 ) -> Result<Resolved, Refusal> {
-    // Of a shared job several sessions are at work.
+    // Several sessions of a shared job run at the same time, so they do not wait for each other.
     if let Some(earlier) = open.earlier.as_ref().filter(|_| open.shared_job.is_none()) {
         wait_for_earlier(earlier, &other_jobs).await?;
     }
@@ -159,14 +160,16 @@ pub(super) async fn resolve(
             ..
         } = config.rights;
         if open.shared_job.is_some() {
-            // The right of a node is that of the head that has signed its grant: this covers all sessions of a job.
+            // A node's permissions are those of the head that signed its grant, so this check covers all sessions of a
+            // job.
             if leading == Leading::Denied {
                 return Err(Refusal::new(RefusalCode::Denied, MAY_NOT_LEAD));
             }
             check(&open)?;
         }
         let quota = config.quota;
-        // A job waits when it begins. One that is under way would be taken for dead if its heart stood still that long.
+        // A job waits only before it begins. If a job that is under way stopped its heartbeat for that long, others
+        // would take it for dead.
         let waits = !is_under_way(&open);
         if waits {
             wait_for_jobs_above(&open, &access, &other_jobs)?;
@@ -183,7 +186,8 @@ pub(super) async fn resolve(
                 PartStore::new(config.journals, transfer, owner, &target.tree, &quota)
             }
             Some(part) => {
-                // people are told the node as well; devices have other numbers on other hosts
+                // Messages about the owner also name the node. The device is left out because device numbers differ
+                // between hosts.
                 let owner = format!("{owner} {}", part.node);
                 let begin = Begin {
                     device: 0,
@@ -216,13 +220,14 @@ pub(super) async fn resolve(
     .await
 }
 
-/// Whether an opening is of a shared job that has begun before.
+/// Returns whether an opening belongs to a shared job that has already begun.
 pub(super) fn is_under_way(open: &Open) -> bool {
     let part = open.shared_job.as_ref();
     part.is_some_and(|part| part.beginning == Beginning::UnderWay)
 }
 
-/// How many bytes the process may still store in the file system of a directory; unknown where that has no bounds.
+/// Returns the number of bytes that this process can still store in a directory's file system; `None` if unknown or
+/// unlimited.
 pub(crate) fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
     let stat = rustix::fs::fstatvfs(directory).ok()?;
     (stat.f_blocks > 0).then(|| zmove_disk::free_bytes(&stat))

@@ -1,5 +1,5 @@
-//! The questions and orders of a peer that have not been answered, by what they ask. Each kind has a limit of its own:
-//! names of directories take much more memory than verdicts.
+//! Outstanding requests and orders of a peer, by kind. Each kind has its own limit, because directory listings use much
+//! more memory than verdicts.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use zmove_wire::limits::{
 
 use crate::error::SessionError;
 
-/// A request of the peer, which counts as open until this is dropped.
+/// A request of the peer. It counts as outstanding until this value is dropped.
 pub(crate) type Unanswered = Arc<()>;
 
-/// The open requests of each kind. Each value has one holder here, and one for each open request.
+/// The outstanding requests of each kind. Each counter has one reference here and one for each outstanding request.
 #[derive(Debug, Default)]
 pub(super) struct OpenRequests {
     entries: Unanswered,
@@ -25,7 +25,7 @@ pub(super) struct OpenRequests {
 }
 
 impl OpenRequests {
-    /// Checks a question against its limits, and counts it.
+    /// Checks a question against the limits and counts it as outstanding.
     pub(super) fn ask(&self, question: &Question) -> Result<Unanswered, SessionError> {
         question.check()?;
         let (open, most) = match question {
@@ -36,7 +36,7 @@ impl OpenRequests {
         count(open, most, "a request before the earlier ones are answered")
     }
 
-    /// Counts a list of names to remove.
+    /// Counts a list of names to remove as outstanding.
     pub(super) fn remove(&self) -> Result<Unanswered, SessionError> {
         count(
             &self.removals,
@@ -45,18 +45,18 @@ impl OpenRequests {
         )
     }
 
-    /// Counts an order about a job.
+    /// Counts an order about a shared job as outstanding.
     pub(super) fn order(&self) -> Result<Unanswered, SessionError> {
         let what = "an order before the earlier ones are answered";
         count(&self.orders, JOB_ORDERS_OUTSTANDING_MAX, what)
     }
 
-    /// Whether no names are being listed or removed.
+    /// Returns whether no listings and no removals are outstanding.
     pub(super) fn mirrors_nothing(&self) -> bool {
         [&self.listings, &self.removals].into_iter().all(is_idle)
     }
 
-    /// Whether no question is open.
+    /// Returns whether all questions have been answered.
     pub(super) fn are_answered(&self) -> bool {
         [&self.entries, &self.hashes, &self.listings]
             .into_iter()

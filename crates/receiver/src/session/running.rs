@@ -1,7 +1,8 @@
-//! A session whose transfer is under way: it takes the sender's messages and the outcomes of the threads, and tells the
-//! sender what has become of its items.
+//! A session with a transfer in progress. Handles the sender's messages and the outcomes from the threads, and reports
+//! the results of its items to the sender.
 //!
-//! **Invariant:** what is told is booked before, and stays booked until it has been sent.
+//! **Invariant:** the memory of a report is reserved before the report is queued, and released only after it has been
+//! sent.
 
 use std::io;
 use std::sync::Arc;
@@ -41,10 +42,10 @@ use crate::store::reports::{BookedOutcome, Outcome};
 use crate::store::transfer::Transfer;
 use crate::store::writer::{WriterJob, write_all};
 
-/// [`finish::finish`] on a thread of its own.
+/// The task that runs [`finish::finish`].
 type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
 
-/// Outcomes taken in one turn, so that many receipts travel as one message.
+/// Maximum number of outcomes handled before the next send, so that many receipts are sent in one message.
 const OUTCOMES_PER_TURN: usize = 1024;
 
 /// The threads of one transfer.
@@ -137,9 +138,10 @@ impl SessionThreads {
         })
     }
 
-    /// The times of the writers once all work is settled and `finishing` has passed. A writer books a wait only when it
-    /// ends, so time that none has booked was waiting. While directories and storage are finished, all writers count as
-    /// busy.
+    /// Returns the times of the writers when all work is done and finishing has taken `finishing`.
+    ///
+    /// A writer records a wait only when it ends, so time that no writer has recorded counts as waiting. All writers
+    /// count as busy while directories and storage are being finished.
     fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
         let busy = booked.busy + finishing * self.writers;
         let waited = (self.started.elapsed() * self.writers).saturating_sub(busy + booked.blocked);
@@ -161,31 +163,31 @@ impl SessionThreads {
     }
 }
 
-/// A session whose transfer is under way.
+/// A session with a transfer in progress.
 pub(super) struct RunningSession {
     connections: Connections,
     outcomes: mpsc::Receiver<BookedOutcome>,
     threads: SessionThreads,
     pub(super) transfer: Arc<Transfer>,
     ledger: ReceiverTransfer,
-    /// The memory booked for the ledger's messages that have not been sent.
+    /// Memory reserved for messages of the ledger that have not been sent.
     unsent: Booking,
     report: SessionReport,
     requests: OpenRequests,
     /// The threads that answer requests.
     workers: Workers,
-    /// The task of the last flush and of the times of directories, while it runs.
+    /// The task that performs the last flush and sets the times of directories, while it runs.
     finishing: Option<Finishing>,
     lost: LostLanes,
     lanes_max: usize,
-    /// The grants of the peer, where the transfer is by one.
+    /// The grants of the peer, if the transfer was opened by one.
     pub(super) grants: Option<Arc<dyn Grants>>,
-    /// What has been noted of such a transfer: what it has stored, and how much it may still remove.
+    /// For such a transfer: the totals last recorded, as stored files and remaining removals.
     noted: Option<(Stored, u64)>,
 }
 
 impl RunningSession {
-    /// Runs a transfer whose threads have been started.
+    /// Creates the session for a transfer whose threads are running.
     pub(super) fn new(
         connections: Connections,
         outcomes: mpsc::Receiver<BookedOutcome>,
@@ -213,11 +215,11 @@ impl RunningSession {
         }
     }
 
-    /// Runs until the transfer is finished and `Finished` has been sent.
+    /// Runs until the transfer is complete and `Finished` has been sent.
     pub(super) async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                // A sender that exchanges a lane dials the new one while the old one ends.
+                // A sender that replaces a lane dials the new one while the old one is still ending.
                 Some(lane) = self.connections.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
                     self.threads.add_lane(&self.transfer, lane)?;
                 }
@@ -238,8 +240,8 @@ impl RunningSession {
         }
     }
 
-    /// Has what was stored and removed noted before the sender hears of it: a file that it knows of does not come
-    /// again, also when this process has been killed meanwhile.
+    /// Records stored and removed entries before the sender is notified, so that they stay counted even if this process
+    /// is killed. The sender does not resend a file once it knows that the file is stored.
     async fn note_stored(&mut self) {
         let stored = self.transfer.meter.named();
         let so_far = (stored, self.transfer.removals.left());
@@ -248,7 +250,7 @@ impl RunningSession {
         {
             self.noted = Some(so_far);
             let noting = tokio::task::spawn_blocking(move || grants.note(stored));
-            // a panic has been reported, and then less is counted
+            // A panic has already been reported. Only less is counted in that case.
             let _best_effort = noting.await;
         }
     }
@@ -257,8 +259,8 @@ impl RunningSession {
         &mut self,
         BookedMessage { message, held }: BookedMessage,
     ) -> Result<(), SessionError> {
-        // Here and not where it is decoded: what a grant, or the shape of the target, lets in is only known once the
-        // first messages have been.
+        // Checked here rather than during decoding: the names that a grant or the target's shape allows are known only
+        // after the first messages.
         self.transfer.top_names.check_message(&message)?;
         match message {
             ToReceiver::Open(_) => Err(SessionError::out_of_order("a second opening")),
@@ -290,8 +292,8 @@ impl RunningSession {
         }
     }
 
-    /// Reports the items of a lost lane that have not arrived; those that have are on their way to their place, or
-    /// there.
+    /// Reports the items of a lost lane that have not arrived. Items that have arrived are already being stored or are
+    /// stored.
     fn take_lost(&mut self, items: Vec<u64>) -> Result<(), SessionError> {
         within("lost items", items.len(), ITEMS_OUTSTANDING_MAX)?;
         self.lost.explained();
@@ -324,7 +326,7 @@ impl RunningSession {
                     let mut budget = WorkBudget::new(transfer.turn(Task::Look), &mut held);
                     let tree = Some(&transfer.target.tree);
                     let names = extraneous(tree, &ranges, &transfer.spared, &mut budget);
-                    // Give up the core first: reporting may have to wait.
+                    // Release the core first, because reporting may have to wait.
                     drop(budget);
                     let answer = Answer::Extraneous(names);
                     let reply = Outcome::reply(number, answer);
@@ -337,7 +339,7 @@ impl RunningSession {
         }
     }
 
-    /// Starts work on a request, whose memory stays booked until it is answered.
+    /// Starts work on a request and keeps its memory reserved until the request is answered.
     fn start(
         &mut self,
         held: Booking,
@@ -370,7 +372,7 @@ impl RunningSession {
             return Err(SessionError::out_of_order("an order about a job"));
         }
         if request.order == SharedJobOrder::Ping {
-            // not behind what waits for the storage
+            // A ping must not wait behind work that waits for storage.
             let answer = SharedJobAnswer {
                 number: request.number,
                 result: SharedJobResult::Done,
@@ -410,8 +412,7 @@ impl RunningSession {
         next.map_or(Ok(()), |report| self.take_report(report))
     }
 
-    /// Keeps the memory of the outcome booked until all that is in the ledger has been sent, since the peer may not
-    /// read.
+    /// Handles a report. Its memory stays reserved until the ledger has been sent, because the peer may not read.
     fn take_report(&mut self, report: BookedOutcome) -> Result<(), SessionError> {
         self.unsent.join(report.held);
         self.take_outcome(report.outcome)
@@ -435,7 +436,7 @@ impl RunningSession {
                     faults,
                 })?;
             }
-            // With the faults that were reported when it was stored: the sender counts each once.
+            // These faults include the ones reported when the item was stored. The sender counts each fault once.
             Outcome::Published(item, faults) => {
                 self.transfer
                     .settle(Coming::Item(item.0), Fate::StoredBut(&faults));
@@ -497,7 +498,7 @@ impl RunningSession {
     }
 
     fn take_settled(&mut self, item: StoredItem) -> Result<(), SessionError> {
-        // The faults of a batch that will be published are counted at that time.
+        // The faults of a batch that will be published are counted when it is published.
         let faults = if item.mismatch {
             item.faults.clone()
         } else {
@@ -510,7 +511,7 @@ impl RunningSession {
         Ok(())
     }
 
-    /// Counts the failures among these faults.
+    /// Counts the faults that are failures.
     fn count_failures(&mut self, faults: &[EntryFault]) {
         faults
             .iter()
@@ -518,7 +519,7 @@ impl RunningSession {
             .for_each(|fault| self.count(fault.operation, fault.code));
     }
 
-    /// Counts an entry that has failed.
+    /// Counts a failed entry.
     fn count(&mut self, operation: Operation, code: FaultCode) {
         self.report.faults += 1;
         self.transfer.meter.failed(operation, code);
@@ -551,7 +552,7 @@ impl RunningSession {
             .await?)
     }
 
-    /// Waits for the threads that answer requests, which also discard the parts of files that were given up.
+    /// Waits for the threads that answer requests. These threads also discard the parts of abandoned files.
     async fn finish_comparing(&mut self) -> Result<(), SessionError> {
         let comparing = std::mem::replace(&mut self.workers, Workers::new(&self.transfer.quota));
         let mut compared = std::pin::pin!(comparing.complete());
@@ -565,8 +566,7 @@ impl RunningSession {
         Ok(())
     }
 
-    /// Publishes what has no name yet, and tells the sender all that has become of its items. Returns the
-    /// duration of the
+    /// Publishes the remaining files, and reports the results of all items to the sender. Returns the duration of the
     /// last flush.
     async fn publish_rest(&mut self) -> Result<Duration, SessionError> {
         let transfer = Arc::clone(&self.transfer);
@@ -576,7 +576,7 @@ impl RunningSession {
         let finished = loop {
             tokio::select! {
                 finished = self.finishing.as_mut().expect("set just above") => break finished,
-                // What is published now is sent at once, since it may be more than the queue holds.
+                // Send these reports immediately, because there may be more of them than the queue can hold.
                 Some(report) = self.outcomes.recv() => self.take_last(report)?,
             }
             self.send_all().await?;
@@ -593,7 +593,7 @@ impl RunningSession {
         Ok(flush)
     }
 
-    /// Tells the sender what was counted, before the end.
+    /// Sends the counters to the sender, before the end.
     async fn tell_counts(&mut self) -> Result<(), SessionError> {
         let counters = self.transfer.target.counters.read();
         if counters != Counters::default() {
@@ -608,7 +608,7 @@ impl RunningSession {
         Ok(())
     }
 
-    /// The receipt of a transfer by a grant, in which all is flushed.
+    /// Returns the receipt for a transfer that was opened by a grant and is completely flushed.
     async fn receipt(&mut self) -> Option<SignedReceipt> {
         let grants = self.grants.clone()?;
         let stored = self.transfer.meter.named();
@@ -619,7 +619,7 @@ impl RunningSession {
             .flatten()
     }
 
-    /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.
+    /// Handles an outcome reported after all data has arrived. A broken lane is no longer an error.
     fn take_last(&mut self, report: BookedOutcome) -> Result<(), SessionError> {
         if matches!(report.outcome, Outcome::LaneEnded { .. }) {
             Ok(())
@@ -644,14 +644,14 @@ impl RunningSession {
     ) -> Result<SessionReport, SessionError> {
         self.transfer.stopping.store(true, Ordering::Relaxed);
         self.transfer.stop_waiting();
-        // Nothing is published any more, and who waits for an echo goes on.
+        // Nothing more is published, and threads that wait for an echo continue.
         drop(kept);
         self.connections.part(&ended).await;
         self.transfer.pool.close();
         self.connections.lanes.close();
         self.outcomes.close();
         self.threads.lanes.trip();
-        // The peer sees the end of the connection now, and closes its lanes.
+        // The peer now sees the end of the connection, and closes its lanes.
         drop(self.connections);
         let threads = self.threads;
         let transfer = Arc::clone(&self.transfer);
@@ -665,7 +665,7 @@ impl RunningSession {
         };
         blocking(stopped).await;
         if let Some(finishing) = self.finishing {
-            // The wait for it was broken off. It may end as it likes now, in a panic too.
+            // The session no longer needs the result, so ignore any error or panic.
             let _ended = finishing.await;
         }
         self.workers.end().await;
@@ -673,15 +673,15 @@ impl RunningSession {
             journal_trouble: self.transfer.parts.trouble(),
             ..self.report
         };
-        // Drop the transfer here, so that the next session finds its parts and journals free.
+        // Drop the transfer here, so that the next session can take over its parts and journals.
         let transfer = self.transfer;
         blocking(move || drop(transfer)).await;
         ended.map(|()| report)
     }
 }
 
-/// Whether a fault is a failure: a guessed file that is there already is none, nor is a link that was not made, in the
-/// place of which the file comes itself.
+/// Returns whether a fault is a failure. A guessed file that already exists is not a failure. Neither is a link that
+/// could not be created, because the file itself is sent instead.
 fn is_failure(operation: Operation, code: FaultCode) -> bool {
     code != FaultCode::AlreadyThere && operation != Operation::Link
 }

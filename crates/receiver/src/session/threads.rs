@@ -1,10 +1,9 @@
-//! The threads of one session, for its lanes and for looking at its target, and what becomes of it when one
-//! of them panics.
+//! The threads of one session, for its lanes and for requests about its target, and the handling of their panics.
 //!
-//! They are the session's own and not the runtime's: a target may be huge, or on storage that does not
-//! answer, and nobody else waits for that. They hash and list by turns ([`Turn`](zmove_disk::Turn)).
+//! These threads belong to the session and not to the runtime, because work on a huge target or on storage that hangs
+//! must not delay other sessions. They hash and list in turns ([`Turn`](zmove_disk::Turn)).
 //!
-//! **Invariant:** they end with the session, which waits for them, and no work is begun after it.
+//! **Invariant:** a session waits for its threads before it ends, and no work starts after that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,13 +20,13 @@ use crate::rights::quota::Quota;
 use crate::rights::quota::windows::open_window;
 use crate::store::reports::{Outcome, Reports};
 
-/// The state of a session that its threads share, by which they report.
+/// The state of a session that its threads share and use for reporting.
 pub(crate) trait Reporter: Send + Sync + 'static {
-    /// Where outcomes are reported.
+    /// The channel for the outcomes of work.
     fn reports(&self) -> &Reports;
 }
 
-/// Reports a panic of its thread to the session.
+/// Reports a panic of the current thread to its session.
 pub(crate) struct PanicGuard<'a>(pub(crate) &'a Reports);
 
 impl Drop for PanicGuard<'_> {
@@ -50,14 +49,14 @@ pub(crate) fn guarded<T: Reporter>(
     }
 }
 
-/// Threads that are started as there is work for them.
+/// A pool of threads that grows with the work queued.
 #[derive(Debug)]
 pub(crate) struct Workers {
     quota: Quota,
-    /// The work that waits is bounded by the questions that the peer may have unanswered.
+    /// Queued work. The limits on outstanding requests of the peer bound its length.
     queue: Sender<QueuedWork>,
     waiting: Receiver<QueuedWork>,
-    /// Pieces of work that have not ended.
+    /// Number of pieces of work that have not ended.
     under_way: Arc<AtomicUsize>,
     ended: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -66,7 +65,8 @@ pub(crate) struct Workers {
 /// One piece of work.
 type QueuedWork = Box<dyn FnOnce() + Send>;
 
-/// The most threads: as many as there may be requests under way, so that they wait for late storage side by side.
+/// Maximum number of threads, equal to the maximum number of outstanding requests, so that all of them can wait for
+/// slow storage at the same time.
 const THREADS_MAX: usize = 32;
 
 impl Workers {
@@ -85,7 +85,7 @@ impl Workers {
     /// Queues work for one of the threads.
     ///
     /// # Errors
-    /// No thread can be started, and there is none yet.
+    /// The pool has no thread and none can be started.
     pub(crate) fn start(
         &mut self,
         work: impl FnOnce() + Send + 'static,
@@ -102,10 +102,10 @@ impl Workers {
         Ok(())
     }
 
-    /// Queues work of a session.
+    /// Queues work that uses the state of a session.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// Same as [`start`](Self::start).
     pub(crate) fn start_for<T: Reporter>(
         &mut self,
         session: &Arc<T>,
@@ -114,7 +114,7 @@ impl Workers {
         self.start(guarded(session, work))
     }
 
-    /// Waits until work under way has ended; work that has not begun is left undone.
+    /// Waits until running work has ended. Work that has not started is dropped.
     pub(crate) async fn end(self) {
         self.ended.store(true, Ordering::Relaxed);
         self.complete().await;
@@ -128,7 +128,7 @@ impl Workers {
         }
     }
 
-    /// Adds a thread: the first one in any case, others only as far as the key may have them.
+    /// Adds a thread. The first thread is always allowed; the key's quota limits further ones.
     fn add_thread(&mut self) -> Result<(), SessionError> {
         let held = self.quota.book_thread();
         if held.is_none() && !self.threads.is_empty() {
@@ -214,13 +214,13 @@ mod tests {
     }
 }
 
-/// The threads of a session's lanes, one each.
+/// The threads of a session's lanes, one for each lane.
 #[derive(Debug)]
 pub(crate) struct LaneThreads {
     quota: Quota,
     meter: Arc<TransferMeter>,
     threads: Vec<JoinHandle<()>>,
-    /// The breakers of the lanes that are up, by number.
+    /// The breakers of the active lanes, by lane number.
     up: HashMap<u32, LaneBreaker>,
     begun: u32,
 }
@@ -236,17 +236,17 @@ impl LaneThreads {
         }
     }
 
-    /// The number of lanes that are up.
+    /// Number of active lanes.
     pub(crate) fn count(&self) -> usize {
         self.up.len()
     }
 
-    /// Starts a thread that calls `run` with a lane and its number; `run` is to report when the lane has
-    /// [ended](Self::ended). If no thread can be started, the lane is closed and the peer
-    /// continues with the other lanes.
+    /// Starts a thread that calls `run` with a lane and its number. `run` must report when the lane has
+    /// [ended](Self::ended). If no thread can be started, the lane is closed and the peer continues with the other
+    /// lanes.
     ///
     /// # Errors
-    /// No thread can be started, and no other lane is up.
+    /// No thread can be started, and no other lane is active.
     pub(crate) fn add(
         &mut self,
         mut source: Box<dyn LaneSource>,
@@ -257,7 +257,7 @@ impl LaneThreads {
         self.begun = number.wrapping_add(1);
         self.up.insert(number, source.breaker());
         self.meter.lanes_are(self.count());
-        // Forget threads that have ended: lanes come and go as long as the session lasts.
+        // Forget threads that have ended, because a session may open and close any number of lanes.
         self.threads.retain(|thread| !thread.is_finished());
         let started = spawn(format!("zmove-lane-{number}"), move || {
             let _until_it_ends = window;
@@ -280,7 +280,7 @@ impl LaneThreads {
         self.meter.lanes_are(self.count());
     }
 
-    /// Breaks the lanes that are up.
+    /// Breaks all active lanes.
     pub(crate) fn trip(&self) {
         self.up.values().for_each(LaneBreaker::trip);
     }
@@ -290,7 +290,7 @@ impl LaneThreads {
     }
 }
 
-/// Starts a thread that a session waits for.
+/// Starts a thread of a session. The session waits for it before it ends.
 pub(crate) fn spawn(
     name: String,
     work: impl FnOnce() + Send + 'static,
@@ -302,6 +302,6 @@ pub(crate) fn spawn(
 }
 
 pub(crate) fn join(threads: Vec<JoinHandle<()>>) {
-    // A thread that has panicked has reported that.
+    // A thread that panicked has already reported it.
     threads.into_iter().for_each(|thread| drop(thread.join()));
 }

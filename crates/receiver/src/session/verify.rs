@@ -1,7 +1,7 @@
-//! The proof that data arrived as it was sent.
+//! Verification that data arrived unchanged.
 //!
-//! **Invariant:** a [`VerifiedBatch`] or [`VerifiedChunk`] is made here alone, after its bytes were hashed; the writers
-//! take nothing else.
+//! **Invariant:** only this module creates a [`VerifiedBatch`] or a [`VerifiedChunk`], after it has hashed the bytes.
+//! Writers accept nothing else.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::rights::quota::{Booking, Quota};
 use crate::store::large_files::RANGE_BYTES;
 use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
 
-/// A batch whose head and files all hashed right.
+/// A batch whose head and files match their hashes.
 #[derive(Debug)]
 pub(crate) struct VerifiedBatch {
     item: ItemId,
@@ -30,7 +30,7 @@ pub(crate) struct VerifiedBatch {
     held: Booking,
 }
 
-/// A group whose bytes hashed right at its place in its file.
+/// A group whose bytes match the hash for its position in the file.
 #[derive(Debug)]
 pub(crate) struct VerifiedChunk {
     item: ItemId,
@@ -39,7 +39,7 @@ pub(crate) struct VerifiedChunk {
     data: Buffer,
 }
 
-/// A group for which the sender has the value that this receiver reported.
+/// A group that the sender does not send because its hash equals the value that this receiver reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedGroup {
     pub(crate) item: ItemId,
@@ -48,12 +48,14 @@ pub(crate) struct NamedGroup {
 }
 
 impl VerifiedBatch {
-    /// Checks the head, then every file; returns the report for the sender when one of them is damaged. Takes a turn
-    /// for files with holes, whose zeros cost hashing here and nothing at the sender; leaves them unhashed when the
-    /// session is ending.
+    /// Verifies the head, and then every file. Returns a report for the sender if either is damaged.
+    ///
+    /// Files with holes need a turn, since the sender can make this side hash their zeros at no cost of its own. They
+    /// are not hashed if the session is ending.
     ///
     /// # Errors
-    /// [`WireError`] when the head arrived undamaged and yet is no batch, or takes more memory than the key may have.
+    /// [`WireError`] if the head arrived undamaged but is not a valid batch, or needs more memory than the key's quota
+    /// allows.
     pub(crate) fn check(
         frame: Frame,
         quota: &Quota,
@@ -87,12 +89,12 @@ impl VerifiedBatch {
         }))
     }
 
-    /// Whether the files of the batch may be there already.
+    /// Returns whether the sender sent the batch without knowing if its files already exist at the target.
     pub(crate) fn is_guessed(&self) -> bool {
         self.guessed
     }
 
-    /// The bytes of contents of each of its entries.
+    /// Returns the number of content bytes of each entry.
     pub(crate) fn entry_bytes(&self) -> Box<[Option<u32>]> {
         let bytes = |entry: &BatchEntry| match entry {
             BatchEntry::File(file) => Some(u32::try_from(file.data_bytes()).unwrap_or(u32::MAX)),
@@ -102,12 +104,12 @@ impl VerifiedBatch {
         entries(&self.batch).map(bytes).collect()
     }
 
-    /// The entries.
+    /// The batch itself.
     pub(crate) fn batch(&self) -> &Batch {
         &self.batch
     }
 
-    /// The item, its batch and data, and the booking that lasts as long as they are at work.
+    /// Returns the item, its batch and data, and the memory reservation to keep while they are processed.
     pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Booking) {
         (self.item, self.batch, self.data, self.held)
     }
@@ -121,7 +123,7 @@ fn has_holes(batch: &Batch) -> bool {
     entries(batch).any(|entry| matches!(entry, BatchEntry::File(FileEntry { data: Some(_), .. })))
 }
 
-/// What there is in memory of what entries have beside mode and time; those that share it come one after the other.
+/// Returns the memory used by entry metadata other than mode and time. Entries that share such metadata are adjacent.
 fn extra_bytes(batch: &Batch) -> usize {
     let mut extras: Vec<_> = entries(batch)
         .filter_map(|entry| entry.metadata().extra.as_ref())
@@ -137,10 +139,11 @@ fn extra_bytes(batch: &Batch) -> usize {
 }
 
 impl VerifiedChunk {
-    /// Checks one group of a file, or the data of one that has holes, with a [`turn`](VerifiedBatch::check) for that.
+    /// Verifies one group of a file, or its data if the file has holes. A file with holes needs a turn, as for [a
+    /// batch](VerifiedBatch::check).
     ///
     /// # Errors
-    /// The report for the sender when the group does not exist, has another length or does not hash right.
+    /// A report for the sender if the group does not exist, has the wrong length or does not match its hash.
     pub(crate) fn check(
         frame: Frame,
         head: &FileHead,
@@ -172,11 +175,11 @@ impl VerifiedChunk {
 }
 
 impl NamedGroup {
-    /// Checks a frame that names one group of a file of `file_bytes`; `told` returns the value that this receiver
-    /// reported.
+    /// Verifies a frame that names one group of a file of `file_bytes` bytes. `told` returns the value that this
+    /// receiver reported for a group.
     ///
     /// # Errors
-    /// The report for the sender when its value is another one, or none was reported.
+    /// A report for the sender if its value differs from the reported one, or if none was reported.
     pub(crate) fn check(
         header: &FrameHeader,
         file_bytes: u64,
@@ -194,10 +197,10 @@ impl NamedGroup {
     }
 }
 
-/// Checks and reads the declaration of a large file; `None` when it arrived damaged.
+/// Verifies and decodes the declaration of a large file. Returns `None` if it arrived damaged.
 ///
 /// # Errors
-/// [`WireError`] when the frame arrived undamaged and is no valid declaration.
+/// [`WireError`] if the frame arrived undamaged but is not a valid declaration.
 pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHead)>, WireError> {
     if !is_sealed(&frame.header, blake3::hash(&frame.head).as_bytes()) {
         return Ok(None);
@@ -205,7 +208,7 @@ pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHea
     Ok(Some((frame.header.file, FileHead::decode(&frame.head)?)))
 }
 
-/// Whether a frame is filler that arrived undamaged.
+/// Returns whether a frame is filler that arrived undamaged.
 pub(crate) fn is_filler(frame: &Frame) -> bool {
     frame.header.kind == FrameKind::Filler
         && is_sealed(&frame.header, blake3::hash(&frame.data).as_bytes())

@@ -1,7 +1,8 @@
-//! The wait for an earlier session of the same run in another process, which may still publish.
+//! Waits for an earlier session of the same run in another process, which may still publish.
 //!
-//! The sender has lost its connection to that session. The receiver there may not have noticed it, and publishes for as
-//! long as it holds its lease. **Invariant:** a session of the run publishes nothing before that.
+//! The sender has lost its connection to that session, but the receiver there may not have noticed and continues to
+//! publish while it holds its lease. **Invariant:** a new session of the run publishes nothing before that lease has
+//! expired or the other process has ended.
 
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use zmove_wire::{EarlierSession, Refusal, RefusalCode};
 
 use crate::shared_job::other_jobs::OtherJobs;
 
-/// Waits until the earlier session can publish nothing any more: its process has ended, or its lease has expired. A
-/// session in this process has ended already, with its lease of the run.
+/// Waits until the earlier session can no longer publish, because its process has ended or its lease has expired. An
+/// earlier session in this process has already ended, because the new one holds the lease of the run.
 pub(crate) async fn wait_for_earlier(
     earlier: &EarlierSession,
     session: &OtherJobs,
@@ -21,7 +22,7 @@ pub(crate) async fn wait_for_earlier(
         return Ok(());
     }
     let began = Instant::now();
-    // A peer may send any number.
+    // The peer may send any number, so limit it.
     let lease_left = Duration::from_millis(earlier.lease_left_ms.into()).min(LEASE_MAX);
     let mut has_told = false;
     while began.elapsed() < lease_left && !has_process_ended(&earlier.process) {
@@ -45,9 +46,9 @@ fn waits_for(left: Duration) -> String {
     )
 }
 
-/// How often it is checked whether the earlier process has ended.
+/// Interval at which the earlier process is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// A shorter wait is not reported: a receiver that is ending ends within that time.
+/// Waits shorter than this are not reported, because a receiver that is about to end does so in this time.
 const QUIET: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What keeps the lease of a session: pings to the sender, and its echoes.
+//! Keeps the lease of a session valid by pinging the sender.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, timeout};
 use zmove_disk::{GAP_MAX, Lease, boot_clock};
 use zmove_transport::{PathProbe, Pinger};
 
-/// Where the sender of a session is.
+/// The location of a session's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SenderPlace {
-    /// In this process: the sender and its receiver live and die together.
+    /// In this process, so the sender and its receiver always end together.
     Here,
     /// In another process.
     Elsewhere,
 }
 
-/// A lease that is kept until this is dropped.
+/// A lease that is renewed until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct KeptLease {
     pub(crate) sender: SenderProof,
     pinging: Option<JoinHandle<()>>,
 }
 
-/// Finds out whether the sender of a session is alive.
+/// Checks whether the sender of a session is alive.
 #[derive(Clone, Debug)]
 pub(crate) struct SenderProof {
     pub(crate) lease: Lease,
@@ -36,9 +36,9 @@ pub(crate) struct SenderProof {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Echo {
     Received,
-    /// None was received in time.
+    /// No echo was received in time.
     Late,
-    /// The connection has ended, as its session knows.
+    /// The connection has ended, and its session knows that.
     Ended,
 }
 
@@ -48,18 +48,19 @@ struct Unreported {
     pongs: watch::Receiver<Option<u64>>,
 }
 
-/// How often the sender is pinged.
+/// Interval between pings to the sender.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// How often the process notes that it runs.
+/// Interval at which the process records that it is running.
 const TICK_EVERY: Duration = Duration::from_millis(100);
 const _: () = assert!(TICK_EVERY.as_millis() * 4 < GAP_MAX.as_millis());
-/// How long a sender may take to echo one ping, beside [`ROUND_TRIPS`]: time for its host to give it a core.
+/// Time that a sender may take to echo one ping, in addition to [`ROUND_TRIPS`]. Allows for delays in scheduling at its
+/// host.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Round trips in which a lost ping is repeated.
+/// Number of round trips in which a lost ping is retransmitted.
 const ROUND_TRIPS: u32 = 4;
 
 impl KeptLease {
-    /// A lease that holds for as long as this process lives.
+    /// Returns a lease that is valid while this process runs.
     pub(crate) const fn constant() -> Self {
         Self {
             sender: SenderProof {
@@ -70,7 +71,7 @@ impl KeptLease {
         }
     }
 
-    /// Keeps a lease for as long as the sender at the other end of a connection echoes pings.
+    /// Starts a lease that is valid while the sender at the other end of the connection echoes pings.
     pub(crate) fn begin(place: SenderPlace, pinger: Pinger, connection: PathProbe) -> Self {
         if place == SenderPlace::Here {
             return Self::constant();
@@ -83,7 +84,7 @@ impl KeptLease {
             pongs: pinger.pongs(),
         });
         let lease = Lease::timed(boot_clock(), ask, socket);
-        // It goes out with what this side sends first, so that its echo comes with the opening.
+        // This ping is sent with the first message of this side, so its echo arrives with the opening.
         lease.ask();
         Self {
             pinging: Some(tokio::spawn(keep(lease.clone(), pinger))),
@@ -93,18 +94,18 @@ impl KeptLease {
 }
 
 impl SenderProof {
-    /// Whether only an echo would show that the sender is alive: the kernel does not report the end of the connection,
-    /// or the connection has ended.
+    /// Returns whether only an echo can show that the sender is alive. This is the case if the kernel does not report
+    /// the end of the connection, or if the connection has ended.
     pub(crate) fn needs_echo(&self) -> bool {
         self.unreported.is_some() || self.lease.has_ended()
     }
 
-    /// Lets the session publish only after the echo of a ping that it sends from now on.
+    /// Lets the session publish only after the sender has echoed a ping sent after this call.
     pub(crate) fn doubt(&self) {
         self.lease.doubt();
     }
 
-    /// Asks the sender for the echo of a ping that is sent now.
+    /// Sends a ping now and waits for its echo.
     pub(crate) async fn echo(&self) -> Echo {
         let unreported = self.unreported.as_ref().filter(|_| !self.lease.has_ended());
         let Some(Unreported { connection, pongs }) = unreported else {
@@ -135,10 +136,10 @@ impl Drop for KeptLease {
     }
 }
 
-/// Pings the sender, and notes its echoes, until nothing is read from the connection any more.
+/// Pings the sender and records its echoes until the connection is no longer read.
 async fn keep(lease: Lease, pinger: Pinger) {
     let mut pongs = pinger.pongs();
-    // The first ping has been sent.
+    // The first ping has already been sent.
     let mut ping = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
     let mut tick = interval(TICK_EVERY);
     for timer in [&mut ping, &mut tick] {

@@ -1,8 +1,8 @@
-//! The transfers of one run exclude each other: a sender that lost its connections begins anew, perhaps before this
-//! side has noticed.
+//! Mutual exclusion between the transfers of one run. A sender that lost its connections starts a new transfer,
+//! possibly before this side has noticed the loss.
 //!
-//! **Invariant:** of the transfers that one key has begun for one run, only the last works, and it begins
-//! when the threads of all others have ended.
+//! **Invariant:** of the transfers that one key has started for a run, only the latest one works. It begins only after
+//! the threads of all others have ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use zmove_transport::Fingerprint;
 
 use zmove_types::Lock;
 
-/// The leases of the runs that one key has under way.
+/// The leases of the runs that one key has in progress.
 #[derive(Clone, Debug, Default)]
 pub struct RunLeases {
     runs: RunLeasesByKey,
@@ -23,11 +23,11 @@ pub struct RunLeases {
 #[derive(Clone, Debug, Default)]
 pub struct RunLeasesByKey(Arc<Lock<Latest>>);
 
-/// The channel that ends the latest transfer of each run; it has no receivers once that transfer has ended.
+/// The channel that ends the latest transfer of each run. It has no receivers once that transfer has ended.
 type Latest = HashMap<Key, Arc<watch::Sender<bool>>>;
 type Key = (Option<Fingerprint>, [u8; 16]);
 
-/// A transfer's lease of its run; given back when dropped.
+/// A transfer's lease of its run. It is released on drop.
 #[derive(Debug)]
 pub struct RunLease {
     runs: RunLeasesByKey,
@@ -37,7 +37,7 @@ pub struct RunLease {
 }
 
 impl RunLeasesByKey {
-    /// The leases of one key's runs.
+    /// Returns the leases of one key's runs.
     #[must_use]
     pub fn of(&self, owner: Fingerprint) -> RunLeases {
         RunLeases {
@@ -48,7 +48,7 @@ impl RunLeasesByKey {
 }
 
 impl RunLeases {
-    /// Leases a run: ends its transfer that is under way, if there is one, and waits until it is gone.
+    /// Acquires the lease of a run. Ends the transfer that holds it, if any, and waits until that transfer has ended.
     pub async fn acquire(&self, run: [u8; 16]) -> RunLease {
         let key = (self.owner, run);
         let (own, over) = watch::channel(false);
@@ -69,10 +69,10 @@ impl RunLeases {
 }
 
 impl RunLease {
-    /// Waits until the next transfer of this run has come.
+    /// Waits until a newer transfer of this run has started.
     pub async fn superseded(&self) {
         let mut over = self.over.clone();
-        // This lease holds the sending end, so the wait ends no other way.
+        // This lease holds the sending end, so the wait cannot end in any other way.
         let _over = over.wait_for(|over| *over).await;
     }
 }

@@ -1,13 +1,13 @@
-//! The sessions of this process by their targets, so that the next session at a target finds no dead one there.
+//! Tracks the sessions of this process by target, so that a new session does not meet a dead one at its target.
 //!
-//! A kernel reports when a sender over TCP or ssh is gone, but nobody does over QUIC. So when a session begins,
-//! sessions over QUIC at overlapping targets publish nothing before the echo of a new ping ([`SenderProof`]). Targets
-//! overlap by where they are in their file systems ([`Region`]): two keys may have roots within each other, and links
-//! and bind mounts lead from one spelling of a path to another.
+//! The kernel reports the loss of a sender over TCP or ssh, but not over QUIC. When a session begins, QUIC sessions at
+//! overlapping targets therefore publish nothing until their senders have echoed a new ping ([`SenderProof`]). Whether
+//! targets overlap is decided by their positions in their file systems ([`Region`]), because the root of one key may be
+//! inside that of another, and because links and bind mounts give the same directory several paths.
 //!
-//! A session of the same owner whose sender does not echo in time ends as if it had been cut off. The new session waits
-//! for sessions of the same owner that end, since they hold parts and journals that it may take over. It does not wait
-//! for ever: a session that hangs in its storage has no lease any more.
+//! A session of the same owner ends as if it had been cut off if its sender does not echo in time. The new session
+//! waits for ending sessions of the same owner, because it may take over their parts and journals. This wait is
+//! limited: a session that hangs in its storage no longer has a lease.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,23 +21,23 @@ use zmove_types::Lock;
 
 use crate::session::leases::keeping::{Echo, KeptLease, SenderProof};
 
-/// The sessions of one process. Clones share them.
+/// The sessions of one process. Clones share the same registry.
 #[derive(Clone, Debug, Default)]
 pub struct TargetSessions(Arc<Lock<Vec<TargetSession>>>);
 
-/// A session, as the next ones see it.
+/// A session as seen by later sessions.
 #[derive(Clone, Debug)]
 struct TargetSession {
     owner: String,
-    /// Where the target is, and what is mounted below it; nothing if the target is to be refused, and `None` if that is
-    /// not known.
+    /// The location of the target and of the file systems mounted below it. Empty if the target will be refused; `None`
+    /// if the location is unknown.
     target: Option<Vec<Region>>,
     sender: SenderProof,
-    /// Ends the session with `true`. It has no receivers once the session has ended.
+    /// Ends the session when `true` is sent. The channel has no receivers once the session has ended.
     lost: Arc<watch::Sender<bool>>,
 }
 
-/// A session that works at a target until this is dropped.
+/// Registers a session at its target until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Working {
     sessions: TargetSessions,
@@ -45,12 +45,12 @@ pub(crate) struct Working {
     lost: watch::Receiver<bool>,
 }
 
-/// How long a new session waits for those that end: about as long as most storage takes for a flush.
+/// How long a new session waits for ending sessions: about the time that most storage takes to flush.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 impl TargetSessions {
-    /// Waits until each session of the owner at an overlapping target has a sender that is alive or has ended, but not
-    /// for ever. From then on the new session works there as well.
+    /// Registers a new session at its target. Waits, for a limited time, until every session of the same owner at an
+    /// overlapping target either has ended or has a sender that is alive.
     pub(crate) async fn begin(
         &self,
         owner: &str,
@@ -87,7 +87,7 @@ impl TargetSessions {
 }
 
 impl TargetSession {
-    /// Whether one target is the other, or within it, as far as is known.
+    /// Returns whether one target equals or contains the other. Unknown targets count as overlapping.
     fn overlaps(&self, other: &Self) -> bool {
         let Some((own, others)) = self.target.as_ref().zip(other.target.as_ref()) else {
             return true;
@@ -96,8 +96,8 @@ impl TargetSession {
         own.iter().any(meets)
     }
 
-    /// Ends a session whose sender does not echo a ping, and waits until the session has ended. A session whose
-    /// connection has ended does so by itself: it may have come to a good end.
+    /// Ends a session whose sender does not echo a ping, and waits for its end. A session whose connection has ended is
+    /// not told to end, because it may be completing normally.
     async fn settle(self) {
         let echo = self.sender.echo().await;
         if echo == Echo::Late {
@@ -109,7 +109,8 @@ impl TargetSession {
     }
 }
 
-/// The regions of a target; `None` if they are not known in time. If the storage hangs, the opening reports it later.
+/// Returns the regions of a target; `None` if they cannot be determined in time. If the storage hangs, the opening
+/// reports that later.
 async fn regions_of_target(target: Option<PathBuf>) -> Option<Vec<Region>> {
     let Some(path) = target else {
         return Some(Vec::new());
@@ -118,7 +119,7 @@ async fn regions_of_target(target: Option<PathBuf>) -> Option<Vec<Region>> {
     found.await.ok()?.ok()?
 }
 
-/// The regions of a path, of which the last part may not exist yet.
+/// Returns the regions of a path. Its last components may not exist yet.
 fn regions_of(path: &Path) -> Option<Vec<Region>> {
     let mut above = path.ancestors();
     let (top, real) = above.find_map(|top| Some((top, top.canonicalize().ok()?)))?;
@@ -132,10 +133,10 @@ fn regions_of(path: &Path) -> Option<Vec<Region>> {
 }
 
 impl Working {
-    /// Waits until another session has found that this one has lost its sender.
+    /// Waits until another session has determined that this one has lost its sender.
     pub(crate) async fn is_lost(&self) {
         let mut lost = self.lost.clone();
-        // This holds the sending end, so the wait ends no other way.
+        // This value holds the sending end, so the wait cannot end in any other way.
         let _lost = lost.wait_for(|lost| *lost).await;
     }
 }
