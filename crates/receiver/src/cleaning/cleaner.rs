@@ -1,11 +1,11 @@
-//! The walk of a cleaning, and the watch over the jobs of several receivers that it finds.
+//! The walk of a cleanup, and its watch over the shared jobs that it finds.
 //!
-//! A walk enters each directory of the tree but those with hidden names, also where another file system is mounted: a
-//! push does the same. It treats hidden names as a push does in the directories that it enters. The jobs are watched
-//! after the walk, all at the same time.
+//! Like a push, the walk enters all directories of the tree except those with hidden names, and it crosses mount
+//! points. It also treats the hidden names in these directories as a push does. After the walk, all jobs are watched at
+//! the same time.
 //!
-//! **Invariant:** nothing is removed but entries whose maker has ended, parts that have not changed for longer than
-//! they are kept, and directories of dead jobs of this user. No link is followed. Each removal takes a permit.
+//! **Invariant:** a cleanup removes only entries whose creator has ended, parts whose retention period is over, and
+//! directories of dead jobs of this user. It follows no links. Each removal takes a permit.
 
 use std::collections::HashSet;
 use std::io;
@@ -40,22 +40,23 @@ pub(super) struct Cleaner {
     quota: Quota,
     stopping: Arc<AtomicBool>,
     told: Sender<ToSender>,
-    /// Directories that are still to be entered. The newest is entered first, so that few are pending.
+    /// Directories still to be entered. The newest is entered first, which keeps this list short.
     pending: Lock<Vec<(RelPath, Booking)>>,
-    /// The jobs that were found, with the directories in which they are.
+    /// The jobs that were found, with the directories that contain them.
     jobs: Lock<Vec<(RelPath, SharedJobId, Booking)>>,
-    /// The parts of running transfers when the first part was found.
+    /// Parts of running transfers, read when the first part was found.
     in_use: OnceLock<PartsInUse>,
 }
 
-/// The inodes and times of birth of the parts of running transfers; `None` if the journals cannot be read.
+/// The inodes and birth times of the parts of running transfers; `None` if the journals cannot be read.
 type PartsInUse = Option<HashSet<(u64, Timestamp)>>;
 
-/// The memory of a path that is kept, beside its bytes.
+/// Memory for a remembered path, in addition to its bytes.
 const KEPT_BYTES: usize = 128;
-/// The most directories below a leftover that wait to be measured; the size of further ones is not counted.
+/// Maximum number of directories below a leftover that wait to be measured. The sizes of further directories are not
+/// counted.
 const MEASURED_MAX: usize = 65_536;
-/// The unit in which a file system reports the size of an entry on its storage.
+/// The unit of `stx_blocks`, in bytes.
 const BLOCK_BYTES: u64 = 512;
 
 impl Cleaner {
@@ -133,12 +134,12 @@ impl Cleaner {
                 Err(_no_room) => self.failed(path.clone(), Operation::List, &Errno::NOMEM.into()),
             }
         }
-        // The path of a directory that is too deep cannot be named at all.
+        // Subdirectories whose path would exceed the length limit are skipped.
         let below = below.iter().filter_map(|name| path.join(name).ok());
         below.for_each(|below| self.enter_later(below));
     }
 
-    /// Removes an entry that an ended process has left.
+    /// Removes an entry left behind by a process that has ended.
     fn clean_left(&self, directory: &RelPath, parent: BorrowedFd<'_>, name: &Name) {
         let Some((path, stat)) = find(directory, parent, name) else {
             return;
@@ -151,7 +152,7 @@ impl Cleaner {
         self.remove(directory, name, kind, bytes);
     }
 
-    /// Lists a part from which a transfer may resume, and removes one that is kept no longer.
+    /// Reports a part from which a transfer may resume, or removes it if its retention period is over.
     fn clean_part(&self, directory: &RelPath, parent: BorrowedFd<'_>, name: &Name) {
         let Some((path, stat)) = find(directory, parent, name) else {
             return;
@@ -162,7 +163,7 @@ impl Cleaner {
         let changed = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
         let until = Duration::from_secs(changed).saturating_add(self.parts_kept);
         let is_kept = unix_now() < until;
-        // A transfer may have taken up an old part just now.
+        // A transfer may just have taken over this old part, so read the journals again.
         let anew = (!is_kept).then(|| self.find_parts_in_use());
         let in_use = anew
             .as_ref()
@@ -187,7 +188,7 @@ impl Cleaner {
         )
     }
 
-    /// Removes an entry, unless this is a preview, and tells so. An entry that is gone by now is not told.
+    /// Removes an entry, unless this is a preview, and reports it. Entries that no longer exist are not reported.
     fn remove(&self, directory: &RelPath, name: &Name, kind: LeftoverKind, bytes: u64) {
         let Ok(path) = directory.join(name) else {
             return;
@@ -216,12 +217,12 @@ impl Cleaner {
         }));
     }
 
-    /// Waits until each job that was found is known to be alive or dead, and removes what dead ones have left.
+    /// Waits until each job is known to be alive or dead, and removes the directories of dead jobs.
     fn clean_jobs(&self) {
         let began = Instant::now();
         let mut watched = Vec::new();
         for (path, job, booked) in std::mem::take(&mut *self.jobs.lock()) {
-            // In a directory that is gone there is no job any more.
+            // If the parent directory no longer exists, neither does the job.
             let parent = self.tree.open_directory(&path);
             let job = parent
                 .ok()
@@ -244,7 +245,7 @@ impl Cleaner {
         }
     }
 
-    /// Looks at a job again, and returns whether its fate is not clear.
+    /// Checks a job again. Returns whether its state is still unclear.
     fn is_unclear(&self, directory: &RelPath, job: &mut WatchedJob) -> bool {
         if self.stopping.load(Ordering::Relaxed) {
             return true;
@@ -259,7 +260,7 @@ impl Cleaner {
                 self.clean_job(directory, &parent, job.job(), sign);
             }
             Ok((Sign::Alive | Sign::Gone, _)) => {}
-            // The directory above it has gone.
+            // The parent directory no longer exists.
             Err(error) if is_gone(&error) => {}
             Err(error) => {
                 let name = SharedJobDirectory::name(job.job());
@@ -270,7 +271,7 @@ impl Cleaner {
         false
     }
 
-    /// Removes the directory of a dead job, unless it is foreign.
+    /// Removes the directory of a dead job. A foreign directory is removed only if it is this user's and empty.
     fn clean_job(&self, directory: &RelPath, parent: &Arc<OwnedFd>, job: SharedJobId, sign: Sign) {
         let name = SharedJobDirectory::name(job);
         let Some((path, stat)) = find(directory, parent.as_fd(), &name) else {
@@ -299,7 +300,7 @@ impl Cleaner {
         self.report(path, LeftoverKind::SharedJob, bytes, fate);
     }
 
-    /// The bytes that an entry takes on its storage, with all below it.
+    /// Returns the storage used by an entry and everything below it, in bytes.
     fn bytes_of(&self, path: &RelPath, stat: &Statx) -> u64 {
         let mut blocks = stat.stx_blocks;
         let mut pending = Vec::new();
@@ -311,7 +312,7 @@ impl Cleaner {
         {
             let opened = self.tree.open_directory(&path);
             let entries = opened.and_then(|opened| Ok((Dir::read_from(&opened)?, opened)));
-            // What cannot be looked at is not counted.
+            // Entries that cannot be inspected are not counted.
             let Ok((entries, directory)) = entries else {
                 continue;
             };
@@ -350,13 +351,13 @@ impl Cleaner {
     }
 }
 
-/// Whether a directory has gone, or something else has its name.
+/// Returns whether an error means that a directory no longer exists, or that its name now belongs to something else.
 fn is_gone(error: &io::Error) -> bool {
     let is_other = [Errno::LOOP, Errno::NOTDIR].map(Some);
     error.kind() == io::ErrorKind::NotFound || is_other.contains(&Errno::from_io_error(error))
 }
 
-/// The path and status of an entry that is still there.
+/// Returns the path and status of an entry that still exists.
 fn find(path: &RelPath, directory: BorrowedFd<'_>, name: &Name) -> Option<(RelPath, Statx)> {
     path.join(name).ok().zip(look_at(directory, name).ok())
 }
@@ -375,12 +376,12 @@ fn form(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-/// The name of an entry, unless it stands for its directory or the one above.
+/// Returns the name of an entry; `None` for `.` and `..`.
 fn name_of(entry: &DirEntry) -> Option<Name> {
     Name::from_bytes(entry.file_name().to_bytes()).ok()
 }
 
-/// The name of an entry that is a directory.
+/// Returns the name of an entry if it is a directory.
 fn subdirectory(directory: BorrowedFd<'_>, entry: &DirEntry) -> Option<Name> {
     let is_directory = |name: &Name| match entry.file_type() {
         FileType::Unknown => {

@@ -1,17 +1,20 @@
-//! The comparison of entries of the source with those at the target.
+//! Compares entries of the source with those at the target.
 //!
-//! A session that writes and one that inspects hold the same [`View`], so a dry run and a verification judge a file as
-//! a push does. What a push does with a verdict is in [`send`]: it sets metadata, claims parts of earlier transfers,
-//! and remembers the files whose contents it compares. [`inspection`] opens directories as they are.
+//! Sessions that write and sessions that inspect use the same [`View`], so a dry run and a verification judge a file
+//! exactly as a push does. In a push, [`send`] acts on the verdicts: it sets metadata, claims parts of earlier
+//! transfers, and remembers the files whose contents it compares. In an inspection, [`inspection`] opens directories
+//! without changing them.
 //!
-//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes of the
-//! source's modification time; with `--checksum` the same BLAKE3, which the sender compares with its own.
+//! A file is equal if it is a regular file of the same size whose modification time is the source's, as the target's
+//! file system stores it. With `--checksum`, the BLAKE3 hash decides instead of the time, and the sender compares it
+//! with its own.
 //!
-//! With `--update` and `--ignore-existing` a file may stay whatever it holds. The receiver obeys both: here, where
-//! guessed files come, where links and directories are placed, and once more when a name is given.
+//! With `--update` and `--ignore-existing`, an existing file may stay whatever its contents. The receiver applies both
+//! options here, when guessed files arrive, when links and directories are placed, and again when a file is renamed
+//! into place.
 //!
-//! **Invariant:** nothing in a view changes the target, except that a transfer may learn by a hidden file how a file
-//! system stores times.
+//! **Invariant:** a view does not change the target, except that a transfer may use a hidden file to find out how a
+//! file system stores times.
 
 pub(crate) mod candidate;
 pub(crate) mod inspection;
@@ -32,24 +35,24 @@ use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::links::Claims;
 use crate::store::target::renamed;
 
-/// The rules by which entries are compared with those at the target, and what has been learned of the target.
+/// The rules for comparing entries with those at the target, and the properties of the target learned so far.
 #[derive(Debug)]
 pub(crate) struct View {
-    /// For a single entry: its name at the source and the name that it gets.
+    /// For a single entry: its name at the source and its name at the target.
     pub(crate) rename: Option<(Name, Name)>,
     pub(crate) times: KeptTimes,
     pub(crate) keeper: Keeper,
     pub(crate) claims: Claims,
 }
 
-/// Why entries are compared.
+/// The reason why entries are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To send what is needed: the first difference for which data are sent ends the comparison.
+    /// To send the files that are needed. The comparison ends at the first difference that requires data.
     Send,
-    /// To report what a transfer would change.
+    /// To report the changes that a transfer would make.
     Report,
-    /// To report what differs, whether a transfer could change it or not.
+    /// To report all differences, including those that a transfer could not change.
     Verify,
 }
 
@@ -62,12 +65,12 @@ pub(crate) struct SourceFile<'a> {
 }
 
 impl View {
-    /// The name that an entry gets.
+    /// Returns the name of an entry at the target.
     pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
         renamed(self.rename.as_ref(), directory, name)
     }
 
-    /// Whether an existing entry may not be replaced by a file with that time at the source.
+    /// Returns whether an existing entry must not be replaced by a source file with this modification time.
     pub(crate) fn spares(
         &self,
         directory: &OwnedFd,
@@ -79,8 +82,8 @@ impl View {
             .spare(there, || self.times.kept(directory, mtime))
     }
 
-    /// Whether another name that the sender has asked about leads to the same file as this one. To be asked once for
-    /// each name, when all else is as it should be.
+    /// Returns whether another name in the sender's requests leads to the same file as this one. Call this once for
+    /// each name, after everything else was found to match.
     pub(crate) fn is_of_another(
         &self,
         directory: &OwnedFd,
@@ -91,8 +94,8 @@ impl View {
             && self.claims.is_of_another(directory, name, there)
     }
 
-    /// The verdict on a file in the place of which there is a regular one. `contents` gives it, from the other
-    /// differences, where contents decide and sizes are equal; without it, size and time decide.
+    /// Compares a source file with the existing regular file of its name. If contents decide and the sizes are equal,
+    /// `contents` returns the verdict from the other differences. Without `contents`, size and time decide.
     pub(crate) fn file(
         &self,
         purpose: Purpose,
@@ -105,7 +108,7 @@ impl View {
             return Verdict::Stays;
         }
         let all = purpose != Purpose::Send;
-        // All metadata decide whether a file with other names can stay.
+        // A file with other names may stay only if all its metadata match.
         let is_shared = there.names > 1;
         let mut differences =
             Differences::default().and_if(Differences::SIZE, &there.bytes, &source.bytes);
@@ -150,9 +153,10 @@ impl View {
         }
     }
 
-    /// Whether a file has other names, which may be those of older states of the tree, and one of these differences
-    /// can be set: then a new file takes its place. A difference that stays in any case is none, or each transfer would
-    /// send the file again.
+    /// Returns whether a file with differences must be replaced because it has other names.
+    ///
+    /// Other names may belong to snapshots of the tree, so a difference is fixed in a new file. A difference that
+    /// cannot be fixed does not count; otherwise, each transfer would send the file again.
     fn lacks_for_its_names(
         &self,
         entry: NameAt<'_>,
@@ -174,7 +178,7 @@ impl View {
             others = others.and(Differences::TIME);
         }
         if lacks_xattrs && !gets_xattrs {
-            // A file without its access control list has another mode.
+            // Without its access control list, a file has a different mode.
             others = others.and(Differences::MODE);
         }
         !differences.without(others).is_empty()
@@ -182,7 +186,7 @@ impl View {
             || gets_xattrs
     }
 
-    /// Counts an entry that stays, and whose file system cannot hold the time of its source.
+    /// Counts an entry that stays although its file system cannot store the source's modification time.
     pub(crate) fn note_time(&self, there: &FileIdentity, source: &Metadata, at: At<'_>) {
         if self.keeper.rules.kinds.has_any(Kinds::TIMES)
             && !is_held_everywhere(source.mtime)
@@ -196,7 +200,7 @@ impl View {
         }
     }
 
-    /// How an existing entry differs in what is kept of it beside its contents and its time.
+    /// Returns the differences of an existing entry in everything except contents and time.
     pub(crate) fn beside(
         &self,
         purpose: Purpose,
@@ -216,7 +220,8 @@ impl View {
             .and_if(Differences::XATTRS, &has_xattrs, &true)
     }
 
-    /// Whether a transfer would leave an entry all owners that it has, since it may set no others; counts those.
+    /// Returns whether a transfer would leave all owners of an entry unchanged because it is not permitted to set
+    /// others. Counts the owners that it cannot set.
     fn would_stay_owned(&self, there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
         let misses = wanted.owners_out_of_reach(there.ids);
         self.keeper.foresee(&misses);
@@ -224,17 +229,17 @@ impl View {
     }
 }
 
-/// What is known of a source's extended attributes.
+/// The available information about a source's extended attributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Xattrs<'a> {
-    /// The attributes are among the metadata.
+    /// The attributes are part of the metadata.
     Known,
-    /// A digest, if there are any.
+    /// A digest of the attributes, or `None` if there are none.
     Digest(Option<&'a XattrDigest>),
 }
 
 impl Xattrs<'_> {
-    /// Whether an entry has the same.
+    /// Returns whether an entry has the same attributes.
     pub(crate) fn are_those_of(
         self,
         entry: impl HasXattrs,

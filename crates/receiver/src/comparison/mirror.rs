@@ -1,8 +1,9 @@
-//! Entries that are at the target alone: reported when the sender lists its names, and removed when it names what goes
-//! (`Remove`).
+//! Entries that exist only at the target. They are reported when the sender lists its names, and removed when the
+//! sender requests that with `Remove`.
 //!
-//! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, nothing through a link,
-//! no entry to which a name that stays leads under another spelling, and no more than whoever ordered the run allows.
+//! **Invariant:** only names that the sender has requested are removed. Nothing is removed outside the target, through
+//! a link, or if a name that stays leads to the same entry under another spelling. The number of removals stays within
+//! the budget of the run.
 
 pub(crate) mod spared;
 mod work_budget;
@@ -24,9 +25,10 @@ use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 
-/// Removes the listed names; returns how many entries that were.
+/// Removes the listed names. Returns the number of entries removed.
 pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
-    // Publish first: an entry to be removed may be all that is left of one that is about to be published elsewhere.
+    // Publish first: an entry to be removed may be the only remaining source of one that is about to be published
+    // elsewhere.
     publish_all(transfer);
     let mut removed = 0;
     let budget = &*transfer.removals;
@@ -60,9 +62,10 @@ pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
     removed
 }
 
-/// The entries in these ranges that they do not name; none where the target does not exist. Their memory is booked; a
-/// directory whose names do not fit is reported as one that cannot be listed. When the session has ended, the answer is
-/// incomplete.
+/// Returns the entries in these ranges that the source does not name. If the target does not exist, there are none.
+///
+/// Their memory is reserved. A directory whose names do not fit is reported as a directory that cannot be listed. If
+/// the session ends first, the answer is incomplete.
 pub(crate) fn extraneous(
     tree: Option<&Tree>,
     ranges: &[NameRange],
@@ -112,24 +115,24 @@ pub(crate) fn extraneous(
     answer
 }
 
-/// The room that one answer still has.
+/// The space left in an answer.
 #[derive(Clone, Copy)]
 struct AnswerRoom {
     names: usize,
     name_bytes: usize,
 }
 
-/// The first names of a range that the source does not have, each with whether it is a directory.
+/// The first names of a range that the source does not have. Each has a flag that tells whether it is a directory.
 #[derive(Default)]
 struct ExtraNames {
     names: BinaryHeap<(Name, bool)>,
     name_bytes: usize,
-    /// Whether there are more names than these.
+    /// Whether the range contains further names.
     more: bool,
 }
 
 impl ExtraNames {
-    /// Adds a name, and drops the last ones for which there is no room, though not the only one.
+    /// Adds a name. If there is no room, drops the last names, but always keeps at least one.
     fn take(
         &mut self,
         name: Name,
@@ -151,7 +154,7 @@ impl ExtraNames {
         Ok(())
     }
 
-    /// Whether the names before the last one fill `room` already, though the last one itself may exceed it.
+    /// Returns whether the names before the last one already fill `room`. The last name may exceed it.
     fn has_bytes_over(&self, room: usize) -> bool {
         let last = self
             .names
@@ -161,7 +164,7 @@ impl ExtraNames {
     }
 }
 
-/// The memory of a name in an answer and of its copy in [`ExtraNames`], with the allocator's overhead.
+/// Memory used by a name in an answer and by its copy in [`ExtraNames`], including the allocator's overhead.
 fn name_takes(name: &Name) -> usize {
     size_of::<ExtraneousName>()
         + size_of::<(Name, bool)>()
@@ -190,7 +193,7 @@ fn first_extra(
             };
         }
     };
-    // For each name that stays, whether it was not listed in this spelling; booked as a byte each.
+    // One flag for each name that stays: true while it has not been listed in this spelling. One byte each is reserved.
     budget.grow(range.names.len())?;
     let mut unlisted = vec![true; range.names.len()];
     let booked = budget.booked();
@@ -228,7 +231,7 @@ fn list(
         budget.go_on()?;
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
-        // An entry stays whose name cannot be sent.
+        // Entries whose names cannot be sent stay.
         let Ok(name) = Name::from_bytes(bytes) else {
             continue;
         };

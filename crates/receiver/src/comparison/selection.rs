@@ -1,4 +1,4 @@
-//! The selection that the rules of a message make up.
+//! Builds a selection from the rules of a message.
 
 use std::ops::RangeInclusive;
 
@@ -8,23 +8,23 @@ use zmove_wire::{RuleText, WireError};
 
 use crate::rights::quota::Booking;
 
-/// The memory of a compiled rule, for each byte of its pattern.
+/// Memory used by a compiled rule for each byte of its pattern.
 const RULE_BYTES_PER_BYTE: usize = 64;
 
-/// Books the memory that the rules of a message take when they are compiled.
+/// Reserves the memory that the rules of a message use when they are compiled.
 ///
 /// # Errors
-/// The patterns have more than [`SELECTION_RULE_BYTES_MAX`] bytes, or their key may not take so much memory.
+/// The patterns are longer than [`SELECTION_RULE_BYTES_MAX`] in total, or the key's memory quota is exceeded.
 pub fn book_rules(rules: &[RuleText], held: &mut Booking) -> Result<(), WireError> {
     let bytes = rules.iter().map(|rule| rule.pattern.len()).sum();
     within("patterns of a selection", bytes, SELECTION_RULE_BYTES_MAX)?;
     held.grow(bytes * RULE_BYTES_PER_BYTE)
 }
 
-/// The selection of these rules and sizes; `None` if they leave out nothing.
+/// Returns the selection for these rules and file sizes; `None` if nothing is excluded.
 ///
 /// # Errors
-/// [`PatternError`] if a pattern cannot be used.
+/// [`PatternError`] if a pattern is invalid.
 pub fn selection(
     rules: &[RuleText],
     sizes: RangeInclusive<u64>,

@@ -1,5 +1,5 @@
-//! Large files that have changed: their old versions are hashed group by group, and the sender is told the values; see
-//! [`delta`](crate::store::large_files::delta).
+//! Large files that have changed. Hashes the groups of the old version at the target and sends the values to the
+//! sender; see [`delta`](crate::store::large_files::delta).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -17,31 +17,33 @@ use crate::store::large_files::came::GROUP_KEPT_BYTES;
 use crate::store::large_files::delta::groups_with_data;
 use crate::store::transfer::Transfer;
 
-/// A large file at the target that has changed at the source. Its path is put together when its turn comes: thousands
-/// of one request may wait, all in one directory of a long path, and be one file named thousands of times.
+/// A large file at the target that has changed at the source.
+///
+/// Its path is assembled only when the file is processed. One request may contain thousands of candidates, all in one
+/// directory with a long path, or even all for the same file.
 #[derive(Debug)]
 pub(crate) struct Candidate<'r> {
     pub(crate) request: u64,
-    /// The number of the file in the request.
+    /// The index of the file in the request.
     pub(crate) file: u32,
     pub(crate) directory: &'r RelPath,
     pub(crate) name: &'r Name,
     pub(crate) bytes: u64,
-    /// The groups that an earlier transfer has left.
+    /// The groups that an earlier transfer has stored.
     pub(crate) held: BTreeSet<u32>,
 }
 
 impl Candidate<'_> {
-    /// Whether a large file is there already where one of so many bytes will go, and that is large too.
+    /// Returns whether a file of `bytes` bytes is large and an existing file of its name is large too.
     pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
         let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
         bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
     }
 
-    /// Hashes the old version and sends the values, piece by piece; the last piece ends the request if this is the last
-    /// of its files.
+    /// Hashes the old version and sends the values in several messages. The last message completes the request if
+    /// `answers` is set.
     pub(crate) fn tell(self, transfer: &Transfer, mut answers: Option<Unanswered>) {
-        // Without memory for the values none are found, and the file is sent whole.
+        // If no memory is left for the values, none are sent, and the sender sends the whole file.
         let path = self
             .directory
             .join(self.name)
@@ -54,7 +56,7 @@ impl Candidate<'_> {
         let mut pieces = runs(&cvs).peekable();
         let Self { request, file, .. } = self;
         if held.is_some() {
-            // Add them first: the sender may declare the file as soon as it has all values.
+            // Add them before sending: the sender may declare the file as soon as it has all values.
             transfer.bases.add(path, cvs, held);
         }
         loop {
@@ -89,7 +91,7 @@ impl Candidate<'_> {
             if held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;
             }
-            // A shorter version has no more groups, and one that cannot be read has none.
+            // A shorter version has no further groups, and an unreadable version has none at all.
             let Some(cv) = transfer.bases.hash_group(&old, span) else {
                 break;
             };
@@ -99,7 +101,7 @@ impl Candidate<'_> {
     }
 }
 
-/// Runs of consecutive groups, each with its first number, in pieces that fit into messages.
+/// Splits groups into runs of consecutive numbers, each with its first number, that fit into one message.
 pub(crate) fn runs(
     groups: &BTreeMap<u32, Cv>,
 ) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {

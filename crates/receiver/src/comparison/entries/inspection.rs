@@ -1,6 +1,7 @@
-//! The answers of a session that inspects: what a transfer would do with each entry, or what differs.
+//! Answers the requests of an inspecting session: what a transfer would do with each entry, or what differs.
 //!
-//! **Invariant:** nothing here changes the target. Directories are opened as they are, and nothing is made.
+//! **Invariant:** nothing here changes the target. Directories are opened without changing their modes, and nothing is
+//! created.
 
 use std::fs::File;
 use std::io;
@@ -36,21 +37,21 @@ use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
 use crate::store::target::tree::{contents_root, is_one, open_old};
 
-/// A target that is only looked at.
+/// A target that is inspected and not changed.
 #[derive(Debug)]
 pub(crate) struct Inspection {
     pub(crate) view: View,
-    /// The directory that paths are relative to, if it is there.
+    /// The directory that paths are relative to, if it exists.
     tree: Option<Tree>,
-    /// Whether the target exists, and its mode closes it to its owner.
+    /// Whether the target exists but its mode denies access to its owner.
     is_closed: bool,
-    /// Which directories an entry of their name would replace.
+    /// Decides which directories a source entry of the same name would replace.
     giving_way: GivingWay,
-    /// Entries to which names of the source lead under another spelling.
+    /// Entries that a source name also reaches under another spelling.
     spared: Spared,
-    /// For a verification: how files are read from the storage.
+    /// Reads files from the storage. Only for a verification.
     storage: Option<StorageReader>,
-    /// What stands in the place of the target.
+    /// A list of files to compare with instead of the target.
     listed: Option<Arc<ListedFiles>>,
     reports: Reports,
     pub(crate) stopping: AtomicBool,
@@ -90,7 +91,7 @@ impl Inspection {
         }
     }
 
-    /// Whether the session verifies.
+    /// Returns whether the session verifies.
     pub(crate) fn verifies(&self) -> bool {
         self.storage.is_some()
     }
@@ -103,7 +104,7 @@ impl Inspection {
         }
     }
 
-    /// The verdicts on entries; one that is not looked at because the session has ended counts as new.
+    /// Returns the verdicts on entries. If the session ends first, the remaining entries count as new.
     pub(crate) fn verdicts(&self, groups: &[EntryGroup]) -> Vec<Verdict> {
         if let Some(listed) = &self.listed {
             return listed.verdicts(groups);
@@ -133,8 +134,8 @@ impl Inspection {
         verdicts
     }
 
-    /// A directory of the target. `None` if there is no such directory, or something else has its name; an error if it
-    /// cannot be opened.
+    /// Opens a directory of the target. Returns `None` if it does not exist or its name belongs to something else, and
+    /// an error if it cannot be opened.
     fn place(&self, path: &RelPath) -> Result<Option<Arc<OwnedFd>>, FaultCode> {
         let Some(tree) = &self.tree else {
             return Ok(None);
@@ -142,8 +143,8 @@ impl Inspection {
         let rules = &self.view.keeper.rules;
         match tree.look_into(path) {
             Ok(Some(directory)) => Ok(Some(directory)),
-            // The directory's mode closes it to its owner. A transfer that sets modes would open it, so what is in it
-            // counts as new.
+            // The directory's mode denies access to its owner. A transfer that sets modes would change that, so the
+            // entries in the directory count as new.
             Ok(None) if rules.kinds.has_any(Kinds::MODE) => Ok(None),
             Ok(None) => Err(FaultCode::os(&Errno::ACCESS.into())),
             Err(error) => match Errno::from_io_error(&error) {
@@ -156,7 +157,7 @@ impl Inspection {
         }
     }
 
-    /// The hashes of groups of a file, as the storage holds them.
+    /// Returns the hashes of groups of a file, as read from the storage.
     pub(crate) fn hashes(&self, groups: &FileGroups) -> GroupHashes {
         let mut values = Vec::new();
         let hashed = self.hash_into(&mut values, groups);
@@ -166,7 +167,7 @@ impl Inspection {
         }
     }
 
-    /// Adds the values of the groups that are asked for, as far as the file goes.
+    /// Appends the values of the requested groups, up to the end of the file.
     fn hash_into(&self, values: &mut Vec<Option<[u8; 32]>>, groups: &FileGroups) -> io::Result<()> {
         let turn = self.reports.quota.turn(Task::Look, &self.stopping);
         let file = StoredFile::new(self.open(&groups.path)?)?;
@@ -191,7 +192,7 @@ impl Inspection {
         open_old(directory.as_fd(), self.view.name(&parent, &name))
     }
 
-    /// The names in these ranges that are at the target alone; their memory is booked on `held`.
+    /// Returns the names in these ranges that exist only at the target. Their memory is added to `held`.
     pub(crate) fn extraneous(&self, ranges: &[NameRange], held: &mut Booking) -> ExtraneousNames {
         if self.is_closed {
             let denied = FaultCode::os(&Errno::ACCESS.into());
@@ -237,7 +238,7 @@ impl Inspection {
         }
     }
 
-    /// The verdict on an entry whose name nothing has.
+    /// Returns the verdict on an entry that does not exist at the target.
     fn on_new(&self, kind: &SourceKind) -> Verdict {
         if self.may_not_make(kind) {
             Verdict::Stays
@@ -246,7 +247,8 @@ impl Inspection {
         }
     }
 
-    /// Whether a transfer may not make a special file; counts one.
+    /// Returns whether a transfer is not permitted to create an entry because it is a special file. Counts such
+    /// entries.
     fn may_not_make(&self, kind: &SourceKind) -> bool {
         let SourceKind::Special(special) = kind else {
             return false;
@@ -323,7 +325,7 @@ impl Inspection {
         }
     }
 
-    /// The verdict on an entry whose name belongs to a directory.
+    /// Returns the verdict on an entry whose name belongs to a directory at the target.
     fn over_directory(&self, operation: Operation, path: &RelPath, name: &Name) -> Verdict {
         if self.verifies() {
             return Verdict::Replace(Differences::TYPE);
@@ -342,7 +344,8 @@ impl Inspection {
         }
     }
 
-    /// The verdict on a directory, the time of which is that of an entry of `directory` or of that itself.
+    /// Returns the verdict on a directory. `directory` is the directory itself or its parent; it identifies the file
+    /// system that stores the times.
     fn look_at_directory(
         &self,
         directory: &OwnedFd,
@@ -360,7 +363,7 @@ impl Inspection {
         );
         let is_foreign = !self.verifies() && is_of_another_user(there.ids);
         if is_foreign {
-            // A transfer leaves these as they are.
+            // A transfer does not change these properties of another user's directory.
             let refused = Differences::MODE.and(Differences::TIME);
             return Verdict::set(differences.without(refused));
         }
@@ -400,7 +403,7 @@ impl Inspection {
             xattrs: Xattrs::Digest(xattrs.as_deref()),
         };
         let contents = |differences: Differences| match &self.storage {
-            // the groups of a large file are asked for one by one
+            // The sender requests the groups of a large file separately.
             Some(_) if bytes > GROUP_BYTES => Verdict::set(differences),
             Some(storage) => match root_at(storage, directory, name) {
                 Ok(root) => Verdict::Contents(differences, root.0),
@@ -420,7 +423,7 @@ impl Inspection {
             .file(self.purpose(), place, there, source, contents)
     }
 
-    /// Whether a name leads to the same file as the first one of its group.
+    /// Returns whether a name leads to the same file as the first name of its group.
     fn is_one(&self, name: NameAt<'_>, first: &RelPath) -> bool {
         let Some((parent, first)) = first.split() else {
             return false;
@@ -431,7 +434,8 @@ impl Inspection {
         }
     }
 
-    /// Whether a link or special file has another name that belongs to another entry of the source.
+    /// Returns whether a symbolic link or special file has another name that belongs to a different entry of the
+    /// source.
     fn is_name_of_another(
         &self,
         NameAt { directory, name }: NameAt<'_>,
@@ -455,7 +459,7 @@ impl Inspection {
         if is_same && self.is_name_of_another(place, there) {
             return Verdict::Replace(Differences::LINKS);
         }
-        // Linux has no mode of symbolic links that could differ.
+        // Symbolic links on Linux have no mode of their own, so modes cannot differ.
         let there = FileIdentity {
             mode: metadata.mode,
             ..*there
@@ -474,7 +478,8 @@ impl Inspection {
         }
     }
 
-    /// How an entry of a directory, or the directory itself, differs in what is kept beside its contents.
+    /// Returns the differences of an entry in everything except contents. `directory` is its parent, or the entry
+    /// itself if it is a directory.
     fn metadata_differs(
         &self,
         directory: &OwnedFd,
@@ -495,7 +500,7 @@ fn unreadable(error: &io::Error) -> Verdict {
     Verdict::Fails(Operation::Read, FaultCode::os(error))
 }
 
-/// The root of a file of at most one group, as the storage holds it.
+/// Returns the root hash of a file of at most one group, as read from the storage.
 fn root_at(storage: &StorageReader, directory: &OwnedFd, name: &Name) -> io::Result<Root> {
     let file = StoredFile::new(open_old(directory.as_fd(), name)?)?;
     storage.root_of(&file, file.bytes())

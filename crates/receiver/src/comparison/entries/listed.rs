@@ -1,8 +1,8 @@
-//! A list of files with their hashes, which stands in the place of a target in a verification: a manifest, as a push
-//! writes it and `b3sum --check` reads it.
+//! A list of files and their hashes that a verification compares with the source instead of a target. The format is
+//! that of a manifest: a push writes it, and `b3sum --check` reads it.
 //!
-//! **Invariant:** a list is understood as a whole or refused; each of its paths stays below the directory that it is
-//! about.
+//! **Invariant:** a list is either parsed completely or rejected. All its paths are relative and stay below the
+//! directory that is verified.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,12 +13,12 @@ use thiserror::Error;
 use zmove_types::{RelPath, Root, from_hex};
 use zmove_wire::{Differences, EntryGroup, SourceEntry, SourceKind, Verdict};
 
-/// Files with their hashes.
+/// Files and their hashes.
 #[derive(Debug, Default)]
 pub struct ListedFiles {
     files: HashMap<RelPath, ListedFile>,
     unlisted: Unlisted,
-    /// Files that were asked about, are not listed, and are not to be told.
+    /// Number of unlisted files that were ignored.
     passed_over: AtomicU64,
 }
 
@@ -28,41 +28,41 @@ struct ListedFile {
     was_found: AtomicBool,
 }
 
-/// The meaning of a file that is not listed.
+/// How to treat files that are not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unlisted {
-    /// A difference.
+    /// They are reported as differences.
     #[default]
     Differs,
-    /// Nothing at all.
+    /// They are ignored.
     PassedOver,
 }
 
-/// The reason why a list is not understood.
+/// The reason why a list was rejected.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ListError {
     /// The list cannot be read.
     #[error("{0}")]
     Read(#[from] io::Error),
-    /// One line is not as b3sum writes it.
+    /// A line is not in the format of `b3sum`.
     #[error("line {number}: {why}")]
     Line {
-        /// The number of the line, from 1 on.
+        /// The line number, counting from 1.
         number: u64,
-        /// What is wrong with it.
+        /// A description of the error.
         why: &'static str,
     },
 }
 
-/// The most bytes of a line: a path, every byte of which may be escaped, and what stands before it.
+/// Maximum length of a line in bytes: a path in which every byte is escaped, and the hash before it.
 const LINE_BYTES_MAX: usize = 2 * RelPath::BYTES_MAX + 80;
 
 impl ListedFiles {
     /// Reads a list to its end.
     ///
     /// # Errors
-    /// [`ListError`], with the number of the first line that is not understood.
+    /// [`ListError`] if the list cannot be read, or with the number of the first invalid line.
     pub fn read(mut from: impl BufRead, unlisted: Unlisted) -> Result<Self, ListError> {
         let mut files = HashMap::new();
         let mut line = Vec::new();
@@ -100,7 +100,7 @@ impl ListedFiles {
         })
     }
 
-    /// The files that are listed, were not found, and are `wanted`; in ascending order.
+    /// Returns the listed files that were not found and for which `wanted` is true, in ascending order.
     pub fn missing(&self, wanted: impl Fn(&RelPath) -> bool) -> Vec<RelPath> {
         let missing = self
             .files
@@ -114,17 +114,17 @@ impl ListedFiles {
         missing
     }
 
-    /// The number of files that were found, are not listed, and count as nothing.
+    /// Number of unlisted files that were found and ignored.
     #[must_use]
     pub fn passed_over(&self) -> u64 {
         self.passed_over.load(Ordering::Relaxed)
     }
 
-    /// The verdicts on what the source has.
+    /// Returns the verdicts on entries of the source.
     pub(super) fn verdicts(&self, groups: &[EntryGroup]) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
         for group in groups {
-            // directories are not listed
+            // Lists do not contain directories.
             verdicts.extend(group.itself.as_ref().map(|_| Verdict::Same));
             verdicts.extend(
                 group
@@ -158,13 +158,13 @@ impl ListedFiles {
         listed.was_found.store(true, Ordering::Relaxed);
         match entry.kind {
             SourceKind::File { .. } => Verdict::Contents(Differences::default(), listed.root.0),
-            // A name of another file was not asked to be kept as one, and all else is no file.
+            // Hard links were not requested, so only a file entry can match a listed file.
             _ => Verdict::Replace(Differences::TYPE),
         }
     }
 }
 
-/// The path and the hash that a line tells.
+/// Parses the hash and the path of a line.
 fn parse(line: &[u8]) -> Result<(RelPath, Root), &'static str> {
     let escaped = line.strip_prefix(b"\\");
     let line = escaped.unwrap_or(line);
@@ -192,7 +192,7 @@ fn parse(line: &[u8]) -> Result<(RelPath, Root), &'static str> {
     }
 }
 
-/// A name without its escapes: `\\` and `\n`, and `\r` as newer versions of b3sum have it.
+/// Resolves the escapes of a name: `\\`, `\n`, and `\r`, which newer versions of b3sum write.
 fn unescaped(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     let mut plain = Vec::with_capacity(name.len());
     let mut bytes = name.iter();

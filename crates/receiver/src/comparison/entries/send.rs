@@ -1,4 +1,4 @@
-//! The answer to the question which files are to be sent.
+//! Answers requests that ask which files to send.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::store::target::keeper::At;
 use crate::store::target::tree::contents_root;
 use crate::store::transfer::Transfer;
 
-/// Answers which of these files are to be sent. The values of old versions follow the verdicts.
+/// Answers which of these files to send. The hashes of old versions follow the verdicts.
 pub(crate) fn answer(transfer: &Transfer, number: u64, groups: &[EntryGroup], open: Unanswered) {
     let Comparison {
         verdicts,
@@ -46,14 +46,14 @@ pub(crate) fn answer(transfer: &Transfer, number: u64, groups: &[EntryGroup], op
 #[derive(Debug, Default)]
 pub(crate) struct Comparison<'r> {
     pub(crate) verdicts: Vec<Verdict>,
-    /// The groups that earlier transfers have left of its files.
+    /// Groups of these files that earlier transfers have stored.
     pub(crate) held: Vec<Held>,
-    /// Files that have changed, whose old versions are still to be hashed.
+    /// Changed files whose old versions still have to be hashed.
     pub(crate) changed: Vec<Candidate<'r>>,
 }
 
-/// Judges all entries of one request, by several threads where storage answers late; those not yet examined when the
-/// session ends count as needed, and so does all that is no regular file.
+/// Compares all entries of one request. Uses several threads if the storage is slow. Entries that are not regular files
+/// count as needed, and so do those not yet examined when the session ends.
 pub(crate) fn compare_all<'r>(
     transfer: &'r Transfer,
     number: u64,
@@ -108,7 +108,7 @@ pub(crate) fn compare_all<'r>(
     comparison
 }
 
-/// Opens a directory into which other threads look as well: all but the first wait for it.
+/// Opens a directory that several threads inspect. The first thread opens it and the others wait.
 fn open_once(
     last: &mut Option<(usize, Option<Arc<OwnedFd>>)>,
     place: usize,
@@ -120,14 +120,14 @@ fn open_once(
     }
 }
 
-/// A directory of the target.
+/// An open directory of the target.
 #[derive(Clone, Copy)]
 struct OpenedDirectory<'r, 'o> {
     path: &'r RelPath,
     opened: &'o Arc<OwnedFd>,
 }
 
-/// What one thread has found about a request.
+/// The results of one thread for a request.
 struct ComparedPart<'r> {
     transfer: &'r Transfer,
     /// The number of the request.
@@ -155,7 +155,7 @@ impl<'r> ComparedPart<'r> {
         let Some(SourceMark { inode, ctime }) = mark.filter(|_| is_needed) else {
             return compared;
         };
-        // Give up the core: this may wait for threads with turns of their own.
+        // Release the core, because this may wait for other threads that need turns.
         turn.pause();
         let source = SourceVersion {
             bytes,
@@ -166,7 +166,7 @@ impl<'r> ComparedPart<'r> {
         self.look_for_more(number, directory, &entry.name, &source, compared)
     }
 
-    /// Looks for what need not be sent of a large file that is, or may be, needed: earlier parts, an old version.
+    /// Looks for data that need not be sent of a large file: parts of earlier transfers, and an old version.
     fn look_for_more(
         &mut self,
         number: u32,
@@ -183,7 +183,7 @@ impl<'r> ComparedPart<'r> {
             return compared;
         };
         let held = if transfer.target.is_for_change_in_place(opened, name) {
-            // A part would take the place of the file that is to be changed.
+            // A file that is to be changed in place must not be replaced by a part.
             BTreeMap::new()
         } else {
             let until = || {
@@ -248,7 +248,8 @@ fn compare(
         metadata,
         xattrs: Xattrs::Digest(xattrs.as_deref()),
     };
-    // A file that is not remembered could get the source's time with what somebody else has written since.
+    // Files that cannot be remembered count as different. Otherwise, a file that somebody else has modified since could
+    // be given the source's time.
     let is_remembered = || target.compared.remember(directory, name, &there);
     let contents = |differences| {
         let root = is_remembered().then(|| {

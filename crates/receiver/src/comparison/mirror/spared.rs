@@ -1,12 +1,12 @@
-//! Entries to which a name that stays leads under another spelling: on file systems that ignore letter case, or for
-//! which two encodings of a letter are one, a file that was just sent is there under the name that an older file had.
+//! Entries that a name which stays also reaches under another spelling. On file systems that ignore letter case or
+//! treat two encodings of a letter as equal, a file that was just sent exists under the name of an older file.
 //!
-//! Such a name is not in the listing of the directory, and yet a look-up finds something. Device and inode number
-//! identify that entry, so that no table of letters is needed. An earlier message may have reported it as extra
-//! already.
+//! Such a name is missing from the listing of its directory, although a lookup finds an entry. Device and inode number
+//! identify that entry, so no table of letters is needed. An earlier message may already have reported the entry as
+//! extra.
 //!
-//! **Invariant:** such an entry, once found, is not removed in this session, nor is what is below it; a directory in
-//! which it cannot be found counts as one that cannot be listed.
+//! **Invariant:** once such an entry has been found, neither it nor anything below it is removed in this session. If it
+//! cannot be found in the listing, its directory counts as one that cannot be listed.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -22,36 +22,36 @@ use crate::comparison::mirror::work_budget::WorkBudget;
 use crate::rights::quota::{Booking, Quota};
 use zmove_types::Lock;
 
-/// The entries that a session spares; see the module. A name that stays and its entry may come in different messages.
+/// The entries that a session spares. A name that stays and its entry may arrive in different messages.
 #[derive(Debug)]
 pub(crate) struct Spared {
     state: Lock<SparedState>,
     look: Look,
 }
 
-/// How a name is looked up in a directory.
+/// A function that looks up a name in a directory.
 pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 
 #[derive(Debug)]
 struct SparedState {
     inodes: HashSet<FileNumber>,
     held: Booking,
-    /// Whether everything is spared, since there are more inodes than may be remembered.
+    /// Whether everything is spared, because no more inodes can be remembered.
     all: bool,
 }
 
-/// The memory of one inode in a hash table, with the table's spare room.
+/// Memory used by one inode in a hash table, including the table's spare capacity.
 const INODE_BYTES: usize = 4 * size_of::<FileNumber>();
 
-/// The files to which names lead that are missing from a directory's listing.
+/// The files reached by names that are missing from a directory's listing.
 #[derive(Debug, Default)]
 struct FoundNames<'a> {
     names: HashMap<&'a Name, FileNumber>,
-    /// The files among these to which no listed entry of the directory leads.
+    /// Those of these files that no listed entry of the directory refers to.
     elsewhere: HashSet<FileNumber>,
 }
 
-/// The memory of one found name in its hash tables, with their spare room.
+/// Memory used by one name in these hash tables, including their spare capacity.
 pub(super) const FOUND_BYTES: usize = 4 * size_of::<(&Name, FileNumber)>() + INODE_BYTES;
 
 impl Spared {
@@ -70,17 +70,20 @@ impl Spared {
         }
     }
 
-    /// Whether nothing is spared.
+    /// Returns whether nothing is spared.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock();
         state.inodes.is_empty() && !state.all
     }
 
-    /// Looks up names that stay and were not listed in a directory, and remembers the files they lead to. The memory
-    /// that this takes is booked meanwhile; it depends on the names, not on the size of the directory.
+    /// Looks up names that stay but are missing from a directory's listing, and remembers the files that they lead to.
     ///
-    /// # Errors `ENOTUNIQ` where such a file is none of the listed entries; `ENOMEM` where there is no room;
-    /// `ECANCELED` when the session has ended; else the system's error.
+    /// The memory for this is reserved during the call. It depends on the number of names and not on the size of the
+    /// directory.
+    ///
+    /// # Errors
+    /// `ENOTUNIQ` if such a file is not among the listed entries; `ENOMEM` if the quota is exceeded; `ECANCELED` if the
+    /// session has ended; otherwise the system's error.
     pub(super) fn look_for<'a>(
         &self,
         directory: &OwnedFd,
@@ -103,8 +106,8 @@ impl Spared {
         Ok(())
     }
 
-    /// Looks up the names in `unlisted`, which a directory's listing does not contain, and returns their
-    /// files.
+    /// Looks up the `unlisted` names, which a directory's listing does not contain, and returns the files that they
+    /// lead to.
     fn find<'a>(
         &self,
         directory: &OwnedFd,
@@ -133,20 +136,20 @@ impl Spared {
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {
                 found.elsewhere.remove(&inode);
             }
-            // Another program has made this name meanwhile: it is listed in its own spelling now.
+            // Another program has created this name since. The directory now lists it in this spelling.
             found.names.remove(&name);
         }
         Ok(found)
     }
 
-    /// Whether an entry of a directory stays.
+    /// Returns whether an entry of a directory stays.
     pub(crate) fn has(&self, directory: &OwnedFd, name: &Name) -> bool {
         let inode = (self.look)(directory, name.as_os_str());
         inode.is_some_and(|inode| self.has_inode(inode))
     }
 
-    /// A function that returns whether an entry of the directory at `path` stays. All do where that is not known: one
-    /// of the directories down to `path` cannot be opened, or `has_ended`, which is asked for each, returns true.
+    /// Returns a function that tells whether an entry of the directory at `path` stays. All entries stay if that cannot
+    /// be determined: a directory on the path cannot be opened, or `has_ended` returns true for one of them.
     pub(crate) fn among(
         &self,
         tree: &Tree,
@@ -166,8 +169,8 @@ impl Spared {
         }
     }
 
-    /// Walks down to a directory, since to open each one above by its path would take time that grows with the square
-    /// of the depth.
+    /// Opens a directory component by component. Opening each ancestor by its whole path would take time quadratic in
+    /// the depth.
     ///
     /// # Errors
     /// All entries of the directory stay.

@@ -1,7 +1,7 @@
-//! What a thread needs for listing directories of any size: a turn at the cores, and a booking of memory.
+//! The resources of a thread that lists directories of any size: turns on the cores, and reserved memory.
 //!
-//! **Invariant:** no more than [`ENTRIES_PER_TURN`] entries are looked at before others of the key may have the core,
-//! and before it is noticed that the session has ended.
+//! **Invariant:** after at most [`ENTRIES_PER_TURN`] entries, other threads of the same key may get the core, and the
+//! thread checks whether the session has ended.
 
 use std::io;
 
@@ -10,16 +10,16 @@ use zmove_disk::Turn;
 
 use crate::rights::quota::Booking;
 
-/// The turn and the booking of one thread; see the module.
+/// The turn and the memory reservation of one thread.
 #[derive(Debug)]
 pub(crate) struct WorkBudget<'a> {
     turn: Turn<'a>,
-    /// The memory booked for what has been found.
+    /// Memory reserved for the results.
     held: &'a mut Booking,
     entries: usize,
 }
 
-/// Entries in one turn: some 100 µs of work where each is looked up.
+/// Number of entries per turn: about 100 µs of work if each entry is looked up.
 const ENTRIES_PER_TURN: usize = 256;
 
 impl<'a> WorkBudget<'a> {
@@ -31,12 +31,12 @@ impl<'a> WorkBudget<'a> {
         }
     }
 
-    /// Whether the session has ended; waits for its turn.
+    /// Waits for a turn. Returns whether the session has ended.
     pub(super) fn is_over(&self) -> bool {
         self.turn.is_over()
     }
 
-    /// Counts an entry, and now and then checks whether the session has ended.
+    /// Counts an entry, and periodically checks whether the session has ended.
     ///
     /// # Errors
     /// `ECANCELED` when the session has ended.
@@ -50,27 +50,27 @@ impl<'a> WorkBudget<'a> {
         }
     }
 
-    /// Books memory.
+    /// Reserves memory.
     ///
     /// # Errors
-    /// `ENOMEM` where there is no room.
+    /// `ENOMEM` if the quota is exceeded.
     pub(super) fn grow(&mut self, bytes: usize) -> io::Result<()> {
         self.held
             .grow(bytes)
             .map_err(|_no_room| Errno::NOMEM.into())
     }
 
-    /// Gives back a part of what is booked.
+    /// Releases part of the reserved memory.
     pub(super) fn shrink(&mut self, bytes: usize) {
         self.held.shrink(bytes);
     }
 
-    /// How many bytes are booked.
+    /// Number of reserved bytes.
     pub(super) fn booked(&self) -> usize {
         self.held.amount()
     }
 
-    /// Gives back all that is booked beyond `booked` bytes.
+    /// Releases all memory beyond `booked` bytes.
     pub(super) fn shrink_to(&mut self, booked: usize) {
         self.held.shrink(self.held.amount() - booked);
     }
