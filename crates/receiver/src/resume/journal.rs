@@ -1,25 +1,26 @@
-//! The journal: which groups of its unfinished large files a receiver has stored, so that another run can resume from
-//! there.
+//! The journal records which groups of its unfinished large files a receiver has stored, so that another run can resume
+//! from them.
 //!
-//! There is one append-only file for each unfinished transfer, in a directory that the caller names. A
-//! session writes it ([`Journal`]); a later one finds what a dead one has left ([`orphans()`]), takes over
-//! what it needs ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` has the bytes.
+//! Each unfinished transfer has one append-only file in a directory that the caller names. A session writes it
+//! ([`Journal`]). A later session finds the journals of dead ones ([`orphans()`]), takes over the files that it needs
+//! ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` describes the format.
 //!
-//! **Invariant:** a journal that is read back is a beginning of the one that was written, or an error. A group counts
-//! as flushed only if [`Journal::flushed`] was called with a mark that was taken after the group had been journalled.
+//! **Invariant:** reading a journal yields a prefix of the journal that was written, or an error. A group counts as
+//! flushed only if [`Journal::flushed`] was called with a mark that was taken after the group had been journaled.
 //!
-//! **Invariant:** a journal is held by `flock` for as long as its writer lives, and nobody else changes or
-//! removes it.
+//! **Invariant:** the writer of a journal holds an `flock` on it while it lives, and no other process changes or
+//! removes the journal.
 //!
-//! Each event is a record with its own CRC32C, and each record is one write at a known place. A record that could not
-//! be written whole is cut off again, and where that fails too, no record follows it. A mark that was taken before the
-//! journal was rewritten is ignored.
+//! Each event is a record with its own CRC32C, and each record is a single write at a known offset. A record that could
+//! not be written completely is cut off again. If that fails too, no further record is written. A mark that was taken
+//! before the journal was rewritten is ignored.
 //!
-//! A journal lies with the receiver's keys and not in the target: a target may be read by others, and a
-//! hidden file there would be copied, compared and deleted by other tools.
+//! Journals are stored with the receiver's keys and not in the target. Other users may be able to read a target, and
+//! other tools would copy, compare and delete a hidden file there.
 //!
-//! A process that only looks at a journal takes a shared lock for a moment, and one that takes the journal over waits
-//! for that. A transfer takes only journals whose first record fits it, so that transfers do not hide each other's.
+//! A process that only inspects a journal takes a shared lock for a moment, and a process that takes over the journal
+//! waits for that lock. A transfer takes only journals whose first record matches it, so transfers do not hide journals
+//! from each other.
 //!
 //! ```
 //! use zmove_receiver::journal::{Begin, Journal, orphans};
@@ -74,49 +75,49 @@ pub use writer::{Journal, JournalRoom, Mark};
 pub struct Begin {
     /// The transfer that wrote the journal.
     pub transfer: TransferId,
-    /// The fingerprint of the client's key; empty where there was no network.
+    /// The fingerprint of the client's key; empty if there was no network.
     pub owner: Vec<u8>,
-    /// The path of the target directory, for people.
+    /// The path of the target directory, for messages and for removing parts later.
     pub target: Vec<u8>,
-    /// The device of the target directory.
+    /// The device number of the target directory.
     pub device: u64,
-    /// The inode of the target directory.
+    /// The inode number of the target directory.
     pub inode: u64,
-    /// When the transfer began, in seconds since 1970.
+    /// The start time of the transfer, in seconds since 1970.
     pub begun: u64,
 }
 
-/// The version of a source file that the groups belong to.
+/// The version of a source file to which the groups belong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceVersion {
     /// Size in bytes.
     pub bytes: u64,
-    /// When the contents last changed.
+    /// The modification time.
     pub mtime: Timestamp,
-    /// When anything last changed.
+    /// The change time.
     pub ctime: Timestamp,
     /// The inode number.
     pub inode: u64,
 }
 
-/// A large file that is being written, and where its bytes are.
+/// A large file that is being written, and its part file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartFile {
-    /// The path that the file gets when it is whole.
+    /// The path of the file once it is complete.
     pub path: RelPath,
-    /// The name of the file until then, in the same directory.
+    /// The name of the part file, in the same directory.
     pub part: Name,
-    /// The version of the source file that it is a copy of.
+    /// The version of the source file that is being copied.
     pub source: SourceVersion,
-    /// The inode of the part file.
+    /// The inode number of the part file.
     pub inode: u64,
-    /// When the part file was made ([`birth_of`]); zero where the file system does not store that.
+    /// The birth time of the part file ([`birth_of`]); zero if the file system does not store it.
     pub born: Timestamp,
 }
 
 impl PartFile {
-    /// Whether a file of this inode, made at that time, is the part file. Where the journal has no time of birth, the
-    /// inode decides.
+    /// Returns whether a file with this inode and birth time is the part file. If the journal has no birth time, only
+    /// the inode is compared.
     pub(crate) fn is_in(&self, inode: u64, born: Timestamp) -> bool {
         self.inode == inode && (self.born == Timestamp::default() || self.born == born)
     }
@@ -127,34 +128,34 @@ impl PartFile {
 pub struct Unfinished {
     /// The first record.
     pub begin: Begin,
-    /// Whether the system has not been rebooted since: groups that were not flushed are then still there.
+    /// Whether the system has not been rebooted since. If true, no reboot has lost groups that were not flushed.
     pub same_boot: bool,
-    /// The files that have neither been finished nor given up.
+    /// Files that have been neither finished nor given up.
     pub files: Vec<UnfinishedFile>,
 }
 
-/// An unfinished file, as a journal has it.
+/// An unfinished file as recorded in a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnfinishedFile {
     /// The number of the file in its transfer.
     pub file: u64,
-    /// The part file, and the source it is a copy of.
+    /// The part file, and the version of its source.
     pub part: PartFile,
-    /// The groups that have been written, each with whether it was flushed.
+    /// The groups that have been written, with their values and whether they were flushed.
     pub groups: BTreeMap<u32, (Cv, bool)>,
-    /// The change time of the part when its transfer had ended its work on it; `None` where the transfer was killed
+    /// The change time of the part when its transfer had finished writing to it; `None` if the transfer was killed
     /// before it could record that.
     pub left: Option<Timestamp>,
 }
 
 impl UnfinishedFile {
-    /// How many bytes are in groups that have been written.
+    /// Returns the total size of the groups that have been written, in bytes.
     #[must_use]
     pub fn bytes_written(&self) -> u64 {
         self.bytes_of(|_flushed| true)
     }
 
-    /// How many bytes are in groups that have been flushed.
+    /// Returns the total size of the groups that have been flushed, in bytes.
     #[must_use]
     pub fn bytes_flushed(&self) -> u64 {
         self.bytes_of(|flushed| flushed)
@@ -170,5 +171,5 @@ impl UnfinishedFile {
     }
 }
 
-/// The most files that a journal holds as unfinished at once.
+/// Maximum number of unfinished files in a journal.
 pub const FILES_MAX: usize = 1 << 16;

@@ -1,19 +1,19 @@
-//! The parts of large files, which are files that are not whole yet, and their records in journals.
+//! Parts of large files, and their records in journals. A part is a file that is not yet complete.
 //!
-//! A large file is written under a hidden name that stays when the transfer breaks, and each of its groups is
-//! journalled when it has been written. A later transfer of the same owner to the same target, which asks about the
-//! very same source file (size, both times, inode), resumes from the groups that are there.
+//! A large file is written under a hidden name that persists if the transfer is interrupted, and each of its groups is
+//! journaled after it has been written. A later transfer of the same owner to the same target resumes from these groups
+//! if it requests exactly the same source file (size, both times, inode).
 //!
-//! Groups that had been flushed are trusted. The others, few where flushes are rolling and all after `--durability
-//! none`, are read back and compared: a reboot loses them, and so does a device that is unplugged. So are all groups of
-//! a part whose change time is not the one that its transfer recorded when it left it: somebody else wrote to the part,
-//! or the receiver was killed before it could record anything.
+//! Groups that had been flushed are trusted. Other groups are read back and compared, because a reboot or the removal
+//! of a device loses them. These are few with rolling flushes, and all of them with `--durability none`. All groups of
+//! a part are read back if its change time is not the one that its transfer recorded at the end. Then either another
+//! program has written to the part, or the receiver was killed before it could record the time.
 //!
-//! Where a journal cannot be written the transfer goes on without one, and the daemon logs that.
+//! If a journal cannot be written, the transfer continues without it, and the daemon logs that.
 //!
-//! **Invariant:** a group that is reported to a sender as held has the reported hash: it was written and journalled,
-//! and either nothing has happened to it since (it was flushed, and the part is as its transfer left it), or it has
-//! been read back from the storage and hashed again.
+//! **Invariant:** a group that is reported to a sender as held has the reported hash. It was written and journaled.
+//! Since then, either nothing has changed it (it was flushed, and the part is as its transfer left it), or it has been
+//! read back from the storage and hashed again.
 
 pub(crate) mod shared;
 
@@ -50,16 +50,16 @@ use zmove_types::Lock;
 /// All parts of one transfer.
 #[derive(Debug)]
 pub(crate) struct PartStore {
-    /// The directory of the journals; without one, no journal is kept.
+    /// The directory of the journals; `None` if no journal is kept.
     journals: Option<PathBuf>,
-    /// What lets a part be written that a later transfer may take over.
+    /// The lease under which parts that a later transfer may take over are written.
     lease: Lease,
     begin: Begin,
-    /// Whether a flush proves nothing any more, because a part is not flushed with the target directory or a
-    /// flush has failed.
+    /// Whether flushes no longer prove that groups are durable, because a part is not flushed with the target directory
+    /// or a flush has failed.
     unflushed: AtomicBool,
     quota: Quota,
-    /// In a job: parts that other receivers write too.
+    /// In a shared job: parts that other receivers also write.
     pub(crate) shared: Option<SharedParts>,
     state: Lock<PartsState>,
 }
@@ -67,19 +67,19 @@ pub(crate) struct PartStore {
 #[derive(Debug, Default)]
 struct PartsState {
     journal: Option<Arc<Journal>>,
-    /// Why nothing more is journalled. The journal until then stays held, and so do its parts.
+    /// The reason why nothing more is journaled. The existing journal and its parts stay locked.
     trouble: Option<JournalError>,
-    /// The parts that earlier transfers have left, by their final path.
+    /// Parts of earlier transfers, by final path.
     earlier: HashMap<RelPath, Earlier>,
-    /// Older parts of files that have a newer one.
+    /// Older parts of files that also have a newer part.
     older: Vec<(RelPath, Earlier)>,
-    /// The journals of earlier transfers, held as long as this transfer lasts, or until they list nothing.
+    /// Journals of earlier transfers, locked until this transfer ends or they list no more files.
     orphans: Vec<Option<Orphan>>,
-    /// The parts whose groups were reported to the sender as held, until it declares the file.
+    /// Parts whose groups were reported to the sender as held, until it declares the file.
     prepared: HashMap<RelPath, Prepared>,
-    /// Files that are given up and whose parts could not be removed.
+    /// Files that were given up but whose parts could not be removed.
     staying: HashSet<FileId>,
-    /// The memory booked for this state.
+    /// Memory reserved for this state.
     held: Option<Booking>,
 }
 
@@ -100,20 +100,20 @@ struct Prepared {
 #[derive(Debug)]
 pub(crate) struct Prior {
     pub(crate) staged: Staged,
-    /// The groups that are there, with their values.
+    /// The existing groups, with their values.
     pub(crate) groups: Vec<(u32, Cv)>,
 }
 
-/// Threads that read back one part. No more of a key hash at a time than there are cores; the others wait for the
-/// storage.
+/// Maximum number of threads that read back one part. A key hashes with at most as many threads as there are cores; the
+/// others wait for the storage.
 const READERS_MAX: usize = 4;
 
-/// Files of fewer bytes are sent again as a whole: for them the journal would cost more than it saves.
+/// Files smaller than this are sent again completely, because a journal would cost more than it saves.
 pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
 
 impl PartStore {
-    /// The parts of a transfer, with what earlier ones of the same owner have left at the same target. What is held is
-    /// booked on `quota`; where there is no room for what they have left, nothing is resumed.
+    /// Creates the parts of a transfer, including those that earlier transfers of the same owner left at the same
+    /// target. Their memory is reserved in `quota`. If that fails, nothing is resumed.
     pub(crate) fn new(
         journals: Option<PathBuf>,
         transfer: TransferId,
@@ -125,12 +125,12 @@ impl PartStore {
         let mut state = PartsState::default();
         if let Some(directory) = &journals {
             let ours = |other: &Begin| {
-                // Devices may have other numbers after a reboot.
+                // Device numbers may change at a reboot.
                 let same_place = other.device == begin.device || other.target == begin.target;
                 same_place && (&other.owner, other.inode) == (&begin.owner, begin.inode)
             };
             match orphans_like(directory, &begin, ours) {
-                // A journal that cannot be read is left for `zmove journal`.
+                // Journals that cannot be read are left for `zmove journal`.
                 Ok(orphans) => state.find_earlier(orphans.into_iter().filter_map(Result::ok)),
                 Err(error) => state.trouble = Some(error),
             }
@@ -162,7 +162,7 @@ impl PartStore {
         }
     }
 
-    /// Releases the locks of all journals, for another process to take them over. Nothing is journalled any more.
+    /// Releases the locks of all journals, so that another process can take them over. Nothing more is journaled.
     pub(crate) fn unlock_journals(&self) {
         let mut state = self.state.lock();
         state.trouble = Some(JournalError::LeftBehind);
@@ -170,19 +170,21 @@ impl PartStore {
         state.orphans.iter().flatten().for_each(Orphan::unlock);
     }
 
-    /// Whether earlier transfers have left anything.
+    /// Returns whether earlier transfers have left any parts.
     pub(crate) fn has_earlier(&self) -> bool {
         !self.state.lock().earlier.is_empty()
     }
 
-    /// Why no journal is kept although it should be.
+    /// Returns the reason why the journal is missing or incomplete, if it is.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.state.lock().trouble.as_ref().map(ToString::to_string)
     }
 
-    /// The values of a file's groups that are held and need not come again, by number. At least one group of
-    /// the file is left out, since the last that comes is what makes a file whole. Each thread that reads groups back
-    /// calls `hashing` first, and ends when the function that this returns is true.
+    /// Returns the groups of a file that are held and need not be sent, with their values. At least one group is always
+    /// left out, because the arrival of the last group completes the file.
+    ///
+    /// Each thread that reads groups back calls `hashing` first, and stops when the function returned by `hashing`
+    /// returns true.
     pub(crate) fn claim<Stop: Fn() -> bool>(
         &self,
         path: &RelPath,
@@ -197,7 +199,7 @@ impl PartStore {
         let Some(mut earlier) = self.take_earlier(path) else {
             return BTreeMap::new();
         };
-        // A part that cannot be opened now stays in its journal, for a later transfer.
+        // A part that cannot be opened now stays in its journal for a later transfer.
         let Ok(reopened) = reopen(&self.lease, directory, &earlier.file.part, direct) else {
             return BTreeMap::new();
         };
@@ -209,7 +211,7 @@ impl PartStore {
         staged.attach(descriptors);
         let groups = &mut earlier.file.groups;
         if there.bytes == source.bytes && earlier.file.part.source == *source {
-            // Groups that were not flushed are lost also where a device has gone and come back.
+            // Groups that were not flushed are also lost if a device was disconnected and reconnected.
             let is_trusted = |flushed: bool| is_untouched && flushed;
             let doubtful = groups
                 .iter()
@@ -240,8 +242,8 @@ impl PartStore {
         held
     }
 
-    /// The groups of these that are on the storage, read by several threads: a killed process may have left any amount.
-    /// `None` where there is no memory to find out.
+    /// Returns the given groups that are stored correctly. Several threads read them, because a killed process may have
+    /// left any number. Returns `None` if the memory for reading cannot be reserved.
     fn find<Stop: Fn() -> bool>(
         &self,
         staged: &Staged,
@@ -281,13 +283,13 @@ impl PartStore {
         )
     }
 
-    /// The part from which a file that has just been declared resumes.
+    /// Returns the part from which a newly declared file resumes.
     pub(crate) fn take_up(&self, id: FileId, path: &RelPath, head: &FileHead) -> Option<Prior> {
         let Prepared { earlier, staged } = self.state.lock().prepared.remove(path)?;
         if earlier.file.part.source != source_of(head) {
             return None;
         }
-        // The part may have begun as a copy of an old version.
+        // The part may have begun as a copy of an old version, with data where the new one has holes.
         if head
             .data
             .as_ref()
@@ -315,7 +317,7 @@ impl PartStore {
         })
     }
 
-    /// A part for a large file that begins; under a name that lasts if it is journalled.
+    /// Creates the part of a new large file. If the part is journaled, it gets a persistent name.
     ///
     /// # Errors
     /// The system's error.
@@ -350,17 +352,18 @@ impl PartStore {
         };
         self.look_where(&staged);
         match journal.part(id.0, &part) {
-            // Only a part that a journal lists may get a lasting name: another would stay for ever.
+            // Only a part that a journal lists may get a persistent name. Any other part would stay forever.
             Ok(()) => staged.last_as(&self.lease, part.part)?,
             Err(error) => self.note(error),
         }
         Ok(staged)
     }
 
-    /// Has the journal of a session in a job record something, without which its work does not go on.
+    /// Adds a record to the journal of a session in a shared job. The session's work cannot continue without the
+    /// record.
     ///
     /// # Errors
-    /// It cannot be recorded.
+    /// The record could not be written.
     pub(crate) fn record_work(
         &self,
         record: impl FnOnce(&Journal) -> Result<(), JournalError>,
@@ -385,13 +388,14 @@ impl PartStore {
     /// Records that a group has been written.
     ///
     /// # Errors
-    /// In a job, where it does not count: the journal is full.
+    /// In a shared job, if the record cannot be written, for example because the journal is full. The group then does
+    /// not count.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) -> io::Result<()> {
         let Some(shared) = &self.shared else {
             self.record(|journal| journal.groups(id.0, group, &[cv]));
             return Ok(());
         };
-        // A flush covers the parts that are held here.
+        // Only the parts in this map are flushed, so groups of other parts do not count.
         let mut written = shared.written.lock();
         let Some(part) = written.get_mut(&id).filter(|part| !part.is_closing) else {
             return Ok(());
@@ -400,13 +404,14 @@ impl PartStore {
         self.record_work(|journal| journal.groups(id.0, group, &[cv]))
     }
 
-    /// Gives back the room that the storage keeps for the journal of a session in a job, which is about to end.
+    /// Releases the storage that is preallocated for the journal of a session in a shared job. The session is about to
+    /// end.
     pub(crate) fn give_back_room(&self) {
-        // it goes with the journal
+        // If this fails, removing the journal frees the space.
         let _best_effort = self.running().map(|journal| journal.give_back_room());
     }
 
-    /// Records that nothing more is written to the part of a file.
+    /// Records that nothing more will be written to the part of a file.
     pub(crate) fn left(&self, id: FileId, there: &FileIdentity) {
         if self.shared.is_some() {
             return;
@@ -414,9 +419,9 @@ impl PartStore {
         self.record(|journal| journal.left(id.0, there.ctime));
     }
 
-    /// Removes the part of a file that is given up. Where that fails, it stays in the journal, for a later transfer.
+    /// Removes the part of a file that was given up. If that fails, the part stays in the journal for a later transfer.
     pub(crate) fn remove(&self, id: FileId, part: &Staged) {
-        // What others have written of it counts.
+        // Groups that other receivers have written still count.
         if let Some(shared) = &self.shared {
             return shared.ended(id);
         }
@@ -425,12 +430,12 @@ impl PartStore {
         }
     }
 
-    /// Notes that the part of a file is still there when the file ends.
+    /// Notes that the part of a file still exists although the file has ended.
     pub(crate) fn stays(&self, id: FileId) {
         self.state.lock().staying.insert(id);
     }
 
-    /// Records that a file has its name, or is given up for good.
+    /// Records that a file was renamed into place or given up permanently.
     pub(crate) fn ended(&self, id: FileId) {
         if let Some(shared) = &self.shared {
             return shared.ended(id);
@@ -440,20 +445,20 @@ impl PartStore {
         }
     }
 
-    /// The position of the journal, to be taken before a flush.
+    /// Returns the position of the journal. Call this before a flush.
     pub(crate) fn mark(&self) -> Option<Mark> {
         self.running().map(|journal| journal.mark())
     }
 
-    /// Records that all that was written to the target's own file system before `mark` has been flushed.
+    /// Records that everything written to the target's own file system before `mark` has been flushed.
     pub(crate) fn flushed(&self, mark: Mark) {
         if !self.unflushed.load(Ordering::Relaxed) {
             self.record(|journal| journal.flushed(mark));
         }
     }
 
-    /// Records that a flush has failed. The kernel reports a write error once and may have thrown away what it could
-    /// not write; the next flush, which covers earlier writes as well, may succeed.
+    /// Records that a flush has failed. From then on, flushes prove nothing: the kernel reports a write error only once
+    /// and may discard the data, and the next flush may succeed although it should cover that data.
     pub(crate) fn flush_failed(&self) {
         self.shared.iter().for_each(SharedParts::flush_failed);
         self.unflushed.store(true, Ordering::Relaxed);
@@ -462,7 +467,8 @@ impl PartStore {
     /// Removes the journals without unfinished files at the end of the transfer.
     pub(crate) fn finish(&self) {
         if let Some(shared) = &self.shared {
-            // What is not flushed does not count, but others may have named it.
+            // Groups that cannot be flushed do not count. Flush nevertheless, because others may already have published
+            // the file.
             let _does_not_count = shared.flush();
             return;
         }
@@ -472,16 +478,16 @@ impl PartStore {
             .orphans
             .iter_mut()
             .filter_map(|orphan| orphan.take_if(is_empty));
-        // A journal that cannot be removed lists nothing.
+        // A journal that cannot be removed no longer lists any files.
         emptied.for_each(|orphan| drop(orphan.remove()));
         if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
             let _of_nothing = journal.remove();
         }
     }
 
-    /// Checks, before anything of a part is journalled, whether the target's flush covers it. A part on another file
-    /// system is not flushed with the target, and one on a file system that is flushed file by file only when it is
-    /// whole.
+    /// Checks whether the target's flush covers a part. Must be called before anything about the part is journaled. A
+    /// part on another file system is not flushed with the target, and on a file system that is flushed file by file, a
+    /// part is flushed only when it is complete.
     fn look_where(&self, staged: &Staged) {
         let is_with_target =
             rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
@@ -490,8 +496,8 @@ impl PartStore {
         }
     }
 
-    /// Removes parts from which nobody will resume, since their file has been published by other means: smaller, or in
-    /// a batch. To be called before directories get their times.
+    /// Removes parts from which no transfer will resume because their file has been published in another way, as a
+    /// smaller file or in a batch. Must be called before directories get their times.
     pub(crate) fn drop_overtaken(&self, target: &Tree) {
         let paths: Vec<_> = self.state.lock().earlier.keys().cloned().collect();
         for path in paths {
@@ -504,7 +510,7 @@ impl PartStore {
         }
         let older = std::mem::take(&mut self.state.lock().older);
         for (path, earlier) in older {
-            // A part that is not overtaken stays in its journal, for a later transfer.
+            // All other parts stay in their journals for a later transfer.
             self.drop_if_overtaken(target, &path, &earlier);
         }
     }
@@ -516,7 +522,8 @@ impl PartStore {
         self.remove_earlier(earlier, &part)
     }
 
-    /// Removes first the part and then its record, or it might stay for ever. Returns whether it is gone.
+    /// Removes the part first and then its record. In the reverse order, the part could stay forever. Returns whether
+    /// the part was removed.
     fn remove_earlier(&self, earlier: &Earlier, part: &Staged) -> bool {
         let removed = part.remove().is_ok();
         if removed {
@@ -529,7 +536,7 @@ impl PartStore {
         self.state.lock().earlier.remove(path)
     }
 
-    /// The journal, created if need be.
+    /// Returns the journal. Creates it if necessary.
     fn journal(&self) -> Option<Arc<Journal>> {
         let directory = self.journals.as_ref()?;
         let mut state = self.state.lock();
@@ -552,13 +559,14 @@ impl PartStore {
         }
     }
 
-    /// Notes why the journal cannot be written any more. It is kept, since its records are true.
+    /// Records the reason why the journal can no longer be written. The journal is kept, because its records are still
+    /// valid.
     fn note(&self, error: JournalError) {
         self.state.lock().trouble = Some(error);
     }
 }
 
-/// The memory of a file of an earlier transfer beside its path and groups.
+/// Memory used by a file of an earlier transfer, in addition to its path and groups.
 const FILE_KEPT_BYTES: usize = 256;
 
 impl PartsState {
@@ -566,11 +574,11 @@ impl PartsState {
         self.journal.clone().filter(|_| self.trouble.is_none())
     }
 
-    /// The memory of what earlier transfers have left.
+    /// Returns the memory used by the state of earlier transfers.
     fn bytes(&self) -> usize {
         let older = self.older.iter().map(|(path, earlier)| (path, earlier));
         let files = self.earlier.iter().chain(older);
-        // Each file is remembered twice: in this state and by its journal.
+        // Each file is stored twice: in this state and in its journal.
         let each = files.map(|(path, earlier)| {
             2 * (FILE_KEPT_BYTES
                 + 2 * path.as_bytes().len()
@@ -581,7 +589,7 @@ impl PartsState {
 
     fn find_earlier(&mut self, orphans: impl Iterator<Item = Orphan>) {
         let mut orphans: Vec<_> = orphans.collect();
-        // Of two parts with the same path the one that was written last counts.
+        // If two parts have the same path, the one that was written last counts.
         orphans.sort_by_key(Orphan::modified);
         for (number, orphan) in orphans.into_iter().enumerate() {
             let files = orphan.unfinished().files.clone();
@@ -594,7 +602,7 @@ impl PartsState {
                     file,
                 };
                 match self.earlier.insert(path.clone(), earlier) {
-                    // The transfer that took the part over was killed before it could record that.
+                    // The transfer that took over the part was killed before it could record that.
                     Some(before) if before.file.part.inode == inode => self.forget(&before),
                     Some(before) => self.older.push((path, before)),
                     None => {}
@@ -603,20 +611,21 @@ impl PartsState {
         }
     }
 
-    /// Records that what an earlier transfer has left is taken over, or gone.
+    /// Records that a part of an earlier transfer was taken over or no longer exists.
     fn forget(&mut self, earlier: &Earlier) {
         if let Some(orphan) = &mut self.orphans[earlier.orphan] {
-            // Where this fails, a later transfer looks at the part again, and finds it gone.
+            // If this fails, a later transfer inspects the part again and finds that it no longer exists.
             let _told_again = orphan.ended(earlier.file.file);
         }
     }
 }
 
-/// The first record of a transfer's journal. The target's path is for people, and for removing its parts later.
+/// Returns the first record of a transfer's journal. The path of the target is used for messages and for removing parts
+/// later.
 pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd()))
         .unwrap_or_default();
-    // An open directory always has a status.
+    // `fstat` on an open directory does not fail.
     let (device, inode) =
         rustix::fs::fstat(target.fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
     let now = unix_now();
@@ -630,8 +639,8 @@ pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin
     }
 }
 
-/// Opens a part again, and looks at its present state; `None` where it is gone, or the file there is not the part that
-/// the journal lists.
+/// Reopens a part and returns it with its present status. Returns `None` if the part no longer exists, or if the file
+/// of that name is not the part in the journal.
 fn reopen(
     lease: &Lease,
     directory: &Arc<OwnedFd>,
@@ -656,7 +665,7 @@ fn reopen(
     Ok(Some((staged, identity)))
 }
 
-/// Opens the part, if it is overtaken.
+/// Opens a part if a published file has made it obsolete.
 fn overtaken(target: &Tree, path: &RelPath, part: &PartFile) -> Option<Staged> {
     let directory = target.open_directory(&path.parent()?).ok()?;
     let (staged, identity) = reopen(target.lease(), &directory, part, Direct::Off)
@@ -665,7 +674,7 @@ fn overtaken(target: &Tree, path: &RelPath, part: &PartFile) -> Option<Staged> {
     is_overtaken(&directory, &path.file_name()?, &identity).then_some(staged)
 }
 
-/// Whether the part's final path holds a file that was put there, or changed, after the part was last
+/// Returns whether the part's final path contains a file that was placed there or changed after the part was last
 /// written.
 pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity) -> bool {
     let moment = |identity: &FileIdentity| (identity.ctime.seconds, identity.ctime.nanos);
@@ -675,8 +684,8 @@ pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity
     there.is_some_and(|there| moment(&there) > moment(part))
 }
 
-/// Whether a part is unchanged since its transfer recorded that it was done with it. A file system with times in whole
-/// seconds cannot show that: somebody else may have written in the same second.
+/// Returns whether a part is unchanged since its transfer recorded that it had finished writing. A file system that
+/// stores whole seconds cannot show that, because another program may have written in the same second.
 fn is_as_left(file: &UnfinishedFile, there: &FileIdentity) -> bool {
     file.left == Some(there.ctime) && there.ctime.nanos > 0
 }

@@ -1,11 +1,11 @@
-//! Removes journals from which nobody has resumed, and the part files that they list.
+//! Removes journals from which no transfer has resumed, and the part files that they list.
 //!
-//! The target directory is identified by device and inode; after a reboot, when devices may have other numbers, by its
-//! inode and the part's time of birth.
+//! The target directory is identified by its device and inode. Device numbers may change at a reboot. After one, the
+//! directory is identified by its inode and the birth times of the parts.
 //!
-//! **Invariant:** nothing is removed but a part file with the directory, name, inode and time of birth that its journal
-//! lists, reached without following a link beneath the target directory that it lists, while no running transfer has
-//! it.
+//! **Invariant:** only part files are removed. Their directory, name, inode and birth time match the journal. They are
+//! reached without following a link beneath the target directory that the journal lists, and no running transfer uses
+//! them.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -24,34 +24,35 @@ use crate::store::failure::again;
 use super::orphans::{self, Orphan, discard, list};
 use super::{JournalError, PartFile, Unfinished};
 
-/// Which journals are removed.
+/// Selects the journals to remove.
 #[derive(Clone, Debug)]
 pub struct CleanRule {
-    /// The age of the journals to remove: the time since they were last written.
+    /// Minimum time since a journal was last written.
     pub older_than: Duration,
-    /// What happens to the journal of a target that cannot be reached.
+    /// The treatment of journals whose target cannot be reached.
     pub unreachable: Unreachable,
-    /// Whether anything is really removed.
+    /// Whether anything is actually removed.
     pub mode: CleanMode,
-    /// The directories below which part files are removed; `None` stands for all. Absolute, without `..` and links.
+    /// Directories below which part files are removed; `None` for everywhere. The paths are absolute and contain
+    /// neither `..` nor links.
     pub roots: Option<Vec<PathBuf>>,
 }
 
-/// What happens to the journal of a target that cannot be reached, for example because it is not mounted now.
+/// The treatment of a journal whose target cannot be reached, for example because it is not mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
-    /// The journal is kept for a later run.
+    /// The journal is kept for a later cleanup.
     Keep,
-    /// The journal is removed, and the part files stay for ever.
+    /// The journal is removed, and its part files stay forever.
     Remove,
 }
 
-/// Whether anything is really removed.
+/// Whether anything is actually removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CleanMode {
-    /// Everything that is reported as removed is really removed.
+    /// Everything reported as removed is actually removed.
     Remove,
-    /// Nothing is removed; the report lists what would be.
+    /// Nothing is removed. The report lists the journals and parts that would be removed.
     DryRun,
 }
 
@@ -60,42 +61,42 @@ pub enum CleanMode {
 pub struct Cleaned {
     /// The path of the journal.
     pub path: PathBuf,
-    /// When it was last written.
+    /// When the journal was last written.
     pub modified: SystemTime,
-    /// The journal's contents, or why they could not be read.
+    /// The journal's contents, or the reason why they could not be read.
     pub contents: Result<Unfinished, JournalError>,
-    /// The result for each part file that the journal lists, in the same order.
+    /// The result for each part file in the journal, in the same order.
     pub parts: Vec<PartFate>,
-    /// Whether the journal is removed, or would be in a dry run.
+    /// Whether the journal was removed, or would be removed in a dry run.
     pub removed: Result<bool, JournalError>,
 }
 
 /// The result for one part file.
 #[derive(Debug)]
 pub enum PartFate {
-    /// The part file is removed.
+    /// The part file was removed, or would be removed in a dry run.
     Removed,
-    /// The part file did not exist any more.
+    /// The part file no longer exists.
     Gone,
-    /// A running transfer has taken the part file over.
+    /// A running transfer has taken over the part file.
     InUse,
-    /// The journal lists a name that no part file has.
+    /// The name in the journal is not a valid name of a part file.
     Foreign,
-    /// The target is below none of the roots of the rule.
+    /// The target is outside all roots of the rule.
     Outside,
     /// Another file has the name of the part file.
     Replaced,
-    /// The path of the target leads to another directory than the one that the journal lists.
+    /// The path of the target leads to a different directory than the one in the journal.
     Elsewhere,
     /// The part file could not be reached or removed.
     Failed(io::Error),
 }
 
-/// Removes the journals in `directory` that are as old as `rule` asks and that nobody holds, with their part files. A
-/// journal that cannot be read is removed alone, since its part files are not known.
+/// Removes the journals in `directory` that match `rule` and that no process holds, together with their part files. If
+/// a journal cannot be read, only the journal is removed, because its part files are unknown.
 ///
 /// # Errors
-/// [`JournalError`] when the directory cannot be read. The failure of one journal is in its [`Cleaned`].
+/// [`JournalError`] if the directory cannot be read. The failure of a single journal is reported in its [`Cleaned`].
 pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, JournalError> {
     let now = SystemTime::now();
     // A journal dated in the future counts as new.
@@ -113,10 +114,10 @@ pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, Journal
     Ok(cleaned.collect())
 }
 
-/// The inode and time of birth of each part file of a running transfer, by the journals in `directory`.
+/// Returns the inode and birth time of each part file of a running transfer, according to the journals in `directory`.
 ///
 /// # Errors
-/// [`JournalError`] when the directory cannot be read.
+/// [`JournalError`] if the directory cannot be read.
 pub(crate) fn parts_in_use(directory: &Path) -> Result<HashSet<(u64, Timestamp)>, JournalError> {
     let in_use = list(directory)?.into_iter().filter(|listed| listed.in_use);
     let files = in_use
@@ -195,14 +196,14 @@ fn clean_parts(
     files.collect()
 }
 
-/// Whether a path leads to one of the roots or below it, without a link on the way.
+/// Returns whether a path without links leads to one of the roots or below it.
 fn is_below(path: &Path, roots: &[PathBuf]) -> bool {
     let real = path.canonicalize();
     real.is_ok_and(|real| real == path && roots.iter().any(|root| real.starts_with(root)))
 }
 
-/// The target directory, if its path still leads to the one that the journal lists. Devices may have other numbers
-/// after a reboot; then all parts must have a known time of birth.
+/// Opens the target directory if its path still leads to the directory in the journal. Device numbers may change at a
+/// reboot; in that case, the birth times of all parts must be known.
 fn open_target(path: &Path, unfinished: &Unfinished) -> io::Result<Option<Tree>> {
     let begin = &unfinished.begin;
     let tree = Tree::open(path)?;
@@ -244,7 +245,8 @@ fn clean_part(tree: &Tree, part: &PartFile, mode: CleanMode) -> io::Result<PartF
     Ok(PartFate::Removed)
 }
 
-/// The time of birth of an open file, as a [`PartFile`] has it; zero where the file system or the kernel has none.
+/// Returns the birth time of an open file, as stored in a [`PartFile`]; zero if the file system or the kernel does not
+/// provide it.
 #[must_use]
 pub fn birth_of(file: impl AsFd) -> Timestamp {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)

@@ -1,4 +1,4 @@
-//! Why a journal cannot be written or read.
+//! Errors of writing and reading journals.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use zmove_wire::WireError;
 
 use super::record::{BODY_BYTES_MAX, VERSION};
 
-/// Why a journal cannot be written or read.
+/// The reason why a journal cannot be written or read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JournalError {
@@ -24,10 +24,10 @@ pub enum JournalError {
         /// The system's error.
         source: io::Error,
     },
-    /// The first record is not whole, or the file is something else.
+    /// The first record is incomplete, or the file is not a journal.
     #[error("it is no journal, or its beginning is damaged")]
     Damaged,
-    /// Another release wrote the journal.
+    /// A release with another format version wrote the journal.
     #[error(
         "it has format version {found}, and this zmove reads {VERSION}: use the release that wrote it"
     )]
@@ -41,36 +41,36 @@ pub enum JournalError {
         /// The length of the record's body.
         bytes: usize,
     },
-    /// One key has as many journals, or bytes of them, as it may; its older transfers have to be finished or removed
-    /// first.
+    /// The key has reached its limit on journals or on their size, or this journal has reached its share. Older
+    /// transfers must be finished or removed first.
     #[error(
         "its key has {limit} {what} here, as many as it may (limits.journals_per_identity, limits.journal_bytes_per_identity)"
     )]
     NoRoom {
-        /// What the limit counts: journals, or bytes.
+        /// The unit of the limit: journals or bytes.
         what: &'static str,
         /// The limit.
         limit: u64,
     },
-    /// More files are unfinished than a journal holds.
+    /// There are more unfinished files than a journal may contain.
     #[error("more than {limit} files are unfinished at once")]
     TooManyFiles {
-        /// The most files that may be unfinished.
+        /// Maximum number of unfinished files.
         limit: usize,
     },
-    /// A record that could not be written whole could not be taken back either, so nothing may follow it.
+    /// An incomplete record could not be cut off, so no record may follow it.
     #[error("an earlier record could not be written whole")]
     Broken,
-    /// The key may not have the memory that the journals of earlier transfers take.
+    /// The journals of earlier transfers need more memory than the key's quota allows.
     #[error("{0}")]
     OverLimit(#[from] WireError),
-    /// The session was dropped while its threads hung, and another may take the journal over.
+    /// The session was dropped while its threads hung. Another session may take over the journal.
     #[error("its session was left behind")]
     LeftBehind,
 }
 
 impl JournalError {
-    /// Adds the operation and the path to an error of the system.
+    /// Adds the operation and the path to a system error.
     pub(super) fn io<E: Into<io::Error>>(
         operation: &'static str,
         path: &Path,
@@ -82,7 +82,7 @@ impl JournalError {
         }
     }
 
-    /// The system's error, or the one that comes nearest.
+    /// Returns the system's error number, or the closest match.
     pub(crate) fn errno(&self) -> Errno {
         match self {
             Self::Io { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),

@@ -12,9 +12,10 @@ use super::{JournalError, Unfinished, list, orphans};
 
 const BOOT: BootId = BootId([1; 16]);
 
-/// Reads any bytes as a journal, and checks that a rewritten one has the same contents.
+/// Reads arbitrary bytes as a journal, and checks that rewriting it preserves its contents.
 ///
-/// # Panics When it has other contents.
+/// # Panics
+/// The contents differ.
 pub fn journal(bytes: &[u8]) {
     let begun = begin(bytes).expect("memory can be read");
     let replayed = replay(bytes).expect("memory can be read");
@@ -43,20 +44,20 @@ pub fn journal(bytes: &[u8]) {
     );
 }
 
-/// Reads a journal of any records, each given by the length of its body (u16) and its body. Frames and
-/// checksums are made to fit, so that every record is read.
+/// Reads a journal of arbitrary records. The input contains the length (u16) and the body of each record. Frames and
+/// checksums are added, so that every record is read.
 ///
 /// # Panics
-/// As [`journal`].
+/// Same as [`journal`].
 pub fn journal_records(bytes: &[u8]) {
     journal(&framed(bytes));
 }
 
-/// Reads the journal of a session in a shared job of any records at once, and as it grows, and checks that both tell
-/// the same.
+/// Reads the journal of a session in a shared job, once as a whole and once while it grows, and checks that both yield
+/// the same records.
 ///
 /// # Panics
-/// When they do not.
+/// The records differ.
 pub fn job_journal(bytes: &[u8]) {
     let journal = framed(bytes);
     let mut whole = Vec::new();
@@ -83,9 +84,11 @@ pub fn job_journal(bytes: &[u8]) {
     assert_eq!((grown, read), (whole, position));
 }
 
-/// Reads such a journal from a file, as the daemon and `zmove journal` do: what is listed is what is taken over.
+/// Reads such a journal from a file, as the daemon and `zmove journal` do, and checks that listing it and taking it
+/// over yield the same contents.
 ///
-/// # Panics When it is not.
+/// # Panics
+/// The contents differ.
 pub fn journal_files(bytes: &[u8]) {
     let directory = directory();
     let transfer = std::process::id();
@@ -120,7 +123,7 @@ fn directory() -> &'static Path {
     })
 }
 
-/// The bytes of the file that [`journal_records`] makes of its input.
+/// Returns the journal that [`journal_records`] builds from its input.
 pub fn framed(mut steps: &[u8]) -> Vec<u8> {
     let mut journal = Vec::new();
     while let Some((length, rest)) = steps.split_first_chunk() {
@@ -135,7 +138,7 @@ pub fn framed(mut steps: &[u8]) -> Vec<u8> {
     journal
 }
 
-/// The bytes of a rewritten journal.
+/// Returns the bytes of a rewritten journal.
 fn written(unfinished: &Unfinished) -> Vec<u8> {
     let mut records = vec![Record::Begin(unfinished.begin.clone(), BOOT)];
     for file in &unfinished.files {

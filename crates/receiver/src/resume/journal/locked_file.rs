@@ -1,7 +1,7 @@
-//! Opens and locks the files of a directory of journals.
+//! Opens and locks the files of a journal directory.
 //!
-//! **Invariant:** a [`LockedFile`] is the file at its path, and nobody else holds it: after locking a file it is
-//! checked that the file still has a name, since its former holder may have removed it.
+//! **Invariant:** a [`LockedFile`] is the file at its path, and no other process holds it. After locking, the code
+//! checks that the file still has a name, because its former holder may have removed it.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use zmove_disk::{FileIdentity, create_at, open_at};
 
 use super::JournalError;
 
-/// A journal's file, locked.
+/// The locked file of a journal.
 #[derive(Debug)]
 pub(crate) struct LockedFile {
     pub(super) file: HeldFile,
@@ -25,10 +25,10 @@ pub(crate) struct LockedFile {
 }
 
 impl LockedFile {
-    /// Makes a new file and locks it. A file there that a dead writer has left is removed.
+    /// Creates and locks a new file. Removes an existing file that a dead writer left behind.
     ///
     /// # Errors
-    /// The system's error: `EEXIST` when somebody else makes the same file.
+    /// The system's error: `EEXIST` if another process is creating the same file.
     pub(crate) fn create(path: &Path) -> Result<Self, JournalError> {
         for _ in 0..RACES_MAX {
             if let Some(left_behind) = Self::take(path)? {
@@ -36,7 +36,7 @@ impl LockedFile {
             }
             let file = create_at(CWD, path, Mode::RUSR | Mode::WUSR)
                 .map_err(JournalError::io("create", path))?;
-            // Until it is locked, the new file looks like one that was left behind.
+            // Until it is locked, the new file looks as if a dead writer had left it behind.
             if lock(&file).map_err(JournalError::io("lock", path))? {
                 return Ok(Self {
                     file: HeldFile(file),
@@ -47,7 +47,7 @@ impl LockedFile {
         Err(JournalError::io("create", path)(Errno::EXIST))
     }
 
-    /// Takes a file that nobody holds; `None` when somebody does, or it has gone.
+    /// Takes over a file. Returns `None` if another process holds it or it no longer exists.
     ///
     /// # Errors
     /// The system's error.
@@ -71,8 +71,8 @@ impl LockedFile {
     }
 }
 
-/// A file that releases its lock when it is dropped. Closing it is not enough: a child process has a copy of the
-/// descriptor until it executes its program, and the copy keeps the lock.
+/// A file whose lock is released on drop. Closing the file is not enough: until a child process executes its program,
+/// it has a copy of the descriptor that keeps the lock.
 #[derive(Debug)]
 pub(super) struct HeldFile(pub(super) File);
 
@@ -90,25 +90,26 @@ impl Drop for HeldFile {
     }
 }
 
-/// Releases the lock of a file that stays open.
+/// Releases the lock of a file and leaves the file open.
 pub(super) fn unlock(file: &File) {
     // A file system without locks has none to release.
     let _best_effort = rustix::fs::flock(file, FlockOperation::Unlock);
 }
 
-/// Opens a file that is there; `None` when it is not, or is no regular file of this user with one name.
+/// Opens an existing file. Returns `None` if it does not exist, or if it is not a regular file of this user with only
+/// one name.
 pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
     let file = match open_at(CWD, path, OFlags::RDWR | OFlags::NONBLOCK) {
         Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR) => return Ok(None),
         opened => opened.map_err(JournalError::io("open", path))?,
     };
     let there = FileIdentity::of(&file).map_err(JournalError::io("look at", path))?;
-    // A file with a second name may be anybody's, linked here by another user who can write to the directory.
+    // Another user who can write to the directory may have linked any file here, so reject files with a second name.
     let is_own = there.ids.user == rustix::process::geteuid().as_raw() && there.names <= 1;
     Ok((there.regular && is_own).then(|| File::from(file)))
 }
 
-/// Whether somebody holds a file to write or to take it over.
+/// Returns whether another process holds the file to write it or to take it over.
 pub(super) fn is_in_use(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => rustix::fs::flock(file, FlockOperation::Unlock)
@@ -119,7 +120,7 @@ pub(super) fn is_in_use(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Makes the directory if it is not there, for its owner only.
+/// Creates the directory if it does not exist, accessible only to its owner.
 pub(crate) fn ensure_directory(path: &Path) -> Result<(), JournalError> {
     let made = std::fs::DirBuilder::new()
         .recursive(true)
@@ -128,14 +129,14 @@ pub(crate) fn ensure_directory(path: &Path) -> Result<(), JournalError> {
     made.map_err(JournalError::io("make directory", path))
 }
 
-/// Puts a directory's names on stable storage.
+/// Flushes the names in a directory to stable storage.
 pub(super) fn sync_directory(path: &Path) -> Result<(), JournalError> {
     File::open(path)
         .and_then(|directory| directory.sync_all())
         .map_err(JournalError::io("flush", path))
 }
 
-/// Locks a file that still has a name; `false` when somebody else holds it, or has removed it meanwhile.
+/// Locks a file that still has a name. Returns `false` if another process holds it or has removed it.
 pub(super) fn lock(file: &File) -> io::Result<bool> {
     for _ in 0..GLANCES_MAX {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -148,9 +149,9 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The pause before another try to lock: a process that only checks whether a file is [in use](is_in_use) holds it so
-/// long.
+/// Pause between attempts to lock. A process that only checks whether a file is [in use](is_in_use) holds it for about
+/// this time.
 const GLANCE: Duration = Duration::from_millis(1);
 const GLANCES_MAX: usize = 100;
-/// How often to try again when another process takes the new file for one that was left behind.
+/// Maximum number of attempts to create a file that other processes keep taking for one left behind.
 const RACES_MAX: usize = 16;

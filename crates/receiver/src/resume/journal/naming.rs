@@ -1,7 +1,7 @@
-//! The names of journals, by transfer, owner and target directory, so that a search for those of one owner opens no
-//! others.
+//! The names of journals. They contain the transfer, the owner and the target directory, so that a search for the
+//! journals of one owner opens no others.
 //!
-//! A name is `TRANSFER-OWNER-PLACE.journal`: the transfer's id and two hashes, in hexadecimal digits.
+//! A name has the form `TRANSFER-OWNER-PLACE.journal`: the ID of the transfer and two hashes, all in hexadecimal.
 
 use std::fs;
 use std::io;
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 
 use super::{Begin, JournalError};
 
-/// The end of a journal's name.
+/// The suffix of a journal's name.
 pub(super) const SUFFIX: &str = ".journal";
-/// The end of the name while a journal is being created or rewritten.
+/// The suffix while a journal is being created or rewritten.
 pub(super) const SUFFIX_NEW: &str = ".journal.new";
 
 const TRANSFER_DIGITS: usize = 32;
 const TAG_DIGITS: usize = 16;
 
-/// The path of a transfer's journal.
+/// Returns the path of a transfer's journal.
 pub(super) fn path_with(directory: &Path, begin: &Begin, suffix: &str) -> PathBuf {
     let Tags { owner, place } = Tags::of(begin);
     directory.join(format!("{}-{owner}-{place}{suffix}", begin.transfer))
@@ -28,7 +28,8 @@ pub(super) fn path_with(directory: &Path, begin: &Begin, suffix: &str) -> PathBu
 pub(super) struct Tags {
     /// The hash of the owner.
     pub(super) owner: String,
-    /// The hash of the owner and the target directory's inode; its device may have another number after a reboot.
+    /// The hash of the owner and the target directory's inode. The device number is left out, because it may change at
+    /// a reboot.
     place: String,
 }
 
@@ -82,7 +83,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
             .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// All journals in `directory`, in the order of their paths, with those that are being created or rewritten.
+/// Returns all journals in `directory`, sorted by path, including those that are being created or rewritten.
 pub(super) fn entries(directory: &Path) -> Result<Vec<NamedJournal>, JournalError> {
     let cannot = |error: io::Error| JournalError::io("read directory", directory)(error);
     let entries = match fs::read_dir(directory) {
@@ -102,7 +103,7 @@ pub(super) fn entries(directory: &Path) -> Result<Vec<NamedJournal>, JournalErro
     Ok(named)
 }
 
-/// The journals in `directory`, without those that are being created or rewritten.
+/// Returns the journals in `directory`, except those that are being created or rewritten.
 pub(super) fn journals(
     directory: &Path,
 ) -> Result<impl Iterator<Item = NamedJournal>, JournalError> {

@@ -1,4 +1,4 @@
-//! The journals in a directory: those in use, and those that a dead writer has left.
+//! The journals in a directory: those in use, and those left behind by dead writers.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,44 +12,44 @@ use super::reader::{self, Replay, replay};
 use super::record::{BootId, Record};
 use super::{Begin, JournalError, Unfinished};
 
-/// A journal that nobody writes any more, held so that nobody else takes it over.
+/// A journal whose writer has ended. It is locked, so that no other process takes it over.
 #[derive(Debug)]
 pub struct Orphan {
     held: LockedFile,
     unfinished: Unfinished,
     modified: SystemTime,
-    /// The offset at which its last valid record ends.
+    /// The offset at which the last valid record ends.
     end: u64,
 }
 
-/// A journal that was taken, or the path of one that cannot be used and was left alone.
+/// A journal that was taken over, or the path of a journal that is unusable and was left unchanged.
 pub type Taken = Result<Orphan, (PathBuf, JournalError)>;
 
-/// A journal as it is found in its directory.
+/// A journal found in a directory.
 #[derive(Debug)]
 pub struct FoundJournal {
     /// The journal's path.
     pub path: PathBuf,
-    /// Whether another process writes the journal, or is about to take it over.
+    /// Whether another process is writing the journal or is about to take it over.
     pub in_use: bool,
-    /// The journal's length in bytes.
+    /// The size of the journal in bytes.
     pub bytes: u64,
     /// When the journal was last written.
     pub modified: SystemTime,
-    /// The journal's contents, or why they cannot be read.
+    /// The journal's contents, or the reason why they cannot be read.
     pub contents: Result<Unfinished, JournalError>,
 }
 
 impl Orphan {
-    /// Releases the lock, for another process to take the journal.
+    /// Releases the lock, so that another process can take over the journal.
     pub(crate) fn unlock(&self) {
         locked_file::unlock(&self.held.file);
     }
 
-    /// Takes the journal at `path`; `None` when somebody holds it, or it has gone.
+    /// Takes over the journal at `path`. Returns `None` if another process holds it or it no longer exists.
     ///
     /// # Errors
-    /// [`JournalError`]; the file is then left as it is.
+    /// [`JournalError`]; the file is left unchanged.
     pub fn take(path: &Path) -> Result<Option<Self>, JournalError> {
         let Some(held) = LockedFile::take(path)? else {
             return Ok(None);
@@ -63,15 +63,15 @@ impl Orphan {
         }))
     }
 
-    /// Records that a file has been taken over, or is of no use, so that it is not found again. A torn record is cut
-    /// off.
+    /// Records that a file has been taken over or is of no use, so that it is not found again. Cuts off an incomplete
+    /// record at the end of the journal.
     ///
     /// # Errors
     /// The system's error.
     pub fn ended(&mut self, file: u64) -> Result<(), JournalError> {
         let record = Record::Ended { file }.encode()?;
         let journal = &self.held.file;
-        // Keep the time of the last write: since then nobody should have written to the journal's parts.
+        // Preserve the modification time: nothing should have been written to the journal's parts after that time.
         let written = journal
             .set_len(self.end)
             .and_then(|()| journal.write_all_at(&record, self.end));
@@ -112,21 +112,24 @@ impl Orphan {
     }
 }
 
-/// Takes all journals in `directory` that nobody holds. One that cannot be read is left alone, and its path returned.
+/// Takes over all journals in `directory` that no process holds. A journal that cannot be read is left unchanged, and
+/// its path is returned.
 ///
 /// # Errors
-/// [`JournalError`] when the directory cannot be read; one that does not exist holds none.
+/// [`JournalError`] if the directory cannot be read. A directory that does not exist contains no journals.
 pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
     let paths = sweep(directory)?.into_iter().map(|named| named.path);
     Ok(take_all(paths, |_| true))
 }
 
-/// Like [`orphans`], but only those of the same owner and target directory as `begin` whose first record is `wanted`.
-/// Others are not locked, so that their own transfers find them free; those of other owners and targets, of which there
-/// may be very many, are not even opened.
+/// Like [`orphans`], but takes only journals with the owner and target directory of `begin` whose first record is
+/// `wanted`.
+///
+/// Other journals are not locked, so that their own transfers can take them over. Journals of other owners and targets
+/// are not even opened, because there may be very many.
 ///
 /// # Errors
-/// Like [`orphans`].
+/// Same as [`orphans`].
 pub fn orphans_like(
     directory: &Path,
     begin: &Begin,
@@ -147,17 +150,17 @@ fn take_all(paths: impl Iterator<Item = PathBuf>, wanted: impl Fn(&Begin) -> boo
     taken.collect()
 }
 
-/// All journals in `directory`, without taking any.
+/// Returns all journals in `directory` without taking them over.
 ///
 /// # Errors
-/// [`JournalError`] when the directory cannot be read; one that does not exist holds none.
+/// [`JournalError`] if the directory cannot be read. A directory that does not exist contains no journals.
 pub fn list(directory: &Path) -> Result<Vec<FoundJournal>, JournalError> {
     journals(directory)?
         .filter_map(|named| look_at(named.path).transpose())
         .collect()
 }
 
-/// Removes a journal without reading it; `false` when somebody holds it, or it has gone.
+/// Removes a journal without reading it. Returns `false` if another process holds it or it no longer exists.
 ///
 /// # Errors
 /// The system's error.
@@ -165,7 +168,7 @@ pub fn discard(path: &Path) -> Result<bool, JournalError> {
     LockedFile::take(path)?.map_or(Ok(false), |held| held.remove().map(|()| true))
 }
 
-/// The paths of all journals in `directory`, each with the time of its last write.
+/// Returns the paths and modification times of all journals in `directory`.
 pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, JournalError> {
     let mut aged = Vec::new();
     for NamedJournal { path, .. } in journals(directory)? {
@@ -187,7 +190,7 @@ fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orpha
     }
 }
 
-/// The journals, after the removal of those whose writer died while it created or rewrote them.
+/// Returns the journals of a directory. First removes those whose writer died while creating or rewriting them.
 fn sweep(directory: &Path) -> Result<Vec<NamedJournal>, JournalError> {
     let mut journals = entries(directory)?;
     for left in journals.extract_if(.., |named| named.is_new) {
@@ -220,7 +223,7 @@ fn look_at(path: PathBuf) -> Result<Option<FoundJournal>, JournalError> {
     }))
 }
 
-/// The length of a regular file, and when it was last written; `None` where there is none.
+/// Returns the size and modification time of a regular file; `None` if no such file exists.
 fn length_and_age(path: &Path) -> Result<Option<(u64, SystemTime)>, JournalError> {
     let looked_at = fs::symlink_metadata(path).and_then(|found| {
         let modified = found.modified()?;

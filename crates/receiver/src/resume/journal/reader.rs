@@ -1,4 +1,4 @@
-//! Reads a journal back: all whole records from its beginning, and the state that they add up to.
+//! Reads a journal: all complete records from its beginning, and the state that they describe.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
@@ -8,7 +8,7 @@ use zmove_types::{Cv, GroupSpan, Timestamp};
 use super::record::{BODY_BYTES_MAX, BootId, CRC_BYTES, LENGTH_BYTES, MAGIC, Record, VERSION};
 use super::{Begin, FILES_MAX, JournalError, PartFile, Unfinished, UnfinishedFile};
 
-/// The state that the records of a journal add up to.
+/// The state described by the records of a journal.
 #[derive(Debug)]
 pub(super) struct Replay {
     begin: Begin,
@@ -23,16 +23,16 @@ pub(super) struct Replay {
 #[derive(Debug)]
 struct ReplayedFile {
     part: PartFile,
-    /// Each group with the offset at which its record ends; zero for a group that was already flushed.
+    /// The groups, each with its value and the end offset of its record; zero for a group that was already flushed.
     groups: BTreeMap<u32, (Cv, u64)>,
-    /// The change time with which the part was left, if nothing was written to it after that.
+    /// The change time of the part when its transfer had finished writing to it, if nothing was written after that.
     left: Option<Timestamp>,
 }
 
-/// Reads a journal from its beginning to its end or to the first record that is not whole; nothing after that is used.
+/// Reads a journal up to its end or to the first incomplete record. Nothing after that record is used.
 ///
 /// # Errors
-/// The outer result has the system's error, the inner one the reason why the journal cannot be used.
+/// The outer result contains a system error, and the inner one the reason why the journal is unusable.
 pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalError>> {
     let mut records = Records {
         source: BufReader::new(source),
@@ -62,7 +62,8 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
     Ok(Ok(replay))
 }
 
-/// The files of a journal that have flushed groups, with these groups alone. A journal that cannot be used has none.
+/// Returns the files of a journal that have flushed groups, with only these groups. An unusable journal has no such
+/// files.
 ///
 /// # Errors
 /// The system's error.
@@ -78,12 +79,13 @@ pub(crate) fn flushed_files(source: impl Read) -> io::Result<Vec<UnfinishedFile>
     Ok(files)
 }
 
-/// Reads on from a position in the journal of a session in a shared job, which that may be writing: each record that is
-/// whole, with the offset at which it ends. The position is behind the last one that has been taken. A journal without
-/// a beginning tells nothing.
+/// Continues to read the journal of a session in a shared job, which that session may still be writing.
+///
+/// Calls `take` with each complete record and its end offset, and moves `position` behind each record taken. A journal
+/// without a valid first record yields nothing.
 ///
 /// # Errors
-/// The system's error, and that of `take`.
+/// The system's error, or an error of `take`.
 pub(crate) fn read_on(
     unread: impl Read,
     position: &mut u64,
@@ -114,10 +116,10 @@ pub(crate) fn read_on(
     Ok(())
 }
 
-/// Reads no more than the first record of a journal.
+/// Reads only the first record of a journal.
 ///
 /// # Errors
-/// As [`replay`].
+/// Same as [`replay`].
 pub(super) fn begin(source: impl Read) -> io::Result<Result<Begin, JournalError>> {
     let mut records = Records {
         source: BufReader::new(source),
@@ -127,7 +129,7 @@ pub(super) fn begin(source: impl Read) -> io::Result<Result<Begin, JournalError>
 }
 
 impl Replay {
-    /// The unfinished files, as seen in the run of the system `now`.
+    /// Returns the unfinished files. `now` is the ID of the current boot.
     pub(super) fn unfinished(self, now: BootId) -> Unfinished {
         let upto = self.flushed;
         let files = self.files.into_iter().map(|(file, replayed)| {
@@ -150,7 +152,7 @@ impl Replay {
         }
     }
 
-    /// Applies the record from `start` to `end`; `false` for one that no writer puts there.
+    /// Applies the record between `start` and `end`. Returns `false` if no writer would write such a record there.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
             Record::Begin(..) => return false,
@@ -184,8 +186,7 @@ impl Replay {
         true
     }
 
-    /// Adds the values of groups. Those of a file that has ended meanwhile are ignored, and so are those
-    /// beyond the end of the file.
+    /// Adds the values of groups. Ignores groups of a file that has ended, and groups beyond the end of the file.
     fn add_groups(&mut self, file: u64, first: u32, cvs: &[Cv], end: u64) {
         let Some(file) = self.files.get_mut(&file) else {
             return;
@@ -196,7 +197,7 @@ impl Replay {
             if GroupSpan::of(bytes, index).is_none() {
                 return;
             }
-            // Writing the same contents again makes what is stored no less safe.
+            // Rewriting a group with the same contents does not make it less durable.
             let known = file.groups.get(&index).filter(|(there, _)| *there == cv);
             let end = known.map_or(end, |&(_, before)| before.min(end));
             file.groups.insert(index, (cv, end));
@@ -204,14 +205,14 @@ impl Replay {
     }
 }
 
-/// The records of a journal, one after the other.
+/// Iterates over the records of a journal.
 struct Records<R> {
     source: BufReader<R>,
     position: u64,
 }
 
 impl<R: Read> Records<R> {
-    /// The first record.
+    /// Reads the first record.
     fn begin(&mut self) -> io::Result<Result<(Begin, BootId), JournalError>> {
         let body = self.frame()?.unwrap_or_default();
         let body = body.strip_prefix(&MAGIC);
@@ -232,7 +233,7 @@ impl<R: Read> Records<R> {
         Ok(self.frame()?.and_then(|body| Record::decode(&body)))
     }
 
-    /// A record's body, or `None` where none that is whole begins.
+    /// Reads the body of the next record. Returns `None` if there is no complete record with a valid checksum.
     fn frame(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut length = [0; LENGTH_BYTES];
         if !self.fill(&mut length)? {
@@ -252,7 +253,7 @@ impl<R: Read> Records<R> {
         Ok((found == u32::from_le_bytes(checksum)).then_some(body))
     }
 
-    /// Fills `bytes`; `false` when the journal ends before.
+    /// Fills `bytes`. Returns `false` if the journal ends first.
     fn fill(&mut self, bytes: &mut [u8]) -> io::Result<bool> {
         match self.source.read_exact(bytes) {
             Ok(()) => Ok(true),

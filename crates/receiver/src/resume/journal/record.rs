@@ -1,8 +1,8 @@
-//! The bytes of a journal's records.
+//! The encoding of journal records.
 //!
-//! A record is the length of its body (u32, little-endian), the body in postcard, and the CRC32C of both. Magic and
-//! version (u32, little-endian) stand before the first record's body. **Invariant:** they, and the frame of that
-//! record, have the same place in every version.
+//! A record consists of the length of its body (u32, little-endian), the body in postcard, and the CRC32C of both. The
+//! body of the first record starts with a magic number and the format version (u32, little-endian). **Invariant:**
+//! every format version has these two, and the framing of the first record, at the same position.
 
 use serde::{Deserialize, Serialize};
 use zmove_disk::boot_id;
@@ -10,25 +10,25 @@ use zmove_types::{Cv, Timestamp};
 
 use super::{Begin, JournalError, PartFile};
 
-/// The format that is written and read here.
+/// The format version that this release reads and writes.
 pub(super) const VERSION: u32 = 1;
 /// The first bytes in the body of a journal's first record.
 pub(super) const MAGIC: [u8; 8] = *b"zmv-jrnl";
-/// The bytes of a record's length.
+/// Size of a record's length field, in bytes.
 pub(super) const LENGTH_BYTES: usize = 4;
-/// The bytes of the checksum at a record's end.
+/// Size of the checksum at the end of a record, in bytes.
 pub(super) const CRC_BYTES: usize = 4;
-/// The longest body, in bytes; checked before anything is allocated.
+/// Maximum size of a body, in bytes. Checked before memory is allocated.
 pub(super) const BODY_BYTES_MAX: usize = 1 << 20;
-/// The most groups in one record.
+/// Maximum number of groups in one record.
 pub(super) const GROUPS_MAX: usize = 8192;
 
-/// The identifier of one run of the system; zeros where the kernel has none.
+/// The ID of one boot of the system; zeros if the kernel does not provide it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BootId(pub(super) [u8; 16]);
 
 impl BootId {
-    /// The identifier of this run of the system.
+    /// Returns the ID of the current boot.
     pub(super) fn current() -> Self {
         boot_id().map_or_else(Self::default, Self::of)
     }
@@ -41,11 +41,12 @@ impl BootId {
 /// One record of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Record {
-    /// The first record of a journal, and never another one.
+    /// The first record of a journal. It appears nowhere else.
     Begin(Begin, BootId),
     /// A large file begins.
     Part(u64, PartFile),
-    /// Groups from `first` on that have been written, or had been `flushed` before they came into this journal.
+    /// Consecutive groups that have been written, starting at `first`. If `flushed` is set, they had been flushed
+    /// before they were added to this journal.
     Groups {
         file: u64,
         first: u32,
@@ -54,14 +55,14 @@ pub(crate) enum Record {
     },
     /// All groups in records that end at or before this offset have been flushed.
     Flushed { upto: u64 },
-    /// A file has its name or is given up.
+    /// A file has been renamed into place or given up.
     Ended { file: u64 },
-    /// The transfer writes no more to the part of a file, which it has left with this change time.
+    /// The transfer has finished writing to the part of a file. The part has this change time.
     Left { file: u64, ctime: Timestamp },
 }
 
 impl Record {
-    /// The record's bytes.
+    /// Returns the encoded record.
     ///
     /// # Errors
     /// [`JournalError::TooLong`].
@@ -82,7 +83,7 @@ impl Record {
         Ok(bytes)
     }
 
-    /// Decodes a body whose checksum was right, without magic and version; `None` where it is malformed.
+    /// Decodes a body whose checksum was valid, without magic number and version. Returns `None` if it is malformed.
     pub(super) fn decode(body: &[u8]) -> Option<Self> {
         let (record, rest) = postcard::take_from_bytes(body).ok()?;
         rest.is_empty().then_some(record)

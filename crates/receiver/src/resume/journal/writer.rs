@@ -1,4 +1,4 @@
-//! Writes a journal: each event is one record, and each record one write.
+//! Writes a journal. Each event is one record, and each record is one write.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,36 +22,37 @@ use super::{Begin, FILES_MAX, JournalError, PartFile, UnfinishedFile};
 
 use zmove_types::Lock;
 
-/// The journal of a running transfer. Dropped, it stays for another run; see [`remove`](Self::remove).
+/// The journal of a running transfer. It is not removed on drop, so that another run can use it; see
+/// [`remove`](Self::remove).
 #[derive(Debug)]
 pub struct Journal {
     place: JournalPlace,
     path: PathBuf,
     state: Lock<JournalState>,
-    /// The most bytes that the journal may have when a record is added.
+    /// Size in bytes from which on the journal accepts no further parts and groups.
     bytes_max: u64,
 }
 
-/// Where a journal lies.
+/// The location of a journal.
 #[derive(Debug)]
 enum JournalPlace {
     /// In this directory, locked.
     Own(PathBuf),
-    /// In the directory of a job, whose other receivers read it: no lock would hold between hosts, and it is only ever
-    /// added to.
+    /// In the directory of a job, where other receivers read it. It is not locked, because no lock would work across
+    /// hosts, and it is only appended to.
     Job(Arc<OwnedFd>),
 }
 
-/// The limits on the journals of one owner, checked when another begins.
+/// Limits on the journals of one owner, checked when a new one is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalRoom {
-    /// The most journals.
+    /// Maximum number of journals.
     pub journals: usize,
-    /// The most bytes of all journals together.
+    /// Maximum total size of all journals, in bytes.
     pub bytes: u64,
 }
 
-/// A position in a journal: everything that had been journalled when it was taken.
+/// A position in a journal. It covers everything that was journaled before the mark was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     generation: u64,
@@ -61,7 +62,7 @@ pub struct Mark {
 #[derive(Debug)]
 struct JournalState {
     file: Arc<HeldFile>,
-    /// Counts how often the journal has been rewritten: positions of another generation mean nothing.
+    /// Number of times the journal has been rewritten. Positions of other generations are invalid.
     generation: u64,
     /// The offset of the next record.
     end: u64,
@@ -69,38 +70,37 @@ struct JournalState {
     told: u64,
     /// The end of the records that a flush has covered.
     flushed: u64,
-    /// Files that have not ended, each with the bytes of its records.
+    /// Unfinished files, each with the total size of its records in bytes.
     files: BTreeMap<u64, u64>,
-    /// The length at which to check whether most of the journal is of no use any more.
+    /// Size in bytes at which to check whether most of the journal is obsolete.
     compact_at: u64,
     /// Whether the directory has been flushed since the journal got its name.
     named: bool,
     broken: bool,
-    /// The offset up to which the storage keeps room for the journal.
+    /// The offset up to which storage is preallocated for the journal.
     room_until: u64,
-    /// How much room it keeps ahead.
+    /// Number of bytes to preallocate beyond the next record.
     room_ahead: u64,
 }
 
-/// One journal may take one part in so many of what those of one owner may take.
+/// One journal may use 1/4 of the bytes that are allowed for all journals of its owner.
 const SHARES: u64 = 4;
-/// The least length at which a journal is rewritten.
+/// Minimum size in bytes at which a journal is rewritten.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
-/// The room that the storage keeps for the journal of a session in a job, beyond its end. Smaller, and where a target
-/// is full fewer work items can be recorded as ended; larger, and more room is taken from files until the job has
-/// ended.
+/// Number of bytes preallocated beyond the end of a job session's journal. With fewer, fewer work items could be
+/// recorded as ended when the target is full. With more, less space would be left for files until the job ends.
 const ROOM_AHEAD_BYTES: u64 = 256 << 10;
-/// Of what is free a journal has no more than this part kept: each session has one.
+/// A journal preallocates at most 1/16 of the free space, because every session has a journal.
 const ROOM_SHARE: u64 = 16;
-/// A journal is rewritten if no more than this part of it is about files that have not ended.
+/// A journal is rewritten if at most 1/4 of it concerns unfinished files.
 const COMPACT_SHARE: u64 = 4;
 
 impl Journal {
-    /// Begins the journal of a transfer, in a directory that is made if it is not there.
+    /// Creates the journal of a transfer. Creates the directory if it does not exist.
     ///
     /// # Errors
-    /// [`JournalError::TooLong`] for an owner or target that is too long; [`JournalError::Io`] with the system's error,
-    /// `AlreadyExists` when the transfer has a journal.
+    /// [`JournalError::TooLong`] if the owner or target is too long; [`JournalError::Io`] with the system's error,
+    /// which is `AlreadyExists` if the transfer already has a journal.
     pub fn create(directory: &Path, begin: &Begin) -> Result<Self, JournalError> {
         Self::create_within(
             directory,
@@ -112,10 +112,10 @@ impl Journal {
         )
     }
 
-    /// Like [`create`](Self::create), if the owner has room for one more.
+    /// Like [`create`](Self::create), but only if the owner's limits allow another journal.
     ///
     /// # Errors
-    /// Like [`create`](Self::create), and [`JournalError::NoRoom`].
+    /// Same as [`create`](Self::create), and [`JournalError::NoRoom`].
     pub fn create_within(
         directory: &Path,
         begin: &Begin,
@@ -127,7 +127,7 @@ impl Journal {
         let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path_with(directory, begin, suffix));
         let held = LockedFile::create(&new)?;
         let mut state = JournalState::new(held.file);
-        // Create it under another name: under its own it is never seen empty or unlocked.
+        // Create it under a temporary name, so that it is never empty or unlocked under its final name.
         let begun = state
             .append(&first, &new)
             .and_then(|()| fs::hard_link(&new, &path).map_err(JournalError::io("create", &path)));
@@ -141,10 +141,10 @@ impl Journal {
         })
     }
 
-    /// Begins the journal of a session in the directory of a job, under a name that no other session has.
+    /// Creates the journal of a session in the directory of a job. No other session may use the name.
     ///
     /// # Errors
-    /// Like [`create`](Self::create).
+    /// Same as [`create`](Self::create).
     pub(crate) fn create_in_job(
         directory: &Arc<OwnedFd>,
         name: &Name,
@@ -172,12 +172,12 @@ impl Journal {
         })
     }
 
-    /// Releases the lock, for another process to take the journal.
+    /// Releases the lock, so that another process can take over the journal.
     pub(crate) fn unlock(&self) {
         locked_file::unlock(&self.state.lock().file);
     }
 
-    /// Gives back the room that the storage keeps for what would follow: little more does.
+    /// Releases the preallocated storage, because few records will follow.
     ///
     /// # Errors
     /// The system's error.
@@ -197,11 +197,11 @@ impl Journal {
         Ok(())
     }
 
-    /// Records that a large file begins, or begins anew.
+    /// Records that a large file begins or begins again.
     ///
     /// # Errors
-    /// [`JournalError::TooManyFiles`] when [`FILES_MAX`] others have not ended; [`JournalError::NoRoom`]; the system's
-    /// error.
+    /// [`JournalError::TooManyFiles`] if [`FILES_MAX`] other files are unfinished; [`JournalError::NoRoom`]; or the
+    /// system's error.
     pub fn part(&self, file: u64, part: &PartFile) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.files.len() >= FILES_MAX && !state.files.contains_key(&file) {
@@ -211,11 +211,11 @@ impl Journal {
         state.tell(file, &Record::Part(file, part.clone()), &self.path)
     }
 
-    /// Records that the groups of `file` from `first` on have been written, to the kernel. Groups of a file that has
-    /// not begun, or has ended, are ignored.
+    /// Records that the groups of `file` from `first` on have been written to the kernel. Groups of a file that has not
+    /// begun or has ended are ignored.
     ///
     /// # Errors
-    /// The system's error; the groups may then be missing.
+    /// [`JournalError::NoRoom`] or the system's error. Some of the groups may then be missing.
     pub fn groups(&self, file: u64, first: u32, cvs: &[Cv]) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
@@ -237,7 +237,8 @@ impl Journal {
         Ok(())
     }
 
-    /// The present position. All records until now are in the kernel, so a flush that begins after this covers them.
+    /// Returns the current position. All records so far are in the kernel, so a flush that begins after this call
+    /// covers them.
     #[must_use]
     pub fn mark(&self) -> Mark {
         let state = self.state.lock();
@@ -253,7 +254,8 @@ impl Journal {
     /// The system's error.
     pub fn flushed(&self, upto: Mark) -> Result<(), JournalError> {
         let mut state = self.state.lock();
-        // The mark is ignored if the journal was rewritten meanwhile: the next flush covers the groups too.
+        // The journal may have been rewritten since the mark was taken. Ignore such a mark: the next flush covers its
+        // groups.
         if upto.generation != state.generation || upto.position <= state.flushed {
             return Ok(());
         }
@@ -265,7 +267,7 @@ impl Journal {
         self.sync(state)
     }
 
-    /// Records that the file has its name or is given up: it has no part any more.
+    /// Records that a file was renamed into place or given up, so that it no longer has a part.
     ///
     /// # Errors
     /// The system's error.
@@ -282,7 +284,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Records that the transfer writes no more to the part of a file, which has this change time now.
+    /// Records that the transfer has finished writing to the part of a file. The part now has this change time.
     ///
     /// # Errors
     /// The system's error.
@@ -294,12 +296,12 @@ impl Journal {
         state.append(&Record::Left { file, ctime }, &self.path)
     }
 
-    /// Takes over a file that another journal lists, under the number that it has in this transfer, and flushes this
-    /// journal, so that the other one can be removed. The caller leaves out the groups that it does not trust: after a
-    /// reboot those which had not been flushed.
+    /// Takes over a file from another journal under its number in this transfer, and flushes this journal, so that the
+    /// other one can be removed. The caller omits groups that it does not trust: after a reboot, those that were not
+    /// flushed.
     ///
     /// # Errors
-    /// Like [`part`](Self::part).
+    /// Same as [`part`](Self::part).
     pub fn adopt(&self, file: u64, unfinished: &UnfinishedFile) -> Result<(), JournalError> {
         self.part(file, &unfinished.part)?;
         let mut state = self.state.lock();
@@ -309,13 +311,13 @@ impl Journal {
         self.sync(state)
     }
 
-    /// Whether all files of the journal have ended.
+    /// Returns whether all files in the journal have ended.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.state.lock().files.is_empty()
     }
 
-    /// Removes the journal, since nothing is unfinished. Records that are added later are lost with it.
+    /// Removes the journal when no file is unfinished. Records added later are lost.
     ///
     /// # Errors
     /// The system's error.
@@ -323,7 +325,7 @@ impl Journal {
         fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
     }
 
-    /// Flushes the journal, and its name if that is new, while others go on writing.
+    /// Flushes the journal, and its directory if the name is new. Other threads can write during the flush.
     fn sync(&self, state: MutexGuard<'_, JournalState>) -> Result<(), JournalError> {
         let file = Arc::clone(&state.file);
         let generation = state.generation;
@@ -345,7 +347,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Rewrites the journal if most of it is about files that have ended. Where that fails it stays as it is.
+    /// Rewrites the journal if most of it concerns files that have ended. If that fails, the journal stays unchanged.
     fn compact(&self, state: &mut JournalState) {
         let of_use = state.files.values().sum::<u64>();
         if of_use.saturating_mul(COMPACT_SHARE) <= state.end
@@ -356,8 +358,8 @@ impl Journal {
         state.compact_at = COMPACT_BYTES_MIN.max(state.end * 2);
     }
 
-    /// Replaces the journal by one of the unfinished files; `None` where the present one does not list the expected
-    /// files.
+    /// Replaces the journal by one that contains only the unfinished files. Returns `None` if the present journal does
+    /// not list the expected files.
     fn anew(&self, state: &JournalState) -> Result<Option<JournalState>, JournalError> {
         let read = || {
             let mut file: &File = &state.file;
@@ -423,7 +425,7 @@ impl JournalState {
         Ok(())
     }
 
-    /// Appends a record as a whole or not at all.
+    /// Appends a record completely or not at all.
     fn append(&mut self, record: &Record, path: &Path) -> Result<(), JournalError> {
         let bytes = record.encode()?;
         if self.broken {
@@ -438,8 +440,8 @@ impl JournalState {
         Ok(())
     }
 
-    /// Has the storage keep room for what follows, while there is some: where a target fills up, the files that have
-    /// failed are to be recorded still.
+    /// Preallocates storage for further records while some is free, so that failed files can still be recorded when the
+    /// target is full.
     fn keep_room(&mut self, bytes: u64) {
         if self.end + bytes + self.room_ahead / 2 > self.room_until {
             let free = rustix::fs::fstatvfs(&**self.file)
@@ -447,7 +449,7 @@ impl JournalState {
             self.room_ahead = ROOM_AHEAD_BYTES.min(free / ROOM_SHARE);
             let ahead = bytes + self.room_ahead;
             self.room_until = self.end + ahead;
-            // not all file systems can; and where there is no room, the next record says so
+            // Not all file systems support this. If there is no space, the next write reports that.
             let keep_size = FallocateFlags::KEEP_SIZE;
             let _best_effort = rustix::fs::fallocate(&**self.file, keep_size, self.end, ahead);
         }
@@ -467,7 +469,7 @@ fn check_room(directory: &Path, begin: &Begin, room: JournalRoom) -> Result<(), 
             limit: room.journals as u64,
         });
     }
-    // A journal that has been removed meanwhile has no length.
+    // A journal that was removed in the meantime has no size.
     let bytes: u64 = own
         .iter()
         .filter_map(|named| fs::symlink_metadata(&named.path).ok())
@@ -482,7 +484,7 @@ fn check_room(directory: &Path, begin: &Begin, room: JournalRoom) -> Result<(), 
     Ok(())
 }
 
-/// Fills a new file with what is unfinished, and flushes it.
+/// Writes the unfinished files to a new journal and flushes it.
 fn write_anew(
     held: LockedFile,
     begin: Begin,
@@ -509,7 +511,7 @@ fn write_anew(
     Ok(state)
 }
 
-/// The groups of a file as records of groups that follow each other: first those that were flushed, then the others.
+/// Returns the groups of a file as records of consecutive groups: first those that were flushed, then the others.
 pub(super) fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
     let records = [true, false].into_iter().flat_map(|flushed| {
         let groups = unfinished.groups.iter();

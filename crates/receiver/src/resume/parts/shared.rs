@@ -1,5 +1,5 @@
-//! The parts of a job that several receivers write: each lies in a directory of the job, under a name that all find,
-//! and gets the name of its file by an order ([`commit`](crate::shared_job)).
+//! The parts of a job that several receivers write. Each part is stored in a directory of the job, under a name that
+//! all receivers derive in the same way. An order renames it into place ([`commit`](crate::shared_job)).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,16 +19,16 @@ use crate::resume::journal::{Begin, Journal, PartFile, SourceVersion, birth_of};
 use crate::rights::quota::Quota;
 use crate::store::target::file_systems::Flush;
 
-/// The parts that a session writes in a job.
+/// The parts that a session writes in a shared job.
 #[derive(Debug)]
 pub(crate) struct SharedParts {
     lease: Lease,
     pub(crate) session: Arc<JobSession>,
     pub(super) written: Lock<HashMap<FileId, SharedPart>>,
-    /// Held while parts are flushed: they count as clean before they are.
+    /// Held during a flush, because parts are marked as clean before they are flushed.
     flushing: Lock<()>,
     flush_failed: AtomicBool,
-    /// Whether parts have been opened since their names were flushed last.
+    /// Whether parts have been opened since their names were last flushed.
     are_new: AtomicBool,
 }
 
@@ -38,14 +38,14 @@ pub(super) struct SharedPart {
     name: Name,
     file: Arc<File>,
     mtime: Timestamp,
-    /// Whether groups have been written to it since it was flushed last.
+    /// Whether groups have been written to the part since its last flush.
     pub(super) is_dirty: bool,
-    /// Whether it is about to be let go: what is still written to it does not count.
+    /// Whether the part is about to be released. Groups that are still written to it do not count.
     pub(super) is_closing: bool,
 }
 
 impl PartStore {
-    /// The parts of a session in a job, with its journal.
+    /// Creates the parts of a session in a shared job, with its journal.
     pub(crate) fn in_job(
         lease: &Lease,
         session: Arc<JobSession>,
@@ -63,7 +63,7 @@ impl PartStore {
         }
     }
 
-    /// The part of a large file of a job, made if no receiver has begun it.
+    /// Opens the part of a large file in a shared job. Creates it if no receiver has done so.
     pub(crate) fn open_shared(
         &self,
         shared: &SharedParts,
@@ -95,7 +95,7 @@ impl PartStore {
         Ok(staged)
     }
 
-    /// Flushes what this session has written of a job's parts, and records that.
+    /// Flushes everything that this session has written to the job's parts, and records that.
     ///
     /// # Errors
     /// The system's error, of this flush or an earlier one.
@@ -132,19 +132,20 @@ impl SharedParts {
         Ok(())
     }
 
-    /// Lets go of a part to which this session writes no more: it would stay open until the next flush.
+    /// Flushes and releases a part that this session no longer writes to. Otherwise, it would stay open until the next
+    /// flush.
     pub(super) fn ended(&self, id: FileId) {
         let part = self.written.lock().get_mut(&id).map(|part| {
             part.is_closing = true;
             part.clone()
         });
-        // one that fails stays, and with it nothing more counts
+        // A part whose flush fails stays, and nothing is recorded as flushed after that.
         if part.is_some_and(|part| self.flush_part(&part).is_ok()) {
             self.written.lock().remove(&id);
         }
     }
 
-    /// Gives up a part for which there is no room: what it takes is of use to other files.
+    /// Gives up a part that cannot grow because the storage is full, so that other files can use its space.
     pub(crate) fn give_up(&self, id: FileId, reason: Errno) {
         let part = self.written.lock().get(&id).cloned();
         if let Some(SharedPart { name, file, .. }) = part {
@@ -163,8 +164,9 @@ impl SharedParts {
         self.flush_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Flushes each part that has been written to by itself: another host flushes nothing of it. After one that fails
-    /// all later ones do, so it does not matter that the part counts as clean.
+    /// Flushes each part that has been written to. Each is flushed separately, because a flush on another host would
+    /// not cover data written here. Once a flush has failed, all later ones fail too, so it does not matter that the
+    /// part was marked as clean.
     pub(super) fn flush(&self) -> io::Result<()> {
         let _alone = self.flushing.lock();
         let mut parts = self.written.lock();
@@ -172,7 +174,7 @@ impl SharedParts {
         let dirty: Vec<_> = parts.values_mut().filter_map(take).collect();
         drop(parts);
         dirty.iter().try_for_each(|part| self.flush_part(part))?;
-        // A part whose name is lost in a crash would be made once more, and have what is recorded of the first.
+        // If a crash lost the name of a part, a new part would be created and get the records of the lost one.
         if self.are_new.swap(false, Ordering::Relaxed) {
             self.session
                 .flush_part_names()
@@ -185,7 +187,8 @@ impl SharedParts {
         }
     }
 
-    /// Whether another receiver has given a part its name, or has given it up: nothing is to be written to it.
+    /// Returns whether another receiver has renamed a part into place or given it up. Nothing may be written to such a
+    /// part.
     ///
     /// # Errors
     /// The job has ended.
@@ -196,8 +199,8 @@ impl SharedParts {
         Ok(!self.session.has_part(name, staged.file())?)
     }
 
-    /// Looks after a part to which this session has just written: if it has got its name meanwhile, it gets the time of
-    /// its source once more.
+    /// Checks a part that this session has just written to. If the part was renamed into place in the meantime, its
+    /// modification time is set to that of its source again.
     ///
     /// # Errors
     /// The job has ended, or the system's error.
@@ -206,7 +209,8 @@ impl SharedParts {
         part.map_or(Ok(()), |part| self.keep_time(&part))
     }
 
-    /// Work that is handed out twice is written twice, with the same bytes, but each write sets the time.
+    /// Restores the modification time of a part that was renamed into place. Work that is handed out twice is written
+    /// twice with the same bytes, but each write changes the time.
     fn keep_time(&self, part: &SharedPart) -> io::Result<()> {
         if self.session.has_part(&part.name, &part.file)? {
             Ok(())
@@ -216,7 +220,7 @@ impl SharedParts {
     }
 }
 
-/// The name of a part among those of its job, the same for all receivers.
+/// Returns the name of a part in its job. The name is the same for all receivers.
 pub(crate) fn shared_name(path: &RelPath, source: &SourceVersion) -> Name {
     let SourceVersion {
         bytes,
