@@ -1,9 +1,9 @@
-//! Transfers that are opened by a grant: the right is that of somebody else than the sender, and holds for so many
-//! bytes and entries.
+//! Transfers opened by a grant. Such a transfer uses the permissions of the key that issued the grant instead of the
+//! sender's, limited to a number of bytes and entries.
 //!
-//! **Invariant:** what is over the limits is refused before it is stored. What comes again, since it was damaged or
-//! lost on its way, counts once. A directory counts once in a session when it is first named, as an entry or on the way
-//! to one, since it is made where it is missing.
+//! **Invariant:** data beyond the limits is refused before it is stored. Data that is sent again because it was damaged
+//! or lost in transit counts once. A directory counts once in a session, when it is first named as an entry or on the
+//! path to one, because it is created if it does not exist.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -22,53 +22,56 @@ use crate::store::target::WriteAccess;
 
 /// The grants that the peer of one session may use.
 pub trait Grants: fmt::Debug + Send + Sync {
-    /// Whether an opening is made by one of them: it names it, or the peer may open nothing else.
+    /// Returns whether an opening relies on one of these grants: it names a grant, or the peer may not open a transfer
+    /// without one.
     fn are_for(&self, open: &Open) -> bool {
         open.grant.is_some()
     }
 
-    /// Takes up the grant by which an opening is made. May block on files.
+    /// Takes up the grant on which an opening relies. May block on file access.
     ///
     /// # Errors
-    /// There is none, or it is not for this peer, this opening or this time.
+    /// There is no such grant, or it is not valid for this peer, this opening or the current time.
     fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal>;
 
-    /// Notes what a session has stored until now, so that it counts also when this process is killed. May block on
-    /// files.
+    /// Records the files that a session has stored so far, so that they stay counted even if this process is killed.
+    /// May block on file access.
     fn note(&self, _stored: Stored) {}
 
-    /// What this side signs of a session that has come to its good end, with so many faults. May block on files.
+    /// Returns a signed receipt for a session that has completed with this number of faults. May block on file access.
     fn receipt(&self, _stored: Stored, _faults: u64) -> Option<SignedReceipt> {
         None
     }
 
-    /// Notes what a session has stored that has ended in any way. May block on files.
+    /// Records the files stored by a session that has ended for any reason. May block on file access.
     fn ended(&self, _stored: Stored) {}
 }
 
-/// The files of one session that got their names.
+/// Totals of the files of one session that were renamed into place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// The number of files.
+    /// Number of files.
     pub files: u64,
-    /// The sum of their sizes.
+    /// Total size in bytes.
     pub bytes: u64,
 }
 
-/// What the sender of a transfer may do.
+/// The permissions of a transfer's sender.
 #[derive(Clone, Debug)]
 pub struct Rights {
-    /// Where it may write. Default: anywhere.
+    /// Where the sender may write. Default: anywhere.
     pub access: WriteAccess,
-    /// The owner of its journals: the fingerprint of its key. Default: empty, as within one process.
+    /// The owner of the sender's journals: the fingerprint of its key. Default: empty, for transfers within one
+    /// process.
     pub owner: String,
     /// Whether files keep their setuid and setgid bits. Default: no.
     pub set_ids: SetIds,
-    /// Whether entries may get owners, devices be made, and attributes be set that take rights. Default: no.
+    /// Whether the sender may set owners, create devices and set privileged attributes. Default: no.
     pub owning: Owning,
-    /// Whether it may open jobs that several receivers write together. Default: yes, as within one process.
+    /// Whether the sender may open jobs that several receivers write together. Default: yes, for transfers within one
+    /// process.
     pub leading: Leading,
-    /// The rate that its lanes are held to: senders that can keep it by themselves are told. Default: none.
+    /// Maximum rate of the sender's lanes. The sender is notified of it, so that it can limit itself. Default: none.
     pub rate_max: Option<RateLimit>,
 }
 
@@ -85,14 +88,15 @@ impl Default for Rights {
     }
 }
 
-/// Whether files may have setuid and setgid bits. Those of directories, and the sticky bit, lend no rights
-/// and are always carried.
+/// Whether files may have setuid and setgid bits. On directories these bits grant no privileges, and neither does the
+/// sticky bit, so those are always preserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SetIds {
-    /// The bits are dropped: ownership is not carried over, so they would lend the rights of the receiver's user.
+    /// The bits are dropped. Because ownership is not preserved, they would grant the privileges of the receiver's
+    /// user.
     #[default]
     Dropped,
-    /// The bits are carried, as the grant allows.
+    /// The bits are preserved, as the grant allows.
     Carried,
 }
 
@@ -100,92 +104,92 @@ pub enum SetIds {
 /// the grants of its nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leading {
-    /// Every opening of such a job by this right is refused.
+    /// Openings of such jobs are refused.
     Denied,
     /// The key may lead such jobs.
     #[default]
     Allowed,
 }
 
-/// Whether entries may get owners, and what else takes rights: devices, and the attributes that lend them.
+/// Whether a sender may set owners, create devices and set attributes that grant privileges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Owning {
-    /// All belongs to the receiver's user.
+    /// All entries belong to the receiver's user.
     #[default]
     Denied,
-    /// Allowed as far as the receiver's user may.
+    /// Allowed to the extent that the receiver's user is permitted to do so.
     Allowed,
 }
 
-/// A grant that was taken up: what a session by it may do.
+/// A grant that was taken up, with the permissions of the session that uses it.
 #[derive(Clone, Debug)]
 pub struct TakenUp {
-    /// The rights of whoever has given it.
+    /// The permissions of the key that issued the grant.
     pub rights: Rights,
-    /// The quota on which all is booked that the session keeps.
+    /// The quota against which the session's resources are charged.
     pub quota: Quota,
-    /// The names that may come to the top of the target.
+    /// The names that the sender may use at the top of the target.
     pub top_names: TopNames,
-    /// What may still be stored; `None`: no limit.
+    /// The limit on data that may be stored; `None` for no limit.
     pub allowance: Option<Arc<Allowance>>,
-    /// What may still be removed.
+    /// Number of entries that may still be removed.
     pub removals: Arc<RemovalBudget>,
 }
 
-/// So many bytes and entries.
+/// A number of bytes and entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Bytes of contents.
+    /// Bytes of file contents.
     pub bytes: u64,
-    /// Entries.
+    /// Number of entries.
     pub entries: u64,
 }
 
-/// What the sessions by one grant may store, and have stored.
+/// The amount that the sessions of one grant may store, and the amount that they have stored.
 #[derive(Debug)]
 pub struct Allowance {
     most: Amount,
     book: Lock<AllowanceBook>,
-    /// With a key of its own, so that nobody can name directories of equal hashes.
+    /// Keyed randomly, so that a sender cannot choose directory names with equal hashes.
     hashes: RandomState,
 }
 
-/// The memory of a directory that has been named.
+/// Memory used to remember a directory that has been named.
 pub(crate) const DIRECTORY_BYTES: usize = 32;
 
 #[derive(Debug)]
 struct AllowanceBook {
     stored: Amount,
-    /// What has come and is not stored yet, by item or large file, and in all.
+    /// Received data that is not stored yet, by item or large file. `sum` is its total.
     coming: HashMap<Coming, Received>,
     sum: Amount,
-    /// The hashes of the paths of directories that have been named.
+    /// Hashes of the paths of directories that have been named.
     directories: HashSet<u64>,
 }
 
-/// Something that has come.
+/// The item or large file to which received data belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Coming {
     Item(u64),
     File(u64),
 }
 
-/// What has come with it.
+/// Data received for an item or a large file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// The bytes of each entry; nothing for a directory, which counts by its path.
+    /// The size of each entry in bytes; `None` for a directory, which is counted by its path.
     Batch(Box<[Option<u32>]>),
-    /// The bytes of a group.
+    /// The size of a group in bytes.
     Group(u64),
-    /// A large file, whose bytes come in groups.
+    /// A large file. Its bytes arrive in groups.
     File,
 }
 
-/// What has become of something that came.
+/// The result for received data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate<'a> {
     Stored,
-    /// A batch is stored but for the entries of these faults, such as files that were guessed and are there already.
+    /// A batch was stored, except for the entries with these faults, such as guessed files that already exist.
     StoredBut(&'a [EntryFault]),
     Dropped,
 }
@@ -211,7 +215,7 @@ impl Received {
         }
     }
 
-    /// What of it has been stored.
+    /// Returns the amount that was stored, given the result.
     fn stored(&self, fate: Fate<'_>) -> Amount {
         let faults = match fate {
             Fate::Dropped => return Amount::default(),
@@ -232,7 +236,7 @@ impl Received {
 }
 
 impl Allowance {
-    /// An allowance for `most` in all, of which so much has been `stored` before.
+    /// Creates an allowance of `most` in total, of which `stored` has already been used.
     #[must_use]
     pub fn new(most: Amount, stored: Amount) -> Self {
         Self {
@@ -247,13 +251,13 @@ impl Allowance {
         }
     }
 
-    /// What has been stored by now.
+    /// Returns the amount stored so far.
     #[must_use]
     pub fn stored(&self) -> Amount {
         self.book.lock().stored
     }
 
-    /// Notes what has come, unless it is too much.
+    /// Records received data, unless it exceeds the allowance.
     pub(crate) fn take(&self, what: Coming, taken: Received) -> Result<(), WireError> {
         let mut book = self.book.lock();
         self.check(book.stored.with(book.sum).with(taken.amount()))?;
@@ -264,7 +268,8 @@ impl Allowance {
         Ok(())
     }
 
-    /// Notes the directories that a batch names; returns how many there were not before. Without a limit none is noted.
+    /// Records the directories that a batch names. Returns the number of new ones. If entries are not limited, none are
+    /// recorded.
     pub(crate) fn take_directories(&self, batch: &Batch) -> Result<usize, WireError> {
         if self.most.entries == u64::MAX {
             return Ok(0);
@@ -285,7 +290,7 @@ impl Allowance {
         Ok(book.directories.len() - before)
     }
 
-    /// Notes the directory of this name in `path`, and goes on to it.
+    /// Records the directory of this name in `path`, and appends the name to `path`.
     fn take_directory(
         &self,
         book: &mut AllowanceBook,
@@ -319,7 +324,7 @@ impl Allowance {
         Ok(())
     }
 
-    /// Notes what has become of something; what is not stored comes again, if at all.
+    /// Records the result for received data. Data that was not stored is sent again, if at all.
     pub(crate) fn settle(&self, what: Coming, fate: Fate<'_>) {
         let mut book = self.book.lock();
         let Some(taken) = book.coming.remove(&what) else {

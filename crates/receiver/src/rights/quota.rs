@@ -1,16 +1,15 @@
-//! The quota of one key: what its transfers hold together beside their buffers and lanes, checked against the key's
-//! limits (`docs/REFERENCE.md` has them).
+//! The quota of one key: the resources that its transfers use together, except for buffers and lanes, and the key's
+//! limits on them (see `docs/REFERENCE.md`).
 //!
-//! Booked are messages, from when they are decoded until they are answered (`messages`); heads of batches, until their
-//! entries are placed; directories and files that are remembered; paths of directories that are open; answers to a peer
-//! that does not read; descriptors of large files; and threads that look at the target. A task that would exceed a
-//! limit fails by itself: nothing waits here, so no key waits for another.
+//! The following are charged against the quota: messages, from decoding until they are answered (`messages`); heads of
+//! batches, until their entries are placed; remembered directories and files; paths of open directories; answers to a
+//! peer that does not read; descriptors of large files; and threads that inspect the target. A task that would exceed a
+//! limit fails. Nothing waits for quota, so no key waits for another.
 //!
-//! With io_uring each key has a ring of its own, since storage that does not answer keeps the slots of the
-//! ring.
+//! With io_uring, each key has its own ring, because storage that does not respond keeps slots of the ring occupied.
 //!
-//! **Invariant:** everything that is kept is booked, and is given back by dropping the [`Booking`] that stands
-//! for it, so that no way out of a task forgets it.
+//! **Invariant:** everything that is kept is charged, and is released by dropping its [`Booking`], so that no exit path
+//! of a task can forget to release it.
 
 pub(crate) mod limits;
 pub(crate) mod messages;
@@ -31,81 +30,82 @@ use crate::resume::journal::JournalRoom;
 use crate::rights::quota::limits::{Limits, files_of_process};
 use zmove_types::Lock;
 
-/// The quotas of all keys that have transfers under way.
+/// The quotas of all keys that have transfers in progress.
 #[derive(Debug)]
 pub struct Quotas {
     books: Lock<HashMap<Fingerprint, Weak<QuotaBook>>>,
-    /// The descriptors of all keys together.
+    /// Descriptors used by all keys together.
     files: Arc<Gauge>,
 }
 
-/// The quota of one key; clones share it. The default one belongs to no key, and has the default limits.
+/// The quota of one key. Clones share it. The default quota belongs to no key and has the default limits.
 #[derive(Clone, Debug)]
 pub struct Quota(Arc<QuotaBook>);
 
 #[derive(Debug)]
 struct QuotaBook {
     memory: Arc<Gauge>,
-    /// The windows of lanes, in bytes: what may wait in this process.
+    /// The windows of lanes, in bytes. They limit the data waiting in this process.
     windows: Arc<Gauge>,
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
     storage_threads: StorageThreads,
-    /// The threads that give files their final names.
+    /// The threads that rename files into place.
     naming_threads: StorageThreads,
     /// The storage engine of the key's transfers.
     file_io: OnceLock<Arc<dyn FileIo>>,
     transfers_max: AtomicUsize,
-    /// The limits on the key's journals, which are counted in their directory.
+    /// The limits on the key's journals. The journals themselves are counted in their directory.
     room: Lock<JournalRoom>,
 }
 
-/// The amount of one thing that is in use, and its limit.
+/// The used amount of one resource, and its limit.
 #[derive(Debug)]
 struct Gauge {
     used: AtomicUsize,
     max: AtomicUsize,
-    /// The gauge of which this one is a part, with others that are to find something left: see [`fits`](Self::fits).
+    /// The gauge that contains this one and others. Each must leave some of it to the others; see [`fits`](Self::fits).
     whole: Option<Arc<Self>>,
 }
 
-/// An amount that is booked, and given back when dropped.
+/// A reserved amount. It is released on drop.
 #[derive(Debug)]
 pub struct Booking {
     gauge: Arc<Gauge>,
     amount: usize,
 }
 
-/// The bookings of a thread and of the descriptors that it opens.
+/// The reservations for a thread and for the descriptors that it opens.
 pub type ThreadBooking = [Booking; 2];
 
-/// The bookings of the descriptors of a staging directory and of its path.
+/// The reservations for the descriptors of a staging directory and for its path.
 pub(crate) type StagingBooking = [Booking; 2];
 
-/// The descriptors of one large file that is being written: its own, one past the page cache, its
-/// directory's, and two of the version that it replaces.
+/// Number of descriptors of a large file that is being written: its own, one that bypasses the page cache, that of its
+/// directory, and two of the version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
 
-/// The descriptors of all keys together are one part in so many of those that the process may have: the others are for
-/// connections, lanes and what is open for a moment.
+/// All keys together may use 1/2 of the process's descriptors. The others are for connections, lanes and files that are
+/// open only briefly.
 const SHARES_OF_PROCESS: usize = 2;
 
-/// Windows may take one part in so many of a key's memory limit. They are booked beside that memory, since a key with
-/// many lanes would otherwise have nothing left for messages.
+/// Windows may use 1/2 of a key's memory limit. They are charged separately, because a key with many lanes would
+/// otherwise have no memory left for messages.
 const WINDOW_SHARE: usize = 2;
 
-/// The descriptors that a thread which looks, or helps to write, has open at a time: of a file, its directory and the
-/// parent.
+/// Number of descriptors that a thread which inspects entries or helps to write has open at the same time: of a file,
+/// its directory and the parent.
 const DESCRIPTORS_PER_THREAD: usize = 3;
 
-/// The descriptors of a staging directory: its own and that of its parent.
+/// Number of descriptors of a staging directory: its own and that of its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
 
-/// How often its path is kept: among all staging directories, and in its generation.
+/// Number of copies of a staging directory's path: one in the list of all staging directories and one in its
+/// generation.
 const PATHS_PER_STAGING: usize = 2;
 
 impl Quotas {
-    /// The quota of a key, by the limits that hold now.
+    /// Returns the quota of a key, updated to the current limits.
     #[must_use]
     pub fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
         let mut quotas = self.books.lock();
@@ -118,7 +118,7 @@ impl Quotas {
         Quota(book)
     }
 
-    /// Whether the transfers of a key have more than half of the memory that they may have.
+    /// Returns whether the transfers of a key use more than half of its memory limit.
     #[must_use]
     pub fn is_crowded(&self, key: Fingerprint) -> bool {
         let book = self.books.lock().get(&key).and_then(Weak::upgrade);
@@ -149,7 +149,7 @@ impl Default for Quota {
 }
 
 impl Quota {
-    /// Books memory.
+    /// Reserves memory.
     ///
     /// # Errors
     /// The limit would be exceeded.
@@ -159,7 +159,7 @@ impl Quota {
         Ok(held)
     }
 
-    /// A booking of no memory yet, which is to [grow](Booking::grow).
+    /// Returns an empty reservation of memory, which can [grow](Booking::grow).
     #[must_use]
     pub fn book_nothing(&self) -> Booking {
         Booking {
@@ -168,15 +168,16 @@ impl Quota {
         }
     }
 
-    /// Books the window of a lane; `None` where the windows would exceed their limit, half of that of memory.
+    /// Reserves the window of a lane. Returns `None` if the windows would exceed their limit, which is half of the
+    /// memory limit.
     pub(crate) fn book_window(&self, bytes: usize) -> Option<Booking> {
         self.0.windows.hold(bytes)
     }
 
-    /// Books the descriptors of a large file.
+    /// Reserves the descriptors of a large file.
     ///
     /// # Errors
-    /// `EMFILE`, as when the process has no descriptors left.
+    /// `EMFILE`, as if the process had no descriptors left.
     pub fn book_file(&self) -> io::Result<Booking> {
         self.0
             .files
@@ -184,13 +185,13 @@ impl Quota {
             .ok_or_else(|| Errno::MFILE.into())
     }
 
-    /// Books a descriptor of something that stays open; `None` where a limit would be exceeded.
+    /// Reserves one descriptor that stays open. Returns `None` if a limit would be exceeded.
     #[must_use]
     pub fn book_descriptor(&self) -> Option<Booking> {
         self.0.files.hold(1)
     }
 
-    /// Books the descriptors of a staging directory and its path, by which it is found; `None` where a limit would be
+    /// Reserves the descriptors of a staging directory and memory for its path. Returns `None` if a limit would be
     /// exceeded.
     pub(crate) fn book_staging(&self, path: &RelPath) -> Option<StagingBooking> {
         let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
@@ -200,14 +201,14 @@ impl Quota {
         ])
     }
 
-    /// Books the descriptors of a staging directory whose files can also get their names one by one, as long as most
-    /// descriptors are left to large files, which cannot do without.
+    /// Reserves the descriptors of a staging directory whose files could also be renamed into place one by one. Returns
+    /// `None` unless most descriptors are free for large files, which cannot do without them.
     pub(crate) fn book_spare_staging(&self, path: &RelPath) -> Option<StagingBooking> {
         self.leaves_most_descriptors()
             .then(|| self.book_staging(path))?
     }
 
-    /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
+    /// Reserves a thread and the descriptors that it opens. Returns `None` if a limit would be exceeded.
     #[must_use]
     pub fn book_thread(&self) -> Option<ThreadBooking> {
         Some([
@@ -216,8 +217,7 @@ impl Quota {
         ])
     }
 
-    /// The storage engine of this key's transfers: one of its own where `usual` has to be one for each key, else
-    /// `usual`.
+    /// Returns the storage engine of this key's transfers: a new one if each key needs its own, otherwise `usual`.
     #[must_use]
     pub fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
         Arc::clone(
@@ -227,19 +227,20 @@ impl Quota {
         )
     }
 
-    /// A turn for a thread that is going to hash, list or write for a session that ends when `stopping` is set.
+    /// Returns a turn for a thread that hashes, lists or writes for a session, until `stopping` is set.
     pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
         self.0.storage_threads.turn(task, stopping)
     }
 
-    /// Has the threads of this key begin with as many as were of use on a file system before, unless they have begun.
+    /// Sets the initial number of this key's threads to the number that was useful on a file system before, unless
+    /// threads have already started.
     pub(crate) fn recall_threads(&self, of: &FileSystemMemory) {
         let all = self.work_and_threads();
         all.into_iter()
             .for_each(|(work, threads)| of.recall(work, threads));
     }
 
-    /// Remembers how many threads of this key were of use on a file system.
+    /// Remembers the number of this key's threads that was useful on a file system.
     pub(crate) fn keep_threads(&self, of: &FileSystemMemory) {
         self.work_and_threads()
             .into_iter()
@@ -259,12 +260,13 @@ impl Quota {
         ]
     }
 
-    /// Whether the storage that this key writes to is a late one.
+    /// Returns whether the storage that this key writes to has a high latency.
     pub(crate) fn writes_late(&self) -> bool {
         self.0.storage_threads.is_late(Task::Write)
     }
 
-    /// Runs `work` on this thread and on as many others of the key as are of use: see [`StorageThreads::side_by_side`].
+    /// Runs `work` on this thread and on as many other threads of the key as are useful; see
+    /// [`StorageThreads::side_by_side`].
     pub(crate) fn side_by_side<T: Send>(
         &self,
         task: Task,
@@ -277,8 +279,8 @@ impl Quota {
             .side_by_side(task, name, stopping, || self.book_helper(), work)
     }
 
-    /// Runs `work`, which gives names, as [`side_by_side`](Self::side_by_side) does, but with turns of its own: writers
-    /// may hold all other turns while they wait for this work.
+    /// Runs `work`, which renames files into place, like [`side_by_side`](Self::side_by_side) but with separate turns:
+    /// writers may hold all other turns while they wait for this work.
     pub(crate) fn name_side_by_side<T: Send>(
         &self,
         work: impl Fn(&Turn<'_>) -> T + Sync,
@@ -289,18 +291,18 @@ impl Quota {
             .side_by_side(task.0, task.1, &NEVER, || self.book_helper(), work)
     }
 
-    /// Runs `work`, which removes what a session has left, with as many threads as have written: see
-    /// [`side_by_side`](Self::side_by_side). The session has ended.
+    /// Runs `work`, which removes the leftovers of a session that has ended, on as many threads as the session used for
+    /// writing; see [`side_by_side`](Self::side_by_side).
     pub(crate) fn discard_side_by_side(&self, work: impl Fn(&Turn<'_>) + Sync) {
         self.side_by_side(Task::Write, "zmove-discard", &NEVER, work);
     }
 
-    /// A turn for a thread that gives names.
+    /// Returns a turn for a thread that renames files into place.
     pub(crate) fn naming_turn(&self) -> Turn<'_> {
         self.0.naming_threads.turn(Task::Write, &NEVER)
     }
 
-    /// Books a thread that helps others, as long as most descriptors are left to large files.
+    /// Reserves a helper thread. Returns `None` unless most descriptors are free for large files.
     #[must_use]
     pub fn book_helper(&self) -> Option<ThreadBooking> {
         self.leaves_most_descriptors().then(|| self.book_thread())?
@@ -310,13 +312,13 @@ impl Quota {
         self.0.files.used() <= self.0.files.most() / 4
     }
 
-    /// The limits on this key's journals.
+    /// Returns the limits on this key's journals.
     pub(crate) fn room(&self) -> JournalRoom {
         *self.0.room.lock()
     }
 
-    /// The number of directories that each of so many writers of a transfer may keep open: with as many transfers as
-    /// the key may have, they take half of its descriptors.
+    /// Returns the number of directories that each of the `writers` of a transfer may keep open. With the maximum
+    /// number of transfers, the key's transfers use half of its descriptors for them.
     pub(crate) fn directories_each(&self, writers: usize) -> usize {
         let writers = self
             .0
@@ -327,7 +329,7 @@ impl Quota {
     }
 }
 
-/// A flag that is never set: some work is done also when the session has ended.
+/// A flag that is never set, for work that also runs after the session has ended.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl QuotaBook {
@@ -426,8 +428,8 @@ impl Gauge {
         fits
     }
 
-    /// Adds `amount` for a part, which then has `part` in all, unless that is more than half of what the
-    /// other parts leave free. So every further part finds some room.
+    /// Adds `amount` for a part that then uses `part` in total, unless that is more than half of what the other parts
+    /// leave free. Each additional part therefore finds some space.
     fn fits(&self, amount: usize, part: usize) -> bool {
         let max = self.max();
         let more = |used: usize| {
@@ -440,7 +442,7 @@ impl Gauge {
             .is_ok()
     }
 
-    /// How much there may be now, beside what other parts have.
+    /// Returns the current limit of this gauge, given the usage of the other parts.
     fn most(&self) -> usize {
         let max = self.max();
         let Some(whole) = &self.whole else { return max };
@@ -457,10 +459,10 @@ impl Gauge {
 }
 
 impl Booking {
-    /// Books more.
+    /// Reserves more.
     ///
     /// # Errors
-    /// The limit would be exceeded; what was booked before stays.
+    /// The limit would be exceeded. The existing reservation is kept.
     pub fn grow(&mut self, more: usize) -> Result<(), WireError> {
         if self.gauge.take(more) {
             self.amount += more;
@@ -473,13 +475,13 @@ impl Booking {
         })
     }
 
-    /// Gives back a part of what is booked.
+    /// Releases part of the reservation.
     pub(crate) fn shrink(&mut self, less: usize) {
         self.amount -= less;
         self.gauge.release(less);
     }
 
-    /// Takes over another amount that is booked on the same gauge.
+    /// Takes over another reservation of the same gauge.
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(
             Arc::ptr_eq(&self.gauge, &other.gauge),
@@ -488,12 +490,12 @@ impl Booking {
         self.amount += std::mem::take(&mut other.amount);
     }
 
-    /// Gives back all that is booked.
+    /// Releases the whole reservation.
     pub(crate) fn clear(&mut self) {
         self.shrink(self.amount);
     }
 
-    /// The amount that is booked.
+    /// Returns the reserved amount.
     pub(crate) fn amount(&self) -> usize {
         self.amount
     }

@@ -1,13 +1,13 @@
-//! The names that may be written at the top of the target, where this side has asked for certain sources, or where the
-//! sender has announced a single file: what else it names is not for it to write, compare, list or remove. Where this
-//! side has listed the paths that it wants, the same holds below the top.
+//! The names that a sender may use at the top of the target. They are restricted if this side requested certain
+//! sources, or if the sender announced a single file. A sender may not write, compare, list or remove anything else. If
+//! this side has listed the paths that it wants, the restriction also applies below the top.
 //!
-//! A single file may get the name of the target. Paths are then relative to the directory that the target lies in,
-//! which nobody has named: the one file is all that may come there.
+//! A single file may be renamed to the name of the target. Paths are then relative to the directory that contains the
+//! target. The user has not named that directory, so the sender may write only this one file there.
 //!
-//! The directories of shared jobs are nobody's to name, wherever they are.
+//! No sender may use the directories of shared jobs, at any depth.
 //!
-//! **Invariant:** every path that a sender names is held against these names before anything is looked at or written.
+//! **Invariant:** every path from a sender is checked against these names before anything is inspected or written.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,30 +18,30 @@ use zmove_wire::{
     Batch, BatchEntry, EntryGroup, Question, SourceKind, TargetShape, ToReceiver, WireError,
 };
 
-/// The names that a sender may bring at the top of the target. Default: any, and the target itself.
+/// The names that a sender may use at the top of the target. Default: any name, and the target itself.
 #[derive(Clone, Default)]
 pub struct TopNames {
-    /// Any where there is none.
+    /// The requested names; `None` allows any name.
     wanted: Option<Arc<WantedNames>>,
     /// Whether the target itself may get the mode and time of a source.
     itself: bool,
-    /// Whether a single file comes: no directory, and nothing in one.
+    /// Whether only a single file is expected: no directory, and nothing in one.
     single: bool,
 }
 
-/// Whether a name at the top was asked for.
+/// Returns whether a name at the top was requested.
 type IsAsked = dyn Fn(&[u8]) -> bool + Send + Sync;
 
-/// What is wanted.
+/// The requested names.
 enum WantedNames {
-    /// All below the names at the top for which this is true.
+    /// Everything below the top-level names for which this function returns true.
     Tops(Box<IsAsked>),
     /// The paths of a list.
     Listed(Arc<ListedPaths>),
 }
 
-/// The paths of a list, and the directories on the way to them: what is in a directory that is listed is not. They are
-/// kept as hashes.
+/// The paths of a list, and the directories that lead to them. A listed directory does not include its contents. The
+/// paths are stored as hashes.
 #[derive(Debug, Default)]
 pub struct ListedPaths {
     paths: HashOnlySet,
@@ -49,7 +49,7 @@ pub struct ListedPaths {
 }
 
 impl ListedPaths {
-    /// Adds a path, as a user may write it.
+    /// Adds a path in the form that a user may write.
     pub fn add(&mut self, path: &[u8]) {
         let parts = path
             .split(|&byte| byte == b'/')
@@ -87,7 +87,7 @@ impl WantedNames {
 }
 
 impl TopNames {
-    /// Only names that are `wanted`, and not the target itself.
+    /// Allows only names for which `wanted` returns true, and not the target itself.
     pub fn only(wanted: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Self {
         let wanted = WantedNames::Tops(Box::new(wanted));
         Self {
@@ -97,7 +97,7 @@ impl TopNames {
         }
     }
 
-    /// Only the paths of a list, also below the top.
+    /// Allows only the paths of a list, at the top and below.
     #[must_use]
     pub fn listed(paths: Arc<ListedPaths>) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl TopNames {
         }
     }
 
-    /// The same names, less what a sender may not bring that has announced this shape.
+    /// Restricts the names to those that a sender which announced this shape may use.
     #[must_use]
     pub(crate) fn of_shape(self, shape: &TargetShape) -> Self {
         let TargetShape::Single { name } = shape else {
@@ -127,7 +127,8 @@ impl TopNames {
     /// Checks a path below the target.
     ///
     /// # Errors
-    /// [`WireError::Unasked`] when the path was not asked for; [`WireError::OfSharedJob`].
+    /// [`WireError::Unasked`] if the path was not requested; [`WireError::OfSharedJob`] if it leads into the directory
+    /// of a shared job.
     pub fn check(&self, path: &RelPath) -> Result<(), WireError> {
         check_reserved(path.components())?;
         let Some(wanted) = &self.wanted else {
@@ -149,7 +150,7 @@ impl TopNames {
         }
     }
 
-    /// Checks names in a directory, the path of which has been looked at for those of shared jobs.
+    /// Checks names in a directory. The directory's path has already been checked for directories of shared jobs.
     fn check_in<'a>(
         &self,
         directory: &RelPath,
@@ -195,7 +196,7 @@ impl TopNames {
                 groups.iter().try_for_each(|group| self.check_group(group))
             }
             Question::Hash(groups) => self.check(&groups.path),
-            // to list the target itself is to be told all of its names
+            // Listing the target itself would reveal all of its names.
             Question::Extraneous(ranges)
                 if self.wanted.is_some()
                     && ranges.iter().any(|range| range.directory.is_root()) =>
@@ -224,7 +225,7 @@ impl TopNames {
         )
     }
 
-    /// Checks what a message names.
+    /// Checks all paths and names in a message.
     pub(crate) fn check_message(&self, message: &ToReceiver) -> Result<(), WireError> {
         match message {
             ToReceiver::Request(request) => self.check_question(&request.question),
@@ -249,7 +250,8 @@ fn asked(is_wanted: bool) -> Result<(), WireError> {
     }
 }
 
-/// Checks that no path leads through the directory of a shared job: its receivers believe what lies there.
+/// Checks that a path does not lead into the directory of a shared job, because receivers trust the contents of that
+/// directory.
 fn check_reserved<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Result<(), WireError> {
     if names.into_iter().any(is_shared_job_name) {
         Err(WireError::OfSharedJob)

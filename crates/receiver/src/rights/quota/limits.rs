@@ -1,6 +1,6 @@
-//! The limits on what the senders of a daemon may take of this host: together, each, and with one transfer.
+//! Limits on the resources of this host that the senders of a daemon may use: all together, per key, and per transfer.
 //!
-//! `docs/REFERENCE.md` has the table. What one message or frame may hold is not here but in `zmove_wire::limits`.
+//! `docs/REFERENCE.md` has the table. The limits on a single message or frame are in `zmove_wire::limits`.
 
 use std::time::Duration;
 
@@ -8,61 +8,61 @@ use zmove_transport::GREETING_TIMEOUT;
 use zmove_types::{ByteCount, GROUP_BYTES};
 use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
 
-/// The limits of one daemon. What exceeds one waits in the queue, is refused, or is closed; the log names the limit.
+/// The limits of one daemon. A connection or transfer that exceeds a limit is queued, refused or closed, and the log
+/// names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that have not proved a key. One more queues, or has one closed of a network above its share.
-    /// Default: 256; each takes some 40 KiB, and up to 1 MiB of the kernel's memory for what has not been read.
+    /// Connections that have not proved a key. A further connection waits, or replaces one from a network that exceeds
+    /// its share. Default: 256. Each takes about 40 KiB, and up to 1 MiB of kernel memory for unread data.
     pub unproven: usize,
-    /// How long a peer may take to prove its key, and again to greet. Default: [`GREETING_TIMEOUT`].
+    /// How long a peer may take to prove its key, and then to send its greeting. Default: [`GREETING_TIMEOUT`].
     pub unproven_time: Duration,
-    /// Connections of one key that belong to no transfer yet. Default: 512; each takes some 40 KiB.
+    /// Connections of one key that do not belong to a transfer yet. Default: 512. Each takes about 40 KiB.
     pub waiting_per_identity: usize,
-    /// Transfers at once. Default: 64.
+    /// Concurrent transfers. Default: 64.
     pub transfers: usize,
-    /// Transfers of one key at once. Default: 32.
+    /// Concurrent transfers of one key. Default: 32.
     pub transfers_per_identity: usize,
-    /// Transfers of one key that wait in the queue for their turn; the next is refused. Default: 256; each takes
-    /// some 40 KiB.
+    /// Transfers of one key that wait in the queue. Further ones are refused. Default: 256. Each takes about 40 KiB.
     pub queued_per_identity: usize,
-    /// Lanes of all transfers together; each is a thread and, over TCP, a descriptor. A transfer is promised an eighth
-    /// of what is left, 8 at least. Default: 4096.
+    /// Lanes of all transfers together. Each uses a thread and, over TCP, a descriptor. A new transfer may use one
+    /// eighth of the remaining lanes, but at least 8. Default: 4096.
     pub lanes: usize,
-    /// Lanes of all transfers of one key. Default: 1088, with which as many transfers as a key may have get their
-    /// share.
+    /// Lanes of all transfers of one key. Default: 1088, which gives each of the key's transfers its share.
     pub lanes_per_identity: usize,
-    /// Lanes of one transfer, 8 to 64. Default: 64.
+    /// Lanes of one transfer, from 8 to 64. Default: 64.
     pub lanes_per_transfer: u16,
-    /// Buffers of one transfer, 64 MiB at least; it gets no more lanes than have a buffer each, with 8 to
-    /// spare. Default: 288 MiB.
+    /// Buffers of one transfer, at least 64 MiB. A transfer gets only as many lanes as leave 8 spare buffers when each
+    /// lane has one. Default: 288 MiB.
     pub memory_per_transfer: ByteCount,
-    /// Memory of the transfers of one key beside their buffers: messages and batches that are at work, and what is
-    /// remembered of directories and files to the end. Default: 1 GiB.
+    /// Memory of the transfers of one key in addition to their buffers: messages and batches being processed, and
+    /// directories and files remembered until the end. Default: 1 GiB.
     pub memory_per_identity: ByteCount,
-    /// Descriptors of the large files and directories that the transfers of one key have open. Default: a
-    /// quarter of what the process may have.
+    /// Descriptors of large files and directories opened by the transfers of one key. Default: a quarter of the
+    /// process's limit.
     pub files_per_identity: usize,
-    /// Threads that look at the target for the transfers of one key; beyond that a transfer gets one for comparing and
-    /// one for removing. Default: 256.
+    /// Threads that inspect the target for the transfers of one key. Beyond this limit, each transfer gets one thread
+    /// for comparing and one for removing. Default: 256.
     pub threads_per_identity: usize,
-    /// Journals of one key, those of transfers that were broken off among them. Default: 256.
+    /// Journals of one key, including those of interrupted transfers. Default: 256.
     pub journals_per_identity: usize,
-    /// Bytes of all journals of one key when another one begins; each may take a quarter of them. Default: 256 MiB.
+    /// Total size of the journals of one key, checked when another is created. Each journal may use a quarter of it.
+    /// Default: 256 MiB.
     pub journal_bytes_per_identity: ByteCount,
 }
 
-/// The lanes and buffers that one transfer may take.
+/// The lanes and buffers that one transfer may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portion {
-    /// The most lanes.
+    /// Maximum number of lanes.
     pub lanes: u16,
-    /// The most buffers of one group each.
+    /// Maximum number of buffers, each for one group.
     pub buffers: usize,
 }
 
-/// A transfer gets one part in so many of the lanes that are left, so that later ones get some.
+/// A new transfer may use 1/8 of the remaining lanes, which leaves some for later transfers.
 const SHARES: usize = 8;
-/// Buffers that wait for writers while each lane holds one.
+/// Number of buffers for data waiting for writers, in addition to one buffer for each lane.
 pub(crate) const BUFFERS_BESIDE_LANES: usize = 8;
 
 impl Default for Limits {
@@ -87,10 +87,11 @@ impl Default for Limits {
     }
 }
 
-/// One key may have one part in so many of the process's descriptors.
+/// By default, one key may use 1/4 of the process's descriptors.
 const FILE_SHARES: usize = 4;
 
-/// The number of descriptors that this process may have; when it began it raised the limit as far as it could.
+/// Returns the number of descriptors that this process may open. At startup, the process raises this limit as far as
+/// possible.
 #[must_use]
 pub fn files_of_process() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -100,8 +101,8 @@ pub fn files_of_process() -> usize {
 }
 
 impl Limits {
-    /// These limits, lowered to what this process has descriptors for, and the name and value of each lowered one. Half
-    /// of the descriptors are for connections, and of these one key may have half at most.
+    /// Returns these limits, lowered to fit the number of descriptors of this process, and the name and value of each
+    /// limit that was lowered. Half of the descriptors are for connections, and one key may use at most half of these.
     #[must_use]
     pub fn within_process(self) -> (Self, Vec<(&'static str, usize)>) {
         self.within(files_of_process())
@@ -118,7 +119,7 @@ impl Limits {
         };
         let lanes_min = usize::from(LANES_UNASKED_MAX);
         lower("unproven", &mut self.unproven, 8, 1);
-        // All lanes of one transfer belong to none until they have greeted.
+        // The lanes of a new transfer do not belong to it until they have sent their greetings.
         lower(
             "waiting_per_identity",
             &mut self.waiting_per_identity,
@@ -136,7 +137,7 @@ impl Limits {
         (self, lowered)
     }
 
-    /// The portion of a transfer that begins while so many lanes are left.
+    /// Returns the portion of a transfer that begins while `lanes_left` lanes are left.
     #[must_use]
     pub fn portion(&self, lanes_left: usize) -> Portion {
         let least = LANES_UNASKED_MAX;

@@ -1,4 +1,4 @@
-//! The messages of a peer with the memory booked for them, from when they are decoded until they are answered.
+//! The messages of a peer, with memory that is reserved from their decoding until they are answered.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,20 +14,22 @@ use zmove_wire::{
 
 use crate::rights::quota::{Booking, Quota};
 
-/// A message, and the memory that is booked for it.
+/// A message and the memory reserved for it.
 #[derive(Debug)]
 pub(crate) struct BookedMessage {
     pub(crate) message: ToReceiver,
     pub(crate) held: Booking,
 }
 
-/// The messages of one session as they arrive.
+/// The messages of one session, in the order of arrival.
 pub(crate) type Messages = Inbox<BookedMessage>;
 
-/// Reads the messages of a session, and books them on `quota`, which another key's replaces once the opening has named
-/// its grant. A message for which its key has no memory left ends the session, and so does an opening beyond
-/// `openings_max`, which is 1, or 0 where this side has ordered the transfer: openings in the queue would keep their
-/// names, where those of the first are dropped once the target is open.
+/// Reads the messages of a session and charges their memory against `quota`. Once the opening has named its grant,
+/// another key's quota takes the place of the first one.
+///
+/// A message for which the key has no memory left ends the session. So does an opening beyond `openings_max`, which is
+/// 1, or 0 if this side ordered the transfer. Queued openings would keep their names in memory, while those of the
+/// first opening are dropped once the target is open.
 pub(crate) fn messages(
     reader: ControlReader,
     quota: Arc<Lock<Quota>>,
@@ -35,7 +37,7 @@ pub(crate) fn messages(
 ) -> Messages {
     let openings = Cell::new(0);
     let decode = move |bytes: &[u8]| {
-        // Book the raw bytes first: nothing is decoded for which there is no room.
+        // Charge the raw bytes first, so that a message is not decoded if there is no memory for it.
         let mut held = quota.lock().book_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
@@ -51,9 +53,9 @@ pub(crate) fn messages(
     reader.into_inbox(decode, MESSAGES_MAX)
 }
 
-/// Decodes something on this thread; where it is large, another thread runs the runtime's other tasks meanwhile. So the
-/// operating system shares the processors among all that decode, and decoding takes none of the blocking threads, which
-/// all keys share.
+/// Decodes a message on this thread. While it decodes a large message, another thread runs the runtime's other tasks.
+/// The operating system thus shares the processors among all decoders, and decoding does not occupy the blocking
+/// threads, which all keys share.
 fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
     if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() {
@@ -63,14 +65,14 @@ fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The most bytes that are decoded without another thread to run other tasks: some 300 µs of work.
+/// Maximum number of bytes to decode without another thread for other tasks: about 300 µs of work.
 const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
 
-/// The most messages in the queue.
+/// Maximum number of messages in the queue.
 const MESSAGES_MAX: usize = 16;
 
-/// The memory of an element of a list, in a message or in a batch, beside the bytes of its name or path: its fields,
-/// and what the allocator adds for these bytes.
+/// Memory used by a list element in a message or batch, in addition to the bytes of its name or path: its fields and
+/// the allocator's overhead.
 pub(crate) const ELEMENT_BYTES: usize = 136;
 
 const _: () = {

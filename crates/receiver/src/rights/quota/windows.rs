@@ -1,17 +1,17 @@
-//! The windows of lanes, which bound the bytes that wait in this process: booked on the lane's key, and wide for the
-//! first lanes of a transfer only.
+//! The windows of lanes, which limit the bytes waiting in this process. They are charged against the key's quota. Only
+//! the first lanes of a transfer get wide windows.
 //!
-//! Only lanes over QUIC have such windows. **Invariant:** no more than [`WIDE_LANES`] of a transfer's present lanes are
-//! wide, by its own count, and a lane that its transfer has not taken yet has none.
+//! Only QUIC lanes have such windows. **Invariant:** at most [`WIDE_LANES`] of a transfer's current lanes are wide, as
+//! counted by the transfer. A lane that its transfer has not accepted yet has no window.
 
 use zmove_transport::{LaneSource, LaneWindow};
 
 use crate::rights::quota::{Booking, Quota};
 
-/// The number of lanes with a wide window: a sender with more lanes needs less of each.
+/// Maximum number of lanes with a wide window. A sender with more lanes needs less for each.
 const WIDE_LANES: usize = 8;
 
-/// Opens the window of a lane that joins `others`, as far as the key has room; returns the booking.
+/// Opens the window of a lane that joins `others` lanes, as wide as the key's quota allows. Returns the reservation.
 pub(crate) fn open_window(
     source: &mut dyn LaneSource,
     others: usize,
