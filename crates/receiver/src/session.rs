@@ -352,7 +352,7 @@ async fn receive_files(
     ended
 }
 
-/// Opens the target, and reports to the sender what the opening is waiting for.
+/// Opens the target, and reports the reason for any wait to the sender.
 ///
 /// If `stop` resolves, the lease ends, so that threads that wait for an echo of the sender continue. The function still
 /// waits for the opening to be undone, because the next session may begin when this one has returned.

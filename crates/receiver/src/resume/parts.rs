@@ -52,7 +52,7 @@ use zmove_types::Lock;
 pub(crate) struct PartStore {
     /// The directory of the journals; `None` if no journal is kept.
     journals: Option<PathBuf>,
-    /// The lease under which parts that a later transfer may take over are written.
+    /// The lease for writing to parts that a later transfer may take over.
     lease: Lease,
     begin: Begin,
     /// Whether flushes no longer prove that groups are durable, because a part is not flushed with the target directory

@@ -43,7 +43,7 @@ pub(crate) struct Connections {
     pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     /// If this side dialed: a notification for each lane that could not be established.
     pub(crate) failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
-    /// Messages for the sender about what the session is waiting for.
+    /// Reasons why the session is waiting, as texts for the sender.
     pub(crate) held_up: Option<mpsc::UnboundedReceiver<String>>,
 }
 

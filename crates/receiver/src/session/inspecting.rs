@@ -1,4 +1,4 @@
-//! A session that inspects the target. It answers what a transfer would do, or what differs.
+//! A session that inspects the target. It reports the changes that a transfer would make, or the differences.
 //!
 //! **Invariant:** neither this module nor any code that it calls changes the target. File system features are tested
 //! only with a file that has no name. When [`run`] returns, the threads that it started have ended.

@@ -1,4 +1,4 @@
-//! Answers the requests of an inspecting session: what a transfer would do with each entry, or what differs.
+//! Answers the requests of a session that inspects: the changes that a transfer would make, or the differences.
 //!
 //! **Invariant:** nothing here changes the target. Directories are opened without changing their modes, and nothing is
 //! created.

@@ -47,7 +47,7 @@ const INODE_BYTES: usize = 4 * size_of::<FileNumber>();
 #[derive(Debug, Default)]
 struct FoundNames<'a> {
     names: HashMap<&'a Name, FileNumber>,
-    /// Those of these files that no listed entry of the directory refers to.
+    /// The subset of these files that no listed entry of the directory refers to.
     elsewhere: HashSet<FileNumber>,
 }
 

@@ -11,11 +11,11 @@ use zmove_wire::{FileHead, FrameHeader, FrameKind};
 use super::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
 use crate::rights::quota::Quota;
 
-/// A frame that is sealed as its kind asks for: its header (digest and lengths are set right), 8 bytes for
-/// the size of its file, 2 for the length of its head, then head and data.
+/// Verifies a frame with a valid seal. The input contains the header (its digest and lengths are set to match), 8 bytes
+/// for the size of its file, 2 bytes for the length of its head, the head, and the data.
 ///
 /// # Panics
-/// When something counts as verified that was not sent.
+/// Something was accepted as verified that was not sent.
 pub fn sealed_frame(bytes: &[u8]) {
     let Some((header, rest)) = bytes.split_first_chunk() else {
         return;
@@ -101,5 +101,5 @@ fn check(frame: Frame, file_bytes: u64) {
 }
 
 static NEVER_ENDS: AtomicBool = AtomicBool::new(false);
-/// The value that the sender names for every group.
+/// The hash that the sender claims for every group.
 const TOLD: Cv = Cv([7; 32]);
