@@ -1,17 +1,17 @@
-//! The frames of a control connection: a header of 4 bytes, then a message, or the value of a ping or a pong.
+//! The frames of a control connection: a header of 4 bytes, followed by a message or by the value of a ping or pong.
 //!
-//! Pings are frames of their own, so the layer that reads frames answers them and no session ever sees one.
-//! **Invariant:** a header is decoded, and its length is checked against a limit, before its body is awaited.
+//! Pings are separate frames, so the layer that reads frames answers them and sessions never see them. **Invariant:** a
+//! header is decoded, and its length is checked against a limit, before its body is read.
 
 use crate::error::WireError;
 use crate::limits::{MESSAGE_BYTES_MAX, within};
 
-/// The header of a control frame: 3 bytes for the length of what follows, little-endian, and 1 byte for the kind.
+/// The header of a control frame: 3 bytes for the length of the body, little-endian, and 1 byte for the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlHeader {
-    /// A message of so many bytes follows.
+    /// A message follows.
     Message {
-        /// The length of the message.
+        /// The length of the message in bytes.
         bytes: usize,
     },
     /// The value of a ping follows. The peer echoes it in a pong.
@@ -21,13 +21,13 @@ pub enum ControlHeader {
 }
 
 impl ControlHeader {
-    /// The header's length on the wire.
+    /// The encoded size of a header, in bytes.
     pub const BYTES: usize = 4;
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`WireError`] when the kind is unknown, or the length is not one of its kind.
+    /// [`WireError`] if the kind is unknown or the length is invalid for the kind.
     pub fn decode(header: [u8; Self::BYTES]) -> Result<Self, WireError> {
         let [low, middle, high, kind] = header;
         let bytes = u32::from_le_bytes([low, middle, high, 0]) as usize;
@@ -53,13 +53,13 @@ impl ControlHeader {
     }
 }
 
-/// A ping with its header.
+/// Encodes a ping with its header.
 #[must_use]
 pub fn encode_ping(value: u64) -> [u8; 12] {
     encode_value(PING, value)
 }
 
-/// A pong with its header.
+/// Encodes a pong with its header.
 #[must_use]
 pub fn encode_pong(value: u64) -> [u8; 12] {
     encode_value(PONG, value)

@@ -1,10 +1,10 @@
-//! The examples in docs/PROTOCOL.md, against the codec.
+//! Compares the examples in docs/PROTOCOL.md with the codec.
 
 use zmove_types::TransferId;
 
 use crate::{Extension, Extensions, Open, ToReceiver, encode_message, encode_ping, encode_pong};
 
-/// The bytes of each code block that has some, without the lines that explain them.
+/// Returns the bytes of each code block that contains any, without the explanatory lines.
 fn examples() -> Vec<Vec<u8>> {
     let protocol = include_str!("../../../docs/PROTOCOL.md");
     let blocks = protocol.split("```").skip(1).step_by(2);
@@ -12,12 +12,12 @@ fn examples() -> Vec<Vec<u8>> {
     bytes.filter(|bytes: &Vec<u8>| !bytes.is_empty()).collect()
 }
 
-/// The bytes of a line of two hexadecimal digits each; `None` if it has other words.
+/// Parses a line of two-digit hexadecimal numbers. Returns `None` if the line contains other words.
 fn bytes_of(line: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for word in line.split_whitespace() {
         if word == "…" {
-            // stands for the middle of a transfer id, whose ends are shown
+            // This stands for the middle of a transfer ID whose first and last bytes are shown.
             let middle = size_of::<TransferId>() - 2;
             bytes.extend(vec![*bytes.last()?; middle]);
         } else if word.len() == 2 {
@@ -42,7 +42,7 @@ fn the_examples_of_the_document_are_what_the_codec_makes() {
         }]),
         ..open
     }));
-    // the block takes the place of the empty one, and the length before all has changed
+    // The block replaces the empty one. The length at the beginning differs.
     let block = extended[opening.len() - 1..].to_vec();
     assert_eq!(examples(), [echo, opening, block]);
 }

@@ -1,9 +1,10 @@
-//! Numbered extensions: the one way in which the protocol grows.
+//! Numbered extensions, the only way in which the protocol grows.
 //!
-//! A message that grows ends with a list of extensions, wherever it is nested. A peer skips an extension whose number
-//! it does not know, unless the extension is critical: then the peer refuses the message. No message has an extension
-//! yet.
-//! **Invariant:** a list has one form, since its numbers ascend.
+//! A message that can grow ends with a list of extensions, also if it is nested in another one. A peer skips an
+//! extension with an unknown number unless the extension is critical. In that case, the peer refuses the message. No
+//! message has an extension yet.
+//!
+//! **Invariant:** the numbers in a list ascend, so a list has only one encoding.
 
 use std::cell::Cell;
 
@@ -14,17 +15,17 @@ use zmove_types::{bytes, list};
 use crate::error::WireError;
 use crate::limits::{EXTENSION_BYTES_MAX, EXTENSIONS_MAX};
 
-/// The extensions of one message, in the ascending order of their numbers.
+/// The extensions of one message, in ascending order of their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Extensions(pub Vec<Extension>);
 
-/// One extension. A number is never used again for something else.
+/// One extension. Its number is never reused for another purpose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extension {
-    /// The number, which has its meaning in one kind of message.
+    /// The number, which is specific to one kind of message.
     pub number: u16,
-    /// Whether a peer must know the extension. A grant, a limit and an intent are always critical: a peer that ignored
-    /// one would do what it may not.
+    /// Whether a peer must understand the extension. Grants, limits and intents are always critical, because a peer
+    /// that ignored one would exceed its permissions.
     pub critical: bool,
     /// The value.
     #[serde(
@@ -44,12 +45,12 @@ impl Extensions {
     /// No extensions.
     pub const NONE: Self = Self(Vec::new());
 
-    /// Reads the extensions at the end of an `E`. Optional extensions stay, and travel on where the message is passed
-    /// on.
+    /// Deserializes the extensions at the end of an `E`. Optional extensions are kept, and are forwarded with the
+    /// message.
     ///
     /// # Errors
-    /// The numbers do not ascend, or an extension is critical. [`take_refusal`] returns the error that names a critical
-    /// one.
+    /// The numbers do not ascend, or an extension is critical. For a critical extension, [`take_refusal`] returns the
+    /// error that names it.
     pub(crate) fn deserialize<'de, E: Extensible, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Self, D::Error> {
@@ -70,11 +71,11 @@ impl Extensions {
 }
 
 thread_local! {
-    /// The error of a message that was refused for an extension: serde's own errors cannot carry it.
+    /// The error of a message that was refused because of an extension. Serde's own errors cannot carry it.
     static REFUSAL: Cell<Option<WireError>> = const { Cell::new(None) };
 }
 
-/// The error of the extension for which the last decoding on this thread failed, if it did.
+/// Returns the error of the extension that caused the last decoding on this thread to fail, if one did.
 pub(crate) fn take_refusal() -> Option<WireError> {
     REFUSAL.take()
 }

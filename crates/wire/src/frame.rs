@@ -6,11 +6,11 @@
 //! | 1 | 3 | zero |
 //! | 4 | 4 | head length |
 //! | 8 | 4 | data length |
-//! | 12 | 4 | group index (chunk, same), else zero |
-//! | 16 | 8 | item id (batch, chunk, guess, same) |
-//! | 24 | 8 | file id (declare, chunk, same) |
+//! | 12 | 4 | group index (chunk, same), otherwise zero |
+//! | 16 | 8 | item ID (batch, chunk, guess, same) |
+//! | 24 | 8 | file ID (declare, chunk, same) |
 //! | 32 | 8 | zero |
-//! | 40 | 32 | digest: the seal of bytes 0 to 39 and of what follows, as `zmove_chunk::seal` makes it |
+//! | 40 | 32 | digest: the seal of bytes 0 to 39 and of the content, computed by `zmove_chunk::seal` |
 
 use zmove_types::{FileId, ItemId};
 
@@ -20,19 +20,19 @@ use crate::limits::{FILLER_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX
 /// The kind of a frame, with its number on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FrameKind {
-    /// Many small entries: a head that describes them, then their data end to end.
+    /// Many small entries: a head that describes them, followed by their data.
     #[default]
     Batch = 1,
-    /// A large file is about to come in chunks on this lane: a head that describes it, no data.
+    /// A large file whose chunks will follow on this lane: a head that describes it, and no data.
     Declare = 2,
     /// One group of a large file.
     Chunk = 3,
-    /// A batch that was sent before the sender knew the target: files that are there already are left as they are.
+    /// A batch that was sent before the sender knew the state of the target. Existing files are left unchanged.
     Guess = 4,
-    /// One group of a large file that equals the one that the receiver has reported of the file's old version: no head,
-    /// no data.
+    /// One group of a large file that equals the group that the receiver has reported for the old version of the file.
+    /// No head, no data.
     Same = 5,
-    /// Bytes of a probe, to be counted and thrown away: no head, [`FILLER_BYTES_MAX`] of data at most.
+    /// Bytes of a probe, which are counted and discarded. No head, and at most [`FILLER_BYTES_MAX`] of data.
     Filler = 6,
 }
 
@@ -47,20 +47,20 @@ pub struct FrameHeader {
     pub data_bytes: u32,
     /// The group's index in its file (chunk, same).
     pub group: u32,
-    /// The item that a receipt will name (batch, chunk, guess, same).
+    /// The item to which the receipt will refer (batch, chunk, guess, same).
     pub item: ItemId,
     /// The large file (declare, chunk, same).
     pub file: FileId,
-    /// The seal over the [`prefix`](Self::prefix) and the hash of what follows: of the head (batch, guess, declare) or
-    /// of the data (chunk, filler); see `zmove_chunk::seal`.
+    /// The seal over the [`prefix`](Self::prefix) and a hash: the hash of the head (batch, guess, declare), of the data
+    /// (chunk, filler), or of the named group (same); see `zmove_chunk::seal`.
     pub digest: [u8; 32],
 }
 
 impl FrameHeader {
-    /// The header's length on the wire.
+    /// The encoded size of a header, in bytes.
     pub const BYTES: usize = 72;
 
-    /// The header without the digest: the bytes that the seal covers.
+    /// Returns the bytes that the seal covers: the header without the digest.
     #[must_use]
     pub fn prefix(&self) -> [u8; 40] {
         let bytes = self.encode();
@@ -70,7 +70,7 @@ impl FrameHeader {
         *prefix
     }
 
-    /// The header as bytes.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -84,10 +84,10 @@ impl FrameHeader {
         bytes
     }
 
-    /// Reads a header and checks its lengths against the limits.
+    /// Decodes a header and checks its lengths against the limits.
     ///
     /// # Errors
-    /// [`WireError`] when the kind is unknown or a length is over its limit.
+    /// [`WireError`] if the kind is unknown or a length exceeds its limit.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         let kind = FrameKind::from_tag(bytes[0])?;
         let head_bytes = u32::from_le_bytes(field(bytes, 4));
@@ -107,7 +107,7 @@ impl FrameHeader {
     }
 }
 
-/// The field of a fixed header that begins at this byte.
+/// Returns the field of a fixed header that begins at offset `at`.
 pub(crate) fn field<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
     let field = header[at..].first_chunk();
     *field.expect("the header has its length")
@@ -123,7 +123,7 @@ impl FrameKind {
         Self::Filler,
     ];
 
-    /// The longest head and the most data, in bytes.
+    /// Returns the maximum sizes of head and data, in bytes.
     const fn limits(self) -> (usize, usize) {
         match self {
             Self::Filler => (0, FILLER_BYTES_MAX),

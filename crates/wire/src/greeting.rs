@@ -1,66 +1,66 @@
 //! The greeting that opens every connection.
 //!
-//! The greeting is 40 bytes long. Its magic and its version keep their place in every version of the protocol, so two
-//! programs that speak different versions can report that. **Invariant:** only this file reads a version.
+//! A greeting is 40 bytes long. Its magic number and its version have the same position in every version of the
+//! protocol, so programs that speak different versions can report that. **Invariant:** only this file reads a version.
 
 use thiserror::Error;
 use zmove_types::{LaneId, TransferId};
 
 use crate::frame::field;
 
-/// The version of the protocol that this program speaks.
+/// The version of the protocol that this release speaks.
 pub const PROTOCOL_VERSION: u16 = 1;
 /// The name of the protocol in TLS (ALPN).
 pub const PROTOCOL_NAME: &[u8] = b"zmove/1";
-/// The name in TLS (ALPN) on which all versions agree, where they have no other in common. The server then sends its
-/// greeting and closes.
+/// The ALPN name that all versions support, used if two versions have no other name in common. The server then sends
+/// its greeting and closes.
 pub const ANY_PROTOCOL_NAME: &[u8] = b"zmove";
-/// The name in TLS (ALPN) of a path check. The server then sends [`PATH_CHECK_BYTES`] and closes.
+/// The ALPN name of a path check. The server then sends [`PATH_CHECK_BYTES`] and closes.
 pub const PATH_CHECK_NAME: &[u8] = b"zmove-path";
-/// Bytes that the server of a path check sends, and the least that its client sends in its hello: more than the largest
-/// packet of any Ethernet.
+/// Number of bytes that the server of a path check sends, and the minimum that its client sends in its hello. This is
+/// more than the largest packet of any Ethernet.
 pub const PATH_CHECK_BYTES: usize = 12 << 10;
 
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Control messages, both ways.
+    /// Control messages in both directions.
     Control,
-    /// Data frames, sender to receiver.
+    /// Data frames from sender to receiver.
     Lane(LaneId),
-    /// Control messages, both ways, where the receiver has dialled: the host is to send.
+    /// Control messages in both directions. The receiver has dialed, and the host is to send.
     Fetch,
 }
 
-/// The protection of a transfer's lanes after their greetings. Control always stays in TLS.
+/// The protection of a transfer's lanes after their greetings. The control connection always uses TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cipher {
-    /// Encrypted: lanes stay in TLS.
+    /// Encrypted: the lanes stay in TLS.
     #[default]
     Tls,
-    /// In clear, each frame under a keyed hash: readable on the path, but not to be changed there.
+    /// Unencrypted, with a keyed hash over each frame. The data can be read in transit but not changed.
     None,
 }
 
-/// The first bytes on every connection, from each side that speaks on it.
+/// The first bytes that a side sends on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// The purpose of the connection.
     pub role: Role,
-    /// The protection of this lane after the greeting; on control, that of all lanes.
+    /// The protection of this lane after the greeting. On a control connection, the protection of all lanes.
     pub cipher: Cipher,
     /// The transfer that the connection belongs to.
     pub transfer: TransferId,
 }
 
-/// The reason why a greeting is not accepted.
+/// The reason why a greeting was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GreetingError {
     /// The bytes are not a zmove greeting.
     #[error("the peer is not zmove: it does not send zmove's greeting")]
     NotZmove,
-    /// The peer is a zmove that wants something which this one does not know.
+    /// The greeting contains a value that this release does not know.
     #[error(
         "the peer is a zmove whose greeting has the {what} {tag}, which is not known here: install the same release on \
          both hosts"
@@ -71,7 +71,7 @@ pub enum GreetingError {
         /// The value.
         tag: u8,
     },
-    /// The peer is a zmove that speaks another version of the protocol.
+    /// The peer speaks another version of the protocol.
     #[error(
         "the peer is a zmove that speaks protocol version {theirs}, this one speaks version {PROTOCOL_VERSION}: \
          install the same release on both hosts"
@@ -82,10 +82,10 @@ pub enum GreetingError {
     },
 }
 
-/// Checks the version of the protocol that a peer has named.
+/// Checks the protocol version of a peer.
 ///
 /// # Errors
-/// [`GreetingError::OtherVersion`] when the peer speaks another version.
+/// [`GreetingError::OtherVersion`] if the peer speaks another version.
 pub const fn check_version(theirs: u16) -> Result<(), GreetingError> {
     if theirs == PROTOCOL_VERSION {
         Ok(())
@@ -95,11 +95,11 @@ pub const fn check_version(theirs: u16) -> Result<(), GreetingError> {
 }
 
 impl Greeting {
-    /// The greeting's length on the wire.
+    /// The encoded size of a greeting, in bytes.
     pub const BYTES: usize = 40;
     const MAGIC: [u8; 8] = *b"ZMOVE\r\n\x1a";
 
-    /// This program's greeting, for lanes that stay in TLS.
+    /// Creates a greeting for lanes that stay in TLS.
     #[must_use]
     pub fn new(role: Role, transfer: TransferId) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Greeting {
         }
     }
 
-    /// The greeting as bytes.
+    /// Encodes the greeting.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -131,11 +131,11 @@ impl Greeting {
         bytes
     }
 
-    /// Reads a greeting.
+    /// Decodes a greeting.
     ///
     /// # Errors
-    /// [`GreetingError::NotZmove`] when the magic is unknown, [`GreetingError::OtherVersion`] when the peer speaks
-    /// another version, and [`GreetingError::Unknown`] when the role or the cipher is unknown.
+    /// [`GreetingError::NotZmove`] if the magic number is unknown, [`GreetingError::OtherVersion`] if the peer speaks
+    /// another version, and [`GreetingError::Unknown`] if the role or the cipher is unknown.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, GreetingError> {
         if !bytes.starts_with(&Self::MAGIC) {
             return Err(GreetingError::NotZmove);

@@ -1,8 +1,9 @@
-//! The protocol of zmove, without I/O and without a clock: bytes ↔ messages, and the order that messages must keep.
+//! The protocol of zmove, without I/O and without a clock: the encoding of messages, and the order in which they are
+//! allowed.
 //!
-//! Control messages travel on one connection in both directions, data in [`FrameHeader`]ed frames on lanes, from
-//! sender to receiver only. `docs/PROTOCOL.md` has the byte tables. **Invariant:** nothing a peer sends is used
-//! before its length has been held against a limit in [`limits`].
+//! Control messages travel on one connection in both directions. Data travels on lanes, in frames with a
+//! [`FrameHeader`], only from sender to receiver. `docs/PROTOCOL.md` has the byte tables. **Invariant:** nothing that a
+//! peer sends is used before its length has been checked against a limit in [`limits`].
 //!
 //! ```
 //! use zmove_wire::{FrameHeader, FrameKind};

@@ -1,158 +1,162 @@
-//! Every bound of the protocol, checked before anything is allocated.
+//! The limits of the protocol. Each is checked before memory is allocated.
 
 use zmove_types::GROUP_BYTES;
 
 use crate::error::WireError;
 
-/// The longest control message, in bytes.
+/// Maximum size of a control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// The most strings in one control message, over all its lists: the names and two more for each range of a
-/// [request](crate::Question::Extraneous), which has the most. A receiver may need some 128 bytes for each besides the
-/// string's own: 33 MiB for a message.
+/// Maximum number of strings in all lists of one control message. A [request](crate::Question::Extraneous) has the
+/// most: its names, and two more for each range. A receiver may need about 128 bytes for each string in addition to its
+/// contents: 33 MiB for one message.
 pub const MESSAGE_STRINGS_MAX: usize = LISTED_NAMES_MAX + 2 * LISTED_RANGES_MAX;
-/// The most entries in one batch frame.
+/// Maximum number of entries in one batch frame.
 pub const BATCH_ENTRIES_MAX: usize = 2048;
-/// The most data in one batch or chunk frame, in bytes: one group.
+/// Maximum size of the data in one batch or chunk frame, in bytes: one group.
 #[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
 pub const FRAME_DATA_BYTES_MAX: usize = GROUP_BYTES as usize;
-/// The longest head (everything between a frame's header and its data), in bytes.
+/// Maximum size of a frame's head (everything between header and data), in bytes.
 pub const FRAME_HEAD_BYTES_MAX: usize = 2 << 20;
-/// The head bytes at which a sender closes a batch, without the names of users and groups. One more entry still fits
-/// the maximum, even if all names of users and groups are as long as they may be.
+/// Size of a batch head, in bytes, at which a sender closes the batch. Names of users and groups are not counted. One
+/// more entry still fits the maximum, even if these names have their maximum length.
 pub const BATCH_HEAD_BYTES_TARGET: usize = 768 << 10;
-/// The longest target of a symbolic link, in bytes (Linux `PATH_MAX`).
+/// Maximum length of a symbolic link's target, in bytes (Linux `PATH_MAX`).
 pub const SYMLINK_BYTES_MAX: usize = 4096;
-/// The most items that one message acknowledges; each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
+/// Maximum number of items that one message acknowledges. Each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
 pub const STORED_ITEMS_MAX: usize = 128;
-/// The most items in flight, which the receiver has not acknowledged; a sender reads no further.
+/// Maximum number of items in flight, which the receiver has not acknowledged. At this limit, a sender stops reading.
 pub const ITEMS_OUTSTANDING_MAX: usize = 256;
-/// The most items in flight or stored without a name, where the receiver reports
-/// [`Published`](crate::ToSender::Published); a sender reads no further. A receiver publishes before it holds half of
-/// that, and, after a while, whatever it holds.
+/// Maximum number of items that are in flight or stored but not published, if the receiver reports
+/// [`Published`](crate::ToSender::Published). At this limit, a sender stops reading. A receiver publishes before it
+/// holds half as many, and after some time any number that it holds.
 pub const UNPUBLISHED_ITEMS_MAX: u64 = 65_536;
-/// The most entries of the items counted by [`UNPUBLISHED_ITEMS_MAX`]; a receiver holds no more than half of them.
+/// Maximum number of entries in the items counted by [`UNPUBLISHED_ITEMS_MAX`]. A receiver holds at most half as many.
 pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
-/// The most bytes that a sender keeps of the names of these entries, with what it keeps beside each.
+/// Maximum memory in bytes that a sender uses for the names of these entries and the other data that it keeps for each.
 pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
-/// The most extensions of one message.
+/// Maximum number of extensions of one message.
 pub const EXTENSIONS_MAX: usize = 32;
-/// The longest value of an extension, in bytes.
+/// Maximum size of an extension's value, in bytes.
 pub const EXTENSION_BYTES_MAX: usize = 32 << 10;
-/// The most entries that one message names as lacking something, and the most kinds and reasons.
+/// Maximum number of entries that one message reports as lacking something, and maximum number of kinds and reasons.
 pub const MISSED_MAX: usize = 1024;
-/// The most large files that are declared and neither whole nor given up; each may keep a file open.
+/// Maximum number of large files that are declared but neither complete nor given up. Each may keep a file open.
 pub const FILES_UNFINISHED_MAX: usize = 4096;
-/// The most large files that a sender has begun and for which it has no final report; it begins no other.
+/// Maximum number of large files that a sender has begun without a final report. At this limit, it begins no others.
 pub const FILES_BEGUN_MAX: u64 = 2048;
-/// The most names that a transfer may announce for the top of its target.
+/// Maximum number of names that a transfer may announce for the top of its target.
 pub const TOPS_MAX: usize = 262_144;
-/// The most chaining values in one message; together they take 2 MiB.
+/// Maximum number of chaining values in one message: 2 MiB in total.
 pub const HELD_GROUPS_MAX: usize = 65_536;
-/// The most entries in one [`Request`](crate::Request).
+/// Maximum number of entries in one [`Request`](crate::Request).
 pub const REQUESTED_ENTRIES_MAX: usize = 4096;
-/// The most bytes of paths, names and links of the entries in one [`Request`](crate::Request). One more entry still
-/// fits the longest message, even if all names of users and groups are as long as they may be.
+/// Maximum number of bytes of paths, names and links of the entries in one [`Request`](crate::Request). One more entry
+/// still fits the longest message, even if all names of users and groups have their maximum length.
 pub const REQUESTED_NAME_BYTES_MAX: usize = 2 << 20;
-/// The most requests about entries that wait for a reply.
+/// Maximum number of requests about entries without a reply.
 pub const REQUESTS_OUTSTANDING_MAX: usize = 32;
-/// The most groups that one [request](crate::Question::Hash) has hashed: 64 MiB, so that several threads share a file.
+/// Maximum number of groups to hash in one [request](crate::Question::Hash): 64 MiB, so that several threads share a
+/// file.
 pub const HASHED_GROUPS_MAX: usize = 16;
-/// The most [requests for hashes](crate::Question::Hash) that wait for a reply.
+/// Maximum number of [requests for hashes](crate::Question::Hash) without a reply.
 pub const HASHES_OUTSTANDING_MAX: usize = 32;
-/// The most names of the source in one [request](crate::Question::Extraneous), over all its directories.
+/// Maximum number of names of the source in one [request](crate::Question::Extraneous), over all its directories.
 pub const LISTED_NAMES_MAX: usize = 262_144;
-/// The most ranges in one [request](crate::Question::Extraneous).
+/// Maximum number of ranges in one [request](crate::Question::Extraneous).
 pub const LISTED_RANGES_MAX: usize = 4096;
-/// The most bytes of paths and names in these ranges; one more of each still fits the longest message.
+/// Maximum number of bytes of paths and names in these ranges. One more of each still fits the longest message.
 pub const LISTED_NAME_BYTES_MAX: usize = 4 << 20;
-/// The most [requests for extraneous names](crate::Question::Extraneous) that wait for a reply.
+/// Maximum number of [requests for extraneous names](crate::Question::Extraneous) without a reply.
 pub const LISTINGS_OUTSTANDING_MAX: usize = 8;
-/// The most names in one [`ExtraneousNames`](crate::ExtraneousNames).
+/// Maximum number of names in one [`ExtraneousNames`](crate::ExtraneousNames).
 pub const EXTRANEOUS_NAMES_MAX: usize = 65_536;
-/// The most bytes of names in one [`ExtraneousNames`](crate::ExtraneousNames); one more name still fits.
+/// Maximum number of bytes of names in one [`ExtraneousNames`](crate::ExtraneousNames). One more name still fits.
 pub const EXTRANEOUS_NAME_BYTES_MAX: usize = 4 << 20;
-/// The most names that one message removes.
+/// Maximum number of names that one message removes.
 pub const REMOVE_NAMES_MAX: usize = 1024;
-/// The most bytes of paths and names in one [`Remove`](crate::Remove); one more of each still fits the longest message.
+/// Maximum number of bytes of paths and names in one [`Remove`](crate::Remove). One more of each still fits the longest
+/// message.
 pub const REMOVE_NAME_BYTES_MAX: usize = 4 << 20;
-/// The most [`Remove`](crate::Remove)s that wait for an answer.
+/// Maximum number of [`Remove`](crate::Remove) messages without an answer.
 pub const REMOVES_OUTSTANDING_MAX: usize = 8;
-/// The longest text that identifies a process, in characters: four numbers of 16 digits, with dashes between them.
+/// Maximum length of a process ID, in characters: four numbers of 16 digits, separated by dashes.
 pub const PROCESS_CHARS_MAX: usize = 4 * 16 + 3;
-/// The most lanes of one transfer.
+/// Maximum number of lanes of one transfer.
 pub const LANES_MAX: u16 = 64;
-/// The most lanes that a sender uses before the receiver has announced its own limit; every receiver takes so many.
+/// Maximum number of lanes that a sender uses before the receiver has announced its own limit. Every receiver accepts
+/// this number.
 pub const LANES_UNASKED_MAX: u16 = 8;
-/// The most entries that a sender sends before it knows whether they are at the target.
+/// Maximum number of entries that a sender sends before it knows whether they exist at the target.
 pub const GUESSED_ENTRIES_MAX: usize = 1024;
-/// The most file bytes that a sender sends before it knows whether the files are at the target.
+/// Maximum number of file bytes that a sender sends before it knows whether the files exist at the target.
 pub const GUESSED_BYTES_MAX: u64 = 1 << 20;
-/// How often the same data is sent again before its file is given up.
+/// Maximum number of times that the same data is resent before its file is given up.
 pub const RESENDS_MAX: u8 = 3;
-/// How long a probe may take, in seconds.
+/// Maximum duration of a probe, in seconds.
 pub const PROBE_SECONDS_MAX: u64 = 300;
-/// The most bytes that may come in one probe: what 100 Gbit/s carry in 88 s.
+/// Maximum number of bytes in one probe, as much as 100 Gbit/s carry in 88 s.
 pub const PROBE_BYTES_MAX: u64 = 1 << 40;
-/// The most data in one frame of filler, in bytes.
+/// Maximum size of the data in one frame of filler, in bytes.
 pub const FILLER_BYTES_MAX: usize = 256 << 10;
-/// The most samples that wait for an answer.
+/// Maximum number of samples without an answer.
 pub const SAMPLES_OUTSTANDING_MAX: usize = 8;
-/// The most that one probe writes to the target's storage, in bytes.
+/// Maximum number of bytes that one probe writes to the target's storage.
 pub const SWEEP_BYTES_MAX: u64 = 256 << 20;
-/// The longest time for which one probe writes to the target's storage, in milliseconds.
+/// Maximum time for which one probe writes to the target's storage, in milliseconds.
 pub const SWEEP_MILLIS_MAX: u64 = 10_000;
-/// The most file sizes in the answer to a sweep.
+/// Maximum number of file sizes in the answer to a sweep.
 pub const SWEEP_SIZES_MAX: usize = 64;
 
-/// The longest message of a receiver that has dialled, in bytes: a whole selection fits.
+/// Maximum size of a message from a receiver that has dialed, in bytes. A whole selection fits.
 pub const FETCH_BYTES_MAX: usize = 2 << 20;
-/// The most sources of one [`Fetch`](crate::Fetch).
+/// Maximum number of sources of one [`Fetch`](crate::Fetch).
 pub const FETCH_SOURCES_MAX: usize = 4096;
-/// The longest source, in bytes (Linux `PATH_MAX`).
+/// Maximum length of a source, in bytes (Linux `PATH_MAX`).
 pub const FETCH_SOURCE_BYTES_MAX: usize = 4096;
-/// The most rules of a selection: of one [`Fetch`](crate::Fetch), or those that an [`Open`](crate::Open) protects.
+/// Maximum number of rules in a selection of one [`Fetch`](crate::Fetch), or of rules that an [`Open`](crate::Open)
+/// protects.
 pub const SELECTION_RULES_MAX: usize = 4096;
-/// The most bytes of all patterns of such a selection.
+/// Maximum total size of the patterns of such a selection, in bytes.
 pub const SELECTION_RULE_BYTES_MAX: usize = 256 << 10;
-/// The most mappings of users, and of groups.
+/// Maximum number of mappings of users, and of groups.
 pub const FETCH_MAPPINGS_MAX: usize = 1024;
-/// The longest list of paths of one [`Fetch`](crate::Fetch), in bytes.
+/// Maximum size of the list of paths of one [`Fetch`](crate::Fetch), in bytes.
 pub const FETCH_LIST_BYTES_MAX: u64 = 64 << 20;
-/// The most bytes of that list in one message.
+/// Maximum number of bytes of that list in one message.
 pub const FETCH_LIST_PART_BYTES_MAX: usize = 1 << 20;
-/// The most names that the globs of one [`Fetch`](crate::Fetch) may match.
+/// Maximum number of names that the globs of one [`Fetch`](crate::Fetch) may match.
 pub const FETCH_MATCHES_MAX: usize = 65_536;
-/// The longest [`Receipt`](crate::Receipt), in bytes, with room for a target of 4096 bytes: a host that has sent keeps
-/// what another one has signed.
+/// Maximum size of a [`Receipt`](crate::Receipt), in bytes, with space for a target of 4096 bytes. The host that has
+/// sent keeps receipts that another host has signed.
 pub const RECEIPT_BYTES_MAX: usize = 8 << 10;
-/// The longest certificate beside it, in bytes.
+/// Maximum size of the certificate sent with a receipt, in bytes.
 pub const CERTIFICATE_BYTES_MAX: usize = 16 << 10;
-/// The longest signature of it, in bytes.
+/// Maximum size of the signature of a receipt, in bytes.
 pub const SIGNATURE_BYTES_MAX: usize = 1 << 10;
-/// The longest [`JobGrant`](crate::JobGrant), in bytes, without its signature.
+/// Maximum size of a [`JobGrant`](crate::JobGrant) without its signature, in bytes.
 pub const JOB_GRANT_BYTES_MAX: usize = 16 << 10;
-/// The most receivers of one [`JobGrant`](crate::JobGrant).
+/// Maximum number of receivers of one [`JobGrant`](crate::JobGrant).
 pub const JOB_GRANT_RECEIVERS_MAX: usize = 256;
-/// The most certificates of the head beside a [`JobGrant`](crate::JobGrant).
+/// Maximum number of certificates of the head that are sent with a [`JobGrant`](crate::JobGrant).
 pub const JOB_GRANT_CERTIFICATES_MAX: usize = 5;
-/// The most events in one [`Relay`](crate::Relay).
+/// Maximum number of events in one [`Relay`](crate::Relay).
 pub const TOLD_MAX: usize = 1024;
-/// The longest reason of a refusal, and the longest other text of one line, in characters.
+/// Maximum length of the reason for a refusal, and of other texts of one line, in characters.
 pub const REASON_CHARS_MAX: usize = 4096;
-/// The most hashes in one [`Relay`](crate::Relay).
+/// Maximum number of hashes in one [`Relay`](crate::Relay).
 pub const HASHED_MAX: usize = 1024;
 
-/// The most orders about a job in one session that wait for an answer, beside pings.
+/// Maximum number of orders about a job, other than pings, that have no answer in one session.
 pub const JOB_ORDERS_OUTSTANDING_MAX: usize = 64;
-/// The longest name of a node of a job, in bytes.
+/// Maximum length of the name of a job's node, in bytes.
 pub const NODE_BYTES_MAX: usize = 64;
-/// The most ranges of missing groups in the answer to one order.
+/// Maximum number of ranges of missing groups in the answer to one order.
 pub const MISSING_RANGES_MAX: usize = 1024;
 
 /// Checks a length or a count against its limit.
 ///
 /// # Errors
-/// [`WireError::OverLimit`] when the value exceeds the limit.
+/// [`WireError::OverLimit`] if the value exceeds the limit.
 pub fn within<N: TryInto<u64>>(what: &'static str, value: N, limit: N) -> Result<(), WireError> {
     let [value, limit] = [value, limit].map(|number| number.try_into().unwrap_or(u64::MAX));
     if value <= limit {

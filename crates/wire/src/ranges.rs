@@ -7,7 +7,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_types::{DataRanges, list};
 
-/// Ranges that have been received and not been checked.
+/// Ranges that have been received but not checked.
 #[derive(Deserialize)]
 struct ReceivedRanges {
     file_bytes: u64,
@@ -34,7 +34,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
     Ok(Some(Arc::new(data)))
 }
 
-/// Whether ranges, if there are any, are those of a file of `file_bytes`.
+/// Returns whether the ranges, if any, belong to a file of `file_bytes` bytes.
 pub(crate) fn are_of_file(data: Option<&Arc<DataRanges>>, file_bytes: u64) -> bool {
     data.is_none_or(|data| data.file_bytes() == file_bytes)
 }

@@ -1,7 +1,7 @@
-//! The protocol's state on either side, without I/O: what is in flight, what is settled, and when the transfer is over.
+//! The protocol state of both sides, without I/O: the items in flight, the settled items, and the end of the transfer.
 //!
-//! [`SenderTransfer`] and [`ReceiverTransfer`] are fed events and drained of actions; the tests at the foot of
-//! `session/tests.rs` run the pair in virtual time over a path that delays, reorders and damages.
+//! [`SenderTransfer`] and [`ReceiverTransfer`] take events and return actions. The tests at the end of
+//! `session/tests.rs` run both in virtual time, over a path that delays, reorders and damages data.
 
 mod arrivals;
 mod receiver;

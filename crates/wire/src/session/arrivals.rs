@@ -1,26 +1,27 @@
-//! The set of items that have come, or will not come any more.
+//! The set of items that have been received or given up.
 //!
-//! **Invariant:** an item is let in once. An item that its sender has given up was either let in before, and its
-//! receipt is on the way, or never will be: so it can be sent again under another number without being stored twice.
+//! **Invariant:** an item is accepted at most once. An item that its sender has given up either was accepted before,
+//! and its receipt is in transit, or will never be accepted. It can therefore be sent again under another number
+//! without being stored twice.
 
 use std::collections::BTreeMap;
 
 use crate::error::WireError;
 use crate::limits::{ITEMS_OUTSTANDING_MAX, within};
 
-/// A set of items, kept as ranges since items are numbered consecutively.
+/// A set of items, stored as ranges because items are numbered consecutively.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     pub(super) count: u64,
-    /// The end of each range by its start; no two ranges touch.
+    /// The end of each range, by its start. No two ranges touch.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl Arrivals {
-    /// Adds an item that has come in full or was given up; returns whether it is new.
+    /// Adds an item that was received completely or given up. Returns whether it is new.
     ///
     /// # Errors
-    /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items in flight.
+    /// [`WireError::OverLimit`] if the received items leave more gaps than a sender may have items in flight.
     pub fn insert(&mut self, item: u64) -> Result<bool, WireError> {
         let before = self
             .ranges
@@ -44,5 +45,5 @@ impl Arrivals {
     }
 }
 
-/// The most ranges: between two of them there is an item in flight.
+/// Maximum number of ranges. Between two ranges, at least one item is in flight.
 const RANGES_MAX: usize = ITEMS_OUTSTANDING_MAX + 1;

@@ -1,7 +1,7 @@
-//! The receiver's ledger of one transfer: the items that have come, and when to finish.
+//! The receiver's ledger of one transfer. It tracks the received items and decides when to finish.
 //!
-//! **Invariant:** [`ReceiverAction::Finish`] is given at most once, and only when the sender has announced that nothing
-//! else is coming: every announced item is settled and every mismatch has been answered.
+//! **Invariant:** [`ReceiverAction::Finish`] is returned at most once, and only after the sender has announced that
+//! nothing else will be sent: every announced item is settled, and every mismatch has been answered.
 
 use std::collections::VecDeque;
 
@@ -22,23 +22,23 @@ pub struct ReceiverTransfer {
     finished: bool,
 }
 
-/// An action that the receiver has to take.
+/// An action that the receiver must take.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum ReceiverAction {
     /// Send this message.
     Send(ToSender),
-    /// Everything has come: publish what is not published yet, set directories' metadata, flush, send
+    /// Everything has arrived: publish the remaining items, set the metadata of directories, flush, and send
     /// [`Finished`](crate::Finished).
     Finish,
 }
 
 impl ReceiverTransfer {
-    /// Books an item that a writer is done with; returns whether it is new. An item that comes again on another lane
-    /// counts as it did the first time.
+    /// Records an item that a writer has finished. Returns whether it is new. If the item arrives again on another
+    /// lane, only its first result counts.
     ///
     /// # Errors
-    /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items in flight.
+    /// [`WireError::OverLimit`] if the received items leave more gaps than a sender may have items in flight.
     pub fn settled(&mut self, item: StoredItem) -> Result<bool, WireError> {
         if !self.settled.insert(item.item)? {
             return Ok(false);
@@ -48,28 +48,29 @@ impl ReceiverTransfer {
         Ok(true)
     }
 
-    /// Books a batch whose files have their names, but for those in `faults`, and are flushed as asked. To be called
-    /// once for each batch that was [`settled`](Self::settled) without a mismatch, after that. It must not wait for an
-    /// announcement, since a sender may wait for these reports first.
+    /// Records a batch whose files have been renamed into place and flushed as requested, except for those in `faults`.
+    ///
+    /// Must be called once for each batch, after it was [`settled`](Self::settled) without a mismatch. The call must
+    /// not wait for an announcement, because a sender may wait for these reports first.
     pub fn published(&mut self, item: u64, faults: Vec<EntryFault>) {
         self.published.push_back(PublishedItem { item, faults });
     }
 
-    /// Books a large file that is whole under its final name, or has failed.
+    /// Records a large file that is complete under its final name, or has failed.
     pub fn file_done(&mut self, file: FileDone) {
         self.unsent.files.push(file);
     }
 
-    /// Sends another message.
+    /// Queues another message to send.
     pub fn tell(&mut self, message: ToSender) {
         self.other.push_back(message);
     }
 
-    /// Takes the sender's announcement that everything is in flight.
+    /// Records the sender's announcement that everything is in flight.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when it takes back an earlier announcement, or counts more mismatches than were
-    /// reported.
+    /// [`WireError::OutOfOrder`] if a number is lower than in an earlier announcement, or if the sender counts more
+    /// mismatches than were reported.
     pub fn announced(&mut self, items: u64, mismatches: u64) -> Result<(), WireError> {
         let (items_before, mismatches_before) = self.announced.unwrap_or((0, 0));
         if items < items_before || mismatches < mismatches_before || mismatches > self.mismatches {
@@ -81,10 +82,10 @@ impl ReceiverTransfer {
         Ok(())
     }
 
-    /// The next action; drain to `None` after each event or run of events.
+    /// Returns the next action. After each event or series of events, call this until it returns `None`.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when more items came than the sender announced.
+    /// [`WireError::OutOfOrder`] if more items were received than the sender announced.
     pub fn poll(&mut self) -> Result<Option<ReceiverAction>, WireError> {
         if !self.unsent.items.is_empty() || !self.unsent.files.is_empty() {
             let count = self.unsent.items.len().min(STORED_ITEMS_MAX);

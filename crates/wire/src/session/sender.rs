@@ -10,9 +10,10 @@
 //!    └───────again──────── Resend ──give up──► settled badly
 //! ```
 //!
-//! Outstanding items bound what is in flight; together with unpublished ones they bound what the sender has to
-//! remember. **Invariant:** [`announcement`](SenderTransfer::announcement) is `Some` only while no begun work is
-//! unended, so a receiver that has settled that many items and reported that many mismatches has everything.
+//! The number of outstanding items limits the data in flight. Outstanding and unpublished items together limit the
+//! memory of the sender. **Invariant:** [`announcement`](SenderTransfer::announcement) returns `Some` only if all work
+//! that has begun has also ended. A receiver that has settled the announced items and reported the announced mismatches
+//! therefore has everything.
 
 use std::collections::HashMap;
 
@@ -25,12 +26,12 @@ use crate::limits::{
 };
 use crate::message::ToReceiver;
 
-/// The items in flight to the receiver. `W` describes work well enough to do it again, with whatever else must be known
-/// of an item in flight.
+/// The items in flight to the receiver. `W` describes the work of an item in enough detail to repeat it, and may
+/// contain other information about the item.
 #[derive(Debug)]
 pub struct SenderTransfer<W> {
     plan_ended: bool,
-    /// Whether the receiver must not finish yet, although everything may be in flight.
+    /// Whether the receiver must not finish yet, even if everything is in flight.
     withheld: bool,
     unfinished: u64,
     issued: u64,
@@ -49,21 +50,21 @@ struct OutstandingItem<W> {
     last_word: LastWord,
 }
 
-/// The receiver's report with which an item is done.
+/// The receiver's report that completes an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LastWord {
-    /// The report that it is stored: a group of a large file.
+    /// The report that the item is stored: for a group of a large file.
     Stored,
-    /// The report that it is published: a batch. Until then the sender remembers this load.
+    /// The report that the item is published: for a batch. The sender keeps this load in memory until then.
     Published(Load),
 }
 
-/// The memory that a batch takes at the sender until it is published.
+/// The memory that the sender uses for a batch until the batch is published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// The number of the batch's entries.
+    /// Number of entries in the batch.
     pub entries: u64,
-    /// The bytes of the entries' names, with what is kept beside each.
+    /// Bytes of the entries' names and of the other data kept for each.
     pub name_bytes: u64,
 }
 
@@ -73,22 +74,23 @@ pub struct Load {
 pub enum Receipt<'a, W> {
     /// The item is done.
     Settled(W),
-    /// The item is stored, but its files have no names yet.
+    /// The item is stored, but its files have not been renamed into place.
     Unpublished(&'a mut W),
 }
 
-/// The next step for an item that did not arrive as it was sent.
+/// The next step for an item that was damaged or lost in transit.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Resend<W> {
-    /// The work must be read and sent again; it counts as begun, so its reader only calls [`end`](SenderTransfer::end).
+    /// The work must be read and sent again. It already counts as begun, so its reader only calls
+    /// [`end`](SenderTransfer::end).
     Again {
         /// The work.
         work: W,
-        /// The tries to give to [`issue`](SenderTransfer::issue): how often the work arrived damaged.
+        /// The tries to pass to [`issue`](SenderTransfer::issue): the number of times that the work arrived damaged.
         tries: u8,
     },
-    /// The work was damaged every time: its files have failed.
+    /// The work arrived damaged every time. Its files have failed.
     GiveUp(W),
 }
 
@@ -109,12 +111,12 @@ impl<W> Default for SenderTransfer<W> {
 }
 
 impl<W> SenderTransfer<W> {
-    /// Adds pieces of work that enter the plan, before anyone can take them.
+    /// Adds pieces of work to the plan. Must be called before a reader can take them.
     pub fn begin(&mut self, pieces: u64) {
         self.unfinished += pieces;
     }
 
-    /// Ends one piece of begun work, which has produced all its items, or none.
+    /// Ends one piece of work, which has produced either all its items or none.
     pub fn end(&mut self) {
         self.unfinished = self
             .unfinished
@@ -122,7 +124,8 @@ impl<W> SenderTransfer<W> {
             .expect("every end has its begin");
     }
 
-    /// Books an item that a reader has made of its work; `tries` is 0 unless it came from [`Resend::Again`].
+    /// Records an item that a reader has produced from its work. `tries` is 0 unless the work is from
+    /// [`Resend::Again`].
     pub fn issue(&mut self, work: W, tries: u8, last_word: LastWord) -> ItemId {
         let item = ItemId(self.issued);
         self.issued += 1;
@@ -141,7 +144,7 @@ impl<W> SenderTransfer<W> {
         item
     }
 
-    /// Whether nothing more may be issued until something is settled.
+    /// Returns whether no more items may be issued until others are settled.
     #[must_use]
     pub fn is_full(&self) -> bool {
         let items = (self.outstanding.len() + self.unpublished.len()) as u64;
@@ -151,25 +154,27 @@ impl<W> SenderTransfer<W> {
             || self.load.name_bytes >= UNPUBLISHED_NAME_BYTES_MAX
     }
 
-    /// Ends the plan: the scan and the requests are through, and no more work will come but resends.
+    /// Ends the plan: the scan and the requests are complete, and only resends can follow.
     pub fn plan_ended(&mut self) {
         self.plan_ended = true;
     }
 
-    /// Withholds the announcement until [`release`](Self::release): work remains for when everything is settled.
+    /// Withholds the announcement until [`release`](Self::release) is called, for work that is done after everything is
+    /// settled.
     pub fn withhold(&mut self) {
         self.withheld = true;
     }
 
-    /// Lifts [`withhold`](Self::withhold): that work is done.
+    /// Ends the effect of [`withhold`](Self::withhold) when that work is done.
     pub fn release(&mut self) {
         self.withheld = false;
     }
 
-    /// Books the receipt for an item that the receiver has stored, well or badly for its files; returns its work.
+    /// Records the receipt for an item that the receiver has stored, even if some of its files have failed. Returns its
+    /// work.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when no such item is outstanding.
+    /// [`WireError::OutOfOrder`] if no such item is outstanding.
     pub fn stored(&mut self, item: ItemId) -> Result<Receipt<'_, W>, WireError> {
         let OutstandingItem {
             work, last_word, ..
@@ -185,10 +190,10 @@ impl<W> SenderTransfer<W> {
         Ok(Receipt::Unpublished(work))
     }
 
-    /// Books a batch that the receiver has given its names, as far as it could; returns its work.
+    /// Records that the receiver has published a batch, except for entries that failed. Returns its work.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when the item is not one that is stored and unpublished.
+    /// [`WireError::OutOfOrder`] if the item is not stored and unpublished.
     pub fn published(&mut self, item: ItemId) -> Result<W, WireError> {
         let published = self.unpublished.remove(&item);
         let (work, load) = published.ok_or(WireError::OutOfOrder { what: "a name" })?;
@@ -196,10 +201,10 @@ impl<W> SenderTransfer<W> {
         Ok(work)
     }
 
-    /// Books an item that the receiver found damaged.
+    /// Records an item that arrived damaged.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when no such item is outstanding.
+    /// [`WireError::OutOfOrder`] if no such item is outstanding.
     pub fn mismatch(&mut self, item: ItemId) -> Result<Resend<W>, WireError> {
         let OutstandingItem { work, tries, .. } = self.settle(item)?;
         if tries >= RESENDS_MAX {
@@ -212,17 +217,18 @@ impl<W> SenderTransfer<W> {
         })
     }
 
-    /// Books an item that was lost with its lane, as the receiver reports: it goes again, as often as it takes.
+    /// Records an item that the receiver reports as lost with its lane. Such an item is resent without a limit on
+    /// tries.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when no such item is outstanding.
+    /// [`WireError::OutOfOrder`] if no such item is outstanding.
     pub fn lost(&mut self, item: ItemId) -> Result<Resend<W>, WireError> {
         let OutstandingItem { work, tries, .. } = self.settle(item)?;
         self.unfinished += 1;
         Ok(Resend::Again { work, tries })
     }
 
-    /// Takes an item out that has failed to arrive.
+    /// Removes an item that was damaged or lost in transit.
     fn settle(&mut self, item: ItemId) -> Result<OutstandingItem<W>, WireError> {
         let outstanding = self.receipt(item)?;
         self.mismatches += 1;
@@ -243,7 +249,7 @@ impl<W> SenderTransfer<W> {
         self.load.name_bytes -= load.name_bytes;
     }
 
-    /// The message to send when everything is in flight, once for each change.
+    /// Returns the message that announces that everything is in flight, once for each change.
     #[must_use]
     pub fn announcement(&mut self) -> Option<ToReceiver> {
         let now = (self.issued, self.mismatches);
@@ -257,40 +263,40 @@ impl<W> SenderTransfer<W> {
         })
     }
 
-    /// Whether the receiver has not acknowledged an item yet.
+    /// Returns whether an item is outstanding: the receiver has not acknowledged it.
     #[must_use]
     pub fn is_outstanding(&self, item: ItemId) -> bool {
         self.outstanding.contains_key(&item)
     }
 
-    /// The record of an item that the receiver has not acknowledged yet.
+    /// Returns the work of an outstanding item.
     pub fn outstanding_mut(&mut self, item: ItemId) -> Option<&mut W> {
         self.outstanding
             .get_mut(&item)
             .map(|outstanding| &mut outstanding.work)
     }
 
-    /// The records of all items that the receiver has not acknowledged yet.
+    /// Iterates over the work of all outstanding items.
     pub fn outstanding_items(&self) -> impl Iterator<Item = (ItemId, &W)> {
         self.outstanding
             .iter()
             .map(|(item, outstanding)| (*item, &outstanding.work))
     }
 
-    /// The records of all items that the receiver has not acknowledged yet, to be changed.
+    /// Iterates over the work of all outstanding items, for changes.
     pub fn outstanding_items_mut(&mut self) -> impl Iterator<Item = (ItemId, &mut W)> {
         self.outstanding
             .iter_mut()
             .map(|(item, outstanding)| (*item, &mut outstanding.work))
     }
 
-    /// The number of items in flight.
+    /// Number of items in flight.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// The work in flight or without a name yet.
+    /// Iterates over the work of items that are in flight or not published.
     pub fn unsettled(&self) -> impl Iterator<Item = &W> {
         let unpublished = self.unpublished.values().map(|(work, _)| work);
         self.outstanding
@@ -299,19 +305,19 @@ impl<W> SenderTransfer<W> {
             .chain(unpublished)
     }
 
-    /// Whether all work has become items, some of which may be in flight.
+    /// Returns whether all work has become items. Some of them may be in flight.
     #[must_use]
     pub fn is_all_issued(&self) -> bool {
         self.plan_ended && self.unfinished == 0
     }
 
-    /// Whether everything sent has been settled and nothing is planned.
+    /// Returns whether everything that was sent is settled and no more work is planned.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.plan_ended && self.is_idle()
     }
 
-    /// Whether all that has been planned until now is settled.
+    /// Returns whether all work planned so far is settled.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.unfinished == 0 && self.outstanding.is_empty() && self.unpublished.is_empty()
