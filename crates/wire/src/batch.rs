@@ -1,7 +1,8 @@
 //! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
 //!
-//! A head has one form, like a [message](crate::message). **Invariant:** a decoded [`Batch`] is consistent: its files'
-//! lengths add up to the frame's data, every path is a [`RelPath`], and counts are within the limits.
+//! Like a [message](crate::message), a head has only one encoding. **Invariant:** a decoded [`Batch`] is consistent:
+//! the lengths of its files add up to the frame's data, every path is a [`RelPath`], and all counts are within the
+//! limits.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::ranges;
 /// The decoded head of a batch frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Batch {
-    /// The entries by directory; the same directory may come again.
+    /// The entries, grouped by directory. A directory may occur more than once.
     pub groups: Vec<DirectoryGroup>,
 }
 
@@ -36,15 +37,15 @@ pub struct DirectoryGroup {
 /// One entry of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BatchEntry {
-    /// The group's directory itself: its metadata.
+    /// The metadata of the group's directory itself.
     Itself(Metadata),
-    /// A directory, perhaps empty.
+    /// A directory, which may be empty.
     Directory(Name, Metadata),
-    /// A symbolic link and what it points to, byte for byte.
+    /// A symbolic link, and the exact bytes of its target.
     Symlink(Name, Metadata, #[serde(with = "bytes")] Box<[u8]>),
     /// A regular file whose bytes are in the frame's data.
     File(FileEntry),
-    /// A file whose contents are right already: only its metadata is set.
+    /// A file whose contents are already correct. Only its metadata is set.
     Retouch(Name, Metadata),
     /// A FIFO, socket or device.
     Special(Name, Metadata, Special),
@@ -52,14 +53,14 @@ pub enum BatchEntry {
     Link(LinkEntry),
 }
 
-/// Another name of a file that is at the target under its first one.
+/// Another name of a file that exists at the target under its first name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkEntry {
     /// The name in the group's directory.
     pub name: Name,
-    /// Mode and time of the file, by which its first name is known.
+    /// Mode and time of the file, by which it is recognized under its first name.
     pub metadata: Metadata,
-    /// The file's size in bytes, likewise.
+    /// The file's size in bytes, for the same purpose.
     pub bytes: u64,
     /// The path of the first name below the target root.
     pub first: RelPath,
@@ -72,17 +73,16 @@ pub struct FileEntry {
     pub name: Name,
     /// Mode and time.
     pub metadata: Metadata,
-    /// The length of the file, whose contents lie in the frame's data.
+    /// The length of the file in bytes. Its contents are in the frame's data.
     pub bytes: u32,
-    /// The root hash of the contents, holes being zeros.
+    /// The root hash of the contents, with holes as zeros.
     pub root: Root,
-    /// The ranges with data, if the file has holes that are to be kept. Only the data lies in the frame, range after
-    /// range.
+    /// The ranges with data, if the file has holes to preserve. The frame then contains only these ranges, in order.
     #[serde(with = "ranges")]
     pub data: Option<Arc<DataRanges>>,
 }
 
-/// A large file, as declared on each lane before its first chunk there.
+/// A large file, as declared on each lane before its first chunk on that lane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHead {
     /// The file's path below the target root.
@@ -95,23 +95,23 @@ pub struct FileHead {
     pub ctime: Timestamp,
     /// The inode of the source file.
     pub inode: u64,
-    /// The ranges with data, if the file has holes that are to be kept.
+    /// The ranges with data, if the file has holes to preserve.
     #[serde(with = "ranges")]
     pub data: Option<Arc<DataRanges>>,
 }
 
 impl Batch {
-    /// The head's bytes.
+    /// Encodes the head.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encode_head(self, 64 * self.entry_count() + 64)
     }
 
-    /// Reads a head whose frame carries `data_bytes` of data.
+    /// Decodes the head of a frame with `data_bytes` bytes of data.
     ///
     /// # Errors
-    /// [`WireError`] when it is malformed, over a limit, its files together are longer than one may be, or their data
-    /// do not add up to `data_bytes`.
+    /// [`WireError`] if the head is malformed or exceeds a limit, if the total length of its files exceeds the maximum,
+    /// or if their data does not add up to `data_bytes`.
     pub fn decode(bytes: &[u8], data_bytes: u32) -> Result<Self, WireError> {
         let mut decoder = Deserializer::from_bytes(bytes);
         let group_count = usize::deserialize(&mut decoder)?;
@@ -135,13 +135,13 @@ impl Batch {
         Ok(batch)
     }
 
-    /// The number of entries in all groups.
+    /// Returns the number of entries in all groups.
     #[must_use]
     pub fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
     }
 
-    /// Lets entries that have the same metadata beside mode and time as the entry before share it.
+    /// Makes consecutive entries share their metadata other than mode and time, if it is equal.
     fn share_extras(&mut self) {
         let mut last = None;
         for entry in self.groups.iter_mut().flat_map(|group| &mut group.entries) {
@@ -154,8 +154,8 @@ impl Batch {
         }
     }
 
-    /// Checks the entries, that the data are those of the frame, and that the files with their holes are no longer than
-    /// a frame without holes could carry: the zeros of holes are hashed, though they do not travel.
+    /// Checks the entries and the size of their data. The files including their holes must not be longer than the data
+    /// of a frame without holes, because the zeros of holes are hashed although they are not sent.
     fn check(&self, data_bytes: u32) -> Result<(), WireError> {
         let entries = self.groups.iter().flat_map(|group| &group.entries);
         if !entries.clone().all(BatchEntry::is_valid) {
@@ -177,8 +177,8 @@ impl Batch {
     }
 }
 
-/// Batches that have these groups in their order, each of one directory itself. The head of none is longer than
-/// [`DIRECTORY_HEAD_BYTES`], but for one of a single directory that is by itself.
+/// Splits groups into batches in the same order. Each group contains only a directory itself. No head is longer than
+/// [`DIRECTORY_HEAD_BYTES`], except for that of a single directory.
 pub fn directory_batches(
     groups: impl IntoIterator<Item = DirectoryGroup>,
 ) -> impl Iterator<Item = Batch> {
@@ -199,12 +199,12 @@ pub fn directory_batches(
     })
 }
 
-/// The most bytes of a head of many directories.
+/// Maximum size of a head with several directories, in bytes.
 pub const DIRECTORY_HEAD_BYTES: usize = 512 << 10;
-/// How many directories one head has: it takes a moment to set them.
+/// Maximum number of directories in one head, because setting them takes time.
 const DIRECTORIES_AT_ONCE: usize = 256;
 
-/// No less than what a directory takes in a head.
+/// Returns an upper bound for the size of a directory in a head.
 fn directory_bytes(group: &DirectoryGroup) -> usize {
     let extras = group
         .entries
@@ -214,7 +214,7 @@ fn directory_bytes(group: &DirectoryGroup) -> usize {
 }
 
 impl BatchEntry {
-    /// What the entry is to get.
+    /// Returns the metadata to set for the entry.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         match self {
@@ -228,7 +228,7 @@ impl BatchEntry {
         }
     }
 
-    /// The entry's name, unless it is the group's directory itself.
+    /// Returns the entry's name; `None` for the group's directory itself.
     #[must_use]
     pub fn name(&self) -> Option<&Name> {
         match self {
@@ -242,7 +242,7 @@ impl BatchEntry {
         }
     }
 
-    /// What the entry is to get, to be changed.
+    /// Returns the metadata to set for the entry, for changes.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         match self {
             Self::Itself(metadata)
@@ -273,7 +273,7 @@ impl BatchEntry {
 }
 
 impl FileEntry {
-    /// How many bytes of the frame's data are the file's.
+    /// Returns the number of bytes of the frame's data that belong to the file.
     #[must_use]
     pub fn data_bytes(&self) -> usize {
         let bytes = self.data.as_ref().map(|data| data.data_bytes());
@@ -284,7 +284,7 @@ impl FileEntry {
 }
 
 impl FileHead {
-    /// The data of a group, counted from its beginning.
+    /// Returns the ranges of a group that contain data, relative to the start of the group.
     #[must_use]
     pub fn data_within(&self, span: GroupSpan) -> Vec<Range<usize>> {
         match &self.data {
@@ -293,23 +293,23 @@ impl FileHead {
         }
     }
 
-    /// How many bytes of data a group has.
+    /// Returns the number of bytes of data in a group.
     #[must_use]
     pub fn data_bytes_within(&self, span: GroupSpan) -> u64 {
         let ranges = self.data_within(span);
         ranges.iter().map(|range| range.len() as u64).sum()
     }
 
-    /// The head's bytes; see [`Batch::encode`].
+    /// Encodes the head; see [`Batch::encode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encode_head(self, 64 + self.path.as_bytes().len())
     }
 
-    /// Reads a head.
+    /// Decodes a head.
     ///
     /// # Errors
-    /// [`WireError`] when it is malformed.
+    /// [`WireError`] if it is malformed.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: Self = decode_message(bytes).map_err(|_| WireError::Head)?;
         let is_valid = ranges::are_of_file(head.data.as_ref(), head.bytes);

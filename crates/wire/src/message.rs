@@ -1,10 +1,10 @@
-//! The control messages: postcard behind a 4-byte little-endian length.
+//! The control messages: postcard after a length of 4 bytes, little-endian.
 //!
-//! A message has one form: bytes that decode to it and are not those to which it encodes are refused.
-//! The messages in which two peers agree on a transfer ([`Open`], [`Opened`] and [`Fetch`]) grow by
-//! [extensions](crate::extensions); every other one is fixed, and what is new gets a new tag. **Invariant:** variants
-//! and fields are never edited or reordered; the tests pin their bytes. Paths and names are parsed while decoding, so a
-//! message that exists holds none that is invalid.
+//! A message has only one encoding. Bytes that decode to a message but differ from its encoding are refused. The
+//! messages in which two peers agree on a transfer ([`Open`], [`Opened`] and [`Fetch`]) grow by
+//! [extensions](crate::extensions). All others are fixed, and new contents get a new tag. **Invariant:** variants and
+//! fields are never changed or reordered; the tests pin their encoding. Paths and names are parsed during decoding, so
+//! a decoded message contains only valid ones.
 
 use std::fmt;
 
@@ -72,44 +72,45 @@ pub enum ToReceiver {
     Open(Open),
     /// A question about entries of the target.
     Request(Request),
-    /// This large file changed or vanished while it was read: its groups that have come are to be thrown away.
+    /// A large file changed or vanished while it was read. The groups received so far must be discarded.
     Abandon {
-        /// The large file's id.
+        /// The ID of the large file.
         file: u64,
     },
-    /// Everything has been sent: so many items, with so many mismatches answered. Sent again when either number
-    /// changes.
+    /// Everything has been sent: this number of items, with this number of mismatches answered. Sent again when either
+    /// number changes.
     Announce {
-        /// The number of items that were issued in all.
+        /// Total number of items issued.
         items: u64,
-        /// The number of mismatch reports that have been dealt with.
+        /// Number of mismatch reports that the sender has handled.
         mismatches: u64,
     },
-    /// A lane's connection is lost. Items of the lane that have not come are to be reported as mismatches.
+    /// The connection of a lane was lost. The receiver must report items of the lane that have not arrived as
+    /// mismatches.
     LaneLost {
-        /// The items that were sent on the lane and have no receipt, at most
+        /// Items that were sent on the lane and have no receipt, at most
         /// [`ITEMS_OUTSTANDING_MAX`](crate::limits::ITEMS_OUTSTANDING_MAX).
         #[serde(
             deserialize_with = "list::at_most::<{ crate::limits::ITEMS_OUTSTANDING_MAX }, _, _>"
         )]
         items: Vec<u64>,
     },
-    /// Names that are to be removed.
+    /// Names to remove.
     Remove(Remove),
-    /// A question how far the probe is: probes only.
+    /// A request for the progress of the probe. Only for probes.
     Sample {
-        /// The number of the question, for its answer.
+        /// The number of the request, for its answer.
         sample: u64,
         /// The moment at which the receiver takes the sample.
         when: Moment,
     },
-    /// An order to measure the target's storage: probes only.
+    /// An order to measure the target's storage. Only for probes.
     Sweep(SweepOrder),
-    /// A word beside the transfer, to a receiver that has dialled.
+    /// Information in addition to the transfer, for a receiver that has dialed.
     Relay(Relay),
-    /// What the scan has found so far. The last message counts, and none comes after [`Announce`](Self::Announce).
+    /// The files found by the scan so far. The last message counts, and none follows [`Announce`](Self::Announce).
     Found(FoundSoFar),
-    /// An order about the job that the session has a part in.
+    /// An order about the job to which the session belongs.
     SharedJob(SharedJobRequest),
 }
 
@@ -122,93 +123,91 @@ pub enum ToSender {
     Refused(Refusal),
     /// The reply to a request.
     Reply(Reply),
-    /// Receipts for items: the data is verified and written to the kernel, or it failed. Files do not have their names
-    /// yet.
+    /// Receipts for items. Their data was verified and written to the kernel, or failed. Files have not been renamed
+    /// into place yet.
     Stored(Stored),
-    /// Something failed that belongs to no item (a directory's metadata, a commit).
+    /// A failure that belongs to no item, such as setting a directory's metadata, or a commit.
     Fault(Fault),
-    /// Everything is committed and flushed as asked; the transfer has ended.
+    /// Everything is committed and flushed as requested. The transfer has ended.
     Finished(Finished),
-    /// Groups that the target holds of one file of a request.
+    /// Groups of one file in a request that the target already has.
     Held(Held),
-    /// The names of a [`Remove`] are gone, but for those that faults have named.
+    /// The names of a [`Remove`] were removed, except for those reported as faults.
     Removed {
         /// The number of the message that this answers.
         remove: u64,
-        /// The number of removed entries, with all that was below them.
+        /// Number of removed entries, including everything below them.
         entries: u64,
     },
     /// A sample of a probe.
     Sampled(Sampled),
     /// The result of measuring the target's storage.
     Swept(Swept),
-    /// The report counters of the receiver, if any is above 0. Sent before the end; the last message counts.
+    /// The report counters of the receiver, if any is above 0. Sent before the end. The last message counts.
     Counters(CounterList),
-    /// The files of these batches have their final names, but for those in `faults`, and are flushed as asked. Sent
+    /// The files of these batches were renamed into place and flushed as requested, except for those in `faults`. Sent
     /// once for each batch that was stored.
     Published {
         /// The batches.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
         items: Vec<PublishedItem>,
     },
-    /// The transfer is in a queue, and begins when its turn comes; lanes are to be dialled after
-    /// [`Opened`](Self::Opened), and those that have come are closed.
+    /// The transfer is queued. Lanes must be dialed after [`Opened`](Self::Opened); lanes established earlier are
+    /// closed.
     Waiting(Waiting),
     /// The answer to an order about a job.
     SharedJob(SharedJobAnswer),
-    /// What was not kept, by kind and reason. Told before the end, to a sender that has asked for something
-    /// to be kept.
+    /// Metadata that was not preserved, by kind and reason. Sent before the end, to a sender that has requested to
+    /// preserve something.
     NotKept {
-        /// How often.
+        /// The counts.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
         counts: Vec<NotKept>,
     },
-    /// Entries that lack something, where the sender wants to know their names.
+    /// Entries that lack something. Sent if the sender has requested their names.
     Missed {
         /// The entries.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
         entries: Vec<Missed>,
     },
-    /// The rate that the receiver holds the sender's key to, in bytes per second, so that the sender may keep it by
-    /// itself. Sent before [`Opened`](Self::Opened).
+    /// The rate limit for the sender's key, so that the sender can limit itself. Sent before [`Opened`](Self::Opened).
     RateMax {
-        /// The limit of all data connections of the key together.
+        /// The limit for all data connections of the key together.
         bytes_per_second: u64,
     },
-    /// The host does as a receiver that has dialled has asked: after this it says what a sender says
-    /// ([`ToReceiver`]), and what it hears is what a receiver says.
+    /// The host accepts the order of a receiver that has dialed. From then on, it sends the messages of a sender
+    /// ([`ToReceiver`]), and receives those of a receiver.
     Fetching(Fetching),
-    /// The grant that was asked for.
+    /// The requested grant.
     Granted(GrantToken),
-    /// An order for a copy is accepted; what else is said to its client is [`Relay`]s.
+    /// An order for a copy was accepted. All further messages to its client are [`Relay`]s.
     Copy(CopyState),
-    /// What has been received by the grant of the opening. Sent before the end.
+    /// A receipt for everything received by the grant of the opening. Sent before the end.
     Receipt(SignedReceipt),
-    /// What has become of a copy.
+    /// The result of a copy.
     Result(CopyResult),
-    /// A lane that the receiver has dialled has not come up, or was lost before it brought anything: the sender may not
-    /// know of it, and waits for it no longer.
+    /// A lane that the receiver has dialed could not be established, or was lost before it carried anything. The sender
+    /// may not know of this lane, and stops waiting for it.
     LaneFailed,
-    /// The receiver waits for something before it goes on, which the user is to know; before [`Opened`](Self::Opened)
-    /// or later.
+    /// The receiver is waiting, and the user should know the reason. Sent before [`Opened`](Self::Opened) or later.
     HeldUp {
-        /// What it waits for, in words, one line.
+        /// The reason, in one line.
         #[serde(
             serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
             deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
         )]
         text: String,
     },
-    /// An entry that an ended session has left: cleanings only.
+    /// An entry left behind by an ended session. Only for cleanups.
     Leftover(Leftover),
 }
 
-/// The place of a transfer in the queue, and the reason for it.
+/// The position of a transfer in the queue, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// The number of transfers of the same key that are before it.
+    /// Number of transfers of the same key ahead of it.
     pub ahead: u32,
-    /// The reason in words, one line.
+    /// The reason, in one line.
     #[serde(
         serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
         deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
@@ -225,13 +224,13 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Receipts for some items, and the results of large files.
+/// Receipts for items, and the results of large files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     /// The items.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
     pub items: Vec<StoredItem>,
-    /// Large files that became whole, or failed.
+    /// Large files that are complete or have failed.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
     pub files: Vec<FileDone>,
 }
@@ -239,29 +238,29 @@ pub struct Stored {
 /// The receipt for one item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredItem {
-    /// The item's id.
+    /// The ID of the item.
     pub item: u64,
-    /// Whether the item, or a part of it, did not arrive as it was sent: the sender has to answer for it.
+    /// Whether the item, or part of it, was damaged or lost in transit, so that the sender must handle it.
     pub mismatch: bool,
-    /// The entries that failed, or, with a mismatch, those that arrived damaged.
+    /// The entries that failed. For a mismatch, the entries that arrived damaged.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::BATCH_ENTRIES_MAX }, _, _>")]
     pub faults: Vec<EntryFault>,
 }
 
-/// The result of giving the files of one batch their names.
+/// The result of renaming the files of one batch into place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedItem {
-    /// The batch's item id.
+    /// The item ID of the batch.
     pub item: u64,
-    /// The entries that did not get their names; those that [`Stored`] has reported may be left out.
+    /// The entries that were not renamed into place. Entries that [`Stored`] has reported may be omitted.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::BATCH_ENTRIES_MAX }, _, _>")]
     pub faults: Vec<EntryFault>,
 }
 
-/// The failure of one entry of a batch. Its path is not repeated: the sender knows it.
+/// The failure of one entry of a batch. It does not contain the path, because the sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryFault {
-    /// The entry's number in its batch, counted over all groups from 0.
+    /// The index of the entry in its batch, counted over all groups from 0.
     pub entry: u32,
     /// The operation that failed.
     pub operation: Operation,
@@ -272,27 +271,27 @@ pub struct EntryFault {
 /// The result of one large file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileDone {
-    /// The large file's id.
+    /// The ID of the large file.
     pub file: u64,
     /// The operation that failed and the cause, if one did.
     pub fault: Option<(Operation, FaultCode)>,
 }
 
-/// The receiver's figures at the end.
+/// The receiver's statistics at the end of a transfer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finished {
-    /// The times of the receiving lanes: waiting for the path is starved, waiting for the writers is blocked.
+    /// Times of the receiving lanes. Waiting for the path counts as starved, and waiting for the writers as blocked.
     pub receive: StageReport,
-    /// The times of the writers: waiting for lanes is starved, to the end. The work that finishes the target, the last
-    /// flush included, counts as busy for all of them.
+    /// Times of the writers. Waiting for lanes counts as starved, until the end. The work that finishes the target,
+    /// including the last flush, counts as busy for all writers.
     pub store: StageReport,
     /// The duration of the last flush, in microseconds.
     pub flush_us: u64,
-    /// The receiver's CPU time for the whole process since the transfer began, in microseconds.
+    /// CPU time of the receiver's process since the transfer began, in microseconds.
     pub cpu_us: u64,
 }
 
-/// A stage's time over all its threads, in microseconds.
+/// Time of a stage summed over all its threads, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageReport {
     /// Time spent working.
@@ -305,10 +304,10 @@ pub struct StageReport {
     pub paced_us: u64,
 }
 
-/// A message with its length in front.
+/// Encodes a message with its length.
 ///
 /// # Panics
-/// Never for messages built within the limits.
+/// Never for messages within the limits.
 #[must_use]
 pub fn encode_message<M: Serialize>(message: &M) -> Vec<u8> {
     let mut bytes = postcard::to_extend(message, vec![0; 4]).expect("plain data always serialises");
@@ -317,25 +316,25 @@ pub fn encode_message<M: Serialize>(message: &M) -> Vec<u8> {
     bytes
 }
 
-/// A message or a head without a length, of about `expected_bytes`.
+/// Encodes a message or a head of about `expected_bytes` bytes, without a length.
 pub(crate) fn encode_head<H: Serialize>(head: &H, expected_bytes: usize) -> Vec<u8> {
     let bytes = Vec::with_capacity(expected_bytes);
     postcard::to_extend(head, bytes).expect("plain data always serialises")
 }
 
-/// Reads a message from exactly its bytes, without the length.
+/// Decodes a message from exactly its bytes, without the length.
 ///
 /// # Errors
-/// [`WireError`] when the bytes are not one message.
+/// [`WireError`] if the bytes are not exactly one message.
 pub fn decode_message<M: Serialize + DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError> {
     decode_message_within(bytes, |_strings| Ok(()))
 }
 
-/// Decodes one message, in which `room` must grant the names and paths: it is asked for a number of further ones before
-/// they are decoded. Besides these and the message's bytes, decoding takes no memory that grows with the message.
+/// Decodes one message. Before names and paths are decoded, `room` is called with their number and must grant memory
+/// for them. Apart from these and the message's bytes, decoding uses no memory that grows with the message.
 ///
 /// # Errors
-/// The errors of [`decode_message`], and any error of `room`.
+/// Same as [`decode_message`], and any error of `room`.
 pub fn decode_message_within<M: Serialize + DeserializeOwned>(
     bytes: &[u8],
     room: impl FnMut(usize) -> Result<(), WireError>,

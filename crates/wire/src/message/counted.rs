@@ -1,8 +1,8 @@
-//! The bytes of a message, whose names and paths are counted while they are decoded.
+//! Counts the names and paths of a message while they are decoded.
 //!
-//! Each element of a list that may be long begins with a name or a path, and every string of a message passes here. So
-//! counting them bounds what all lists of a message take together, however they are nested, before there is memory for
-//! the next one.
+//! Each element of a list that may be long begins with a name or a path, and every string of a message passes through
+//! here. Counting them limits the memory of all lists in a message, at any level of nesting, before memory for the next
+//! element is allocated.
 
 use postcard::de_flavors::{Flavor, Slice};
 use postcard::{Error, Result};
@@ -10,7 +10,7 @@ use postcard::{Error, Result};
 use crate::error::WireError;
 use crate::limits::{MESSAGE_STRINGS_MAX, within};
 
-/// The bytes of a message; `R` grants room for so many more of its strings, or refuses.
+/// The bytes of a message. `R` grants memory for a number of further strings, or refuses.
 pub(super) struct Counted<'de, R> {
     bytes: Slice<'de>,
     room: R,
@@ -20,7 +20,7 @@ pub(super) struct Counted<'de, R> {
     refused: Option<WireError>,
 }
 
-/// The number of strings that are asked for at a time.
+/// Number of strings that are requested at a time.
 const GRANT_STRINGS: usize = 32;
 
 impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R> {
@@ -52,7 +52,7 @@ impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R>
 impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError> + 'de> Flavor<'de>
     for Counted<'de, R>
 {
-    /// The bytes that are left, and the error with which `room` or the limit refused a string, if it did.
+    /// The remaining bytes, and the error with which `room` or the limit refused a string, if any.
     type Remainder = (&'de [u8], Option<WireError>);
     type Source = &'de [u8];
 

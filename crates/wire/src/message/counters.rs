@@ -1,4 +1,4 @@
-//! Report counters on the wire: pairs of id and value, by ascending id and without those that are 0.
+//! Report counters on the wire: pairs of ID and value, in ascending order of ID and without zeros.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -6,7 +6,7 @@ use zmove_types::Counters;
 
 use super::list;
 
-/// Report counters as they travel. A peer ignores ids that it does not know.
+/// Report counters in encoded form. A peer ignores unknown IDs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CounterList(Vec<(u16, u64)>);
 
@@ -41,7 +41,7 @@ impl<'de> Deserialize<'de> for CounterList {
     }
 }
 
-/// The most counters in a message. Later versions may have more than this one knows.
+/// Maximum number of counters in a message. Later versions may have more counters than this one.
 const COUNTERS_MAX: usize = 256;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The questions about entries of the target, the answers, and the orders that follow from them.
+//! Questions about entries of the target, their answers, and the orders that follow from them.
 
 pub(crate) mod kept;
 pub(crate) mod mirror;

@@ -1,7 +1,8 @@
-//! The one form of a message.
+//! Checks that a message is in its only encoding.
 //!
-//! Postcard reads a number also from more bytes than it needs, and some decoders could drop what they do not know. A
-//! peer could hide a message from a reader of its bytes that way, or have two readers see different messages.
+//! Postcard also decodes numbers that use more bytes than necessary, and some decoders could ignore unknown contents. A
+//! peer could use that to hide a message from other readers of its bytes, or to make two readers see different
+//! messages.
 
 use postcard::ser_flavors::Flavor;
 use postcard::{Error, Result, serialize_with_flavor};
@@ -9,15 +10,15 @@ use serde::Serialize;
 
 use crate::error::WireError;
 
-/// Checks that `message` encodes to `bytes`, from which it was decoded. Takes no memory.
+/// Checks that `message` encodes to the `bytes` from which it was decoded. Allocates no memory.
 pub(crate) fn check<M: Serialize>(message: &M, bytes: &[u8]) -> std::result::Result<(), WireError> {
     let compared = serialize_with_flavor(message, Compared { left: bytes });
     compared.map_err(|_differs| WireError::OtherForm)
 }
 
-/// Encoded bytes that are compared instead of kept.
+/// A serializer that compares the encoded bytes instead of storing them.
 struct Compared<'a> {
-    /// The bytes that must come next.
+    /// The remaining bytes to compare with.
     left: &'a [u8],
 }
 

@@ -1,9 +1,9 @@
-//! The grant by which a node takes part in a job of many nodes: the head of the job signs it with a key that the
-//! receivers let in, so that they need know no key of a node.
+//! The grant with which a node takes part in a job of many nodes. The head of the job signs it with a key that the
+//! receivers trust, so the receivers need not know the keys of the nodes.
 //!
-//! It is no message. A node shows it as the last of its certificates, on every connection, since nothing else is read
-//! of a peer whose key is not known. No certificate begins like it: those are DER. **Invariant:** a grant is worth
-//! something only to the holder of the key that it names, for the opening that it holds.
+//! A grant is not a message. A node presents it as the last of its certificates on every connection, because nothing
+//! else is read from a peer with an unknown key. Certificates are DER, so none begins like a grant. **Invariant:** only
+//! the holder of the key that a grant names can use it, and only for the opening that it contains.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,24 +19,23 @@ use crate::limits::{
 pub struct JobGrant {
     /// The key of the node.
     pub node: [u8; 32],
-    /// The keys of the receivers that it is for.
+    /// The keys of the receivers that accept the grant.
     #[serde(deserialize_with = "list::at_most::<JOB_GRANT_RECEIVERS_MAX, _, _>")]
     pub receivers: Vec<[u8; 32]>,
-    /// The only opening that it is good for, but for its run and the name of its node. The names at the top
-    /// of the target
-    /// are the only ones that the node may bring; none: any names.
+    /// The only opening that the grant permits, except for its run and the name of its node. At the top of the target,
+    /// the node may use only the names in this opening; an empty list allows any name.
     pub open: Open,
-    /// When it begins, in seconds since 1970.
+    /// The start of its validity, in seconds since 1970.
     pub not_before: u64,
-    /// When it ends, in seconds since 1970.
+    /// The end of its validity, in seconds since 1970.
     pub not_after: u64,
 }
 
 impl JobGrant {
-    /// The grant as the text that is signed.
+    /// Encodes the grant. The result is the text that is signed.
     ///
     /// # Panics
-    /// Never: there is room for it.
+    /// Never, because the vector grows as needed.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("a vector grows")
@@ -46,18 +45,18 @@ impl JobGrant {
 /// A grant with the signature of the head.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SignedJobGrant {
-    /// The grant, which travels as its text.
+    /// The decoded grant. It is sent as `text`.
     #[serde(skip)]
     pub grant: JobGrant,
-    /// The bytes that are signed: the encoded grant.
+    /// The signed bytes: the encoded grant.
     pub text: Vec<u8>,
-    /// The certificates of the head; its own is the first.
+    /// The certificates of the head, its own first.
     pub certificates: Vec<Vec<u8>>,
     /// The signature of the text.
     pub signature: Vec<u8>,
 }
 
-/// A signed grant as it arrives.
+/// A signed grant as received.
 #[derive(Deserialize)]
 struct Arriving {
     #[serde(deserialize_with = "bytes::at_most::<JOB_GRANT_BYTES_MAX, _>")]
@@ -74,28 +73,28 @@ struct Certificate(
 );
 
 impl SignedJobGrant {
-    /// The most bytes of a signed grant.
+    /// Maximum size of a signed grant, in bytes.
     pub const BYTES_MAX: usize = 40 << 10;
 
-    /// Whether one of a peer's certificates is a grant.
+    /// Returns whether a peer's certificate is a grant.
     #[must_use]
     pub fn is_one(certificate: &[u8]) -> bool {
         certificate.starts_with(ANY_VERSION)
     }
 
-    /// The grant as it travels.
+    /// Encodes the signed grant.
     ///
     /// # Panics
-    /// Never: there is room for it.
+    /// Never, because the vector grows as needed.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_extend(self, [ANY_VERSION, VERSION].concat()).expect("a vector grows")
     }
 
-    /// The grant that some bytes are.
+    /// Decodes a signed grant.
     ///
     /// # Errors
-    /// They are none of this version, are too long, or make no sense.
+    /// The bytes are not a grant of this version, are too long, or are malformed.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         within(
             "number of bytes of a grant",

@@ -1,4 +1,4 @@
-//! An entry that an ended session has left at a target, as a cleaning reports it.
+//! An entry that an ended session has left at a target, as reported by a cleanup.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::RelPath;
@@ -8,20 +8,20 @@ use zmove_types::RelPath;
 pub struct Leftover {
     /// The path of the entry from the target root.
     pub path: RelPath,
-    /// What the entry is.
+    /// The kind of the entry.
     pub kind: LeftoverKind,
-    /// The bytes that the entry takes on its storage, with all below it.
+    /// Storage used by the entry and everything below it, in bytes.
     pub bytes: u64,
-    /// What happens to the entry.
+    /// Whether the entry is removed.
     pub fate: LeftoverFate,
 }
 
-/// What a leftover is.
+/// The kind of a leftover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LeftoverKind {
-    /// A file, a link or a special file that did not get its final name.
+    /// A file, link or special file that was not renamed into place.
     Unfinished,
-    /// A directory in which a session has made entries, or one that did not get its final name.
+    /// A directory in which a session has created entries, or one that was not renamed into place.
     Directory,
     /// The part of a large file from which a later transfer can resume.
     Part,
@@ -29,17 +29,17 @@ pub enum LeftoverKind {
     SharedJob,
 }
 
-/// What happens to a leftover.
+/// Whether a leftover is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LeftoverFate {
-    /// The leftover has been removed. In a preview: it would be.
+    /// The leftover was removed, or would be removed in a preview.
     Goes,
-    /// The leftover stays, since a transfer may resume from it.
+    /// The leftover stays, because a transfer may resume from it.
     StaysUntil {
-        /// The end of this time, in seconds since 1970.
+        /// The end of its retention period, in seconds since 1970.
         seconds: u64,
     },
-    /// The leftover stays, since it belongs to another user than that of the receiver, or holds entries that no
-    /// receiver has made.
+    /// The leftover stays, because it belongs to a user other than that of the receiver, or contains entries that no
+    /// receiver has created.
     Foreign,
 }

@@ -1,4 +1,4 @@
-//! The questions of a conversation that measures the path, and their answers.
+//! The requests of a session that measures the path, and their answers.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,34 +8,34 @@ use super::list;
 /// The moment at which a sample is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Moment {
-    /// When the receiver reads the question.
+    /// When the receiver reads the request.
     Now,
-    /// When so many lanes have ended, counted over the whole probe.
+    /// When this number of lanes have ended, counted over the whole probe.
     Ended(u32),
 }
 
-/// The progress of a probe, as its receiver has counted.
+/// The progress of a probe as counted by its receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {
-    /// The number of the question that this answers.
+    /// The number of the request that this answers.
     pub sample: u64,
     /// The time of the sample, in microseconds since [`Opened`](super::Opened) was sent.
     pub clock_us: u64,
     /// The time at which the first frame was complete, on the same clock.
     pub first_us: Option<u64>,
-    /// Bytes of filler that have come.
+    /// Bytes of filler received.
     pub bytes: u64,
-    /// The CPU time of the receiver's whole process since [`Opened`](super::Opened) was sent, in microseconds.
+    /// CPU time of the receiver's process since [`Opened`](super::Opened) was sent, in microseconds.
     pub cpu_us: u64,
 }
 
 /// An order to sweep the target's storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepOrder {
-    /// The most that may be written, in bytes; the receiver takes no more than
+    /// Maximum number of bytes to write. The receiver refuses more than
     /// [`SWEEP_BYTES_MAX`](crate::limits::SWEEP_BYTES_MAX).
     pub bytes: u64,
-    /// The longest that the sweep may take, in milliseconds; the receiver takes no more than
+    /// Maximum duration of the sweep, in milliseconds. The receiver refuses more than
     /// [`SWEEP_MILLIS_MAX`](crate::limits::SWEEP_MILLIS_MAX).
     pub millis: u64,
 }
@@ -46,19 +46,19 @@ pub struct Swept {
     /// The results by file size, from the smallest to the largest.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::SWEEP_SIZES_MAX }, _, _>")]
     pub sizes: Vec<SweptSize>,
-    /// Whether everything that was planned has been measured, if only in part.
+    /// Whether everything that was planned was measured, at least in part.
     pub complete: bool,
-    /// The operation that failed and the cause, if one did; there are no sizes then.
+    /// The operation that failed and the cause, if one did. `sizes` is then empty.
     pub fault: Option<(Operation, FaultCode)>,
 }
 
-/// The rates that files of one size have reached, in bytes per second.
+/// The rates reached with files of one size, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweptSize {
     /// The size of each file, in bytes.
     pub file_bytes: u64,
-    /// The rate of writing, with the flush.
+    /// The rate of writing, including the flush.
     pub write: Option<u64>,
-    /// The rate of reading, past the page cache where that could be helped.
+    /// The rate of reading, bypassing the page cache if possible.
     pub read: Option<u64>,
 }

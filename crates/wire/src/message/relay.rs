@@ -1,7 +1,7 @@
-//! What a sender that was dialled says beside the transfer: its events, the hashes of files, and its account at the
-//! end, so that who has asked for the files is told the same as one who pushes.
+//! Information that a dialed sender sends in addition to the transfer: its events, the hashes of files, and its account
+//! at the end. A user who has requested files thus sees the same as a user who pushes.
 //!
-//! **Invariant:** nothing here changes what the receiver writes.
+//! **Invariant:** nothing here changes the data that the receiver writes.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::{Event, RelPath, Root};
@@ -9,22 +9,22 @@ use zmove_types::{Event, RelPath, Root};
 use super::{Refusal, TransferAccount, list};
 use crate::limits::{HASHED_MAX, TOLD_MAX};
 
-/// One word beside a transfer.
+/// Information in addition to a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Relay {
     /// Events at the sender. Counts are increments since the previous event of their kind.
     Told(#[serde(deserialize_with = "list::at_most::<TOLD_MAX, _, _>")] Vec<Event>),
-    /// The hashes of files that are whole at the target.
+    /// Hashes of files that are complete at the target.
     Hashed(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
-    /// So many more lanes are wanted.
+    /// Number of additional lanes requested.
     Lanes(u16),
-    /// The account at the good end.
+    /// The account after a successful end.
     Account(Box<TransferAccount>),
-    /// Why the sender cannot go on.
+    /// The reason why the sender cannot continue.
     Broken(Refusal),
-    /// The hashes, made at the sender, of files that were at the target with the same size and time.
+    /// Hashes, computed at the sender, of files that existed at the target with the same size and time.
     Looked(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
-    /// Another session of a copy begins: counts begin at zero.
+    /// Another session of a copy begins. Counts start at zero again.
     SessionBegins,
 }
 
@@ -33,16 +33,16 @@ pub enum Relay {
 pub struct FileHash {
     /// The file's path below the target.
     pub path: RelPath,
-    /// The BLAKE3 of its contents.
+    /// The BLAKE3 hash of its contents.
     pub root: Root,
 }
 
-/// Regular files and their bytes.
+/// A number of regular files and of their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileTotal {
     /// Number of files.
     pub files: u64,
-    /// Bytes of files.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -53,13 +53,13 @@ impl FileTotal {
         self.bytes = self.bytes.saturating_add(more.bytes);
     }
 
-    /// Subtracts `less`, down to 0.
+    /// Subtracts `less`, but not below 0.
     pub const fn take(&mut self, less: Self) {
         self.files = self.files.saturating_sub(less.files);
         self.bytes = self.bytes.saturating_sub(less.bytes);
     }
 
-    /// Subtracts files that were found again; returns the rest of them, which is new.
+    /// Subtracts files that were found again. Returns the remainder of `found`, which is new.
     #[must_use]
     pub const fn found_again(&mut self, found: Self) -> Self {
         let before = *self;
@@ -73,16 +73,16 @@ impl FileTotal {
 /// Progress of a transfer, or of a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferProgress {
-    /// Files that the scan has found.
+    /// Files found by the scan.
     pub found: FileTotal,
-    /// Files that became whole, and bytes that were stored.
+    /// Files completed, and bytes stored.
     pub stored: FileTotal,
     /// Files that were equal at the target, and bytes that are not sent.
     pub skipped: FileTotal,
 }
 
 impl TransferProgress {
-    /// Adds what an event reports; returns whether it reports progress.
+    /// Adds the progress that an event reports. Returns whether the event reports progress.
     pub const fn hear(&mut self, event: &Event) -> bool {
         let (total, files, bytes) = match event {
             Event::Found { files, bytes } => (&mut self.found, *files, *bytes),
@@ -101,7 +101,8 @@ impl TransferProgress {
         self.skipped.add(more.skipped);
     }
 
-    /// The progress since `before`: all of it if any part is lower than before, since it was counted anew then.
+    /// Returns the progress since `before`. If any part is lower than before, counting has restarted and all progress
+    /// is returned.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;
@@ -113,7 +114,7 @@ impl TransferProgress {
         if sum == *self { since } else { *self }
     }
 
-    /// This progress as events.
+    /// Returns this progress as events.
     pub fn events(&self) -> impl Iterator<Item = Event> {
         let Self {
             found,
