@@ -1,8 +1,8 @@
-//! The messages of a copy between two other hosts: a client orders it from the host that has the sources, and brings
-//! that host a grant of the one that has the target.
+//! The messages of a copy between two other hosts. A client orders the copy from the host that has the sources, and
+//! gives that host a grant issued by the host that has the target.
 //!
-//! The client asks as a receiver that dials ([`ToSource`](super::ToSource)). **Invariant:** a grant is worth something
-//! only to the holder of the key that it names, for the opening that it holds.
+//! The client uses the messages of a receiver that dials ([`ToSource`](super::ToSource)). **Invariant:** only the
+//! holder of the key that a grant names can use it, and only for the opening that it contains.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,30 +12,30 @@ use crate::limits::{
     SIGNATURE_BYTES_MAX,
 };
 
-/// The secret by which a grant is found.
+/// The secret that identifies a grant.
 pub type GrantToken = [u8; 32];
 
-/// The order for a copy, to the host that has the sources.
+/// An order for a copy, sent to the host that has the sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyOrder {
-    /// The id of the copy, by which it is found again.
+    /// The ID of the copy, by which it can be found again.
     pub id: [u8; 16],
-    /// What is to be sent and how, with the target on the other host; its lanes are without meaning.
+    /// The files to send and how to send them, with the target on the other host. The lanes are ignored.
     pub fetch: Fetch,
     /// The host that has the target.
     pub to: Place,
-    /// The number of lanes; `None`: by the path.
+    /// Number of lanes; `None` to choose it by the path.
     pub streams: Option<u16>,
     /// The transport.
     pub transport: TransportChoice,
-    /// Whether lanes are in clear.
+    /// Whether lanes are unencrypted.
     pub clear: bool,
-    /// How long the host with the target is dialled again once connections are lost, in seconds.
+    /// How long to redial the host with the target after connections were lost, in seconds.
     pub patience_secs: u64,
 }
 
 impl CopyOrder {
-    /// The order as it would be said again: all but its id.
+    /// Returns the order without its ID. Repetitions of an order are equal apart from the ID.
     #[must_use]
     pub fn anew(&self) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl CopyOrder {
     }
 }
 
-/// A daemon, as a user would name it.
+/// The address of a daemon, as a user would specify it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The host's name or address.
@@ -61,77 +61,77 @@ pub struct Place {
 /// The transports that may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransportChoice {
-    /// TCP, and QUIC where that cannot be connected.
+    /// TCP, or QUIC if TCP cannot connect.
     #[default]
     Auto,
-    /// TCP alone.
+    /// Only TCP.
     Tcp,
-    /// QUIC alone.
+    /// Only QUIC.
     Quic,
 }
 
-/// The answer to an order that is accepted.
+/// The answer to an order that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyState {
-    /// All is there but the grant, which [`ToSource::Begin`](super::ToSource) is to bring.
+    /// Everything is ready except for the grant, which [`ToSource::Begin`](super::ToSource) must deliver.
     Ready,
-    /// The copy of this id runs, or has ended: what is told of it follows.
+    /// The copy with this ID is running or has ended. Reports about it follow.
     Follows {
-        /// The id of the copy.
+        /// The ID of the copy.
         id: [u8; 16],
     },
 }
 
-/// What a copy begins with.
+/// The grant and the key with which a copy begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
     /// The grant.
     pub grant: GrantToken,
-    /// The key of the host that has the target; no other host is spoken to.
+    /// The key of the host that has the target. The copy connects to no other host.
     pub key: [u8; 32],
 }
 
-/// The order for a grant, to the host that has the target.
+/// An order for a grant, sent to the host that has the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrantOrder {
-    /// The id of the copy.
+    /// The ID of the copy.
     pub id: [u8; 16],
     /// The key of the host that has the sources.
     pub source: [u8; 32],
-    /// The only opening that the grant is good for, but for its shape and run.
+    /// The only opening that the grant permits, except for its shape and run.
     pub open: Open,
-    /// The sources, whose names alone may come to the top of the target; none: any names.
+    /// The sources. Only their names may be used at the top of the target; an empty list allows any name.
     #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
     pub sources: Vec<SourcePath>,
-    /// The most bytes of contents.
+    /// Maximum number of bytes of file contents.
     pub bytes_max: Option<u64>,
-    /// The most entries.
+    /// Maximum number of entries.
     pub entries_max: Option<u64>,
 }
 
-/// What a host has received by a grant.
+/// A record of the files that a host has received by a grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
-    /// The id of the copy.
+    /// The ID of the copy.
     pub id: [u8; 16],
-    /// The key of the client that the grant was given to.
+    /// The key of the client that obtained the grant.
     pub client: [u8; 32],
-    /// The key of the host that has sent.
+    /// The key of the sending host.
     pub source: [u8; 32],
-    /// The target as it was asked for.
+    /// The target as requested.
     #[serde(with = "bytes")]
     pub target: Vec<u8>,
-    /// Files that got their names.
+    /// Files that were renamed into place.
     pub files: u64,
-    /// The sum of their sizes.
+    /// Total size of these files, in bytes.
     pub bytes: u64,
-    /// Entries that failed here.
+    /// Entries that failed at the receiving host.
     pub faults: u64,
-    /// When all was flushed, in seconds since 1970.
+    /// When everything was flushed, in seconds since 1970.
     pub ended: u64,
 }
 
-/// A receipt with the signature of the host that has received.
+/// A receipt with the signature of the receiving host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedReceipt {
     /// The encoded [`Receipt`], without a length.
@@ -154,25 +154,25 @@ pub struct SignedReceipt {
     pub signature: Vec<u8>,
 }
 
-/// What has become of a copy.
+/// The state or result of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyResult {
-    /// The copy runs.
+    /// The copy is running.
     Runs,
-    /// The copy has ended at the host that has sent.
+    /// The copy has ended, according to the sending host.
     Ended(Box<EndedCopy>),
-    /// The copy has ended at the host that has received.
+    /// The copy has ended, according to the receiving host.
     Received(SignedReceipt),
 }
 
-/// A copy that has ended, at the host that has sent.
+/// A copy that has ended, as reported by the sending host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedCopy {
-    /// The host that has received.
+    /// The receiving host.
     pub to: Place,
-    /// The sender's account, or why the copy came to no good end.
+    /// The sender's account, or the reason why the copy failed.
     pub ended: Result<TransferAccount, Refusal>,
-    /// Whether the copy is partial if entries lack something that was to be kept.
+    /// Whether the copy counts as partial if entries lack metadata that was to be preserved.
     pub strict: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Failures that cross the wire: a numbered operation and cause with the path, never a foreign error's text.
+//! Failures sent over the wire: a numeric operation and cause with the path, never the text of an error from another
+//! host.
 
 use std::fmt;
 use std::io;
@@ -10,11 +11,11 @@ use zmove_types::RelPath;
 use super::bytes;
 use crate::limits::REASON_CHARS_MAX;
 
-/// One thing that failed at the receiver; the transfer goes on.
+/// A failure at the receiver that does not end the transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("{operation} '{path}': {code}")]
 pub struct Fault {
-    /// The path of what failed, from the target root.
+    /// The path of the entry that failed, from the target root.
     pub path: RelPath,
     /// The operation that failed.
     pub operation: Operation,
@@ -25,9 +26,9 @@ pub struct Fault {
 /// An operation of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
-    /// Making a directory.
+    /// Creating a directory.
     MakeDirectory,
-    /// Making a file.
+    /// Creating a file.
     Create,
     /// Writing a file's data.
     Write,
@@ -35,30 +36,30 @@ pub enum Operation {
     Read,
     /// Flushing to stable storage.
     Flush,
-    /// Giving a file its final name.
+    /// Renaming a file into place.
     Rename,
-    /// Making a symbolic link.
+    /// Creating a symbolic link.
     Symlink,
     /// Setting mode or times.
     SetMetadata,
-    /// Checking that data arrived as it was sent.
+    /// Verifying that data arrived unchanged.
     Verify,
-    /// Removing an entry that stands in the way.
+    /// Removing an entry that is in the way.
     Remove,
     /// Listing a directory.
     List,
-    /// Removing an entry that is not at the source.
+    /// Removing an entry that does not exist at the source.
     Delete,
     /// Opening an existing file to change it in place.
     OpenInPlace,
-    /// Making a hard link. The sender then sends the file itself. Told only of entries that are hard links.
+    /// Creating a hard link. The sender then sends the file itself. Reported only for entries that are hard links.
     Link,
-    /// Opening a directory that exists.
+    /// Opening an existing directory.
     OpenDirectory,
 }
 
 impl Operation {
-    /// Whether the operation is on the directory of the entry for which its failure is reported.
+    /// Returns whether the operation is on the directory that contains the entry for which the failure is reported.
     #[must_use]
     pub const fn is_on_directory(self) -> bool {
         matches!(self, Self::MakeDirectory | Self::OpenDirectory)
@@ -68,67 +69,67 @@ impl Operation {
 /// The cause of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum FaultCode {
-    /// The error of the operating system, as an `errno` of Linux.
+    /// An error of the operating system, as a Linux `errno`.
     #[error("{}{}", io::Error::from_raw_os_error(*.0), mount_hint(*.0))]
     Os(i32),
-    /// A directory stands where a file or link has to go.
+    /// A directory exists where a file or link must be placed.
     #[error(
         "a directory of that name is in the way and is not empty (--delete or --force replaces it)"
     )]
     DirectoryInTheWay,
-    /// The data does not have the hash that the sender gave.
+    /// The data does not match the sender's hash.
     #[error("the data arrived damaged (its BLAKE3 differs from the sender's)")]
     Damaged,
-    /// Some of the file's data did not come.
+    /// Some of the file's data did not arrive.
     #[error("not all of its data arrived")]
     Incomplete,
     /// The file's declarations on different lanes contradict each other.
     #[error("it was declared twice with different properties")]
     Contradiction,
-    /// No failure: the file was guessed to be missing, but exists with the same size and time.
+    /// Not a failure: the file was assumed to be missing, but exists with the same size and time.
     #[error("it is there already")]
     AlreadyThere,
-    /// Another process has locked the file, as programs do that change a file in place.
+    /// Another process has locked the file, as programs do while they change a file in place.
     #[error("another transfer or program has locked it")]
     Locked,
-    /// The name of a file that was changed in place belongs to another file now, or is gone.
+    /// The name of a file that was changed in place now belongs to another file, or no longer exists.
     #[error("another file has its name by now, or it is gone")]
     Replaced,
-    /// Another program has changed a file while it was changed in place.
+    /// Another program has modified a file while it was being changed in place.
     #[error("another program has changed it meanwhile; run the command again")]
     Changed,
-    /// The entry stays, since its name is one that zmove gives to unfinished files.
+    /// The entry stays, because zmove uses names like this one for unfinished files.
     #[error(
         "names that begin with .zmove- may belong to a transfer that is running; remove it if none is"
     )]
     Reserved,
-    /// The entry stays, since it is a mount point of another file system.
+    /// The entry stays, because another file system is mounted on it.
     #[error("a file system is mounted there")]
     Mounted,
-    /// Read back from the storage, the file does not have the hash by which it came. Only told to a sender that has
-    /// asked for [`Proof::Media`](crate::Proof).
+    /// When read back from the storage, the file did not match the hash with which it was received. Reported only to a
+    /// sender that has requested [`Proof::Media`](crate::Proof).
     #[error(
         "the storage does not hold what was written to it (its BLAKE3 differs when it is read back)"
     )]
     NotOnMedia,
-    /// The entry stays, since as many have been removed as may be. Only told where the receiver has such a limit of its
-    /// own: in a pull, and where the opening has one.
+    /// The entry stays, because the maximum number of entries has been removed. Reported only if the receiver itself
+    /// has such a limit: in a pull, or if the opening contains one.
     #[error("as many entries have been removed as may be (--max-delete)")]
     RemovedEnough,
-    /// The job has ended: this receiver changes nothing more of it. Only told in a job.
+    /// The job has ended, and this receiver changes nothing more in it. Reported only in a shared job.
     #[error("its push has ended")]
     JobEnded,
-    /// A directory stands where a file or link has to go, and a rule of the opening protects it or an entry in it.
+    /// A directory exists where a file or link must be placed, and a rule of the opening protects it or an entry in it.
     #[error("a directory of that name is in the way, and what the selection leaves out is in it")]
     Protected,
 }
 
-/// The receiver will not take the transfer.
+/// The refusal of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The kind of reason.
     pub code: RefusalCode,
-    /// The reason in words, one line.
+    /// The reason, in one line.
     #[serde(
         serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
         deserialize_with = "bytes::text::<REASON_CHARS_MAX, _>"
@@ -137,20 +138,20 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Whether the host has had no room for the transfer, and may have some later.
+    /// Returns whether the host had no capacity for the transfer but may have some later.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.code == RefusalCode::Full
     }
 
-    /// Whether another session may succeed without a change of settings.
+    /// Returns whether another session may succeed without a change of settings.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         use RefusalCode::{Broken, Busy, Full, Stopping};
         matches!(self.code, Stopping | Broken | Busy | Full)
     }
 
-    /// A refusal of this kind, with the reason in words.
+    /// Creates a refusal with a reason in words.
     pub fn new(code: RefusalCode, text: impl Into<String>) -> Self {
         Self {
             code,
@@ -159,49 +160,49 @@ impl Refusal {
     }
 }
 
-/// The kind of reason for which a transfer is refused.
+/// The kind of reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefusalCode {
     /// The client's key is not in `authorized_keys`.
     UnknownKey,
-    /// The key may not do that, or not at this target.
+    /// The key's permissions do not allow this, or do not allow it at this target.
     Denied,
-    /// The target is not what the transfer needs it to be.
+    /// The target does not meet the requirements of the transfer.
     Target,
-    /// The receiver has no room for more transfers or lanes.
+    /// The receiver has no capacity for more transfers or lanes.
     Busy,
-    /// The request makes no sense to this receiver, or bytes on a connection make none or do not authenticate.
+    /// The receiver does not understand the request, or bytes on a connection are malformed or not authentic.
     Protocol,
-    /// The receiver cannot go on with a transfer it had taken.
+    /// The receiver cannot continue a transfer that it had accepted.
     Failed,
-    /// The receiver is being stopped, and may be back soon.
+    /// The receiver is shutting down and may be back soon.
     Stopping,
-    /// A connection of a running transfer was lost; another try may succeed.
+    /// A connection of a running transfer was lost. A retry may succeed.
     Broken,
-    /// The receiver has no room, not even in its queue: the sender is to try again.
+    /// The receiver has no capacity, not even in its queue. The sender should retry.
     Full,
-    /// The job of several receivers is not at this target, and the opening may not begin it there.
+    /// The job of several receivers is not in progress at this target, and the opening may not begin it there.
     NotUnderWay,
 }
 
 impl FaultCode {
-    /// The codes of a storage that is full, and of a quota that is used up.
+    /// The codes for a full storage and for an exceeded quota.
     pub const NO_ROOM: [Self; 2] = [Self::Os(ENOSPC), Self::Os(EDQUOT)];
 
-    /// Whether there is no room.
+    /// Returns whether the storage is full or a quota is exceeded.
     #[must_use]
     pub fn is_no_room(self) -> bool {
         Self::NO_ROOM.contains(&self)
     }
 
-    /// The code of an error of the operating system.
+    /// Returns the code for an error of the operating system.
     #[must_use]
     pub fn os(error: &io::Error) -> Self {
         Self::Os(error.raw_os_error().unwrap_or(EIO))
     }
 }
 
-/// What an error says of the file system that an entry lies on, if it says anything: it was mounted, and is gone.
+/// Returns a hint if an error indicates that the entry's file system was mounted and is no longer available.
 const fn mount_hint(errno: i32) -> &'static str {
     match errno {
         ENOTCONN | ESHUTDOWN | EHOSTDOWN => {
@@ -215,15 +216,15 @@ const fn mount_hint(errno: i32) -> &'static str {
     }
 }
 
-/// "Transport endpoint is not connected", as of a FUSE server that has ended.
+/// "Transport endpoint is not connected", for example after a FUSE server has ended.
 const ENOTCONN: i32 = 107;
 /// "Cannot send after transport endpoint shutdown".
 const ESHUTDOWN: i32 = 108;
 /// "Host is down".
 const EHOSTDOWN: i32 = 112;
-/// "Stale file handle", as of a file server that has lost its state.
+/// "Stale file handle", for example after a file server has lost its state.
 const ESTALE: i32 = 116;
-/// "Input/output error", which stands for an error without a number.
+/// "Input/output error". Also used for errors without a number.
 const EIO: i32 = 5;
 /// "No space left on device".
 const ENOSPC: i32 = 28;

@@ -1,8 +1,8 @@
-//! The messages of a receiver that has dialled: what it wants to be sent. They come before the host, which is the
-//! sender from then on, says anything as one.
+//! The messages of a receiver that has dialed, with its request for files. They are sent before the host sends its
+//! first message as the sender.
 //!
-//! **Invariant:** each list has a bound of its own, and a [`Fetch`] is no longer than
-//! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX), which the host checks before its bytes are awaited.
+//! **Invariant:** each list has its own limit, and a [`Fetch`] is no longer than
+//! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX), which the host checks before it reads the message.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::{Account, Timestamp};
@@ -14,25 +14,25 @@ use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX, SEL
 /// A message from a receiver that has dialled to the host that is to send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSource {
-    /// The first message: what is to be sent, and how.
+    /// The first message: the files to send, and how to send them.
     Fetch(Box<Fetch>),
-    /// A part of the list of paths that [`Fetch::list`] has announced.
+    /// A part of the list of paths that [`Fetch::list`] announces.
     Listed {
         /// The bytes of the list, at most [`FETCH_LIST_PART_BYTES_MAX`](crate::limits::FETCH_LIST_PART_BYTES_MAX).
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// In place of [`Fetch`](Self::Fetch): an order for a copy to another host.
+    /// Instead of [`Fetch`](Self::Fetch): an order for a copy to another host.
     Copy(Box<CopyOrder>),
-    /// What that copy begins with, once it was accepted.
+    /// The grant and the key for a copy that was accepted.
     Begin(Begin),
-    /// In place of [`Fetch`](Self::Fetch): an order for a grant.
+    /// Instead of [`Fetch`](Self::Fetch): an order for a grant.
     Grant(Box<GrantOrder>),
-    /// In place of [`Fetch`](Self::Fetch): a question what has become of a copy.
+    /// Instead of [`Fetch`](Self::Fetch): a request for the result of a copy.
     Result {
-        /// The id of the copy.
+        /// The ID of the copy.
         id: [u8; 16],
-        /// Whether the copy is to end now, if it runs.
+        /// Whether to stop the copy now if it is running.
         stop: bool,
     },
 }
@@ -40,39 +40,40 @@ pub enum ToSource {
 /// The order of a receiver that has dialled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetch {
-    /// How the receiver writes; its target is empty, and its shape without meaning.
+    /// The rules for writing at the receiver. The target is empty, and the shape is ignored.
     pub open: Open,
     /// The sources, as the user wrote them.
     #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
     pub sources: Vec<SourcePath>,
-    /// The rules of the selection, first to last.
+    /// The rules of the selection, in order.
     #[serde(deserialize_with = "list::at_most::<SELECTION_RULES_MAX, _, _>")]
     pub rules: Vec<RuleText>,
-    /// The least and the largest size of files that are wanted, in bytes.
+    /// Minimum and maximum size of the files to send, in bytes.
     pub sizes: (u64, u64),
-    /// Whether what is mounted below the sources is left out.
+    /// Whether file systems mounted below the sources are excluded.
     pub one_file_system: bool,
-    /// The list of paths in place of the contents of the only source, which comes in further messages.
+    /// The format of a list of paths to send instead of the contents of the only source. The list follows in further
+    /// messages.
     pub list: Option<ListOrder>,
-    /// Whether what is at the target alone is removed, and when.
+    /// The removals of entries that exist only at the target; `None` if none are removed.
     pub removals: Option<RemovalOrder>,
-    /// Whom entries are said to belong to.
+    /// The owners and groups to send for entries.
     pub owners: OwnerOrder,
-    /// What becomes of blocks of zeros.
+    /// The treatment of blocks of zeros.
     pub zeros: Zeros,
-    /// The umask whose permission bits take the place of modes.
+    /// The umask whose permission bits are used instead of the entries' modes.
     pub umask: Option<u32>,
-    /// The modification time of all entries, in the place of their own.
+    /// The modification time of all entries, used instead of their own.
     pub mtime: Option<Timestamp>,
-    /// The rate that all data connections together are held to, in bytes per second.
+    /// Rate limit for all data connections together, in bytes per second.
     pub rate_max: Option<u64>,
-    /// The data connections that the receiver has dialled.
+    /// The data connections that the receiver has dialed.
     pub lanes: LaneOrder,
     /// Whether the host reports the hash of each file.
     pub manifest: bool,
-    /// The interval in which the progress of all stages is to be told, in milliseconds.
+    /// Interval at which to report the progress of all stages, in milliseconds.
     pub sample_millis: Option<u32>,
-    /// The fields that later releases have added.
+    /// Fields that later releases have added.
     #[serde(deserialize_with = "Extensions::deserialize::<Fetch, _>")]
     pub extensions: Extensions,
 }
@@ -82,7 +83,7 @@ impl Extensible for Fetch {
 }
 
 impl Fetch {
-    /// An order for all that the sources hold, as it is there.
+    /// Creates an order for all contents of the sources, unchanged.
     #[must_use]
     pub fn new(open: Open, sources: Vec<SourcePath>) -> Self {
         Self {
@@ -113,34 +114,36 @@ pub struct SourcePath(#[serde(with = "bytes")] pub Vec<u8>);
 /// One rule of a selection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleText {
-    /// The pattern, in gitignore's syntax, without the sign that takes entries in again.
+    /// The pattern in gitignore syntax, without the sign that includes entries again.
     #[serde(with = "bytes")]
     pub pattern: Vec<u8>,
-    /// Whether matching entries are taken in again.
+    /// Whether matching entries are included again.
     pub includes: bool,
 }
 
-/// The form of a list of paths.
+/// The format of a list of paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListOrder {
-    /// Whether its paths end in NUL bytes instead of line feeds.
+    /// Whether the paths end with NUL bytes instead of line feeds.
     pub nul: bool,
-    /// The length of the list in bytes.
+    /// The size of the list in bytes.
     pub bytes: u64,
 }
 
 /// The removals of a mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemovalOrder {
-    /// Whether entries are removed when a part of the source is not at the target.
+    /// Whether entries are removed if part of the source is missing at the target.
     pub after_errors: AfterErrors,
-    /// The most files and directories that are removed. Default: any number. The deepest go first, and the rest stays.
+    /// Maximum number of files and directories to remove. Default: no limit. The deepest are removed first, and the
+    /// others stay.
     pub entries_max: Option<u64>,
-    /// What a source directory without entries does. Default: it is refused where the target has entries.
+    /// The treatment of a source directory without entries. Default: refused if the directory at the target has
+    /// entries.
     pub empty_sources: EmptySources,
 }
 
-/// Whether entries are removed when a part of the source could not be read, or not be stored at the target.
+/// Whether entries are removed if part of the source could not be read, or could not be stored at the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AfterErrors {
     /// Nothing is removed.
@@ -150,47 +153,47 @@ pub enum AfterErrors {
     Remove,
 }
 
-/// What a source directory without entries means for its mirror.
+/// The treatment of a source directory without entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EmptySources {
-    /// Nothing is removed in the whole run where the directory at the target has entries: the file system of the source
-    /// may not be mounted.
+    /// If the directory at the target has entries, nothing is removed in the whole run, because the source's file
+    /// system may not be mounted.
     #[default]
     Refuse,
     /// The mirror becomes empty.
     Mirror,
 }
 
-/// Whom entries are said to belong to.
+/// The owners and groups to send for entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerOrder {
-    /// Whether numbers count, and names are not told.
+    /// Whether to send only numeric IDs, without names.
     pub numeric: bool,
-    /// What users become, the first that applies.
+    /// Mappings of users. The first match applies.
     #[serde(deserialize_with = "list::at_most::<FETCH_MAPPINGS_MAX, _, _>")]
     pub users: Vec<Mapping>,
-    /// What groups become, the first that applies.
+    /// Mappings of groups. The first match applies.
     #[serde(deserialize_with = "list::at_most::<FETCH_MAPPINGS_MAX, _, _>")]
     pub groups: Vec<Mapping>,
 }
 
-/// What some users or groups of the source become at the target.
+/// A mapping of users or groups at the source to one at the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
-    /// The user or group that they become.
+    /// The user or group at the target.
     pub to: Account,
-    /// Which ones.
+    /// The users or groups at the source.
     pub from: Mapped,
 }
 
-/// Some users or groups.
+/// A set of users or groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mapped {
-    /// All of them.
+    /// All users or groups.
     All,
     /// Users or groups that have no name at the source.
     Nameless,
-    /// The one of this name.
+    /// The user or group with this name.
     Name(
         #[serde(
             serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
@@ -198,35 +201,35 @@ pub enum Mapped {
         )]
         String,
     ),
-    /// Users or groups whose numbers lie between two, both included.
+    /// Users or groups whose IDs are in this range, including both ends.
     Ids(u32, u32),
 }
 
-/// What becomes of zeros that are allocated.
+/// The treatment of allocated zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Zeros {
-    /// Zeros are data like any other.
+    /// Zeros are sent like any other data.
     #[default]
     Sent,
-    /// Blocks of 4 KiB of zeros become holes, where holes are kept; each file is read once more for that.
+    /// Blocks of 4 KiB of zeros become holes if holes are preserved. Each file is read one more time for that.
     MadeHoles,
 }
 
 /// The data connections of a receiver that has dialled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneOrder {
-    /// The number of lanes that are dialled beside control.
+    /// Number of lanes dialed, in addition to the control connection.
     pub dialled: u16,
-    /// The fewest that suit the path, where the sender may change the number.
+    /// Minimum number of lanes that suits the path, if the sender may change the number.
     pub least: Option<u16>,
-    /// The most that the receiver takes.
+    /// Maximum number of lanes that the receiver accepts.
     pub most: u16,
 }
 
-/// What a host says before it sends: it does as it was asked.
+/// A host's acceptance of an order. The host sends it before it sends as the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetching {
-    /// The most lanes that the host serves.
+    /// Maximum number of lanes that the host serves.
     pub lanes_max: u16,
 }
 

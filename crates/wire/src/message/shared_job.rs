@@ -1,8 +1,8 @@
-//! A job that several receivers, on different hosts, write into one directory of a shared file system: the opening says
-//! which, and orders on control say what becomes of its work.
+//! A job that several receivers on different hosts write into one directory of a shared file system. The opening
+//! identifies the job, and orders on the control connection complete its work.
 //!
-//! Work is done when all that belongs to it is flushed and has its names, which an order asks for. Large files come in
-//! groups over several sessions, and get their names by an order of their own.
+//! Work is done when everything that belongs to it has been flushed and renamed into place, which an order requests.
+//! Large files arrive in groups over several sessions. Another order renames them into place.
 
 use std::fmt;
 
@@ -15,26 +15,26 @@ use crate::limits::{
     BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSED_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX,
 };
 
-/// The part that a session has in a job.
+/// A session's part in a shared job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobOpening {
-    /// The job.
+    /// The ID of the job.
     pub job: SharedJobId,
     /// Whether the job may begin with this session.
     pub beginning: Beginning,
-    /// Whether the sender leads the job: then the receiver writes a heartbeat, by which others know that the job is
-    /// alive.
+    /// Whether the sender leads the job. In that case, the receiver writes a heartbeat, which shows others that the job
+    /// is alive.
     pub leads: bool,
     /// The sender's node.
     pub node: NodeName,
 }
 
-/// The name of a node: letters, digits, `.`, `-` and `_`, at most [`NODE_BYTES_MAX`] of them.
+/// The name of a node: letters, digits, `.`, `-` and `_`, at most [`NODE_BYTES_MAX`] bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NodeName(String);
 
 impl NodeName {
-    /// The name, if it is one.
+    /// Creates a name, or returns `None` if the text is not valid.
     #[must_use]
     pub fn new(name: &str) -> Option<Self> {
         let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
@@ -65,36 +65,36 @@ pub struct SharedJobRequest {
     pub order: SharedJobOrder,
 }
 
-/// What a sender wants of a receiver in a job.
+/// An order from the sender to a receiver of a shared job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobOrder {
-    /// To name and flush all that has been reported as stored, so that the queue may forget the work.
+    /// Renames into place and flushes everything that was reported as stored, so that the queue can forget the work.
     Settle,
-    /// To give a large file its name, all groups of which have been recorded by receivers.
+    /// Renames a large file into place after receivers have recorded all its groups.
     Commit {
-        /// The file's declaration, as on a lane.
+        /// The file's declaration, as sent on a lane.
         #[serde(
             serialize_with = "bytes::serialize",
             deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
         )]
         head: Vec<u8>,
     },
-    /// To set mode and time of directories into which nothing more is put.
+    /// Sets mode and time of directories into which nothing more is written.
     SetDirectories {
-        /// The head of a batch that holds nothing but directories themselves.
+        /// The head of a batch that contains only directories themselves.
         #[serde(
             serialize_with = "bytes::serialize",
             deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
         )]
         head: Vec<u8>,
     },
-    /// To end the job: nothing is left of it but what has its name.
+    /// Ends the job. Only entries that were renamed into place remain.
     Close,
-    /// To answer at once, whatever the storage does.
+    /// Requests an immediate answer, regardless of the storage.
     Ping,
 }
 
-/// The counts of work of a job.
+/// The counts of a job's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkCounts {
     /// Files that are at the target.
@@ -103,20 +103,20 @@ pub struct WorkCounts {
     pub bytes: u64,
     /// Entries that are missing at the target or incomplete, and parts of the source that could not be read.
     pub failed: u64,
-    /// The files that were at the target already.
+    /// Files that already existed at the target.
     pub skipped: u64,
-    /// Bytes of the files that were at the target already.
+    /// Bytes of files that already existed at the target.
     pub skipped_bytes: u64,
-    /// FIFOs, sockets and devices, which were not copied.
+    /// FIFOs, sockets and devices that were not copied.
     pub specials: u64,
-    /// Entries that the selection left out.
+    /// Entries that the selection excluded.
     pub left_out: u64,
-    /// Bytes of the files that an earlier transfer had stored.
+    /// Bytes of files that an earlier transfer had stored.
     pub resumed_bytes: u64,
 }
 
 impl WorkCounts {
-    /// The counts of both together.
+    /// Returns the sums of both counts.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -132,7 +132,7 @@ impl WorkCounts {
     }
 }
 
-/// The report counters of a job that has these counts.
+/// Converts the counts of a job to report counters.
 impl From<WorkCounts> for Counters {
     fn from(counts: WorkCounts) -> Self {
         Self {
@@ -156,55 +156,57 @@ impl From<WorkCounts> for Counters {
 pub struct SharedJobAnswer {
     /// The number of the order.
     pub number: u64,
-    /// What has become of it.
+    /// The result of the order.
     pub result: SharedJobResult,
 }
 
-/// Groups of a file, one after the other.
+/// A range of consecutive groups of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupRange {
-    /// The first.
+    /// Index of the first group.
     pub first: u32,
-    /// How many.
+    /// Number of groups.
     pub count: u32,
 }
 
 impl GroupRange {
-    /// So many groups from this one on.
+    /// Creates a range of `count` groups, starting with group `first`.
     #[must_use]
     pub const fn new(first: u32, count: u32) -> Self {
         Self { first, count }
     }
 
-    /// The group after the last, as far as there are numbers.
+    /// Returns the index after the last group, or the maximum index if there is no such index.
     #[must_use]
     pub const fn end(self) -> u32 {
         self.first.saturating_add(self.count)
     }
 }
 
-/// What has become of an order.
+/// The result of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobResult {
-    /// The order is done. What *commit* and *set directories* do is on stable storage when they are answered.
+    /// The order was carried out. The effects of *commit* and *set directories* are on stable storage before the answer
+    /// is sent.
     Done,
-    /// The order is not done.
+    /// The order failed.
     Failed(Operation, FaultCode),
-    /// The file has its name, and this inode.
+    /// The file was renamed into place.
     Committed {
-        /// The inode.
+        /// The inode number of the file.
         inode: u64,
     },
-    /// Groups of the file have not been recorded. There may be more where there are as many ranges as an answer has.
+    /// Groups of the file that have not been recorded. If the answer has the maximum number of ranges, there may be
+    /// more.
     Missing(
         #[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<GroupRange>,
     ),
-    /// The directories that did not get mode or time.
+    /// The directories whose mode or time could not be set.
     DirectoriesSet(
         #[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>,
     ),
-    /// All that was reported as stored is on stable storage. What entries did not get since the order before, by kind
-    /// and reason.
+    /// Everything that was reported as stored is on stable storage. Contains the metadata that was not preserved since
+    /// the previous order, by kind and reason.
     Settled(#[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")] Vec<NotKept>),
 }
 

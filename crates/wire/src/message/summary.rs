@@ -1,5 +1,5 @@
-//! The summary of a transfer: what it did, and what kept it from being faster. A sender that was dialled says it at the
-//! good end, so that who has asked for the files is told the same as one who pushes.
+//! The summary of a transfer: its results, and the limit on its rate. A dialed sender sends it after a successful end,
+//! so that a user who has requested files sees the same as a user who pushes.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,44 +13,44 @@ use crate::limits::{LANES_MAX, MISSED_MAX};
 /// The account of one push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The report counters, which [`TransferAccount`] carries.
+    /// The report counters. They are sent in [`TransferAccount`].
     #[serde(skip)]
     pub counters: Counters,
-    /// What was to be kept of entries and is not, by kind and reason.
+    /// Metadata that was not preserved, by kind and reason.
     #[serde(deserialize_with = "list::at_most::<MISSED_MAX, _, _>")]
     pub not_kept: Vec<NotKept>,
-    /// The time from the start of the command to the receiver's last message.
+    /// Time from the start of the command to the receiver's last message.
     pub elapsed: Duration,
-    /// The part of that time which the bottleneck and the path are about: since connections last came back.
+    /// The part of `elapsed` that the bottleneck and the path describe: the time since the last reconnect.
     pub measured: Duration,
-    /// The time from the start of the command to the first data on a lane.
+    /// Time from the start of the command to the first data on a lane.
     pub first_byte: Option<Duration>,
-    /// The duration of the receiver's last flush.
+    /// Duration of the receiver's last flush.
     pub flush: Duration,
     /// CPU time of the sender's process.
     pub sender_cpu: Duration,
     /// CPU time of the receiver's process.
     pub receiver_cpu: Duration,
-    /// What limited the rate.
+    /// The limit on the rate.
     pub bottleneck: Bottleneck,
-    /// The kernel's report on the path, where its TCP carries the lanes.
+    /// The kernel's report on the path, if its TCP carried the lanes.
     pub path: Option<PathReport>,
     /// Whether only a preview was requested.
     pub is_preview: bool,
-    /// The settings that suit the path, where the number of lanes was not fixed.
+    /// The settings that suited the path, if the number of lanes was not fixed.
     pub learnt: Option<Learnt>,
-    /// What the path has carried at its best; none within one host.
+    /// The best performance of the path; `None` within one host.
     pub at_best: Option<AtBest>,
-    /// What the receiver has signed, where the transfer was opened by a grant.
+    /// The receipt that the receiver has signed, if the transfer was opened by a grant.
     pub receipt: Option<Box<SignedReceipt>>,
 }
 
-/// The summary as it travels.
+/// The summary in encoded form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferAccount {
     /// The report counters.
     pub counters: CounterList,
-    /// All else.
+    /// All other fields.
     pub rest: Summary,
 }
 
@@ -72,7 +72,7 @@ impl From<TransferAccount> for Summary {
             counters: account.counters.into(),
             ..account.rest
         };
-        // A share that a peer claims is shown to people: none is more than the whole.
+        // These shares are a peer's claims and are shown to users, so limit each to 100 %.
         let bottleneck = &mut summary.bottleneck;
         for share in [&mut bottleneck.percent]
             .into_iter()
@@ -84,26 +84,26 @@ impl From<TransferAccount> for Summary {
     }
 }
 
-/// The settings that a push has found for the next one on the same path.
+/// Settings found by a push for the next one on the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Learnt {
     /// The number of lanes that suited the path.
     pub lanes: u16,
-    /// Whether a congestion control that takes no notice of loss suited the path.
+    /// Whether a congestion control that ignores packet loss suited the path.
     pub loss_tolerant: bool,
 }
 
-/// What the path has carried at its best.
+/// The best performance of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AtBest {
-    /// Acknowledged on all lanes together, over the best round trip.
+    /// Rate acknowledged on all lanes together, over the best round trip.
     pub bytes_per_second: u64,
-    /// The shortest round trip.
+    /// Shortest round-trip time.
     pub round_trip: Duration,
 }
 
 impl AtBest {
-    /// What was acknowledged within a round trip.
+    /// Returns the number of bytes acknowledged in one round trip.
     #[must_use]
     pub fn in_round_trip(&self) -> u64 {
         let micros = u128::from(self.bytes_per_second).saturating_mul(self.round_trip.as_micros());
@@ -112,16 +112,16 @@ impl AtBest {
 }
 
 impl Summary {
-    /// Advice on the path, where that is the limit and the kernel knows why.
+    /// Returns advice on the path, if the path was the limit and the kernel reports the reason.
     #[must_use]
     pub fn finding(&self) -> Option<Finding> {
         let finding = self.path.as_ref()?.finding(self.bottleneck.limit);
-        // No advice to do what has been done.
+        // Do not advise a measure that has already been taken.
         let done = self.learnt.is_some_and(|learnt| learnt.loss_tolerant);
         finding.filter(|finding| !(done && matches!(finding, Finding::Loss(_))))
     }
 
-    /// The same with three lanes at most: those that have carried the least, the middle and the most.
+    /// Reduces the lanes to three: those that have carried the least, the median and the most.
     fn in_short(mut self) -> Self {
         if let Some(path) = &mut self.path
             && let [least, .., most] = path.bytes_acked[..]
@@ -132,43 +132,43 @@ impl Summary {
         self
     }
 
-    /// The share of the time for which nothing was on its way, from 0 to 1.
+    /// Returns the share of the time without any data in transit, from 0 to 1.
     #[must_use]
     pub fn path_idle(&self) -> Option<f64> {
         Some(self.path.as_ref()?.idle_share(self.measured))
     }
 }
 
-/// The limit of a push, and its share of the time.
+/// The limit of a push, and the share of the time for which it applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bottleneck {
     /// The limit that applied for the longest time.
     pub limit: Limit,
-    /// The share of that limit in the time, in percent.
+    /// The share of the time for which this limit applied, in percent.
     pub percent: u8,
-    /// The share of each limit, in percent, in the order of [`Limit::ALL`].
+    /// The share of the time for each limit, in percent, in the order of [`Limit::ALL`].
     pub shares: [u8; Limit::ALL.len()],
 }
 
-/// A possible limit of a push.
+/// A possible limit on the rate of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
-    /// Nothing in particular: dialling, and waiting for replies.
+    /// No particular limit: dialing, and waiting for replies.
     #[default]
     StartUp,
     /// Walking the source.
     Scan,
     /// Reading and hashing the source.
     SourceReads,
-    /// Encrypting on the sender or sharing its cores.
+    /// Encryption at the sender, or competition for its cores.
     SenderCpu,
-    /// The path, or the kernel's window on it.
+    /// The path, or the kernel's window for it.
     Path,
-    /// The rate that the sender's user has set.
+    /// The rate limit set by the sender's user.
     OwnRate,
-    /// The rate that the receiver allows the sender's key.
+    /// The rate limit that the receiver sets for the sender's key.
     AllowedRate,
-    /// Decrypting and checking on the receiver.
+    /// Decrypting and verifying at the receiver.
     ReceiverCpu,
     /// Creating, writing and flushing at the target.
     TargetWrites,
@@ -205,64 +205,65 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The connections of all lanes together. A value that an old kernel does not report is zero.
+/// Statistics of the connections of all lanes together. A value that an old kernel does not report is zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathReport {
-    /// Bytes put on the wire, those sent again included.
+    /// Bytes sent, including retransmissions.
     pub bytes_sent: u64,
-    /// Bytes sent again.
+    /// Bytes retransmitted.
     pub bytes_retransmitted: u64,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub segments_retransmitted: u64,
-    /// The time for which lanes had data on the wire or waiting for it, summed over the lanes; the next two are part of
-    /// it.
+    /// Time for which lanes had data in transit or waiting to be sent, summed over the lanes. Includes the next two
+    /// fields.
     pub busy: Duration,
     /// The part of this time for which the receiver's window was full.
     pub receive_window_limited: Duration,
     /// The part of this time for which the sender's socket buffer was too small.
     pub send_buffer_limited: Duration,
-    /// The busy time of the busiest lane.
+    /// Busy time of the busiest lane.
     pub busy_longest: Duration,
-    /// The shortest round trip of any lane.
+    /// Shortest round-trip time of any lane.
     pub round_trip_min: Option<Duration>,
-    /// The time since any lane last put data on the wire.
+    /// Time since any lane last sent data.
     pub since_data_sent: Option<Duration>,
     /// Bytes acknowledged on each lane, in ascending order.
     #[serde(deserialize_with = "list::at_most::<{ ACKED_MAX }, _, _>")]
     pub bytes_acked: Vec<u64>,
-    /// Whether QUIC carried the lanes, whose windows are no kernel setting.
+    /// Whether QUIC carried the lanes. No kernel setting controls its windows.
     pub by_quic: bool,
 }
 
-/// A property of the path that costs time, with advice.
+/// A property of the path that costs time, for which there is advice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// The receiver's windows are too small for the path: the percentage of the path's time for which they were full.
+    /// The receiver's windows are too small for the path. Contains the percentage of the path's time for which they
+    /// were full.
     ReceiveWindow(u8),
-    /// The sender's socket buffers are too small for the path: the percentage of the path's time.
+    /// The sender's socket buffers are too small for the path. Contains the percentage of the path's time.
     SendBuffer(u8),
-    /// Data had to be sent again: its share of all that was sent.
+    /// Data had to be retransmitted. Contains the share of all data sent.
     Loss(f64),
-    /// Data had to be sent again over QUIC, whose congestion control bears the loss of single packets.
+    /// Data had to be retransmitted over QUIC, whose congestion control tolerates the loss of single packets.
     DatagramLoss(f64),
 }
 
 impl PathReport {
-    /// The share of the lanes' busy time for which the receiver's window was full, from 0 to 1.
+    /// Returns the share of the lanes' busy time for which the receiver's window was full, from 0 to 1.
     #[must_use]
     pub fn receive_window_share(&self) -> f64 {
         share(self.receive_window_limited, self.busy)
     }
 
-    /// The share of the lanes' busy time for which the sender's socket buffer was too small, from 0 to 1.
+    /// Returns the share of the lanes' busy time for which the sender's socket buffer was too small, from 0 to 1.
     #[must_use]
     pub fn send_buffer_share(&self) -> f64 {
         share(self.send_buffer_limited, self.busy)
     }
 
-    /// The share of the lanes' busy time for which the path itself, by its congestion window and its rate, set the
-    /// pace.
+    /// Returns the share of the lanes' busy time for which the path itself was the limit, by its congestion window and
+    /// rate.
     #[must_use]
     pub fn congestion_share(&self) -> f64 {
         let others = self
@@ -271,20 +272,20 @@ impl PathReport {
         share(self.busy.saturating_sub(others), self.busy)
     }
 
-    /// The share of what was sent that was sent again.
+    /// Returns the share of the data sent that was retransmitted.
     #[must_use]
     pub fn retransmitted_share(&self) -> f64 {
         ByteCount(self.bytes_retransmitted).as_f64() / ByteCount(self.bytes_sent.max(1)).as_f64()
     }
 
-    /// The share of `elapsed` for which not even the busiest lane had anything on its way.
+    /// Returns the share of `elapsed` for which not even the busiest lane had data in transit.
     #[must_use]
     pub fn idle_share(&self, elapsed: Duration) -> f64 {
         1.0 - share(self.busy_longest, elapsed).min(1.0)
     }
 
-    /// Advice on the path when `limit` was the limit: where that is something else, full windows and waits are only its
-    /// echo.
+    /// Returns advice on the path if `limit` is the path. With any other limit, full windows and waits are only its
+    /// symptoms.
     fn finding(&self, limit: Limit) -> Option<Finding> {
         if limit != Limit::Path {
             return None;
@@ -292,7 +293,7 @@ impl PathReport {
         let window = self.receive_window_share();
         let buffer = self.send_buffer_share();
         if window >= WORTH_SAYING && self.by_quic {
-            // The receiver is slow to take what has arrived: there is nothing to set.
+            // The receiver is slow to process received data, so there is no setting to advise.
             None
         } else if window >= WORTH_SAYING && window >= buffer {
             Some(Finding::ReceiveWindow(percent(window)))
@@ -310,9 +311,9 @@ impl PathReport {
     }
 }
 
-/// The least share of the path's time that is worth advice.
+/// Minimum share of the path's time that is worth advice.
 const WORTH_SAYING: f64 = 0.2;
-/// The least loss that a long path feels: one segment of a thousand.
+/// Minimum loss that affects a long path: one segment in a thousand.
 const LOSS_WORTH_SAYING: f64 = 0.001;
 
 fn share(part: Duration, whole: Duration) -> f64 {
@@ -323,7 +324,7 @@ fn share(part: Duration, whole: Duration) -> f64 {
     }
 }
 
-/// The maximum number of lanes of which the bytes are named.
+/// Maximum number of lanes whose bytes are listed.
 const ACKED_MAX: usize = LANES_MAX as usize;
 
 impl fmt::Display for Finding {

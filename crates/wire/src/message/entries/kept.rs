@@ -1,4 +1,4 @@
-//! What is kept of entries beside their contents: what the sender asks for, and what could not be kept.
+//! Metadata to preserve: the sender's request, and the metadata that could not be preserved.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,19 +8,19 @@ use zmove_types::{Kinds, RelPath, list};
 
 use crate::limits::MISSED_MAX;
 
-/// What a sender asks to be kept.
+/// The metadata that a sender requests to preserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keeping {
-    /// The kinds.
+    /// The kinds of metadata.
     pub kinds: Kinds,
-    /// Whether the receiver names each entry that lacks something.
+    /// Whether the receiver reports the path of each entry that lacks something.
     pub named: bool,
-    /// Whether a transfer in which entries lack something is partial. It is the sender that reports that.
+    /// Whether a transfer counts as partial if entries lack something. The sender reports that.
     pub strict: bool,
 }
 
 impl Keeping {
-    /// Nothing but what is always kept.
+    /// Only the metadata that is always preserved.
     pub const LEAST: Self = Self {
         kinds: Kinds::ALWAYS,
         named: false,
@@ -38,26 +38,26 @@ impl Default for Keeping {
     }
 }
 
-/// Why something was not kept.
+/// The reason why metadata was not preserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Lack {
-    /// The receiver's user may not set it.
+    /// The receiver's user is not permitted to set it.
     NotPermitted,
-    /// The key's grant does not say that it may be set.
+    /// The key's grant does not allow it.
     NotGranted,
-    /// The file system does not know it.
+    /// The file system does not support it.
     Unsupported,
-    /// There is no room for it.
+    /// There is no space for it.
     NoRoom,
-    /// The receiver could make no sense of it.
+    /// The receiver could not interpret it.
     Invalid,
-    /// There is more of it than is carried.
+    /// It is larger than the protocol can carry.
     TooMuch,
     /// The source could not read it.
     Unread,
-    /// What the system says, as its Linux `errno`.
+    /// Another error of the system, as a Linux `errno`.
     Os(i32),
-    /// The file system cannot hold such a value, and has the nearest one that it can.
+    /// The file system cannot store the value and has the nearest possible one instead.
     BeyondRange,
 }
 
@@ -77,37 +77,37 @@ impl fmt::Display for Lack {
     }
 }
 
-/// What was not kept of some entries.
+/// A count of entries with metadata that was not preserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NotKept {
-    /// The kind that was not kept.
+    /// The kind of metadata.
     pub kind: Kinds,
     /// The reason.
     pub why: Lack,
-    /// The number of entries that lack the kind.
+    /// Number of entries that lack it.
     pub entries: u64,
 }
 
 impl NotKept {
-    /// A count of entries that lack one kind.
+    /// Creates a count of entries that lack one kind of metadata.
     #[must_use]
     pub const fn new(kind: Kinds, why: Lack, entries: u64) -> Self {
         Self { kind, why, entries }
     }
 
-    /// The counts of a table by kind and reason, in its order.
+    /// Returns the counts of a table by kind and reason, in the table's order.
     pub fn all(counts: &BTreeMap<(Kinds, Lack), u64>) -> impl Iterator<Item = Self> {
         let counts = counts.iter();
         counts.map(|((kind, why), entries)| Self::new(*kind, *why, *entries))
     }
 }
 
-/// One entry that lacks something.
+/// An entry that lacks metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missed {
-    /// The entry.
+    /// The path of the entry.
     pub path: RelPath,
-    /// The kinds that the entry lacks, and why; the number of entries is 1 in each.
+    /// The kinds of metadata that the entry lacks, with the reasons. In each, the number of entries is 1.
     #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]
     pub lacks: Vec<NotKept>,
 }

@@ -1,5 +1,5 @@
-//! The messages that make a target a mirror: names to remove, beside the request for
-//! [extraneous names](crate::Question::Extraneous).
+//! The messages that make a target a mirror, in addition to the request for [extraneous
+//! names](crate::Question::Extraneous).
 
 use serde::{Deserialize, Serialize};
 use zmove_types::{Name, RelPath, list};
@@ -7,27 +7,27 @@ use zmove_types::{Name, RelPath, list};
 use crate::error::WireError;
 use crate::limits::{REMOVE_NAMES_MAX, within};
 
-/// Whether entries below a directory of the target that are not in its source may be removed.
+/// Whether entries of a target directory that do not exist in its source may be removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Extraneous {
-    /// The entry stays.
+    /// The entries stay.
     #[default]
     Stays,
-    /// The entry may be removed.
+    /// The entries may be removed.
     Goes,
 }
 
-/// Names to be removed.
+/// Names to remove.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remove {
     /// The number of the message, for its answer.
     pub remove: u64,
-    /// The names by directory, at most [`REMOVE_NAMES_MAX`] in all.
+    /// The names by directory, at most [`REMOVE_NAMES_MAX`] in total.
     #[serde(deserialize_with = "list::at_most::<{ REMOVE_NAMES_MAX }, _, _>")]
     pub groups: Vec<RemoveGroup>,
 }
 
-/// Names to be removed from one directory, with all below them.
+/// Names to remove from one directory, including everything below them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveGroup {
     /// The directory's path from the target root.
@@ -41,7 +41,7 @@ impl Remove {
     /// Checks the message against its limits.
     ///
     /// # Errors
-    /// [`WireError`] when the message has too much in it.
+    /// [`WireError`] if the message exceeds a limit.
     pub fn check(&self) -> Result<(), WireError> {
         within(
             "directories to remove from",

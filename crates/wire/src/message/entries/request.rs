@@ -1,4 +1,4 @@
-//! The questions of a sender about entries of the target, and the receiver's answers.
+//! A sender's questions about entries of the target, and the receiver's answers.
 
 use std::collections::HashSet;
 
@@ -16,26 +16,26 @@ use crate::message::fault::FaultCode;
 /// A question about entries of the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// The number of the request, for its reply: unique among the open requests that ask the same.
+    /// The number of the request, for its reply. Unique among the outstanding requests with the same kind of question.
     pub number: u64,
-    /// What is asked.
+    /// The question.
     pub question: Question,
 }
 
-/// What a request asks.
+/// The question of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// Which of these files are to be sent. Only where the session may write.
+    /// Which of these files must be sent. Only if the session may write.
     Send(
         #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<EntryGroup>,
     ),
-    /// How these entries differ. Only where the session may not write.
+    /// How these entries differ. Only if the session may not write.
     Report(
         #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<EntryGroup>,
     ),
-    /// The hashes of these groups, as the storage holds them. Only in a verification.
+    /// The hashes of these groups, as read from the storage. Only in a verification.
     Hash(FileGroups),
     /// The names in these ranges that the source does not have.
     Extraneous(
@@ -48,21 +48,21 @@ pub enum Question {
 pub struct EntryGroup {
     /// The directory's path from the target root.
     pub directory: RelPath,
-    /// The metadata that the directory itself would get; `None` where it is not asked about.
+    /// The metadata to set for the directory itself; `None` if the question does not concern it.
     pub itself: Option<SourceMetadata>,
     /// The entries.
     #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
     pub entries: Vec<SourceEntry>,
 }
 
-/// One entry as it is at the source.
+/// An entry at the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceEntry {
     /// The entry's name.
     pub name: Name,
     /// The entry's kind.
     pub kind: SourceKind,
-    /// What is kept of the entry beside its contents.
+    /// The metadata of the entry.
     pub metadata: SourceMetadata,
 }
 
@@ -73,8 +73,8 @@ pub enum SourceKind {
     File {
         /// The file's size in bytes.
         bytes: u64,
-        /// The identity and state of the file; only of one of more than one group, and where the question is what to
-        /// send.
+        /// The identity and state of the file. Present only for a file larger than one group, and only if the question
+        /// is which files to send.
         mark: Option<SourceMark>,
     },
     /// A directory.
@@ -91,12 +91,12 @@ pub enum SourceKind {
     Link {
         /// The file's size in bytes.
         bytes: u64,
-        /// The path of the first name below the target root.
+        /// The path of the file's first name below the target root.
         first: RelPath,
     },
 }
 
-/// A digest of extended attributes, by which two files are compared.
+/// A digest of extended attributes, for comparing two files.
 pub type XattrDigest = [u8; 32];
 
 /// Metadata at the source.
@@ -104,20 +104,20 @@ pub type XattrDigest = [u8; 32];
 pub struct SourceMetadata {
     /// The permission bits, modification time, owner and group.
     pub metadata: Metadata,
-    /// A digest of the extended attributes, if there are any.
+    /// A digest of the extended attributes, or `None` if there are none.
     pub xattrs: Option<Box<XattrDigest>>,
 }
 
-/// With size and modification time, this identifies a source file and its state: nobody can set a change time.
+/// Together with size and modification time, identifies a source file and its state. Users cannot set a change time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceMark {
-    /// The source file's inode.
+    /// The inode number of the source file.
     pub inode: u64,
-    /// The source file's change time.
+    /// The change time of the source file.
     pub ctime: Timestamp,
 }
 
-/// Some consecutive groups of one file.
+/// Consecutive groups of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileGroups {
     /// The path of the file from the target root.
@@ -128,17 +128,17 @@ pub struct FileGroups {
     pub count: u32,
 }
 
-/// All names of one directory that lie in a range, in the order of their bytes.
+/// All names of one directory in a range, sorted by their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NameRange {
     /// The directory's path from the target root.
     pub directory: RelPath,
-    /// The name behind which the range begins; `None` for the beginning of the directory.
+    /// The name after which the range begins; `None` for the beginning of the directory.
     pub after: Option<Name>,
     /// The names.
     #[serde(deserialize_with = "list::at_most::<{ LISTED_NAMES_MAX }, _, _>")]
     pub names: Vec<Name>,
-    /// Whether the range has no end; otherwise it ends with the last of the names.
+    /// Whether the range extends to the end of the directory. Otherwise, it ends with the last of the names.
     pub open: bool,
 }
 
@@ -154,61 +154,60 @@ pub struct Reply {
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// To [`Question::Send`] and [`Question::Report`]: one verdict for each group's directory that was asked about and
-    /// for each entry, in the order of the request.
+    /// The answer to [`Question::Send`] and [`Question::Report`]: one verdict for each entry, and for each group's
+    /// directory that the question concerns, in the order of the request.
     Verdicts(
         #[serde(deserialize_with = "list::at_most::<{ 2 * REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<Verdict>,
     ),
-    /// To [`Question::Hash`].
+    /// The answer to [`Question::Hash`].
     Hashes(GroupHashes),
-    /// To [`Question::Extraneous`].
+    /// The answer to [`Question::Extraneous`].
     Extraneous(ExtraneousNames),
 }
 
 /// The hashes of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupHashes {
-    /// The chaining values, in order; `None` for a group that is a hole. Fewer than were asked for where the file ends,
-    /// or could not be read.
+    /// The chaining values, in order; `None` for a group that is a hole. There are fewer than requested if the file
+    /// ends or could not be read.
     #[serde(deserialize_with = "list::at_most::<{ HASHED_GROUPS_MAX }, _, _>")]
     pub values: Vec<Option<[u8; 32]>>,
-    /// Why the rest could not be read.
+    /// The reason why the rest could not be read, if any.
     pub fault: Option<FaultCode>,
 }
 
-/// Names in the ranges of a request that are not at the source.
+/// Names in the ranges of a request that do not exist at the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtraneousNames {
-    /// The names, range by range and in order within one, at most
-    /// [`EXTRANEOUS_NAMES_MAX`].
+    /// The names, sorted within each range and ordered by range, at most [`EXTRANEOUS_NAMES_MAX`].
     #[serde(deserialize_with = "list::at_most::<{ EXTRANEOUS_NAMES_MAX }, _, _>")]
     pub names: Vec<ExtraneousName>,
-    /// The range, and the name in it, behind which the answer ends unfinished; `None` if it is complete.
+    /// The range, and the last name in it, at which an incomplete answer ends; `None` if the answer is complete.
     pub rest: Option<(u32, Name)>,
     /// Ranges whose directory could not be listed.
     #[serde(deserialize_with = "list::at_most::<{ LISTED_RANGES_MAX }, _, _>")]
     pub faults: Vec<(u32, FaultCode)>,
 }
 
-/// One name that is not at the source.
+/// A name that does not exist at the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtraneousName {
-    /// The number of the name's range in the request.
+    /// The index of the name's range in the request.
     pub range: u32,
     /// The name.
     pub name: Name,
-    /// Whether the name is that of a directory.
+    /// Whether the name belongs to a directory.
     pub directory: bool,
 }
 
-/// Chaining values of consecutive groups of one file, as they are at the target: before the reply to its request
-/// those of a part from an earlier transfer, after it those of the old version, for [`Verdict::Delta`].
+/// Chaining values of consecutive groups of one file at the target. Before the reply to the request, these are groups
+/// of a part from an earlier transfer. After the reply, these are groups of the old version, for [`Verdict::Delta`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The number of the request.
     pub request: u64,
-    /// The file's number in the request, over all its groups, from 0.
+    /// The index of the file in the request, counted over all groups from 0.
     pub file: u32,
     /// The index of the first group.
     pub first: u32,
@@ -220,11 +219,10 @@ pub struct Held {
 }
 
 impl Question {
-    /// Checks the question against its limits, and names against their order.
+    /// Checks the question against its limits, and the order of its names.
     ///
     /// # Errors
-    /// [`WireError`] when there is too much in it, a directory comes twice whose names are asked for, or names are not
-    /// in order.
+    /// [`WireError`] if the question exceeds a limit, lists a directory twice, or has names that are not in order.
     pub fn check(&self) -> Result<(), WireError> {
         match self {
             Self::Send(groups) if groups.iter().any(|group| group.itself.is_some()) => {
@@ -274,7 +272,7 @@ impl NameRange {
         behind && self.names.is_sorted_by(|one, next| one < next)
     }
 
-    /// Whether a name lies in the range and is none of those at the source.
+    /// Returns whether a name is in the range and does not exist at the source.
     #[must_use]
     pub fn is_extra(&self, name: &Name) -> bool {
         let after = self.after.as_ref().is_none_or(|after| name > after);

@@ -6,34 +6,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::fault::{FaultCode, Operation};
 
-/// What a receiver says of one entry that it was asked about.
+/// The receiver's verdict on one entry of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// The entry is at the target as it should be.
+    /// The entry at the target matches.
     Same,
-    /// The existing entry may not be replaced.
+    /// The existing entry must not be replaced.
     Stays,
     /// The target does not have the entry.
     New,
-    /// The existing entry differs in these properties: another is to take its place.
+    /// The existing entry differs in these properties and must be replaced.
     Replace(Differences),
-    /// The existing entry differs in these properties, which are to be set.
+    /// The existing entry differs in these properties, which must be set.
     Set(Differences),
-    /// A file of the same size with this root hash exists, which has these other differences: its contents decide.
+    /// A file of the same size exists, with this root hash and these other differences. Its contents decide.
     Contents(Differences, [u8; 32]),
     /// The transfer would fail for the entry.
     Fails(Operation, FaultCode),
-    /// Groups of this very file came in an earlier transfer, as [`Held`](crate::Held) has reported before: send the
-    /// others.
+    /// An earlier transfer has stored groups of exactly this file, as reported by [`Held`](crate::Held). Only the other
+    /// groups must be sent.
     Resume,
-    /// Another version of the file exists: [`Held`](crate::Held) will report its groups, and those that are the same
-    /// need not be sent. Nor need the groups that [`Held`](crate::Held) has reported before, as with
-    /// [`Resume`](Self::Resume).
+    /// Another version of the file exists. [`Held`](crate::Held) will report its groups, and groups that are equal need
+    /// not be sent. As with [`Resume`](Self::Resume), groups that [`Held`](crate::Held) has already reported need not
+    /// be sent either.
     Delta,
 }
 
 impl Verdict {
-    /// The verdict on an existing entry whose place no other needs to take.
+    /// Returns the verdict on an existing entry that need not be replaced.
     #[must_use]
     pub fn set(differences: Differences) -> Self {
         if differences.is_empty() {
@@ -43,7 +43,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict on an existing file with these other differences, once its contents have been compared.
+    /// Returns the verdict on an existing file with these other differences, after its contents have been compared.
     #[must_use]
     pub fn compared(differences: Differences, is_same: bool) -> Self {
         if is_same {
@@ -53,7 +53,7 @@ impl Verdict {
         }
     }
 
-    /// The differences of an existing file whose contents may be those of the source.
+    /// Returns the differences of an existing file whose contents may be equal to those of the source.
     #[must_use]
     pub fn beside_contents(self) -> Option<Differences> {
         let other_file = Differences::SIZE.and(Differences::TYPE);
@@ -71,7 +71,7 @@ impl Verdict {
 pub struct Differences(pub u16);
 
 impl Differences {
-    /// The number of bytes.
+    /// The size in bytes.
     pub const SIZE: Self = Self(1);
     /// The modification time.
     pub const TIME: Self = Self(2);
@@ -79,15 +79,15 @@ impl Differences {
     pub const MODE: Self = Self(4);
     /// The contents, by their hashes.
     pub const CONTENTS: Self = Self(8);
-    /// The path that a link points to.
+    /// The target of a symbolic link.
     pub const TARGET: Self = Self(16);
-    /// The kind of entry.
+    /// The type of the entry.
     pub const TYPE: Self = Self(32);
-    /// The owner or the group.
+    /// The owner or group.
     pub const OWNER: Self = Self(64);
-    /// Extended attributes, access control lists among them. With this a number takes two bytes.
+    /// Extended attributes, including access control lists. From this value on, the encoded number takes two bytes.
     pub const XATTRS: Self = Self(128);
-    /// The names of the file: some are missing, or another file has them too.
+    /// The hard links of the file: a name is missing, or a name of a different file leads to it.
     pub const LINKS: Self = Self(256);
 
     const NAMED: [(Self, &'static str); 9] = [
@@ -102,31 +102,31 @@ impl Differences {
         (Self::LINKS, "hard link"),
     ];
 
-    /// The union of these differences and others.
+    /// Returns the union of both sets of differences.
     #[must_use]
     pub fn and(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
 
-    /// These differences, except for others.
+    /// Returns these differences without `others`.
     #[must_use]
     pub fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }
 
-    /// These differences, and `one` if the two values differ.
+    /// Adds `one` to these differences if the two values differ.
     #[must_use]
     pub fn and_if<T: PartialEq>(self, one: Self, there: &T, source: &T) -> Self {
         if there == source { self } else { self.and(one) }
     }
 
-    /// Whether these differences include any of `of`.
+    /// Returns whether these differences include any of `of`.
     #[must_use]
     pub fn has_any(self, of: Self) -> bool {
         self.0 & of.0 != 0
     }
 
-    /// The words for these differences, with some more behind the word for `one`.
+    /// Returns the names of these differences, with `detail` appended to the name of `one`.
     #[must_use]
     pub fn with_detail(self, one: Self, detail: &str) -> String {
         let names = Self::NAMED.iter().filter(|(bit, _)| self.has_any(*bit));
@@ -135,7 +135,7 @@ impl Differences {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether there is no difference.
+    /// Returns whether there are no differences.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
