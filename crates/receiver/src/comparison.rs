@@ -1,4 +1,4 @@
-//! The comparison of the source with the target.
+//! Comparison of the source with the target.
 
 pub(crate) mod entries;
 pub(crate) mod mirror;

@@ -21,7 +21,7 @@ pub enum SessionError {
     /// The sender has started a new session for the same run.
     #[error("the sender has begun anew over other connections")]
     Superseded,
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     #[error("the sender broke the protocol: {0}")]
     PeerMisbehaved(#[from] WireError),
     /// The control connection ended.
@@ -48,7 +48,7 @@ pub enum SessionError {
     /// This side could not start a thread.
     #[error("start a thread (raise the limit on processes, 'ulimit -u' or TasksMax=): {0}")]
     Thread(#[source] io::Error),
-    /// This side has a bug.
+    /// A thread panicked because of a bug on this side.
     #[error("a thread of the receiver panicked; its log says where")]
     Panicked,
 }

@@ -11,7 +11,7 @@ use zmove_wire::{FaultCode, FoundSoFar, Operation};
 
 use crate::rights::grant::Stored;
 
-/// The counters of one transfer.
+/// Counters of one transfer.
 #[derive(Debug, Default)]
 pub struct TransferMeter {
     bytes: AtomicCounter,

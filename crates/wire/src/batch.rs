@@ -346,7 +346,7 @@ mod tests {
         )
     }
 
-    /// The bytes of [`metadata`], without its last, which says whether there is more.
+    /// The encoding of [`metadata`] without its last byte, which tells whether extra metadata follows.
     const METADATA: [u8; 4] = [0xA4, 3, 3, 5];
 
     fn with(extra: Extra) -> Metadata {
@@ -380,7 +380,7 @@ mod tests {
         }
     }
 
-    /// The bytes of an entry, which survives its way.
+    /// Returns the encoding of an entry. Checks that it decodes to the same entry.
     fn sent(entry: BatchEntry) -> Vec<u8> {
         let batch = batch("", vec![entry]);
         let bytes = batch.encode();
@@ -455,7 +455,7 @@ mod tests {
         assert_eq!(decoded(&batch("", vec![file(3, None)]), 2), error(3, 2));
     }
 
-    /// Files without data cost their sender some bytes each, and whoever hashes them all of their zeros.
+    /// A file without data costs its sender only a few bytes, but the receiver must hash all of its zeros.
     #[test]
     fn files_of_holes_are_together_no_longer_than_a_frame() {
         let decoded = |bytes: &[u32]| {
@@ -644,7 +644,7 @@ mod tests {
         assert!(owner(&"n".repeat(255)) && !owner(&"n".repeat(256)) && !owner("a\0b"));
     }
 
-    /// What `Extra::bytes` says is booked: neither the room of a list that has grown nor the allocator comes beside it.
+    /// Reservations use `Extra::bytes`, so it must include the capacity of lists and the allocator's overhead.
     #[test]
     fn many_short_attributes_take_no_more_than_is_booked() {
         let xattrs = (0..5000).map(|number| xattr(&format!("user.{number:04}"), b""));
@@ -745,7 +745,8 @@ mod tests {
         assert_eq!(FileHead::decode(&longer), Err(WireError::Head));
     }
 
-    /// A file may have as many attributes as Linux lists, as many bytes of them as are carried, and all ranges at once.
+    /// The file has as many attributes as Linux can list, the maximum number of their bytes, and the maximum number of
+    /// ranges.
     #[test]
     fn the_longest_declaration_fits() {
         const LISTED_BYTES_MAX: usize = 64 << 10;

@@ -167,7 +167,7 @@ mod tests {
         Greeting::new(Role::Lane(LaneId(3)), TransferId([9; 16]))
     }
 
-    /// The greeting of a lane with one byte replaced.
+    /// Returns the greeting of a lane with one byte replaced.
     fn with_byte(at: usize, byte: u8) -> [u8; Greeting::BYTES] {
         let mut bytes = lane().encode();
         bytes[at] = byte;
@@ -228,7 +228,7 @@ mod tests {
         );
     }
 
-    /// Whatever else the other version has changed.
+    /// This must hold whatever else the other version has changed.
     #[test]
     fn a_zmove_that_speaks_another_version_is_recognized() {
         for theirs in [0, 9, u16::MAX] {

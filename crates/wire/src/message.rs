@@ -751,7 +751,7 @@ mod tests {
             decode(lost(ITEMS_OUTSTANDING_MAX + 1)),
             Err(WireError::Message)
         );
-        // A list of 2^63 elements of which none has come.
+        // A list with a length of 2^63 and no elements.
         assert_eq!(
             decode([&[0; 4][..], &[4], &[0xFF; 8], &[0x7F]].concat()),
             Err(WireError::Message)

@@ -1,4 +1,4 @@
-//! The [ranges of data](DataRanges) of a file in the heads of frames.
+//! Encoding of the [ranges of data](DataRanges) of a file in the heads of frames.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -30,7 +30,7 @@ use crate::resume::journal::{CleanMode, birth, parts_in_use};
 use crate::rights::quota::{Booking, Quota};
 use crate::shared_job::other_jobs::{LOOK_EVERY, PATIENCE};
 
-/// The cleaning of one tree.
+/// A running cleanup of one tree.
 #[derive(Debug)]
 pub(super) struct Cleaner {
     tree: Tree,

@@ -288,7 +288,7 @@ mod tests {
         extra_on(&mut Quota::default().book_nothing(), tree, ranges, spared)
     }
 
-    /// The answer of a session that has not ended.
+    /// Returns the answer of a session that has not ended.
     fn extra_on(
         held: &mut Booking,
         tree: Option<&Tree>,
@@ -306,7 +306,7 @@ mod tests {
         ))
     }
 
-    /// All names are as long as they may be: what is found takes no more memory than what is sent.
+    /// All names have the maximum length. The result uses no more memory than the names that are sent.
     #[test]
     fn what_an_answer_takes_is_bounded_and_booked() {
         let home = tempfile::tempdir().unwrap();
@@ -332,7 +332,7 @@ mod tests {
         assert!(told.names.is_sorted_by(|one, next| one.name < next.name));
     }
 
-    /// The session has ended, so only the first few entries are read and the rest are not listed.
+    /// Only the first few entries are read before the end of the session is noticed.
     #[test]
     fn nothing_is_listed_for_a_session_that_has_ended() {
         let home = tempfile::tempdir().unwrap();
@@ -427,14 +427,14 @@ mod tests {
         assert_eq!((second.names.len(), second.rest), (9, None));
     }
 
-    /// Looks names up as a file system does that ignores letter case.
+    /// Looks up a name like a file system that ignores letter case.
     fn look_caseless(directory: &OwnedFd, name: &OsStr) -> Option<FileNumber> {
         let same = |entry: &rustix::fs::DirEntry| {
             let there = entry.file_name().to_string_lossy().to_lowercase();
             there == name.to_string_lossy().to_lowercase()
         };
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
-        // it may have been opened only to be passed
+        // The directory may have been opened with `O_PATH`, so reopen it for reading.
         let readable =
             rustix::fs::openat(directory, ".", flags, rustix::fs::Mode::empty()).unwrap();
         let entry = Dir::new(readable).unwrap().map(Result::unwrap).find(same)?;
@@ -469,7 +469,7 @@ mod tests {
         );
     }
 
-    /// One of a thousand entries is looked for: the memory of that one is booked, and given back.
+    /// Looks up one of a thousand entries. The memory for that entry is reserved and then released.
     #[test]
     fn what_is_looked_for_is_booked_and_may_be_too_much() {
         let home = tempfile::tempdir().unwrap();
@@ -508,7 +508,7 @@ mod tests {
         assert_eq!((told.names.len(), held.amount()), (999, takes));
     }
 
-    /// The entry has been reported as extra by then, and is not removed.
+    /// The entry was already reported as extra, but is not removed.
     #[test]
     fn what_stays_may_be_named_in_a_later_range() {
         let home = tempfile::tempdir().unwrap();
@@ -517,7 +517,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "x").unwrap();
         }
-        // On a file system that tells letters apart a hard link spares nothing.
+        // A hard link spares nothing on a file system that distinguishes letter case.
         std::fs::hard_link(home.path().join("Bar/f"), home.path().join("Bar/g")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let spared = caseless();
@@ -560,7 +560,7 @@ mod tests {
         );
     }
 
-    /// Some network file systems are like this: they make up another inode number for each spelling.
+    /// Some network file systems invent a different inode number for each spelling.
     #[test]
     fn where_inodes_tell_nothing_nothing_is_extra() {
         let home = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Sessions with a sender that breaks the protocol.
+//! Probes with a sender that violates the protocol.
 
 use super::*;
 
@@ -15,7 +15,7 @@ use crate::rights::grant::Rights;
 use crate::session::{Session, run_session};
 use crate::store::target::WriteAccess;
 
-/// A sender in the middle of a probe.
+/// A sender in the middle of a probe, and the session of its receiver.
 struct Peer {
     reader: ControlReader,
     writer: ControlWriter,
@@ -262,7 +262,7 @@ fn bytes_are_bounded() {
     );
 }
 
-/// A newer sender may ask for what this receiver does not know.
+/// A newer sender may use an intent that this receiver does not know.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_intent_is_refused_with_words() {
     let ((mut reader, mut writer), control) = memory_control();

@@ -363,7 +363,8 @@ mod tests {
         Received::Batch(bytes.iter().copied().map(Some).collect())
     }
 
-    /// H1 may name a directory by the path of what is in it alone, of nothing, or of what fails then.
+    /// A sender may name a directory only by the path of an entry in it, by the path of no entry, or by that of an
+    /// entry that then fails.
     #[test]
     fn a_directory_counts_once_as_an_entry_or_on_the_way_to_one() {
         let allowance = Allowance::new(

@@ -513,14 +513,14 @@ mod tests {
     use zmove_types::ByteCount;
 
     impl Quota {
-        /// A quota by which one thread is at work at a time, however long that takes.
+        /// Returns a quota with which only one thread works at a time, however long its work takes.
         pub(crate) fn with_one_place() -> Self {
             let mut book = QuotaBook::new(&Limits::default(), Gauge::default());
             book.storage_threads = StorageThreads::one_at_a_time();
             Self(Arc::new(book))
         }
 
-        /// Has the key's storage count as one that answers late to writes.
+        /// Makes the key's storage count as slow for writes.
         pub(crate) fn begin_to_write_late(&self) {
             self.0.storage_threads.begin_with(Task::Write, 256);
         }

@@ -302,7 +302,7 @@ mod tests {
         TopNames::listed(Arc::new(listed))
     }
 
-    /// Directories on the way to what is listed come too, and nothing else that is in them.
+    /// Directories that lead to listed paths are allowed, but none of their other entries.
     #[test]
     fn only_listed_paths_and_directories_on_the_way_to_them_come() {
         let names = listed(&["a/b/f", "./d/", "x//y"]);
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(comes, [true, true, false, false, false]);
     }
 
-    /// A single file may get the name of the target, and paths are then relative to the directory around it.
+    /// A single file may be renamed to the name of the target. Paths are then relative to the parent of the target.
     #[test]
     fn of_a_single_file_nothing_comes_beside_it() {
         let shape = TargetShape::Single {
@@ -385,7 +385,7 @@ mod tests {
         assert!(elsewhere.check(&path("asked")).is_err());
     }
 
-    /// An entry of each kind that is no directory, at the top of the target.
+    /// Returns an entry of each kind except directories, at the top of the target.
     fn at_the_top(text: &str) -> [Batch; 4] {
         let (name, metadata, root) = (|| name(text), Metadata::default, Root([0; 32]));
         let file = FileEntry {
@@ -530,7 +530,7 @@ mod tests {
         }
     }
 
-    /// A link to a journal there could be changed in its place.
+    /// A link to a journal of the job could be used to change the journal in place.
     #[test]
     fn nobody_names_the_directory_of_a_shared_job() {
         let any = TopNames::default();

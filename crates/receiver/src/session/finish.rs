@@ -187,7 +187,7 @@ mod tests {
 
     use crate::store::placer::tests::transfer;
 
-    /// The next transfer of its run may be at work there.
+    /// The next transfer of the run may already be working there.
     #[test]
     fn a_session_that_is_over_changes_no_directory() {
         let home = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The messages to a sender.
+//! Tests of the messages that a session sends to its sender.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use zmove_chunk::group_cv;
@@ -27,7 +27,7 @@ fn opening() -> Vec<u8> {
     encode_message(&ToReceiver::Open(Open::new(Vec::new(), [1; 16])))
 }
 
-/// An item that makes a directory.
+/// Returns a batch that creates a directory.
 fn batch() -> Frame {
     let entries = vec![BatchEntry::Directory(
         Name::from_bytes(b"d").unwrap(),
@@ -52,7 +52,7 @@ fn batch() -> Frame {
     }
 }
 
-/// A frame of this kind, of the first large file.
+/// Returns a frame of the given kind. If it concerns a large file, that is the first one.
 fn frame(
     (kind, item, group): (FrameKind, u64, u32),
     (head, data): (Vec<u8>, &[u8]),
@@ -77,7 +77,7 @@ fn frame(
     }
 }
 
-/// A small file, and a large one of two groups.
+/// Returns the frames of a small file and of a large one with two groups.
 fn files() -> Vec<Frame> {
     let contents = vec![7; BUFFER_BYTES];
     let (small_contents, last) = (&contents[..9], &contents[..1]);
@@ -137,7 +137,7 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
         );
         assert_eq!(brought.lock().take_new(), is_new);
     }
-    // The second session made all of it once more.
+    // The second session created everything a second time.
     let expected = Counters {
         files: 2 * 2,
         bytes: 2 * (9 + BUFFER_BYTES as u64 + 1),
@@ -164,7 +164,7 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
     );
 }
 
-/// A lane that is lost before it has brought anything.
+/// A lane that is lost before it has carried anything.
 struct LostLane;
 
 impl LaneSource for LostLane {
@@ -181,7 +181,7 @@ impl LaneSource for LostLane {
     }
 }
 
-/// A sender that was dialled may not know of a lane that it has heard nothing of.
+/// A dialed sender may not know of a lane on which it received nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
     let home = tempfile::tempdir().unwrap();
@@ -209,7 +209,7 @@ async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
     session.await.unwrap().unwrap_err();
 }
 
-/// The rights of a sender that may write beneath a directory.
+/// Returns the permissions of a sender that may write beneath a directory.
 fn rights_at(root: &Path) -> Rights {
     Rights {
         access: WriteAccess::Beneath(vec![root.to_owned()].into()),
@@ -217,13 +217,13 @@ fn rights_at(root: &Path) -> Rights {
     }
 }
 
-/// The messages to a sender that opens a session so, sends these frames and announces them; its lanes were held to a
-/// rate.
+/// Opens a session with this opening, sends these frames and announces them. Returns the messages to the sender. The
+/// lanes have spent time waiting for a rate limit.
 async fn said(opening: Vec<u8>, frames: Vec<Frame>) -> Vec<ToSender> {
     said_by(ReceiverConfig::default(), opening, frames).await
 }
 
-/// The same by a receiver of these settings.
+/// Like [`said`], with a receiver that has this configuration.
 async fn said_by(config: ReceiverConfig, opening: Vec<u8>, frames: Vec<Frame>) -> Vec<ToSender> {
     let home = tempfile::tempdir().unwrap();
     let ((mut reader, mut writer), control) = memory_control();
@@ -262,7 +262,7 @@ async fn said_by(config: ReceiverConfig, opening: Vec<u8>, frames: Vec<Frame>) -
         sink
     });
     writer.send(&opening).await.unwrap();
-    // A receiver that refuses the opening may have closed the connection by now.
+    // A receiver that refuses the opening may already have closed the connection.
     let _refused_early = writer.send(&encode_message(&announce)).await;
     reader.greeting().await.unwrap();
     let mut said = Vec::new();
@@ -319,7 +319,7 @@ async fn each_batch_is_told_as_published_once_after_it_is_stored() {
 async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
     let extended = |critical: bool| {
         let mut opening = opening();
-        // in place of the empty list: one extension without a value
+        // Replaces the empty list with one extension that has no value.
         assert_eq!(opening.pop(), Some(0));
         opening.extend([1, 77, u8::from(critical), 0]);
         opening[0] += 3;
@@ -343,7 +343,7 @@ async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
     );
 }
 
-/// The operator ends a transfer in any phase, although its peer reads no more than so many bytes of what it is sent.
+/// The operator ends a transfer in each phase. Its peer reads only a limited number of the bytes that it is sent.
 #[tokio::test(start_paused = true)]
 async fn a_session_whose_peer_does_not_read_ends_when_it_is_stopped() {
     let open = |intent| Open {
@@ -385,7 +385,7 @@ async fn a_session_whose_peer_does_not_read_ends_when_it_is_stopped() {
             let opening = encode_message(&ToReceiver::Open(open));
             near_write.write_all(&opening).await.unwrap();
         }
-        // The clock moves on once nothing else does.
+        // The paused clock advances only when all tasks are idle.
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(!session.is_finished(), "{phase}");
         let since = tokio::time::Instant::now();
@@ -400,11 +400,11 @@ async fn a_session_whose_peer_does_not_read_ends_when_it_is_stopped() {
     }
 }
 
-/// A file that a process has left which has ended.
+/// Creates a file as left behind by a process that has ended.
 fn leave(directory: &Path) -> PathBuf {
     let opened = std::fs::File::open(directory).unwrap();
     let (name, ()) = make_hidden(opened.as_fd(), |_name| Ok(())).unwrap();
-    // Another process has the number by now.
+    // The process number has been reused since.
     let (process, start) = own_process().rsplit_once('-').unwrap();
     let start = u64::from_str_radix(start, 16).unwrap() + 1;
     let name = name.as_os_str().to_str().unwrap();
@@ -413,7 +413,7 @@ fn leave(directory: &Path) -> PathBuf {
     directory.join(name)
 }
 
-/// A ping of a receiver, or its next message.
+/// Returns a ping of a receiver, or its next message as an error.
 async fn next_frame(reader: &mut (impl AsyncRead + Unpin)) -> Result<u64, ToSender> {
     let mut header = [0; ControlHeader::BYTES];
     reader.read_exact(&mut header).await.unwrap();
@@ -478,5 +478,5 @@ async fn a_cleaning_removes_nothing_before_its_sender_has_answered_a_ping() {
     assert_eq!((report.items, report.faults), (1, 0));
 }
 
-/// Less than a greeting.
+/// A buffer size smaller than a greeting.
 const LITTLE_ROOM: usize = 16;

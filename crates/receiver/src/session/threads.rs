@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use crossbeam_channel::bounded;
 
-    /// Work that signals its begin and waits until it may end.
+    /// Returns work that signals its start and waits until it may end.
     fn wait_for(may_end: &Receiver<()>, begun: &Sender<()>) -> impl FnOnce() + Send + 'static {
         let (may_end, begun) = (may_end.clone(), begun.clone());
         move || {

@@ -272,7 +272,7 @@ pub(crate) mod tests {
         assert_eq!(decode_message(&encode_message(&result)[4..]), Ok(result));
     }
 
-    /// A host that has sent keeps it for a day.
+    /// The sending host keeps receipts for a day, so their size must be limited.
     #[test]
     fn what_a_host_has_signed_is_bounded() {
         let most = [

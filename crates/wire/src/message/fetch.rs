@@ -11,7 +11,7 @@ use super::{Begin, CopyOrder, GrantOrder, Open, bytes, list};
 use crate::extensions::{Extensible, Extensions};
 use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX, SELECTION_RULES_MAX};
 
-/// A message from a receiver that has dialled to the host that is to send.
+/// A message from a receiver that has dialed to the host that is to send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSource {
     /// The first message: the files to send, and how to send them.
@@ -37,7 +37,7 @@ pub enum ToSource {
     },
 }
 
-/// The order of a receiver that has dialled.
+/// The order of a receiver that has dialed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetch {
     /// The rules for writing at the receiver. The target is empty, and the shape is ignored.
@@ -215,7 +215,7 @@ pub enum Zeros {
     MadeHoles,
 }
 
-/// The data connections of a receiver that has dialled.
+/// The data connections of a receiver that has dialed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneOrder {
     /// Number of lanes dialed, in addition to the control connection.

@@ -55,7 +55,7 @@ mod tests {
     };
     use zmove_types::Event;
 
-    /// Some messages with numbers, lists, texts and tags in them.
+    /// Returns messages that contain numbers, lists, texts and tags.
     fn messages() -> Vec<Vec<u8>> {
         let encoded = [
             encode_message(&ToReceiver::Open(Open::new(b"/target".to_vec(), [7; 16]))),
@@ -76,7 +76,7 @@ mod tests {
         encoded.iter().map(|bytes| bytes[4..].to_vec()).collect()
     }
 
-    /// `bytes` with the last byte of a number at `at` in two bytes, where that is the end of a number.
+    /// Returns `bytes` with one more byte for the number that ends at index `at`, if a number ends there.
     fn lengthened(bytes: &[u8], at: usize) -> Vec<u8> {
         let mut longer = bytes.to_vec();
         longer[at] |= 0x80;
@@ -92,7 +92,7 @@ mod tests {
             for at in 0..bytes.len() {
                 let longer = lengthened(&bytes, at);
                 match decode_message::<ToReceiver>(&longer) {
-                    // The byte is part of a text or an array, so the longer bytes are another message.
+                    // The byte is part of a text or an array, so the longer bytes are a different message.
                     Ok(other) => assert_eq!(encode_message(&other)[4..], longer),
                     Err(error) => others += usize::from(error == WireError::OtherForm),
                 }
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_a_decoder_would_drop_is_refused() {
-        // a bit of a mode that means nothing, and a kind that is not known
+        // Contains a mode bit without a meaning, and an unknown kind.
         let mode = [1, b'a', 1, 0x80, 0x80, 4, 0, 0, 0, 0];
         assert_eq!(
             decode_message::<crate::message::SourceEntry>(&mode),

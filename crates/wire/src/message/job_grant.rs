@@ -199,7 +199,7 @@ mod tests {
             SignedJobGrant::decode(&longer.encode()).is_err(),
             "the text goes on"
         );
-        // the number of certificates in two bytes
+        // Encodes the number of certificates in two bytes.
         let count = 18 + 1 + sample().text.len();
         let mut overlong = bytes.clone();
         overlong[count] |= 0x80;

@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(taken.bottleneck.shares, [100; Limit::ALL.len()]);
     }
 
-    /// A host may send any times and rates.
+    /// A host may send arbitrary times and rates.
     #[test]
     fn the_longest_times_are_no_overflow() {
         let report = PathReport {
@@ -437,7 +437,7 @@ mod tests {
         };
         let said = by_quic.finding(Limit::Path).unwrap().to_string();
         assert!(said.ends_with("net.core.rmem_max"), "{said}");
-        // No kernel setting opens a window of QUIC.
+        // No kernel setting enlarges a QUIC window.
         assert_eq!(
             PathReport {
                 by_quic: true,

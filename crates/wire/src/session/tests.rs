@@ -1,4 +1,4 @@
-//! The pair in virtual time: a seeded path that delays, reorders and damages what it carries, and loses lanes.
+//! Runs sender and receiver in virtual time, over a seeded path that delays, reorders and damages data and loses lanes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,14 +15,14 @@ use crate::limits::{
 };
 use crate::message::{Finished, StoredItem, ToReceiver, ToSender};
 
-/// A packet of either direction, or an event of the path.
+/// A packet in either direction, or an event of the path.
 #[derive(Clone, Debug)]
 enum Packet {
     Data {
         item: ItemId,
         damaged: bool,
     },
-    /// The sender sees that the lane that carried this item is gone.
+    /// The sender notices that the lane of this item was lost.
     LossSeen {
         item: ItemId,
     },
@@ -34,16 +34,16 @@ enum Packet {
     ToSender(ToSender),
 }
 
-/// One job to move, and how often the path damages it.
+/// A job to transfer, and the number of times that the path damages or loses it.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     id: usize,
     damages: u8,
     delay: u64,
     losses: u8,
-    /// When the item of a lost lane arrives all the same, if it does.
+    /// Delay after which the item of a lost lane arrives nevertheless, if it does.
     straggles: Option<u64>,
-    /// For a batch: the time from when it is stored to its flush.
+    /// For a batch: time from storing it to its flush.
     flush: Option<u64>,
 }
 
@@ -71,7 +71,7 @@ impl Job {
     }
 }
 
-/// Both ends and the path between, with a clock that only jumps to the next arrival.
+/// Both ends and the path between them. The clock jumps to the next arrival.
 #[derive(Default)]
 struct Pair {
     now: u64,
@@ -82,7 +82,7 @@ struct Pair {
     arrivals: Arrivals,
     losses: BTreeMap<usize, u8>,
     lost: BTreeSet<ItemId>,
-    /// The jobs of items that have been sent, for the receiver's use.
+    /// Jobs by the number of the item that was sent, for the receiver.
     jobs: BTreeMap<u64, Job>,
     unflushed: BTreeSet<u64>,
     stored: Vec<usize>,
@@ -590,7 +590,7 @@ fn any_job() -> impl Strategy<Value = Job> {
 }
 
 proptest! {
-    /// Whatever the path does, each job is delivered once or given up, and the end comes after all of them.
+    /// Whatever the path does, each job is either delivered once or given up, and the transfer ends after all of them.
     #[test]
     fn every_job_ends_once(jobs in proptest::collection::vec(any_job(), 0..40), ends in any::<u8>()) {
         let jobs: Vec<_> = jobs.into_iter().enumerate()
@@ -600,7 +600,7 @@ proptest! {
         let mut ended = [pair.delivered.clone(), pair.given_up.clone()].concat();
         ended.sort_unstable();
         assert_eq!(ended, (0..jobs.len()).collect::<Vec<_>>());
-        // An item that was damaged and then lost with its lane has not used up a try.
+        // An item that is damaged and then lost with its lane does not use up a try.
         assert!(jobs.iter().all(|job| !pair.given_up.contains(&job.id) || job.damages > RESENDS_MAX));
         let sure = jobs.iter().filter(|job| job.damages > RESENDS_MAX && job.straggles.is_none());
         assert!(sure.into_iter().all(|job| pair.given_up.contains(&job.id)));

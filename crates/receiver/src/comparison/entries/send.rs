@@ -319,7 +319,8 @@ mod tests {
         compare_all(transfer, 1, groups).verdicts
     }
 
-    /// Root may look into any directory: it is to be as anybody else, for this thread and those that it starts.
+    /// Runs `work` without the capabilities that let root enter any directory. This also applies to the threads that it
+    /// starts.
     fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let work = || {
             let mut own = capabilities(None).unwrap();
@@ -354,8 +355,8 @@ mod tests {
         assert_eq!(compared, [Verdict::Same]);
     }
 
-    /// Somebody else may have made the other name: the file keeps its owner, and only a new one gets that of the
-    /// source.
+    /// Another user may have created the other name. The existing file therefore keeps its owner, and only a new file
+    /// gets the owner of the source.
     #[test]
     fn a_file_with_other_names_that_is_to_get_another_owner_is_needed() {
         if !rustix::process::geteuid().is_root() {
@@ -395,7 +396,7 @@ mod tests {
             transfer.target.view.keeper.rules.compare = compare;
             transfer.target.view.keeper.rules.kinds = Kinds::ALL;
             transfer.target.view.keeper.rules.owning = Owning::Allowed;
-            // one that was changed just now is needed anyway
+            // A file that was changed just now would be needed in any case, so wait until it can be remembered.
             while !transfer.target.compared.remember(&directory, &name, &there) {
                 std::thread::yield_now();
             }
@@ -406,7 +407,7 @@ mod tests {
         }
     }
 
-    /// What an earlier transfer has left of a large file that it has not flushed.
+    /// Leaves a part of a large file with a group that is not flushed, as an interrupted transfer would.
     fn leave_a_part(home: &Path, journals: &Path) -> FileHead {
         let head = FileHead {
             path: RelPath::from_bytes(b"large").unwrap(),

@@ -12,7 +12,7 @@ use super::{Begin, JournalError, PartFile};
 
 /// The format version that this release reads and writes.
 pub(super) const VERSION: u32 = 1;
-/// The first bytes in the body of a journal's first record.
+/// The magic number at the beginning of the first record's body.
 pub(super) const MAGIC: [u8; 8] = *b"zmv-jrnl";
 /// Size of a record's length field, in bytes.
 pub(super) const LENGTH_BYTES: usize = 4;

@@ -1,4 +1,4 @@
-//! Whole journals: what is written comes back, and what is damaged does not.
+//! Tests of whole journals: reading returns the records that were written, and nothing from a damaged part.
 
 use super::locked_file::{self, LockedFile};
 use super::naming::{SUFFIX, path_with};
@@ -23,12 +23,12 @@ fn begin(transfer: u8) -> Begin {
     }
 }
 
-/// The name of the part of a file.
+/// Returns the name of a file's part.
 fn part_name(name: &str) -> String {
     format!(".zmove-{}-0", &blake3::hash(name.as_bytes()).to_hex()[..12])
 }
 
-/// A part of a file of `groups` groups, the last of them short.
+/// Returns the part of a file with `groups` groups. The last group is short.
 fn part(name: &str, groups: u64) -> PartFile {
     let bytes = groups * zmove_types::GROUP_BYTES - 1;
     let mtime = Timestamp {
@@ -66,7 +66,7 @@ fn home() -> (tempfile::TempDir, PathBuf) {
     (home, directory)
 }
 
-/// The only orphaned journal.
+/// Takes over the only orphaned journal.
 fn the_only(directory: &Path) -> Orphan {
     let mut taken = orphans(directory).unwrap();
     assert_eq!(taken.len(), 1);
@@ -79,7 +79,7 @@ fn read(bytes: &[u8]) -> Result<Unfinished, JournalError> {
         .map(|replay| replay.unfinished(BootId::current()))
 }
 
-/// A journal with every type of record, and the offset at which each record ends.
+/// Returns a journal with every type of record, and the end offset of each record.
 fn sample() -> (Vec<u8>, Vec<usize>) {
     let records = [
         Record::Begin(begin(1), BootId::current()),
@@ -350,7 +350,7 @@ fn who_comes_to_a_lock_late_finds_nothing() {
     assert!(!locked_file::lock(&opened_before).unwrap());
 }
 
-/// A child process has such a copy until it executes its program.
+/// Until a child process executes its program, it has such a copy.
 #[test]
 fn a_lock_ends_with_its_file_although_a_copy_of_the_descriptor_is_open() {
     let (home, _directory) = home();
@@ -379,7 +379,8 @@ fn only_what_is_wanted_is_taken() {
     assert_eq!(free, [true, false]);
 }
 
-/// An owner may have very many journals, whose names suffice to leave them out: here none of them could be read.
+/// An owner may have very many journals, so journals must be excluded by their names. Here, opening one would fail
+/// because it is damaged.
 #[test]
 fn journals_of_others_and_of_other_places_are_not_opened() {
     let (_home, directory) = home();
@@ -520,7 +521,7 @@ fn what_is_adopted_keeps_what_was_flushed() {
     );
 }
 
-/// Somebody else may have written to the part in between.
+/// Another program may have written to the part in between.
 #[test]
 fn what_is_told_of_a_part_after_it_was_left_counts_more() {
     let (_home, directory) = home();
@@ -661,7 +662,7 @@ fn a_journal_does_not_grow_with_the_files_that_have_ended() {
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
 }
 
-/// Changes a journal that nobody holds to one from before a reboot.
+/// Changes a journal that no process holds so that it appears to have been written before a reboot.
 pub(crate) fn pretend_reboot(path: &Path) {
     use std::os::unix::fs::FileExt;
     let journal = fs::File::options()

@@ -74,7 +74,7 @@ struct JournalState {
     files: BTreeMap<u64, u64>,
     /// Size in bytes at which to check whether most of the journal is obsolete.
     compact_at: u64,
-    /// Whether the directory has been flushed since the journal got its name.
+    /// Whether the directory has been flushed since the journal was created or renamed there.
     named: bool,
     broken: bool,
     /// The offset up to which storage is preallocated for the journal.
@@ -530,7 +530,7 @@ pub(super) fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
 
 #[cfg(test)]
 impl Journal {
-    /// Rewrites the journal now.
+    /// Rewrites the journal immediately.
     pub(super) fn write_anew(&self) {
         let mut state = self.state.lock();
         *state = self.anew(&state).unwrap().unwrap();

@@ -246,12 +246,12 @@ pub(crate) fn shared_name(path: &RelPath, source: &SourceVersion) -> Name {
 
 #[cfg(test)]
 impl SharedParts {
-    /// Whether a part is kept open.
+    /// Returns whether a part is kept open.
     pub(crate) fn holds(&self, id: FileId) -> bool {
         self.written.lock().contains_key(&id)
     }
 
-    /// Has each flush of a part fail from now on.
+    /// Makes every later flush of a part fail.
     pub(crate) fn spoil(&self, id: FileId) {
         let (pipe, _other_end) = io::pipe().unwrap();
         let pipe = File::from(OwnedFd::from(pipe));

@@ -1,4 +1,4 @@
-//! Transfers that break off, and what the next one holds.
+//! Tests of interrupted transfers, and of the groups that the next transfer holds.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::resume::journal::tests::pretend_reboot;
 
 const BYTES: u64 = 5 * GROUP_BYTES + 9;
 
-/// A target, a place for journals, and the file that is on its way.
+/// A target, a directory for journals, and the large file to transfer.
 struct World {
     home: tempfile::TempDir,
     /// The path of the target.
@@ -80,7 +80,7 @@ impl World {
             .unwrap()
     }
 
-    /// A transfer that breaks after these groups, of which the first `flushed` were flushed.
+    /// Runs a transfer that is interrupted after these groups. The first `flushed` of them were flushed.
     fn break_off(&self, groups: &[u32], flushed: usize) {
         self.break_off_as(1, groups, flushed);
     }
@@ -123,7 +123,7 @@ impl World {
         journals.for_each(|journal| pretend_reboot(&journal.unwrap().path()));
     }
 
-    /// Publishes the file by other means, later than all parts were written by the clock of the file system.
+    /// Publishes the file in another way, with a later change time than all parts.
     fn overtake(&self) {
         let changed = |path: PathBuf| {
             let stat = path.metadata().unwrap();
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// The groups of the file that the next transfer holds.
+    /// Returns the groups of the file that the next transfer holds.
     fn claim(&self, parts: &PartStore, source: &SourceVersion) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), source, Direct::Off, || || false);
@@ -166,7 +166,7 @@ fn group(index: u32) -> (GroupSpan, Vec<u8>) {
     )
 }
 
-/// A part may have begun as a copy of an old version that has data there.
+/// A part may have begun as a copy of an old version, with data in these places.
 #[test]
 fn what_a_part_holds_where_the_file_has_holes_becomes_zeros() {
     let world = World::new();
@@ -218,7 +218,7 @@ fn what_was_written_is_held_and_goes_on() {
 }
 
 impl World {
-    /// The groups that count as held without being read.
+    /// Returns the groups that count as held without being read.
     fn trusted(&self, parts: &PartStore) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || {
@@ -235,7 +235,7 @@ fn what_was_flushed_and_nobody_has_touched_since_is_not_read() {
     assert_eq!(world.trusted(&world.parts(2)), [0, 1]);
 }
 
-/// The change comes at once, so that its time is hardly later than that of the journal.
+/// The change follows immediately, so its time is hardly later than that of the journal.
 #[test]
 fn what_somebody_has_changed_is_read_again() {
     let world = World::new();
@@ -255,7 +255,7 @@ fn what_a_killed_receiver_has_left_is_read_again() {
             .take_up(FileId(8), &world.head.path, &world.head)
             .unwrap(),
     );
-    // The receiver is killed here: nothing records how it leaves the part.
+    // The receiver is killed here, before it can record the state of the part.
     drop(parts);
     assert_eq!(world.trusted(&world.parts(3)), [] as [u32; 0]);
 }
@@ -317,12 +317,12 @@ fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
         .take_up(FileId(8), &world.head.path, &world.head)
         .unwrap();
     parts.flush_failed();
-    // The kernel reports the error once, and then flushes what is left.
+    // The kernel reports the error once. Later flushes cover only the remaining data.
     parts
         .mark()
         .into_iter()
         .for_each(|mark| parts.flushed(mark));
-    // What the failed flush has lost changes no time.
+    // The loss of data by the failed flush does not change any timestamp.
     world.damage(1);
     parts.left(FileId(8), &FileIdentity::of(prior.staged.file()).unwrap());
     drop((prior, parts));
@@ -334,7 +334,7 @@ fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
 fn what_was_not_flushed_is_read_again_even_without_a_reboot() {
     let world = World::new();
     world.break_off(&[0, 1, 2, 3], 2);
-    // The loss is as when the device has gone and come back.
+    // The group is lost as if the device had been disconnected and reconnected.
     world.damage(3);
     assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
 }
@@ -368,7 +368,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     let world = World::new();
     world.break_off(&[0], 1);
     let journal = world.journal_of(1);
-    // The process was killed after it had taken the part over, and before it recorded that in the earlier journal.
+    // The process was killed after it had taken over the part, but before it recorded that in the earlier journal.
     let left = std::fs::read(&journal).unwrap();
     let parts = world.parts(0);
     assert_eq!(world.claim(&parts, &world.source()), [0]);
@@ -435,7 +435,7 @@ fn another_source_is_not_held_and_its_part_goes() {
     );
 }
 
-/// A file system may have become read-only, and a part that no journal lists would stay for ever.
+/// For example, a file system may have become read-only. A part that no journal lists would stay forever.
 #[test]
 fn a_part_that_cannot_be_removed_stays_in_the_journal() {
     for can_be_removed in [true, false] {
@@ -534,8 +534,8 @@ fn small_ones_are_not_journalled() {
     );
 }
 
-/// Otherwise a kill in between would leave it for ever: no journal would list it, and its name does not show who made
-/// it.
+/// Otherwise, a part could stay forever if the process was killed in between: no journal would list it, and its name
+/// does not identify its creator.
 #[test]
 fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
     let world = World::new();

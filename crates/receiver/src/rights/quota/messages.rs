@@ -108,12 +108,12 @@ mod tests {
         }
     }
 
-    /// The messages as a session with this quota reads them.
+    /// Reads messages like a session with this quota.
     async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<BookedMessage, String>> {
         read_with(1, said, quota).await
     }
 
-    /// The same of a session whose peer may send so many openings.
+    /// Reads messages like a session whose peer may send `openings_max` openings.
     async fn read_with(
         openings_max: usize,
         said: &[ToReceiver],
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// The raw bytes alone would fit, but not what they decode to.
+    /// The raw bytes would fit into the memory, but not the decoded message.
     #[tokio::test]
     async fn nothing_is_decoded_for_which_there_is_no_room() {
         let limits = crate::Limits {

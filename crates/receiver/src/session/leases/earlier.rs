@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    /// The longest time that a wait may take beyond its end.
+    /// Maximum time by which a wait may exceed its limit.
     const SLACK: Duration = LOOK_EVERY;
 
     fn session() -> (OtherJobs, UnboundedReceiver<String>) {
@@ -73,7 +73,7 @@ mod tests {
         }
     }
 
-    /// The time of a wait, and what the sender hears of it.
+    /// Returns the duration of a wait, and the texts that the sender received.
     async fn waited(process: &str, lease_left_ms: u16) -> (Duration, Vec<String>) {
         let (session, mut tells) = session();
         let began = Instant::now();
@@ -88,15 +88,15 @@ mod tests {
         (took, told)
     }
 
-    /// The text of a process of this machine that has ended: its number is that of this process now. No process is
-    /// started, since that would hold the locks of other tests for a moment.
+    /// Returns the ID of a process of this machine that has ended. Its process number has been reused by this process.
+    /// The test starts no process, because a new process would briefly hold the locks of other tests.
     fn dead_process() -> String {
         let (rest, start) = own_process().rsplit_once('-').unwrap();
         let start = u64::from_str_radix(start, 16).unwrap() ^ 1;
         format!("{rest}-{start:x}")
     }
 
-    /// The text of this process, were it on another machine.
+    /// Returns the ID of a process like this one on another machine.
     fn process_elsewhere() -> String {
         let (machine, rest) = own_process().split_once('-').unwrap();
         let machine = u64::from_str_radix(machine, 16).unwrap() ^ 1;

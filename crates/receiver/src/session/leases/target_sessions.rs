@@ -155,7 +155,8 @@ mod tests {
     use super::*;
     use crate::session::leases::keeping::SenderPlace;
 
-    /// A lease whose sender never echoes a ping, as over QUIC, and the connection to that sender.
+    /// Returns a lease whose sender never echoes a ping, and the connection to that sender. The kernel reports nothing,
+    /// as with QUIC.
     fn without_echo() -> (KeptLease, ControlReader) {
         let (near, _far) = tokio::io::duplex(1024);
         let (reader, writer) = control_pair(near);
@@ -173,7 +174,7 @@ mod tests {
         sessions.begin(owner, Some(target.into()), kept).await
     }
 
-    /// The time that a session waits before it begins.
+    /// Returns the time that a session waits before it begins.
     async fn waited(
         sessions: &TargetSessions,
         owner: &str,

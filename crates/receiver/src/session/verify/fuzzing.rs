@@ -1,4 +1,4 @@
-//! Frames of a peer that knows how to seal, for `crates/fuzz`.
+//! A fuzz target for frames with valid seals, run by `crates/fuzz`.
 
 use std::sync::atomic::AtomicBool;
 

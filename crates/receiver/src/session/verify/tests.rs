@@ -1,4 +1,4 @@
-//! Tests of the proof that data arrived as it was sent.
+//! Tests of the verification that data arrived unchanged.
 
 use super::*;
 use std::sync::atomic::AtomicBool;
@@ -25,7 +25,7 @@ fn batch_frame(flip: Option<usize>) -> Frame {
     frame_of(8, file_root(b"contents"), None, flip)
 }
 
-/// A frame with one file of eight bytes of data.
+/// Returns a frame with one file and eight bytes of data.
 fn frame_of(bytes: u32, root: Root, data: Option<DataRanges>, flip: Option<usize>) -> Frame {
     let contents = b"contents";
     let name = Name::from_bytes(b"f").unwrap();
@@ -82,7 +82,7 @@ fn check_chunk(frame: Frame, head: &FileHead) -> Result<VerifiedChunk, StoredIte
     VerifiedChunk::check(frame, head, &Quota::default().turn(Task::Look, &RUNNING))
 }
 
-/// A batch of one file, `d/f`.
+/// Returns a batch with one file, `d/f`.
 pub(crate) fn verified_batch() -> VerifiedBatch {
     check_batch(batch_frame(None)).unwrap().unwrap()
 }
@@ -181,7 +181,7 @@ fn a_small_file_with_holes_has_the_hash_of_its_bytes() {
     );
 }
 
-/// A turn that is over is what nobody gets who does not ask for one.
+/// Only checks that need a turn fail when the turn has expired.
 #[test]
 fn what_has_holes_is_hashed_in_turns() {
     let quota = Quota::default();
@@ -265,7 +265,7 @@ fn large(bytes: u64, data: Option<DataRanges>) -> FileHead {
     }
 }
 
-/// A group with holes is checked with the zeros that it will read as, at their places.
+/// A group with holes is hashed with zeros at the positions of its holes.
 #[test]
 fn the_data_of_a_group_with_holes_is_found_only_where_it_belongs() {
     let mut whole = vec![0; 1000];

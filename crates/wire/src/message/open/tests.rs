@@ -1,4 +1,4 @@
-//! The bytes of openings, and where their extensions travel.
+//! Tests of the encoding of openings, and of the messages that carry their extensions.
 
 use zmove_types::{Beginning, SharedJobId};
 
@@ -10,7 +10,7 @@ use crate::message::{
 };
 use crate::{Extension, message::Fetching};
 
-/// An extension with the number 77.
+/// Returns a list with one extension, which has the number 77.
 fn extension(critical: bool) -> Extensions {
     Extensions(vec![Extension {
         number: 77,
@@ -19,7 +19,7 @@ fn extension(critical: bool) -> Extensions {
     }])
 }
 
-/// The fields of [`Open::new`] with a short target and this byte throughout its run.
+/// Returns the encoded fields of [`Open::new`] with a short target. All bytes of the run are `run`.
 pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
     let length = u8::try_from(target.len()).unwrap();
     let after_run = [0, 0, 0, 0, 0, 0x83, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -132,7 +132,7 @@ fn the_text_of_a_process_is_bounded() {
     assert_eq!(decoded(longest + 1), Err(WireError::Message));
 }
 
-/// An opening with one extension.
+/// Returns an opening with one extension.
 fn extended(critical: bool) -> Open {
     Open {
         extensions: extension(critical),
@@ -140,7 +140,8 @@ fn extended(critical: bool) -> Open {
     }
 }
 
-/// The opening that arrives where this one is sent: in a push, a pull, a copy, a copy's grant and a node's grant.
+/// Returns the opening as received in each message that carries one: a push, a pull, a copy, a grant for a copy and a
+/// grant for a node.
 fn arrived(open: &Open) -> [Result<Open, WireError>; 5] {
     let asked = |asked: ToSource| decode_message::<ToSource>(&encode_message(&asked)[4..]);
     let open = || open.clone();
@@ -203,7 +204,7 @@ fn a_peer_refuses_a_limit_that_it_does_not_know_wherever_the_opening_travels() {
     }
 }
 
-/// Nobody asks for its value. It stays in the opening, which is compared with the one that a grant holds.
+/// Nothing uses its value. It stays in the opening, because that is compared with the opening in a grant.
 #[test]
 fn an_extension_that_may_be_ignored_changes_nothing_for_a_peer_that_does_not_know_it() {
     let hinted = extended(false);
@@ -248,7 +249,7 @@ fn a_refusal_names_the_message_that_has_the_extension() {
     assert_eq!(decode_message::<ToSender>(&bytes[4..]), Err(error));
 }
 
-/// A message without a block is fixed: it has nothing that a peer could pass over.
+/// A message without extensions is fixed, so it contains nothing that a peer could skip.
 #[test]
 fn nothing_follows_a_message() {
     let block = [1, 9, 0, 1, b'z'];

@@ -1,4 +1,4 @@
-//! Tests that pin the bytes of each record, and that decode any bytes.
+//! Pins the encoding of each record, and decodes arbitrary bytes.
 
 use super::*;
 use crate::resume::journal::SourceVersion;

@@ -1,4 +1,4 @@
-//! What is removed with a journal, and what is not.
+//! Tests of the files that are removed with a journal, and of the files that are kept.
 
 use super::*;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -49,7 +49,7 @@ impl Scene {
         }
     }
 
-    /// The part as it is now.
+    /// Returns the part with its present inode and birth time.
     fn part(&self) -> PartFile {
         let stat = self.part_file().metadata().unwrap();
         let born = birth_of(fs::File::open(self.part_file()).unwrap());
@@ -60,14 +60,14 @@ impl Scene {
         }
     }
 
-    /// Writes a journal that lists `part` alone.
+    /// Writes a journal that lists only `part`.
     fn journal(&self, part: &PartFile) -> Journal {
         let journal = Journal::create(&self.journals(), &self.begin(1)).unwrap();
         journal.part(1, part).unwrap();
         journal
     }
 
-    /// Cleans the only journal.
+    /// Cleans up the only journal.
     fn clean(&self, rule: &CleanRule) -> Cleaned {
         let mut cleaned = clean(&self.journals(), rule).unwrap();
         assert_eq!(cleaned.len(), 1);
@@ -227,7 +227,7 @@ fn what_is_young_or_in_use_is_not_touched() {
             .set_modified(time)
             .unwrap()
     };
-    // A journal dated in the future, by a clock that was wrong.
+    // The journal is dated in the future, as by a wrong clock.
     at(SystemTime::now() + Duration::from_secs(7200));
     assert!(clean(&scene.journals(), &hour).unwrap().is_empty());
     let dry_run = CleanRule {
@@ -287,7 +287,7 @@ fn a_damaged_journal_goes_alone() {
     assert!(!path.exists() && scene.part_file().exists());
 }
 
-/// A journal from before a reboot, when devices may have had other numbers.
+/// The journal was written before a reboot, and device numbers may have changed since.
 #[test]
 fn after_a_reboot_a_part_is_known_by_its_birth() {
     let scene = Scene::new();
@@ -319,7 +319,7 @@ fn after_a_reboot_a_part_is_known_by_its_birth() {
     }
 }
 
-/// A journal is a file like any other, and a user who can write it can name anything in it.
+/// A journal is an ordinary file. A user who can write to it can enter any name.
 #[test]
 fn a_name_that_no_part_has_is_left() {
     for name in [
