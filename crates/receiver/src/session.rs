@@ -268,7 +268,7 @@ async fn receive(
     let Rights { access, owner, .. } = &config.rights;
     let path = access.path_of(&session.open.target);
     let sessions = config.target_sessions.clone();
-    // Dropping this lets sessions continue that wait for this one.
+    // When this is dropped, sessions that wait for this one continue.
     let working = sessions.begin(owner, path, &session.kept).await;
     let stop = async {
         tokio::select! {
@@ -354,8 +354,8 @@ async fn receive_files(
 
 /// Opens the target, and reports the reason for any wait to the sender.
 ///
-/// If `stop` resolves, the lease ends, so that threads that wait for an echo of the sender continue. The function still
-/// waits for the opening to be undone, because the next session may begin when this one has returned.
+/// If `stop` resolves, the lease ends, so that threads waiting for an echo of the sender continue. The function still
+/// waits until the opening has been given up, because the next session may begin as soon as this one has returned.
 async fn open_target(
     connections: &mut Connections,
     open: Open,

@@ -242,7 +242,7 @@ impl BatchEntry {
         }
     }
 
-    /// Returns the metadata to set for the entry, for changes.
+    /// Returns a mutable reference to the metadata to set for the entry.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         match self {
             Self::Itself(metadata)

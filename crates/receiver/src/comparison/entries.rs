@@ -9,9 +9,9 @@
 //! file system stores it. With `--checksum`, the BLAKE3 hash decides instead of the time, and the sender compares it
 //! with its own.
 //!
-//! With `--update` and `--ignore-existing`, an existing file may stay whatever its contents. The receiver applies both
-//! options here, when guessed files arrive, when links and directories are placed, and again when a file is renamed
-//! into place.
+//! With `--update` and `--ignore-existing`, an existing file may stay regardless of its contents. The receiver applies
+//! both options here, when guessed files arrive, when links and directories are placed, and again when a file is
+//! renamed into place.
 //!
 //! **Invariant:** a view does not change the target, except that a transfer may use a hidden file to find out how a
 //! file system stores times.
@@ -108,7 +108,7 @@ impl View {
             return Verdict::Stays;
         }
         let all = purpose != Purpose::Send;
-        // A file with other names may stay only if all its metadata match.
+        // A file with other names may stay only if all its metadata matches.
         let is_shared = there.names > 1;
         let mut differences =
             Differences::default().and_if(Differences::SIZE, &there.bytes, &source.bytes);

@@ -5,9 +5,10 @@
 //! if it requests exactly the same source file (size, both times, inode).
 //!
 //! Groups that had been flushed are trusted. Other groups are read back and compared, because a reboot or the removal
-//! of a device loses them. These are few with rolling flushes, and all of them with `--durability none`. All groups of
-//! a part are read back if its change time is not the one that its transfer recorded at the end. Then either another
-//! program has written to the part, or the receiver was killed before it could record the time.
+//! of a device loses them. With rolling flushes these are few; with `--durability none` these are all groups. All
+//! groups of a part are also read back if its change time differs from the one that its transfer recorded at the end.
+//! In that case, either another program has written to the part, or the receiver was killed before it could record the
+//! time.
 //!
 //! If a journal cannot be written, the transfer continues without it, and the daemon logs that.
 //!

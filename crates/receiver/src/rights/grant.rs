@@ -363,8 +363,8 @@ mod tests {
         Received::Batch(bytes.iter().copied().map(Some).collect())
     }
 
-    /// A sender may name a directory only by the path of an entry in it, by the path of no entry, or by that of an
-    /// entry that then fails.
+    /// A sender can name a directory without sending an entry for it: in the path of another entry, in a group without
+    /// entries, or in the path of an entry that then fails.
     #[test]
     fn a_directory_counts_once_as_an_entry_or_on_the_way_to_one() {
         let allowance = Allowance::new(

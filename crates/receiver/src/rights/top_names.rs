@@ -29,7 +29,7 @@ pub struct TopNames {
     single: bool,
 }
 
-/// Returns whether a name at the top was requested.
+/// A function that returns whether a name at the top was requested.
 type IsAsked = dyn Fn(&[u8]) -> bool + Send + Sync;
 
 /// The requested names.

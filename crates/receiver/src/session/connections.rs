@@ -1,4 +1,4 @@
-//! The connections between a session of any kind and its peer, the end of a session, and its report.
+//! Code shared by all kinds of sessions: the connections to the peer, the end of a session, and its report.
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Leases: mutual exclusion between the sessions of a run, and checks whether a sender is alive.
+//! Leases, which ensure that only one session of a run works, and only while its sender is alive.
 
 pub(crate) mod earlier;
 pub(crate) mod keeping;

@@ -283,7 +283,7 @@ impl<W> SenderTransfer<W> {
             .map(|(item, outstanding)| (*item, &outstanding.work))
     }
 
-    /// Iterates over the work of all outstanding items, for changes.
+    /// Iterates mutably over the work of all outstanding items.
     pub fn outstanding_items_mut(&mut self) -> impl Iterator<Item = (ItemId, &mut W)> {
         self.outstanding
             .iter_mut()

@@ -1,5 +1,6 @@
-//! Entries that a name which stays also reaches under another spelling. On file systems that ignore letter case or
-//! treat two encodings of a letter as equal, a file that was just sent exists under the name of an older file.
+//! Entries that must not be removed because a name of the source reaches them under another spelling. On file systems
+//! that ignore letter case or treat two encodings of a letter as equal, a file that was just sent exists under the name
+//! of an older file.
 //!
 //! Such a name is missing from the listing of its directory, although a lookup finds an entry. Device and inode number
 //! identify that entry, so no table of letters is needed. An earlier message may already have reported the entry as
@@ -22,7 +23,7 @@ use crate::comparison::mirror::work_budget::WorkBudget;
 use crate::rights::quota::{Booking, Quota};
 use zmove_types::Lock;
 
-/// The entries that a session spares. A name that stays and its entry may arrive in different messages.
+/// The entries that a session spares. A source name and the entry that it reaches may arrive in different messages.
 #[derive(Debug)]
 pub(crate) struct Spared {
     state: Lock<SparedState>,
@@ -76,7 +77,7 @@ impl Spared {
         state.inodes.is_empty() && !state.all
     }
 
-    /// Looks up names that stay but are missing from a directory's listing, and remembers the files that they lead to.
+    /// Looks up source names that are missing from a directory's listing, and remembers the files that they lead to.
     ///
     /// The memory for this is reserved during the call. It depends on the number of names and not on the size of the
     /// directory.

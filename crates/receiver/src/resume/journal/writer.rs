@@ -87,8 +87,8 @@ struct JournalState {
 const SHARES: u64 = 4;
 /// Minimum size in bytes at which a journal is rewritten.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
-/// Number of bytes preallocated beyond the end of a job session's journal. With fewer, fewer work items could be
-/// recorded as ended when the target is full. With more, less space would be left for files until the job ends.
+/// Number of bytes preallocated beyond the end of a job session's journal. A smaller reserve would let fewer work items
+/// be recorded as ended when the target is full. A larger one would take space from files until the job ends.
 const ROOM_AHEAD_BYTES: u64 = 256 << 10;
 /// A journal preallocates at most 1/16 of the free space, because every session has a journal.
 const ROOM_SHARE: u64 = 16;

@@ -174,7 +174,8 @@ impl SharedParts {
         let dirty: Vec<_> = parts.values_mut().filter_map(take).collect();
         drop(parts);
         dirty.iter().try_for_each(|part| self.flush_part(part))?;
-        // If a crash lost the name of a part, a new part would be created and get the records of the lost one.
+        // If a crash lost the name of a part, another part would be created, and the groups recorded for the lost part
+        // would be attributed to it.
         if self.are_new.swap(false, Ordering::Relaxed) {
             self.session
                 .flush_part_names()
