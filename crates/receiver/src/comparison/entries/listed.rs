@@ -31,10 +31,10 @@ struct ListedFile {
 /// How to treat files that are not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unlisted {
-    /// They are reported as differences.
+    /// Unlisted files are reported as differences.
     #[default]
     Differs,
-    /// They are ignored.
+    /// Unlisted files are ignored.
     PassedOver,
 }
 

@@ -51,7 +51,7 @@ pub enum Lack {
     NoRoom,
     /// The receiver could not interpret it.
     Invalid,
-    /// It is larger than the protocol can carry.
+    /// The metadata is larger than the protocol can carry.
     TooMuch,
     /// The source could not read it.
     Unread,
