@@ -271,7 +271,8 @@ impl Cleaner {
         false
     }
 
-    /// Removes the directory of a dead job. A foreign directory is removed only if it is this user's and empty.
+    /// Removes the directory of a dead job. A foreign directory is removed only if it belongs to this user and is
+    /// empty.
     fn clean_job(&self, directory: &RelPath, parent: &Arc<OwnedFd>, job: SharedJobId, sign: Sign) {
         let name = SharedJobDirectory::name(job);
         let Some((path, stat)) = find(directory, parent.as_fd(), &name) else {

@@ -132,7 +132,7 @@ struct ExtraNames {
 }
 
 impl ExtraNames {
-    /// Adds a name. If there is no room, drops the last names, but always keeps at least one.
+    /// Adds a name. If there is no space, drops the last names, but always keeps at least one.
     fn take(
         &mut self,
         name: Name,

@@ -37,7 +37,7 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
         .filter(|_| target.shared_job.is_none())
         .map(incomplete)
         .collect();
-    // A batch is reported as stored just before it is passed to the publisher, so wait for that.
+    // A batch is reported as stored just before it is passed to the publisher. Wait until all batches have been passed.
     transfer.publisher.wait_until_placed();
     // The kernel reports a write error to only one flush. Stop the publisher, so that only the flushes below are left.
     transfer.publisher.stop();

@@ -116,7 +116,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     }
     transfer.top_names.check(&head.path)?;
     let mut allowed = Ok(());
-    // Each lane carries a declaration, but this runs only for the first declaration of a file.
+    // Each lane carries a declaration, but this closure runs only for the first declaration of a file.
     let base = |head: &FileHead| {
         allowed = transfer.allow_way_to(&head.path);
         if allowed.is_ok() {

@@ -302,6 +302,6 @@ pub(crate) fn spawn(
 }
 
 pub(crate) fn join(threads: Vec<JoinHandle<()>>) {
-    // A thread that panicked has already reported it.
+    // A thread that panicked has already reported the panic.
     threads.into_iter().for_each(|thread| drop(thread.join()));
 }

@@ -18,7 +18,7 @@ pub type GrantToken = [u8; 32];
 /// An order for a copy, sent to the host that has the sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyOrder {
-    /// The ID of the copy, by which it can be found again.
+    /// The ID of the copy, for later requests.
     pub id: [u8; 16],
     /// The files to send and how to send them, with the target on the other host. The lanes are ignored.
     pub fetch: Fetch,

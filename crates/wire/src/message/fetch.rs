@@ -226,7 +226,7 @@ pub struct LaneOrder {
     pub most: u16,
 }
 
-/// A host's acceptance of an order. The host sends it before it sends as the sender.
+/// A host's acceptance of an order. After this message, the host acts as the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetching {
     /// Maximum number of lanes that the host serves.

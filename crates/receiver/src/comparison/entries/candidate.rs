@@ -56,7 +56,7 @@ impl Candidate<'_> {
         let mut pieces = runs(&cvs).peekable();
         let Self { request, file, .. } = self;
         if held.is_some() {
-            // Add them before sending: the sender may declare the file as soon as it has all values.
+            // Add the values before sending them: the sender may declare the file as soon as it has all of them.
             transfer.bases.add(path, cvs, held);
         }
         loop {

@@ -155,7 +155,7 @@ impl<'r> ComparedPart<'r> {
         let Some(SourceMark { inode, ctime }) = mark.filter(|_| is_needed) else {
             return compared;
         };
-        // Release the core, because this may wait for other threads that need turns.
+        // Release the core, because the search may wait for other threads that need turns.
         turn.pause();
         let source = SourceVersion {
             bytes,

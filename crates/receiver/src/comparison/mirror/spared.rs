@@ -137,7 +137,8 @@ impl Spared {
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {
                 found.elsewhere.remove(&inode);
             }
-            // Another program has created this name since. The directory now lists it in this spelling.
+            // Another program has created an entry of this name in the meantime. The directory now lists it in this
+            // spelling.
             found.names.remove(&name);
         }
         Ok(found)

@@ -63,7 +63,7 @@ pub struct Cleaned {
     pub path: PathBuf,
     /// When the journal was last written.
     pub modified: SystemTime,
-    /// The journal's contents, or the reason why they could not be read.
+    /// The journal's contents, or the error from reading the journal.
     pub contents: Result<Unfinished, JournalError>,
     /// The result for each part file in the journal, in the same order.
     pub parts: Vec<PartFate>,

@@ -27,7 +27,7 @@ pub enum JournalError {
     /// The first record is incomplete, or the file is not a journal.
     #[error("it is no journal, or its beginning is damaged")]
     Damaged,
-    /// A release with another format version wrote the journal.
+    /// A release with a different format version wrote the journal.
     #[error(
         "it has format version {found}, and this zmove reads {VERSION}: use the release that wrote it"
     )]

@@ -153,5 +153,6 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
 /// this time.
 const GLANCE: Duration = Duration::from_millis(1);
 const GLANCES_MAX: usize = 100;
-/// Maximum number of attempts to create a file that other processes keep taking for one left behind.
+/// Maximum number of attempts to create a file. An attempt fails if another process mistakes the new file for one left
+/// behind by a dead writer.
 const RACES_MAX: usize = 16;

@@ -36,7 +36,7 @@ pub struct FoundJournal {
     pub bytes: u64,
     /// When the journal was last written.
     pub modified: SystemTime,
-    /// The journal's contents, or the reason why they cannot be read.
+    /// The journal's contents, or the error from reading the journal.
     pub contents: Result<Unfinished, JournalError>,
 }
 

@@ -127,7 +127,7 @@ impl Journal {
         let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path_with(directory, begin, suffix));
         let held = LockedFile::create(&new)?;
         let mut state = JournalState::new(held.file);
-        // Create it under a temporary name, so that it is never empty or unlocked under its final name.
+        // Create the journal under a temporary name, so that it is never empty or unlocked under its final name.
         let begun = state
             .append(&first, &new)
             .and_then(|()| fs::hard_link(&new, &path).map_err(JournalError::io("create", &path)));

@@ -22,7 +22,7 @@ pub(crate) async fn wait_for_earlier(
         return Ok(());
     }
     let began = Instant::now();
-    // The peer may send any number, so limit it.
+    // The peer may send any number, so limit the wait.
     let lease_left = Duration::from_millis(earlier.lease_left_ms.into()).min(LEASE_MAX);
     let mut has_told = false;
     while began.elapsed() < lease_left && !has_process_ended(&earlier.process) {

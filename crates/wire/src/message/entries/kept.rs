@@ -41,19 +41,19 @@ impl Default for Keeping {
 /// The reason why metadata was not preserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Lack {
-    /// The receiver's user is not permitted to set it.
+    /// The receiver's user is not permitted to set the metadata.
     NotPermitted,
-    /// The key's grant does not allow it.
+    /// The key's grant does not allow the metadata to be set.
     NotGranted,
-    /// The file system does not support it.
+    /// The file system does not support the metadata.
     Unsupported,
-    /// There is no space for it.
+    /// There is no space for the metadata.
     NoRoom,
-    /// The receiver could not interpret it.
+    /// The receiver could not interpret the metadata.
     Invalid,
     /// The metadata is larger than the protocol can carry.
     TooMuch,
-    /// The source could not read it.
+    /// The source could not read the metadata.
     Unread,
     /// Another error of the system, as a Linux `errno`.
     Os(i32),
@@ -84,7 +84,7 @@ pub struct NotKept {
     pub kind: Kinds,
     /// The reason.
     pub why: Lack,
-    /// Number of entries that lack it.
+    /// Number of entries that lack the metadata.
     pub entries: u64,
 }
 
