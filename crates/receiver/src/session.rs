@@ -332,7 +332,8 @@ async fn receive_files(
         Err(error) => return Err(connections.refuse(error).await),
     };
     let mut running = RunningSession::new(connections, outcomes, transfer, threads, &open, config);
-    // Moved here, so that it is dropped before the transfer: code that then drops files does not wait for an echo.
+    // Move `kept` here, so that it is dropped before the transfer. Code that drops files after that does not wait for
+    // an echo.
     let kept = kept;
     let ended = tokio::select! {
         ended = running.drive(cpu_time()) => ended,

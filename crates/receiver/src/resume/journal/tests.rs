@@ -350,7 +350,7 @@ fn who_comes_to_a_lock_late_finds_nothing() {
     assert!(!locked_file::lock(&opened_before).unwrap());
 }
 
-/// Until a child process executes its program, it has such a copy.
+/// A child process has a copy of the descriptor until it executes its program.
 #[test]
 fn a_lock_ends_with_its_file_although_a_copy_of_the_descriptor_is_open() {
     let (home, _directory) = home();

@@ -166,7 +166,7 @@ fn group(index: u32) -> (GroupSpan, Vec<u8>) {
     )
 }
 
-/// A part may have begun as a copy of an old version, with data in these places.
+/// A part may have begun as a copy of an old version, with data where the new version has holes.
 #[test]
 fn what_a_part_holds_where_the_file_has_holes_becomes_zeros() {
     let world = World::new();
@@ -235,7 +235,7 @@ fn what_was_flushed_and_nobody_has_touched_since_is_not_read() {
     assert_eq!(world.trusted(&world.parts(2)), [0, 1]);
 }
 
-/// The change follows immediately, so its time is hardly later than that of the journal.
+/// The part is changed immediately, so the time of the change is hardly later than that of the journal.
 #[test]
 fn what_somebody_has_changed_is_read_again() {
     let world = World::new();
