@@ -41,7 +41,7 @@ pub(crate) use transfers::copy::{CopyArgs, ResultArgs};
 pub(crate) use transfers::push::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs};
 pub(crate) use transfers::verify::VerifyArgs;
 
-/// Moves trees between hosts: encrypted, verified, at the speed of the path.
+/// Copies files and directories between hosts: fast, encrypted and verified.
 #[derive(Debug, Parser)]
 #[command(name = "zmove", version = VERSION.as_str(), max_term_width = 100, help_template = help::TEMPLATE)]
 #[command(after_help = help::SHORT, after_long_help = help::LONG)]
@@ -51,10 +51,10 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Reads the words of a command line, of which the first is the program.
+    /// Parses a command line. The first word is the program.
     ///
     /// # Errors
-    /// They are none of zmove, or ask for help.
+    /// Returns an error if the words are not a valid command line, or if they ask for the help or the version.
     pub(crate) fn read(words: Vec<OsString>) -> Result<Self, clap::Error> {
         let mut command = Self::command();
         let words = habits::without_human_readable(&command, words);
@@ -83,88 +83,94 @@ pub(crate) enum Command {
     #[command(override_usage = help::PULL_USAGE)]
     #[command(after_help = help::PULL_SHORT, after_long_help = help::PULL_LONG)]
     Pull(Box<PushArgs>),
-    /// Push or pull, or have one other host send straight to another
+    /// Copy in either direction, or directly from one remote host to another
     #[command(override_usage = help::COPY_USAGE)]
     #[command(after_help = help::COPY_SHORT, after_long_help = help::COPY_LONG)]
     Copy(Box<CopyArgs>),
-    /// Ask what has become of a copy between two other hosts, for a day after its end
+    /// Show the result of a copy between two other hosts, for a day after its end
     Result(ResultArgs),
-    /// Compare a tree with its copy by hash, as both storages hold them
+    /// Compare a tree with its copy by hash, reading both from storage
     Verify(Box<VerifyArgs>),
-    /// Remove the leftovers of killed transfers from a tree, here or on another host
+    /// Remove the leftovers of killed transfers from a local or remote tree
     Clean(CleanArgs),
-    /// Receive: listen for senders, in the foreground
+    /// Run the daemon in the foreground: listen for pushes and pulls
     Serve(ServeArgs),
-    /// Show what the daemon of this host is doing
+    /// Show the current activity of this host's daemon
     Status(StatusArgs),
-    /// End a transfer of this host's daemon; the same command of its user goes on with it
+    /// Stop a transfer of this host's daemon
+    ///
+    /// Its user can resume the transfer by running the same command again.
     Stop(StopArgs),
-    /// Have this host's daemon take no new transfers, and end with the last
+    /// Shut down this host's daemon after its last transfer
+    ///
+    /// The daemon refuses new transfers from now on.
     Drain(DrainArgs),
-    /// Have many nodes send one job to receivers that share a storage
+    /// Send one job from many nodes to receivers with shared storage
     #[command(subcommand)]
     Cluster(ClusterCommand),
-    /// Have a push, a pull or a copy done in the background, and print its number at once
+    /// Run a push, pull or copy in the background, and print its job number
     #[command(override_usage = help::SUBMIT_USAGE)]
     #[command(after_help = help::SUBMIT_SHORT, after_long_help = help::SUBMIT_LONG)]
     Submit(Box<SubmitArgs>),
-    /// List what was submitted and is not done, or was a day ago
+    /// List unfinished jobs and jobs that ended in the last 24 hours
     Jobs(JobsArgs),
-    /// Show a job, wait for it, hold it or end it
+    /// Show, wait for, pause, resume or cancel a job
     #[command(after_long_help = help::JOB_LONG)]
     Job(JobArgs),
-    /// Do what was submitted, in the foreground; 'submit' starts one where there is none
+    /// Run submitted jobs in the foreground
+    ///
+    /// 'zmove submit' starts a runner in the background if none is running.
     #[command(after_long_help = help::RUNNER_LONG)]
     Runner(RunnerArgs),
-    /// Do one job; the runner starts this
+    /// Run one job; the runner starts this
     #[command(hide = true)]
     RunJob(Box<SubmitArgs>),
-    /// Do a command as another user; root starts this where that user controls the directory
+    /// Run a command as another user; root starts this if that user controls the directory
     #[command(hide = true)]
     AsUser(AsUserArgs),
-    /// Pass a request from standard input to a daemon's socket; root starts this as the daemon's user
+    /// Forward a request from standard input to a daemon's socket; root starts this as the daemon's user
     #[command(hide = true)]
     AskDaemon {
-        /// The socket
+        /// Path of the socket
         socket: PathBuf,
     },
     /// Receive one push; 'push --ssh' starts this over ssh
     #[command(hide = true)]
     Receive,
-    /// Show this identity's public fingerprint, or make a new key
+    /// Show the fingerprint of your key, or create a new key
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Get to know a receiver's key before the first push, or forget one
+    /// Fetch and pin a host's key before the first push, or forget it
     Trust(TrustArgs),
-    /// Let a key write or read below some directories here, or no more
+    /// Grant a key access to directories on this host, or revoke it
     Allow(AllowArgs),
     /// Count the files of a tree by size
     Scan(ScanArgs),
-    /// Measure what a storage gives, by file size
+    /// Measure storage throughput by file size
     Sweep(SweepArgs),
-    /// Sum up or draw what 'push --trace' wrote
+    /// Summarize or plot a trace written by 'push --trace'
     Trace(TraceArgs),
-    /// Show or remove what broken transfers have left here to go on from
+    /// Show or remove the partial transfers kept on this host for resuming
     #[command(subcommand)]
     Journal(JournalCommand),
-    /// Look for what would slow a transfer down or break it
+    /// Check for problems that slow down or break transfers
     Doctor(DoctorArgs),
-    /// Measure the path to a receiver, and predict how long a push takes
+    /// Measure the path to a receiver, and predict the duration of a push
     Probe(ProbeArgs),
-    /// Print what has a shell complete zmove's words; 'source <(zmove completions bash)' tries it
+    /// Print the completion script of a shell; try 'source <(zmove completions bash)'
     Completions {
-        /// The shell
+        /// Shell to complete for
         shell: clap_complete::Shell,
     },
-    /// Write the manual, a page for each command; packages are made with this
+    /// Write the manual, one page per command; used to build packages
     #[command(hide = true)]
     Man {
-        /// Where to; must be there
+        /// Output directory, which must exist
         directory: PathBuf,
     },
 }
 
-/// Whether words that cannot be parsed ask for the events of a transfer.
+/// Returns whether a command line that cannot be parsed asks for the events of a transfer.
 pub(crate) fn asks_for_events(words: &[OsString]) -> bool {
     let commands = ["push", "pull", "copy", "verify", "clean"];
     let mut words = words.iter().skip(1).take_while(|word| *word != "--");
@@ -175,11 +181,11 @@ pub(crate) fn asks_for_events(words: &[OsString]) -> bool {
 }
 
 impl Command {
-    /// Whether the command tells a transfer as events in JSON, the last of which has its exit code.
+    /// Returns whether the command prints a transfer as JSON events. The last event has the exit code.
     pub(crate) fn tells_events(&self) -> bool {
         match self {
             Self::Push(args) | Self::Pull(args) => args.json,
-            // of a job nothing but its number
+            // A detached copy prints only the job's number.
             Self::Copy(args) => args.push.json && !args.detach,
             Self::RunJob(_) => true,
             Self::Verify(args) => args.json,
@@ -191,23 +197,24 @@ impl Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Print the fingerprint; the key is made at first use
+    /// Print the fingerprint; the key is created on first use
     Show {
-        /// The key of this host's daemon
+        /// Show the key of this host's daemon
         #[arg(long)]
         daemon: bool,
     },
-    /// Make a new key and print its fingerprint
+    /// Create a new key and print its fingerprint
     New {
-        /// Replace the key that is there, which is kept in key.pem.old; whoever has allowed or pinned it does
-        /// not know the new one
+        /// Replace the existing key and keep it as key.pem.old
+        ///
+        /// Hosts that allowed or pinned the old key do not know the new one.
         #[arg(long)]
         force: bool,
     },
 }
 
 impl KeyCommand {
-    /// Whether the key is that of the daemon.
+    /// Returns whether the command is about the daemon's key.
     pub(crate) const fn is_of_daemon(&self) -> bool {
         matches!(self, Self::Show { daemon: true })
     }
@@ -215,21 +222,21 @@ impl KeyCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct AsUserArgs {
-    /// The number of the user
+    /// Numeric user ID
     pub(crate) user: u32,
-    /// The command of zmove
+    /// The zmove command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     pub(crate) words: Vec<OsString>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ScanArgs {
-    /// The tree
+    /// Tree to count
     pub(crate) path: PathBuf,
     /// Print the histogram as JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Draw it: files and bytes by size
+    /// Plot files and bytes by size into an SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
     #[command(flatten)]
@@ -238,9 +245,9 @@ pub(crate) struct ScanArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TraceArgs {
-    /// What 'zmove push --trace FILE' wrote
+    /// Trace file written by 'zmove push --trace FILE'
     pub(crate) file: PathBuf,
-    /// Draw it: progress, rates and queues of the stages, and lanes, over time
+    /// Plot progress, stage rates, stage queues and lanes over time into an SVG file
     #[arg(long, value_name = "OUT")]
     pub(crate) svg: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! The arguments of the commands that run, ask and configure the daemon.
+//! The arguments of the commands that run, query and configure the daemon.
 
 pub(crate) mod allow;
 pub(crate) mod journal;

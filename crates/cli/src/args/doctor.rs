@@ -10,16 +10,16 @@ use super::help;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = help::DOCTOR_LONG)]
 pub(crate) struct DoctorArgs {
-    /// A receiver: the path to it is looked at too, and whether it lets this host's key in
+    /// Receiver to test: the path to it, and whether it allows this host's key
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
     pub(crate) host: Option<Remote>,
-    /// What the path should carry, for example 10Gbit [default: the speed of the outgoing link, or 10Gbit]
+    /// Rate that the path should carry, for example 10Gbit [default: the speed of the outgoing link, or 10Gbit]
     #[arg(long, value_name = "RATE")]
     pub(crate) rate: Option<RateLimit>,
-    /// The directory whose storage is looked at
+    /// Directory whose storage is checked
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) path: PathBuf,
-    /// Print all findings as one JSON object
+    /// Print all results as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,5 +1,5 @@
-//! What users of rsync, scp and other programs type from habit: options that mean here what is done anyway, and hints
-//! at what there is in the place of others.
+//! Options that users of rsync, scp and other programs type out of habit. Options that describe the default behavior
+//! are accepted, and hints name the replacement for the others.
 
 use std::ffi::OsString;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 use zmove_types::{ByteCount, RateLimit, parse_size};
 
-/// Options whose meaning a push has anyway, or that ask for what it always shows.
+/// Returns options that have no effect, because a push always behaves as they ask.
 pub(super) fn without_meaning() -> impl IntoIterator<Item = Arg> {
     let arg = |name: &'static str, help: &'static str| {
         Arg::new(name)
@@ -43,14 +43,14 @@ pub(super) fn without_meaning() -> impl IntoIterator<Item = Arg> {
 
 pub(crate) const HEADING: &str = "Habits from rsync and scp";
 
-/// A rate as rsync's `--bwlimit` has it.
+/// A rate in the syntax of rsync's `--bwlimit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bwlimit(pub(crate) Option<RateLimit>);
 
 impl FromStr for Bwlimit {
     type Err = String;
 
-    /// Reads KiB per second, or a size with its unit; 0 is no limit.
+    /// Parses a rate in KiB per second, or a size with its unit. 0 means no limit.
     fn from_str(text: &str) -> Result<Self, String> {
         let has_unit = text.ends_with(|last: char| !last.is_ascii_digit() && last != '.');
         let text = if has_unit {
@@ -63,8 +63,8 @@ impl FromStr for Bwlimit {
     }
 }
 
-/// The words without the `h` in letters that stand together, as in `-avzh`: there it is rsync's for sizes with units,
-/// and who asks for help writes it alone.
+/// Removes the `h` from bundled short options such as `-avzh`. There it is rsync's option for sizes with units. Users
+/// who ask for help type `-h` alone.
 pub(super) fn without_human_readable(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
     let name = words
         .get(1)
@@ -103,7 +103,7 @@ fn has_short(command: &Command, letter: char) -> bool {
         .any(|arg| arg.get_short() == Some(letter))
 }
 
-/// Puts a hint that fits into an error of the command line, in the place of clap's guesses.
+/// Adds a matching hint to a usage error and removes clap's guesses.
 pub(crate) fn hint(error: &mut clap::Error) {
     let kind = error.kind();
     let (named, guess) = match kind {
@@ -121,11 +121,11 @@ pub(crate) fn hint(error: &mut clap::Error) {
     };
     let is_option = word.starts_with('-');
     let is_key = word.starts_with("SHA256:");
-    // clap takes a key behind a host for a subcommand that does not go with it.
+    // clap reports a key after a host as a subcommand that conflicts with the host.
     if kind == ErrorKind::ArgumentConflict && !is_key {
         return;
     }
-    // To pass an option as a value is hardly ever meant.
+    // clap suggests passing the option as a value, which is hardly ever intended.
     error.remove(ContextKind::Suggested);
     let about = match error.get(ContextKind::Usage) {
         Some(ContextValue::StyledStr(usage)) => usage.to_string(),
@@ -162,7 +162,7 @@ pub(crate) fn hint(error: &mut clap::Error) {
     }
 }
 
-/// What fits words of others: commands, and options with their dashes.
+/// Hints for the commands and options of other programs. Options include their dashes.
 const HINTS: &[(&[&str], &str)] = &[
     (
         &["cp", "scp", "mv", "rsync"],
@@ -207,12 +207,12 @@ const HINTS: &[(&[&str], &str)] = &[
     ),
     (&["du", "stat"], "'zmove scan TREE' counts files by size"),
     (&["version"], "'zmove --version'"),
-    // takes a value here and none in rsync
+    // It takes a value here, but not in rsync.
     (
         &["--sparse <WHEN>"],
         "holes are kept anyway; --sparse zeros makes holes of zeros, as rsync's --sparse does",
     ),
-    // an option of other commands
+    // It is an option of other commands.
     (
         &["--timeout"],
         "nothing waits here: a host that does not answer is left within seconds",
@@ -355,7 +355,7 @@ const HINTS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// What fits words that are none of the commands for jobs, by the usage that clap tells.
+/// Hints for unknown job commands, by a part of the usage line that clap reports.
 const JOBS: &[(&str, &str)] = &[
     (
         "zmove jobs",
@@ -367,10 +367,10 @@ const JOBS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What fits a key behind the host of `zmove trust`.
+/// Hint for a key after the host of `zmove trust`.
 const KEY: &str = "--fingerprint SHA256:... pins the key, if it is this one";
 
-/// Whether a guess is near enough to be what was meant: one letter in three may differ.
+/// Returns whether the typed word is probably a typo of clap's guess. At most one letter in three may differ.
 fn is_typo(typed: &str, guess: &str) -> bool {
     let typed = typed.trim_start_matches('-');
     strsim::levenshtein(typed, guess.trim_start_matches('-')) <= typed.len().div_ceil(3)
@@ -453,7 +453,7 @@ mod tests {
             read("zmove push -h a b").unwrap_err(),
             ErrorKind::DisplayHelp
         );
-        // a letter that takes a value takes the rest
+        // An option that takes a value takes the rest of the word.
         assert_eq!(paths("zmove push -essh a b"), ["a", "b"]);
         for words in ["push a", "submit a -n", "copy -a a", "pull h:a"] {
             assert_eq!(

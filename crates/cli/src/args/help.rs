@@ -1,9 +1,9 @@
-//! The texts of help beside the descriptions of commands and options: a screen of 24 lines and 80 columns for `-h`,
-//! all that there is to say for `--help`.
+//! Help texts that follow the descriptions of commands and options. `-h` fits a screen of 24 lines and 80 columns, and
+//! `--help` is complete.
 //!
-//! **Invariant:** lines that are broken by hand fit 80 columns; paragraphs are one line each, which clap wraps.
+//! **Invariant:** lines broken by hand fit 80 columns. Each paragraph is a single line, which clap wraps.
 
-/// The help of zmove itself: its commands are listed by what they are for, in the text behind the usage.
+/// Template for the help of zmove itself. The text after the usage lists the commands by purpose.
 pub(super) const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}{after-help}";
 
 macro_rules! commands {
@@ -86,7 +86,7 @@ pub(super) const VERIFY_USAGE: &str = "\
 zmove verify [OPTIONS] <SRC>... <DST>
        zmove verify [OPTIONS] --manifest <FILE> <SRC>...";
 
-/// The options of a push by their purpose, which are those of a pull and a copy too.
+/// The options of a push, a pull and a copy, grouped by purpose.
 macro_rules! options {
     () => {
         "

@@ -1,4 +1,4 @@
-//! The arguments of `zmove submit`, `jobs`, `job` and `runner`.
+//! The arguments of `zmove submit`, `zmove jobs`, `zmove job` and `zmove runner`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -21,18 +21,20 @@ pub(crate) struct SubmitArgs {
     pub(crate) job: JobOptions,
 }
 
-/// What is said of a job beside its transfer.
+/// The options of a job in addition to those of its transfer.
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = JOB, mut_args(|arg| arg.hide_short_help(true)))]
 pub(crate) struct JobOptions {
-    /// A name for it [default: that of the first source]
+    /// Name of the job [default: the name of the first source]
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
-    /// Do nothing if a job with this id is there already, also one that has failed, and print that one's number: for
-    /// programs that do not know whether their last word has arrived. An id names one submission, not a task
+    /// Do nothing if a job with this ID exists, and print the number of that job
+    ///
+    /// This lets a program repeat a submission whose result it did not receive. Failed jobs count too. An ID names one
+    /// submission, not a task.
     #[arg(long, value_name = "ID")]
     pub(crate) submission_id: Option<String>,
-    /// Jobs with a higher number begin first
+    /// Jobs with a higher number start first
     #[arg(
         long,
         value_name = "N",
@@ -40,30 +42,33 @@ pub(crate) struct JobOptions {
         allow_negative_numbers = true
     )]
     pub(crate) priority: i32,
-    /// Begin no earlier: 02:00, '2026-11-26 02:00' or 2026-11-26T02:00:00Z
+    /// Earliest start time: 02:00, '2026-11-26 02:00' or 2026-11-26T02:00:00Z
     #[arg(long, value_name = "TIME", value_parser = parse_at)]
     pub(crate) at: Option<StartTime>,
-    /// Do it again and again, at times as in a crontab: '0 2 * * *' is each day at 2
+    /// Repeat the job on a crontab schedule; '0 2 * * *' is each day at 2:00
     #[arg(long, value_name = "CRON")]
     pub(crate) every: Option<Schedule>,
-    /// Begin when this job is done; fail if it fails
+    /// Start after this job is done; fail if it fails
     #[arg(long, value_name = "ID")]
     pub(crate) after: Vec<JobId>,
-    /// Move what is in SRC, and then each file that comes, once it has been closed or has rested, until the job is
-    /// cancelled
+    /// Move the contents of SRC, then each new file, until the job is cancelled
+    ///
+    /// A new file is moved once it has been closed, or has not changed for the time of --rest.
     #[arg(long, conflicts_with = "every")]
     pub(crate) watch: bool,
-    /// With --watch: how long a file rests that nobody has closed before it is moved [default: 3s]
+    /// With --watch: time after which an unchanged file that was not closed is moved [default: 3s]
     #[arg(long, value_name = "TIME", requires = "watch")]
     pub(crate) rest: Option<Age>,
-    /// With --watch: how often the tree is walked to find what the kernel has not told [default: 1min, and where it
-    /// tells nothing as often as --rest says]
+    /// With --watch: interval between walks of the tree, which find changes that the kernel did not report [default:
+    /// 1min, or the time of --rest if the kernel reports no changes at all]
     #[arg(long, value_name = "TIME", requires = "watch")]
     pub(crate) rescan: Option<Age>,
-    /// How long to try again before giving up; an attempt that comes further than all before begins this anew
+    /// Give up after this time without progress
+    ///
+    /// The time starts again with each attempt that gets further than all earlier ones.
     #[arg(long, value_name = "TIME", default_value = "24h")]
     pub(crate) deadline: Age,
-    /// Give this text, such as a mail address, to the hook and the webhook of notify.toml with each event of the job
+    /// Text, such as a mail address, passed to the hook and webhook of notify.toml with each event of the job
     #[arg(long, value_name = "TEXT")]
     pub(crate) notify: Option<String>,
 }
@@ -71,7 +76,7 @@ pub(crate) struct JobOptions {
 pub(crate) const JOB: &str = "The job";
 
 impl SubmitArgs {
-    /// A copy as a job of which nothing more was said.
+    /// Returns a job for this copy with default options.
     pub(crate) fn of(copy: CopyArgs) -> Self {
         Self {
             copy,
@@ -85,7 +90,7 @@ impl SubmitArgs {
 
 const DEADLINE: Age = Age(Duration::from_secs(24 * 60 * 60));
 
-/// Reads an address of this host, or a port of the loopback alone.
+/// Parses an address with its port. A port alone is combined with the loopback address.
 fn parse_http(text: &str) -> Result<SocketAddr, &'static str> {
     parse_address(text, Ipv4Addr::LOCALHOST.into())
         .ok_or("write ADDRESS:PORT, as 127.0.0.1:8470, or a port alone")
@@ -100,29 +105,29 @@ fn parse_at(text: &str) -> Result<StartTime, String> {
 pub(crate) struct JobsArgs {
     #[command(subcommand)]
     pub(crate) command: Option<JobsCommand>,
-    /// Also those that ended earlier
+    /// Also list jobs that ended earlier
     #[arg(long)]
     pub(crate) all: bool,
-    /// Only those in these states, for example failed,expired
+    /// List only jobs in these states, for example failed,expired
     ///
-    /// A job is waiting, queued, running or paused, and at the end done, failed, cancelled or expired.
+    /// An unfinished job is waiting, queued, running or paused. A finished job is done, failed, cancelled or expired.
     #[arg(long, value_name = "STATE,...", value_delimiter = ',')]
     pub(crate) state: Vec<State>,
-    /// Print each job as a JSON object on a line
+    /// Print the jobs as JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobsCommand {
-    /// Write a copy of the list of jobs into a new file
+    /// Back up the list of jobs to a new file
     Backup {
-        /// The file
+        /// Path of the new file
         file: PathBuf,
     },
     /// Forget jobs that ended long ago, and remove their logs
     Clean {
-        /// Jobs that ended so long ago: 90s, 30min, 12h, 7d, 2w
+        /// Minimum time since the end of the job: 90s, 30min, 12h, 7d, 2w
         #[arg(long, value_name = "AGE", default_value = "30d")]
         older_than: Age,
     },
@@ -130,9 +135,9 @@ pub(crate) enum JobsCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct JobArgs {
-    /// The job's number, as 'zmove submit' has printed it
+    /// The job's number, printed by 'zmove submit'
     pub(crate) id: JobId,
-    /// Print it as a JSON object on a line, with 'log' each event
+    /// Print JSON, with 'log' one object per event
     #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
@@ -141,23 +146,27 @@ pub(crate) struct JobArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobAction {
-    /// Show what has happened to it, and what its processes have said
+    /// Show the job's events and the output of its processes
     Log,
-    /// Wait for its end: exit code 0 done, 30 failed, 31 cancelled, 32 expired, 33 not within --timeout
+    /// Wait until the job ends
+    ///
+    /// Exit codes: 0 done, 30 failed, 31 cancelled, 32 expired, 33 --timeout reached first.
     Wait {
-        /// How long: 90 or 90s, 30min, 12h, 7d
+        /// Maximum time to wait: 90 or 90s, 30min, 12h, 7d
         #[arg(long, value_name = "TIME")]
         timeout: Option<Timeout>,
     },
-    /// Show how far it is until it ends; Ctrl-C leaves it alone. Exit codes are those of 'wait'
+    /// Show the job's progress until it ends
+    ///
+    /// Ctrl-C leaves the job running. The exit codes are those of 'wait'.
     Attach,
-    /// Hold it; what is at the target stays, and it goes on from there
+    /// Pause the job; it continues from the data at the target when resumed
     Pause,
-    /// Let it go on
+    /// Resume the job
     Resume,
-    /// End it, and its schedule; what is at the target stays
+    /// Cancel the job and its schedule; data at the target stays
     Cancel,
-    /// Submit once more what it has done
+    /// Submit the same transfer as a new job
     Rerun,
 }
 
@@ -166,44 +175,44 @@ pub(crate) enum JobAction {
 pub(crate) struct RunnerArgs {
     #[command(subcommand)]
     pub(crate) command: Option<RunnerCommand>,
-    /// How many jobs run at once
+    /// Maximum number of running jobs
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) max: usize,
-    /// How many of them with one other host
+    /// Maximum number of running jobs per remote host
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) max_per_host: usize,
-    /// How many with one target [default: no limit]
+    /// Maximum number of running jobs per target [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) max_per_target: Option<usize>,
-    /// How many with one key [default: no limit]
+    /// Maximum number of running jobs per key [default: no limit]
     ///
-    /// A ZMOVE_HOME has one.
+    /// Each ZMOVE_HOME has one key.
     #[arg(long, value_name = "N")]
     pub(crate) max_per_key: Option<usize>,
-    /// End once nothing was to do for so long: 10min, 1h
+    /// Exit after being idle for this long: 10min, 1h
     #[arg(long, value_name = "TIME")]
     pub(crate) until_idle: Option<Age>,
-    /// Serve the page and the API for programs
+    /// Serve the web page and the API
     ///
-    /// They are at the socket 'api.sock' in the directory of the jobs, and at this address of the loopback, or this
-    /// port of 127.0.0.1, for whoever has the word in the file 'token' there. Other hosts
-    /// reach them through ssh or a reverse proxy.
+    /// The runner listens on the socket 'api.sock' in the jobs directory. With ADDRESS, a loopback address or a port of
+    /// 127.0.0.1, it also serves anyone there who has the token in the file 'token' of that directory. Other hosts
+    /// reach it through ssh or a reverse proxy.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached", value_parser = parse_http)]
     pub(crate) http: Option<Option<SocketAddr>>,
-    /// Name of a reverse proxy in front of the address of '--http'
+    /// Name of the reverse proxy in front of the '--http' address
     ///
     /// The proxy runs on this host and speaks TLS with its clients. Write NAME:PORT if its port is not 443.
     /// OPERATIONS.md has examples for nginx and Caddy.
     #[arg(long, value_name = "NAME", requires = "http", hide_short_help = true)]
     pub(crate) http_name: Option<PublicName>,
-    /// Leave the terminal, and end without a word where there is a runner
+    /// Detach from the terminal, and exit silently if another runner exists
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RunnerCommand {
-    /// Send a test event to the hook and the webhook of notify.toml, now
+    /// Send a test event to the hook and webhook of notify.toml
     Notify,
 }
 

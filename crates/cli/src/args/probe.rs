@@ -12,32 +12,32 @@ use crate::args::shared::storage::StorageArgs;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = help::PROBE_LONG)]
 pub(crate) struct ProbeArgs {
-    /// The receiver as 'push' takes it; with a path its storage there is swept too
+    /// Receiver, written as for 'push'; with a path, its storage is swept too
     ///
     /// HOST, HOST:PATH, HOST:PORT:PATH, USER@HOST:PATH (over ssh).
     #[arg(value_name = "HOST[:PATH]")]
     pub(crate) host: OsString,
-    /// Connections, one round for each number
+    /// Numbers of connections, one round for each number
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,4,16", num_args = 1,
         value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) streams: Vec<u16>,
-    /// The time of each round, 1s to 20s
+    /// Duration of each round, 1s to 20s
     ///
-    /// It begins once the windows have grown.
+    /// It starts after the windows of the connections have grown.
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_round)]
     pub(crate) time: Duration,
-    /// Predict how long a push of this tree takes
+    /// Predict the duration of a push of this tree
     #[arg(long = "for", value_name = "TREE")]
     pub(crate) tree: Option<PathBuf>,
-    /// A directory on this side's storage, to be swept
+    /// Local directory whose storage is swept too
     ///
-    /// It takes some seconds. [default: what an earlier 'zmove sweep' has found for TREE]
+    /// This takes a few seconds. [default: the result of an earlier 'zmove sweep' for TREE]
     #[arg(long, value_name = "DIR")]
     pub(crate) source: Option<PathBuf>,
     /// Do not sweep the receiver's storage
     #[arg(long)]
     pub(crate) no_sweep: bool,
-    /// Print all of it as one JSON object
+    /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -46,7 +46,7 @@ pub(crate) struct ProbeArgs {
     pub(crate) storage: StorageArgs,
 }
 
-/// Reads the time of a round, which is short: the limit of a path shows in seconds, and a receiver waits no longer than
+/// Parses the duration of a round. It is short because a path reaches its limit in seconds and a receiver waits only
 /// minutes.
 fn parse_round(text: &str) -> Result<Duration, String> {
     let time = parse_time(text)?;

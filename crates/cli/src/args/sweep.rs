@@ -13,44 +13,44 @@ use crate::value::age::Age;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = help::SWEEP_LONG)]
 pub(crate) struct SweepArgs {
-    /// A directory on the storage
+    /// Directory on the storage to measure
     #[arg(required_unless_present = "compare")]
     pub(crate) path: Option<PathBuf>,
-    /// The most that is written in all
+    /// Maximum total size of the files written
     ///
-    /// No more is there at once.
+    /// This is also the maximum storage in use at any time.
     #[arg(long, value_name = "SIZE", default_value = "10GiB", value_parser = parse_size)]
     pub(crate) budget: ByteCount,
-    /// How long it may take, say 90s, 2min or 1h
+    /// Time limit, such as 90s, 2min or 1h
     #[arg(long, value_name = "TIME", default_value = "2min", value_parser = parse_time)]
     pub(crate) time: Duration,
-    /// Threads that write and read [default: by cores]
+    /// Number of threads that write and read [default: by cores]
     ///
-    /// By default it is the number of cores, 2 to 16.
+    /// The default is the number of cores, but at least 2 and at most 16.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: Option<u16>,
-    /// Write the result for programs, and for --compare
+    /// Write the result as JSON, for programs and --compare
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw it: rates over file sizes
+    /// Plot rates by file size into an SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    /// Hold what --json wrote here (A) against a reference
+    /// Compare a --json result of this host (A) with a reference
     ///
-    /// Nothing is measured. B is what --json wrote at the reference; F_s, F_c and U_b are the result.
+    /// Nothing is measured. B is the --json result of the reference. The output is F_s, F_c and U_b.
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["path", "json", "svg"])]
     pub(crate) compare: Option<Vec<PathBuf>>,
     /// With --compare: a transfer rate of the reference
     ///
-    /// The rate that the reference has reached (E_1), for files of SIZE or of any, for example 10Gbit or 64KiB=2Gbit;
-    /// may be given for several sizes.
+    /// This is the rate that the reference reached (E_1) for files of SIZE, or of any size, for example 10Gbit or
+    /// 64KiB=2Gbit. It may be repeated for several sizes.
     #[arg(long, value_name = "[SIZE=]RATE", requires = "compare")]
     pub(crate) e1: Vec<ReferenceRate>,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
 }
 
-/// Reads a span of time as [`Age`] does, of a second at least.
+/// Parses a time span like [`Age`], but of at least one second.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let Age(time) = text.parse()?;
     if time < TIME_MIN {

@@ -1,4 +1,4 @@
-//! The arguments of `zmove allow`: the senders that are let in.
+//! The arguments of `zmove allow`, which grants access to senders.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -31,80 +31,80 @@ pub(crate) struct AllowArgs {
     reason = "each is a switch of the command line"
 )]
 pub(crate) struct GrantArgs {
-    /// The sender's fingerprint, as 'zmove key show' prints it there
+    /// The sender's fingerprint; run 'zmove key show' on the sender
     #[arg(value_name = "KEY", required = true)]
     pub(crate) fingerprint: Fingerprint,
-    /// A name for the sender, for the log
+    /// Name of the sender in the log
     #[arg(long, required = true)]
     pub(crate) name: String,
-    /// A directory that it may use; may be repeated
+    /// Directory that it may use; may be repeated
     #[arg(
         long = "root",
         value_name = "DIR",
         required_unless_present = "read_roots"
     )]
     pub(crate) roots: Vec<PathBuf>,
-    /// The sender may write there
+    /// Allow the sender to write below --root
     #[arg(long, requires = "roots")]
     pub(crate) write: bool,
-    /// The sender may read there, as 'zmove pull' does
+    /// Allow the sender to read below --root ('zmove pull')
     ///
-    /// Without --write this is what it may do anyway.
+    /// This is the default without --write.
     #[arg(long, requires = "roots")]
     pub(crate) read: bool,
-    /// A directory that it may only read; may be repeated
+    /// Directory that it may only read; may be repeated
     #[arg(long = "read-root", value_name = "DIR")]
     pub(crate) read_roots: Vec<PathBuf>,
-    /// A daemon that it may have files sent to from here
+    /// Daemon to which the sender may copy files from here
     ///
-    /// 'zmove copy' does so: this host then dials that one. May be repeated.
+    /// 'zmove copy' uses this permission. This host connects to that daemon. May be repeated.
     #[arg(long = "to", value_name = "HOST[:PORT]", value_parser = parse_endpoint)]
     pub(crate) to: Vec<String>,
-    /// Files keep their setuid and setgid bits
+    /// Preserve the setuid and setgid bits of files
     ///
-    /// Whoever runs them here has the rights of the daemon's user.
+    /// Anyone who runs such a file on this host gets the privileges of the daemon's user.
     #[arg(long, requires = "write", hide_short_help = true)]
     pub(crate) set_ids: bool,
-    /// Files may get other owners, and devices be made
+    /// Allow setting owners and creating devices
     ///
-    /// With other owners setuid and setgid bits are kept, and the sender may set capabilities and 'trusted.*'
-    /// attributes; all as far as the daemon's user may.
+    /// Files whose owners are preserved also keep their setuid and setgid bits, and the sender may set capabilities and
+    /// 'trusted.*' attributes. The privileges of the daemon's user limit all of this.
     #[arg(long, requires = "write")]
     pub(crate) set_owner: bool,
-    /// The sender may lead jobs of several receivers
+    /// Allow the sender to lead jobs with several receivers
     ///
-    /// Needed for 'zmove push SRC host1,host2:DST' and for the node of a cluster that begins pushes. Whoever has this
-    /// can end and replace the jobs of others below the same directories.
+    /// Required for 'zmove push SRC host1,host2:DST', and for the cluster node that starts pushes. The sender can then
+    /// end and replace other senders' jobs below the same directories.
     #[arg(long, requires = "write", hide_short_help = true)]
     pub(crate) lead: bool,
-    /// The rate of all its transfers together, say 10Gbit
+    /// Rate limit for all its transfers together, say 10Gbit
     ///
     /// Per second, for example 10Gbit or 500MB. [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub(crate) max_rate: Option<RateLimit>,
-    /// Until when: 2027-01-31 in UTC, or 90d from now
+    /// Expiry date (2027-01-31, in UTC) or time span (90d)
     ///
-    /// Also 2027-01-31T18:00:00Z. [default: never]
+    /// A time such as 2027-01-31T18:00:00Z is also accepted. [default: never]
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
     pub(crate) expires: Option<Expiry>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AllowCommand {
-    /// Show the senders that are let in, and what they may do
+    /// List the allowed senders and their permissions
     List {
-        /// Print each sender as a JSON object on a line
+        /// Print the senders as JSON, one object per line
         #[arg(long)]
         json: bool,
     },
-    /// Let a key, or all keys of a name, in no more
+    /// Revoke a key, or all keys with a name
     ///
-    /// What is running goes on to its end, unless you say --now.
+    /// Running transfers continue to their end unless --now is given.
     Remove {
-        /// A fingerprint, or a name
+        /// Fingerprint or name
         #[arg(value_name = "KEY|NAME")]
         key_or_name: String,
-        /// End what it has under way at this host's daemon, too
+        /// Also end its running transfers at this host's daemon
         #[arg(long)]
         now: bool,
         #[command(flatten)]

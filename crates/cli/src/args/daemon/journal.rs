@@ -9,35 +9,35 @@ use crate::value::age::Age;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {
-    /// Show the unfinished transfers: to where, by whom, since when, and how much of each large file is here
+    /// List unfinished transfers with target, sender, start time and the stored bytes of each large file
     List {
-        /// Print each journal as a JSON object on a line
+        /// Print the journals as JSON, one object per line
         #[arg(long)]
         json: bool,
-        /// The only directory; root gives it to a child process
+        /// Use only this directory; root passes it to a child process
         #[arg(long = "in", value_name = "DIR", hide = true)]
         directory: Option<PathBuf>,
     },
-    /// Remove unfinished transfers that nobody has come back for, with their part files
+    /// Remove abandoned transfers and their part files
     Clean(JournalCleanArgs),
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = help::JOURNAL_CLEAN_LONG)]
 pub(crate) struct JournalCleanArgs {
-    /// Transfers that were last written so long ago: 90s, 30min, 12h, 7d, 2w
+    /// Minimum time since the transfer was last written: 90s, 30min, 12h, 7d, 2w
     #[arg(long, value_name = "AGE", default_value = "7d")]
     pub(crate) older_than: Age,
-    /// All that are not in use, of any age, also those whose target cannot be reached now
+    /// Remove transfers of any age that are not in use, even if their target cannot be reached
     #[arg(long, conflicts_with = "older_than")]
     pub(crate) all: bool,
-    /// Only say what would be removed
+    /// List the transfers that would be removed, and remove nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// The only directory; root gives it to a child process
+    /// Use only this directory; root passes it to a child process
     #[arg(long = "in", value_name = "DIR", hide = true)]
     pub(crate) directory: Option<PathBuf>,
-    /// Only part files below this directory; may be repeated
+    /// Consider only part files below this directory; may be repeated
     #[arg(
         long = "below",
         value_name = "DIR",

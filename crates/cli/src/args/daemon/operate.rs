@@ -1,22 +1,22 @@
-//! The arguments of `zmove status`, `zmove stop` and `zmove drain`, which speak to the daemon of this host.
+//! The arguments of `zmove status`, `zmove stop` and `zmove drain`, which talk to the daemon of this host.
 
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ControlArgs {
-    /// The daemon's socket
+    /// Path of the daemon's socket
     ///
-    /// [default: control.sock in the daemon's directory of state, else /run/zmove/control.sock]
+    /// [default: control.sock in the daemon's state directory, else /run/zmove/control.sock]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
-    /// Print it as a JSON object on a line
+    /// Print a JSON object on one line
     #[arg(long)]
     pub(crate) json: bool,
-    /// Show it anew every second, until you press Ctrl-C
+    /// Refresh every second until you press Ctrl-C
     #[arg(long)]
     pub(crate) watch: bool,
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct StopArgs {
-    /// The transfer's id, as 'zmove status' shows it; its first digits are enough
+    /// The transfer's ID in 'zmove status', or its first 4 or more digits
     #[arg(value_name = "ID", required = true, value_parser = parse_digits)]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
@@ -34,14 +34,14 @@ pub(crate) struct StopArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DrainArgs {
-    /// Wait until the daemon has ended
+    /// Wait until the daemon has exited
     #[arg(long)]
     pub(crate) wait: bool,
     #[command(flatten)]
     pub(crate) control: ControlArgs,
 }
 
-/// The fewest digits of an id, so that a slip does not stop a transfer.
+/// Minimum length of an ID prefix, so that a typo does not stop a transfer.
 const DIGITS_MIN: usize = 4;
 
 fn parse_digits(text: &str) -> Result<String, String> {

@@ -15,7 +15,7 @@ fn parse_listen(text: &str) -> Result<SocketAddr, &'static str> {
         .ok_or("write ADDRESS:PORT, as 192.0.2.7:5870 or [::]:5870, or a port alone")
 }
 
-/// Reads an address with its port, or a port of `host` alone.
+/// Parses an address with its port. A port alone is combined with `host`.
 pub(crate) fn parse_address(text: &str, host: IpAddr) -> Option<SocketAddr> {
     let port = text.strip_prefix(':').unwrap_or(text).parse::<u16>();
     port.map_or_else(|_| text.parse().ok(), |port| Some((host, port).into()))
@@ -23,64 +23,64 @@ pub(crate) fn parse_address(text: &str, host: IpAddr) -> Option<SocketAddr> {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// The address to listen on [default: [::]:5870]
+    /// Address to listen on [default: [::]:5870]
     ///
-    /// A port alone is one of all addresses.
+    /// A port alone listens on all addresses.
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub(crate) listen: Option<SocketAddr>,
-    /// What to listen for there [default: both]
+    /// Protocols to listen for [default: both]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) transport: Option<ListenArg>,
-    /// Let those who ask for it send in clear
+    /// Allow senders to transfer data unencrypted
     ///
-    /// They do so by 'push --cipher none': names and contents then travel in clear.
+    /// Senders request this with 'push --cipher none'. Anyone on the path can then read names and contents.
     #[arg(long)]
     pub(crate) allow_clear: bool,
-    /// Age at which what broken transfers left goes [default: 7d]
+    /// Age at which abandoned transfers are removed [default: 7d]
     ///
-    /// It is removed when nobody has come back for it in so long: 90s, 30min, 12h, 7d, 2w.
+    /// A transfer is abandoned if nobody has resumed it for this time: 90s, 30min, 12h, 7d, 2w.
     #[arg(long, value_name = "AGE")]
     pub(crate) journal_age: Option<Age>,
-    /// How large files are written on this host [default: auto]
+    /// I/O engine for large files on this host [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE", hide_short_help = true)]
     pub(crate) io_engine: Option<EngineArg>,
-    /// Whether large files are written past the page cache on this host (O_DIRECT) [default: auto]
+    /// Whether large files bypass the page cache on this host (O_DIRECT) [default: auto]
     #[arg(long, value_enum, value_name = "WHEN", hide_short_help = true)]
     pub(crate) direct: Option<DirectArg>,
-    /// On SIGTERM let transfers go on for so long [default: 0]
+    /// Time for transfers to end after SIGTERM [default: 0]
     ///
     /// For example 30s or 5min.
     #[arg(long, value_name = "TIME")]
     pub(crate) drain: Option<Age>,
-    /// How the log on standard error looks [default: text]
+    /// Format of the log on standard error [default: text]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
-    /// Log to this file instead, which SIGHUP opens again once it has been rotated
+    /// Log to this file instead; SIGHUP reopens it after rotation
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) log_file: Option<PathBuf>,
-    /// Where /metrics and /healthz are served, or 'off' [default: 127.0.0.1:5871]
+    /// Address of /metrics and /healthz, or 'off' [default: 127.0.0.1:5871]
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) metrics: Option<MetricsListen>,
-    /// The file with these settings and the limits
+    /// Configuration file with these settings and limits
     ///
-    /// [default: ZMOVE_HOME/zmove.toml, if it is there]
+    /// [default: ZMOVE_HOME/zmove.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Once the ports are open, become this user, for good
+    /// Switch to this user after the ports are open
     ///
-    /// Files will be theirs. Only root can.
+    /// The switch is permanent, and received files belong to this user. Requires root.
     #[arg(long, value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// Have the kernel keep it to its roots (Landlock)
+    /// Restrict the daemon to its roots (Landlock)
     ///
-    /// The process is refused all files but those below the roots that there are now, and its own: a root that is new
-    /// takes a restart. [default: off; --confine alone: on]
+    /// The kernel denies the process access to all files except its own and those below the roots that exist at
+    /// startup. Restart the daemon after adding a root. [default: off; --confine alone: on]
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, default_missing_value = "on")]
     pub(crate) confine: Option<ConfineArg>,
-    /// The process that has the terminal; it starts this one without
+    /// PID of the process that has the terminal; it starts this process without one
     #[arg(long, value_name = "PID", hide = true)]
     pub(crate) apart_from: Option<u32>,
-    /// Only check the configuration and the keys
+    /// Check the configuration and the keys, and exit
     #[arg(long)]
     pub(crate) check: bool,
 }
@@ -88,26 +88,26 @@ pub(crate) struct ServeArgs {
 /// The form of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// A sentence a line
+    /// One sentence per line
     #[default]
     Text,
-    /// A JSON object a line
+    /// One JSON object per line
     Json,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ListenArg {
-    /// TCP, and UDP for QUIC, at the same port
+    /// TCP, and QUIC over UDP at the same port
     #[default]
     Both,
-    /// TCP alone
+    /// TCP only
     Tcp,
-    /// UDP alone
+    /// QUIC only, over UDP
     Quic,
 }
 
 impl ListenArg {
-    /// The transports to listen on.
+    /// Returns the transports to listen on.
     pub(crate) fn choice(self) -> TransportChoice {
         match self {
             Self::Both => TransportChoice::Auto,
@@ -117,19 +117,19 @@ impl ListenArg {
     }
 }
 
-/// Whether the kernel is to keep a daemon to its roots.
+/// Whether the kernel restricts a daemon to its roots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ConfineArg {
-    /// Where the kernel can (Landlock, in Linux 6.2 or later)
+    /// If the kernel supports it (Landlock, Linux 6.2 or later)
     Auto,
-    /// Always: without it the daemon does not start
+    /// Always; without kernel support the daemon does not start
     On,
     /// Never
     #[default]
     Off,
 }
 
-/// The address at which `/metrics` is served, if it is.
+/// The address of `/metrics`, or `None` if it is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MetricsListen(pub(crate) Option<SocketAddr>);
 

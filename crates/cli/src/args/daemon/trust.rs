@@ -1,4 +1,4 @@
-//! The arguments of `zmove trust`: the keys of hosts.
+//! The arguments of `zmove trust`, which manages the keys of known hosts.
 
 use zmove_engine::Remote;
 use zmove_transport::Fingerprint;
@@ -20,28 +20,28 @@ pub(crate) struct TrustArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrustHostArgs {
-    /// The receiver whose key is to be fetched, shown and, if it is the right one, remembered
+    /// Host whose key is fetched, shown and, after confirmation, pinned
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint, required = true)]
     pub(crate) host: Remote,
-    /// Remember its key without asking
+    /// Pin the key without asking
     #[arg(long)]
     pub(crate) accept_new: bool,
-    /// Remember its key if it is this one, as 'zmove serve' prints it there, without asking
+    /// Pin the key without asking if it has this fingerprint, which 'zmove serve' prints on that host
     #[arg(long, value_name = "SHA256:...", conflicts_with = "accept_new")]
     pub(crate) fingerprint: Option<Fingerprint>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrustCommand {
-    /// Show the hosts that are known, with their keys
+    /// List the known hosts and their keys
     List {
-        /// Print each host as a JSON object on a line
+        /// Print the hosts as JSON, one object per line
         #[arg(long)]
         json: bool,
     },
     /// Forget the key of a host
     Remove {
-        /// The host
+        /// Host to forget
         #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
         host: Remote,
     },

@@ -1,19 +1,19 @@
-//! The options for reaching another host.
+//! Options for connecting to another host.
 
 use clap::ValueEnum;
 use zmove_engine::PortRange;
 
-/// How another host is reached.
+/// Options for connecting to another host.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "The other host")]
 pub(crate) struct DialArgs {
     /// Pin the key of an unknown host without asking
     #[arg(long)]
     pub(crate) accept_new: bool,
-    /// Refuse a host whose key is not known, without asking
+    /// Refuse a host with an unknown key instead of asking
     #[arg(long, hide_short_help = true, conflicts_with = "accept_new")]
     pub(crate) strict: bool,
-    /// What carries the connections
+    /// Transport protocol of the connections
     #[arg(
         long,
         value_enum,
@@ -22,25 +22,27 @@ pub(crate) struct DialArgs {
         hide_short_help = true
     )]
     pub(crate) transport: TransportArg,
-    /// Congestion control of the data connections, for example bbr or cubic [default: the system's, and for a push
-    /// bbr where loss slows them and the kernel lets users choose it; over QUIC 'tolerant', which is cubic that takes
-    /// single lost packets for noise]
+    /// Congestion control of the data connections, for example bbr or cubic [default: the system's]
+    ///
+    /// By default, a push uses bbr if losses slow its connections down and the kernel lets users choose bbr. Over QUIC
+    /// the default is 'tolerant', a variant of cubic that treats single lost packets as noise.
     #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(crate) congestion: Option<String>,
-    /// Start the receiver over ssh, as the user there
+    /// Start the receiver over ssh, as the remote user
     ///
-    /// USER@HOST:PATH and -e mean this too, and HOST:PORT:PATH then the port of ssh. Data takes connections of its own.
+    /// USER@HOST:PATH and -e imply this option. In HOST:PORT:PATH, PORT is then the port of ssh. The data connections
+    /// do not run through ssh.
     #[arg(long)]
     pub(crate) ssh: bool,
-    /// The ssh to start it with [default: ssh]
+    /// The ssh command to use [default: ssh]
     ///
-    /// With its options, for example 'ssh -i KEY -J GATE'; --rsh is the same.
+    /// It may include options, for example 'ssh -i KEY -J GATE'. --rsh is an alias.
     #[arg(short = 'e', long, alias = "rsh", value_name = "COMMAND")]
     pub(crate) ssh_command: Option<String>,
-    /// Where the receiver that ssh starts may listen, for firewalls, for example 50000-50100 [default: any free port]
+    /// Ports for a receiver started over ssh, for example 50000-50100, to suit firewalls [default: any free port]
     #[arg(long, value_name = "FROM-TO", hide_short_help = true)]
     pub(crate) ssh_ports: Option<PortRange>,
-    /// The zmove to start on that host
+    /// The zmove program on the remote host
     #[arg(
         long,
         value_name = "PATH",
@@ -52,11 +54,11 @@ pub(crate) struct DialArgs {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TransportArg {
-    /// TCP, and QUIC where TCP cannot be connected
+    /// TCP, or QUIC if TCP cannot connect
     #[default]
     Auto,
-    /// TCP alone
+    /// TCP only
     Tcp,
-    /// QUIC alone, over UDP at the same port
+    /// QUIC only, over UDP at the same port
     Quic,
 }

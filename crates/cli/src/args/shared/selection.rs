@@ -1,6 +1,6 @@
-//! The selection of files: the options of `push` and `scan` that choose among the entries of the sources.
+//! The options of `push` and `scan` that select entries of the sources.
 //!
-//! **Invariant:** rules keep the order of the command line, those of a file standing where its option stands.
+//! **Invariant:** rules keep the order of the command line. The rules in a file take the position of the file's option.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -22,34 +22,35 @@ use crate::value::exit::usage_error;
 
 pub(crate) mod fuzzing;
 
-/// The options that select files.
+/// Options that select files.
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Selection")]
 pub(crate) struct SelectionArgs {
     #[command(flatten)]
     rules: RuleArgs,
-    /// Only the paths in this file, one a line; '-' is stdin
+    /// Only the paths listed in this file; '-' is stdin
     ///
-    /// They are relative to the one SRC. Directories are made, not filled.
+    /// The file has one path per line, relative to SRC. There must be exactly one SRC. Listed directories are created
+    /// without their contents.
     #[arg(long, value_name = "FILE")]
     pub(crate) files_from: Option<PathBuf>,
-    /// Paths in that file end in NUL, as of 'find -print0'
+    /// Paths in that file end in NUL ('find -print0')
     #[arg(short = '0', long, requires = "files_from")]
     from0: bool,
-    /// Stay in the file systems of the sources
+    /// Do not cross file system boundaries
     ///
-    /// What is mounted below them is an empty directory.
+    /// A directory on which another file system is mounted counts as empty.
     #[arg(short = 'x', long)]
     one_file_system: bool,
-    /// No files larger than this, say 100MiB or 2GB
+    /// Skip files larger than SIZE, such as 100MiB or 2GB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     max_size: Option<ByteCount>,
-    /// No files smaller than this
+    /// Skip files smaller than SIZE
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     min_size: Option<ByteCount>,
 }
 
-/// The rules in the order in which they were typed.
+/// The rules in the order of the command line.
 #[derive(Debug, Default)]
 struct RuleArgs(Vec<RuleArg>);
 
@@ -59,22 +60,22 @@ enum RuleArg {
     File(PathBuf),
 }
 
-/// The same rules in the form that clap parses: by option.
+/// The same rules as clap parses them, grouped by option.
 #[derive(Debug, clap::Args)]
 struct RulesByOption {
-    /// Leave out what matches, as a .gitignore line would
+    /// Exclude entries that match, as in a .gitignore
     ///
-    /// '/x' is x at the top of the target.
+    /// '/x' matches only x at the top of the target.
     #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Exclude))]
     exclude: Vec<RuleArg>,
-    /// Take in again what an --exclude before leaves out
+    /// Include entries that an earlier --exclude skips
     ///
-    /// The last that matches decides.
+    /// The last matching pattern decides.
     #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Include))]
     include: Vec<RuleArg>,
-    /// Rules in a file as a .gitignore; '-' is stdin
+    /// Read rules from a .gitignore file; '-' is stdin
     ///
-    /// '!' takes in again.
+    /// A pattern after '!' includes entries again.
     #[arg(long, value_name = "FILE",
         value_parser = PathBufValueParser::new().map(RuleArg::File))]
     filter_from: Vec<RuleArg>,
@@ -85,17 +86,17 @@ fn pattern(effect: Effect) -> impl TypedValueParser<Value = RuleArg> {
 }
 
 impl SelectionArgs {
-    /// Whether anything of the selection stands in a file.
+    /// Returns whether any part of the selection is read from a file.
     pub(crate) fn reads_files(&self) -> bool {
         self.files().next().is_some()
     }
 
-    /// Whether files are selected by size.
+    /// Returns whether files are selected by size.
     pub(crate) fn bounds_sizes(&self) -> bool {
         self.min_size.is_some() || self.max_size.is_some()
     }
 
-    /// The selection by rules and sizes; `None` where none were given.
+    /// Returns the selection by rules and sizes, or `None` if no rules or size limits were given.
     pub(crate) fn selection(&self) -> Result<Option<Arc<Selection>>> {
         let min = self.min_size.map_or(0, |size| size.0);
         let max = self.max_size.map_or(u64::MAX, |size| size.0);
@@ -125,7 +126,7 @@ impl SelectionArgs {
         Ok(Some(Arc::new(selection)))
     }
 
-    /// The file systems that are walked.
+    /// Returns the file systems to walk.
     pub(crate) fn file_systems(&self) -> FileSystems {
         if self.one_file_system {
             FileSystems::OfRoot
@@ -134,13 +135,13 @@ impl SelectionArgs {
         }
     }
 
-    /// The list of paths below `root`, if one was given.
+    /// Returns the list of paths below `root`, if one was given.
     pub(crate) fn list(&self, root: impl FnOnce() -> ScanRoot) -> Result<Option<PathList>> {
         let listed = self.open_list()?;
         Ok(listed.map(|(path, reader)| PathList::new(root(), reader, path, self.separator())))
     }
 
-    /// What stands between two paths of the list.
+    /// Returns the separator between two paths of the list.
     pub(crate) fn separator(&self) -> Separator {
         if self.from0 {
             Separator::Nul
@@ -149,7 +150,7 @@ impl SelectionArgs {
         }
     }
 
-    /// The file of the list of paths, opened, if one was given.
+    /// Opens the list of paths, if one was given.
     pub(crate) fn open_list(&self) -> Result<Option<(PathBuf, Box<dyn Read + Send>)>> {
         let Some(path) = &self.files_from else {
             return Ok(None);
@@ -159,25 +160,25 @@ impl SelectionArgs {
         Ok(Some((path.clone(), reader)))
     }
 
-    /// Whether the same files can be selected once more: a list from a pipe is gone.
+    /// Returns whether the same files can be selected a second time. A list from a pipe can be read only once.
     pub(crate) fn can_be_read_again(&self) -> bool {
         self.files_from
             .as_deref()
             .is_none_or(|path| !is_stdin(path) && path.is_file())
     }
 
-    /// Takes only the paths in this file, each with a NUL behind it.
+    /// Selects only the paths in this file, each terminated by NUL.
     pub(crate) fn read_list(&mut self, file: impl Into<PathBuf>) {
         self.files_from = Some(file.into());
         self.from0 = true;
     }
 
-    /// Whether something is read from stdin.
+    /// Returns whether any part of the selection is read from standard input.
     pub(crate) fn reads_stdin(&self) -> bool {
         self.files().any(|path| is_stdin(path))
     }
 
-    /// The files in which something of the selection stands.
+    /// Returns the files that contain parts of the selection.
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
         let filters = self.rules.0.iter().filter_map(|rule| match rule {
             RuleArg::File(path) => Some(path),
@@ -203,7 +204,7 @@ fn file_rules(path: &Path) -> Result<Vec<Rule>> {
     rules_in(&text, path)
 }
 
-/// The rules in the contents of the file at `path`.
+/// Parses the rules in the contents of the file at `path`.
 fn rules_in(text: &[u8], path: &Path) -> Result<Vec<Rule>> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let mut rules = Vec::new();

@@ -1,12 +1,12 @@
-//! The options for storage on this host.
+//! Options for storage on this host.
 
 use clap::ValueEnum;
 
-/// How large files are read and written on this host.
+/// Options for reading and writing large files on this host.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Storage of this host")]
 pub(crate) struct StorageArgs {
-    /// How large files are read and written on this host
+    /// I/O engine for large files on this host
     #[arg(
         long,
         value_enum,
@@ -15,7 +15,7 @@ pub(crate) struct StorageArgs {
         hide_short_help = true
     )]
     pub(crate) io_engine: EngineArg,
-    /// Whether large files are read and written past the page cache on this host (O_DIRECT)
+    /// Whether large files bypass the page cache on this host (O_DIRECT)
     #[arg(
         long,
         value_enum,
@@ -28,21 +28,21 @@ pub(crate) struct StorageArgs {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineArg {
-    /// What measurement shows to be faster: threads, and io_uring for large files on FUSE
+    /// The faster engine in measurements: threads, or io_uring for large files on FUSE
     #[default]
     Auto,
     /// Plain system calls
     Threads,
-    /// io_uring; plain system calls where the kernel refuses it
+    /// io_uring, or plain system calls if the kernel refuses it
     Uring,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DirectArg {
-    /// Where it pays
+    /// Only if it improves throughput
     #[default]
     Auto,
-    /// Wherever the file system can
+    /// On every file system that supports it
     On,
     /// Never
     Off,

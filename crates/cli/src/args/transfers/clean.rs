@@ -8,10 +8,10 @@ use crate::args::shared::dial::DialArgs;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = help::CLEAN_LONG)]
 pub(crate) struct CleanArgs {
-    /// The tree to clean, written like the target of 'push': a directory here, HOST:PATH or USER@HOST:PATH
+    /// Tree to clean: a local directory, HOST:PATH or USER@HOST:PATH, as for the target of 'push'
     #[arg(value_name = "TARGET")]
     pub(crate) target: OsString,
-    /// List what would be removed, and remove nothing
+    /// List the entries that would be removed, and remove nothing
     #[arg(short = 'n', long)]
     pub(crate) dry_run: bool,
     /// Print events as JSON lines on stdout

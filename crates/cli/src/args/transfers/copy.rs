@@ -1,4 +1,4 @@
-//! The arguments of `zmove copy`, and of `zmove result`, which asks about copies between two other hosts.
+//! The arguments of `zmove copy`, and of `zmove result`, which reports on copies between two other hosts.
 
 use zmove_engine::Remote;
 use zmove_types::{ByteCount, from_hex, parse_size};
@@ -10,29 +10,29 @@ use crate::args::transfers::push::PushArgs;
 pub(crate) struct CopyArgs {
     #[command(flatten)]
     pub(crate) push: PushArgs,
-    /// Between two other hosts: the most bytes of contents that the target's host takes, for example 2TiB
+    /// Between two other hosts: maximum bytes of contents that the target host accepts, for example 2TiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = None)]
     pub(crate) max_bytes: Option<ByteCount>,
-    /// Between two other hosts: the most files, directories and links that the target's host takes
+    /// Between two other hosts: maximum number of files, directories and links that the target host accepts
     #[arg(long, value_name = "N", help_heading = None)]
     pub(crate) max_entries: Option<u64>,
-    /// Have it done in the background, as 'zmove submit' does, and print the job's number
+    /// Run in the background like 'zmove submit', and print the job's number
     #[arg(long, help_heading = None)]
     pub(crate) detach: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResultArgs {
-    /// The copy's id, as 'zmove copy' has told it
+    /// The copy's ID, printed by 'zmove copy'
     #[arg(value_name = "ID", value_parser = parse_id)]
     pub(crate) id: [u8; 16],
-    /// One of its two hosts
+    /// One of the two hosts of the copy
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
     pub(crate) host: Remote,
-    /// End the copy now, if it runs; ask the host that sends
+    /// Stop the copy if it is running; HOST must be the source
     #[arg(long)]
     pub(crate) stop: bool,
-    /// Print it as a JSON object on a line
+    /// Print a JSON object on one line
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -24,22 +24,26 @@ use crate::args::shared::storage::StorageArgs;
     reason = "each is a switch of the command line"
 )]
 pub(crate) struct PushArgs {
-    /// What to send ('dir' arrives under its name, 'dir/' means what is in it), and last where to: HOST:PATH,
-    /// HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH, USER@HOST:PATH (over ssh) or a local directory
-    // Two at least, which may stand apart: `Args::read` counts them.
+    /// What to send ('dir' arrives under its name, 'dir/' stands for its contents), followed by the target
+    ///
+    /// The target is HOST:PATH, HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH, USER@HOST:PATH (over ssh) or
+    /// a local directory.
+    // At least two paths, which may be apart on the command line. `Args::read` counts them.
     #[arg(required = true, num_args = 1.., value_names = ["SRC", "DST"])]
     pub(crate) paths: Vec<OsString>,
-    /// Begin only if a file system is mounted at DIR of this host; may be repeated (exit code 10)
+    /// Start only if a file system is mounted at DIR on this host, else exit with code 10; may be repeated
     #[arg(long, value_name = "DIR")]
     pub(crate) require_mount: Vec<PathBuf>,
     /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
     #[arg(short = 'n', long, conflicts_with_all = ["manifest", "proofs", "trace"])]
     pub(crate) dry_run: bool,
-    /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
+    /// When data is flushed to stable storage at the target
     #[arg(long, value_enum, default_value_t)]
     pub(crate) durability: DurabilityArg,
-    /// What each file is proven by before it gets its name: the BLAKE3 of what arrived, or also of what the target's
-    /// storage gives back, flushed and past the page cache
+    /// How each file is verified before it is renamed into place
+    ///
+    /// 'wire' checks the BLAKE3 hash of the received data. 'media' also flushes the file, reads it back from the
+    /// target's storage past the page cache, and checks the hash again.
     #[arg(
         id = "proof",
         long = "verify",
@@ -48,90 +52,99 @@ pub(crate) struct PushArgs {
         default_value_t
     )]
     pub(crate) proof: ProofArg,
-    /// Write the BLAKE3 of each file, sent now or there already, as 'b3sum --check' reads it in the target directory
+    /// Write the BLAKE3 hashes of all files, sent or already at the target, for 'b3sum --check' in the target directory
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
-    /// Write what each file was proven by, by whom and when, as lines of JSON
+    /// Write how, by whom and when each file was verified, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub(crate) proofs: Option<PathBuf>,
-    /// Write how far each stage is, ten times a second, as JSON lines
+    /// Write the progress of each stage as JSON lines, ten times per second
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Print events as JSON lines on stdout instead of a bar and a summary
+    /// Print events as JSON lines on stdout instead of a progress bar and a summary
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print nothing but errors
+    /// Print only errors
     #[arg(short, long, conflicts_with = "json")]
     pub(crate) quiet: bool,
-    // Options without a heading stand above: a heading of a part holds for what follows it.
+    // Options without a heading come first, because the heading of a flattened group also applies to the options after
+    // it.
     #[command(flatten)]
     pub(crate) dial: DialArgs,
-    /// Send by all nodes of this cluster ('zmove cluster') to all of its receivers; DST is a path there, and SRC are
-    /// the same paths on all nodes
+    /// Send from all nodes of this cluster to all of its receivers (see 'zmove cluster')
+    ///
+    /// DST is a path at the receivers. Each SRC is the same path on all nodes.
     #[arg(long, visible_alias = "nodes", value_name = "NAME", help_heading = PATH)]
     pub(crate) cluster: Option<String>,
-    /// Data connections, 1 to 64 [default: by round trip time and cores, then as many as help]
+    /// Number of data connections, 1 to 64 [default: by round-trip time and cores, then raised while that helps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64), help_heading = PATH)]
     pub(crate) streams: Option<u16>,
-    /// Compare files that are there already by contents, not by size and time
+    /// Compare existing files by contents instead of size and time
     #[arg(short, long, help_heading = REPLACED)]
     pub(crate) checksum: bool,
-    /// Send of large files that have changed only what the target's version does not have [auto: unless the
-    /// path is known to be faster than reading that]
+    /// Send only those parts of large changed files that the target's version does not have
+    ///
+    /// With 'auto', large files are sent whole if the path is known to be faster than reading the target's version.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = REPLACED)]
     pub(crate) delta: DeltaArg,
-    /// Leave files that are newer at the target than here
+    /// Skip files that are newer at the target
     #[arg(short, long, help_heading = REPLACED)]
     pub(crate) update: bool,
-    /// Leave what is at the target already, but for mode and time of directories
+    /// Skip entries that exist at the target, but set the mode and time of directories
     #[arg(long, help_heading = REPLACED)]
     pub(crate) ignore_existing: bool,
-    /// Change files that are there in their place, so that they keep their inode and need no second copy's room; a
-    /// push that breaks off leaves such a file partly changed
+    /// Update existing files in place
+    ///
+    /// The files keep their inodes, and no space for a second copy is needed. If the push is interrupted, such a file
+    /// is left partly changed.
     #[arg(long, help_heading = REPLACED)]
     pub(crate) inplace: bool,
-    /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when
-    /// any directory or file of the source could not be read, or not be stored at the target, and nothing from
-    /// directories that changed at the source meanwhile (exit code 23; the same command removes it)
+    /// Remove entries at the target that are not in the directories sent
+    ///
+    /// Entries are removed at the end of the push. Nothing is removed if any directory or file of the source could not
+    /// be read or stored. Nothing is removed from a directory that changed at the source during the push. In both cases
+    /// the exit code is 23, and the same command removes the entries.
     #[arg(long, help_heading = MIRROR)]
     pub(crate) delete: bool,
-    /// With --delete: remove also when something could not be read or stored, but nothing below what was not read
+    /// With --delete: remove entries even if something could not be read or stored, but nothing below unread
+    /// directories
     #[arg(long, requires = "delete", help_heading = MIRROR)]
     pub(crate) ignore_errors: bool,
-    /// With --delete: empty the target also where a source directory is empty, as it is when its file system is not
-    /// mounted
+    /// With --delete: empty the target even if a source directory is empty
+    ///
+    /// A source directory is also empty when its file system is not mounted.
     #[arg(long, requires = "delete", help_heading = MIRROR)]
     pub(crate) allow_empty: bool,
-    /// With --delete: remove no more than N files and directories; what is over stays (exit code 25)
+    /// With --delete: remove at most N files and directories; the others stay (exit code 25)
     #[arg(long, value_name = "N", requires = "delete", help_heading = MIRROR)]
     pub(crate) max_delete: Option<u64>,
-    /// Replace a directory that has the name of a file or link sent, with all that is in it; --delete does so too, and
-    /// an empty directory is always replaced
+    /// Replace a non-empty directory at the target with a file or link of the same name
+    ///
+    /// --delete implies this. Empty directories are always replaced.
     #[arg(long, help_heading = REPLACED)]
     pub(crate) force: bool,
-    /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
+    /// Maximum rate of all data connections together, per second, for example 5Gbit, 500Mbit, 100MB or 100MiB
     #[arg(long, value_name = "RATE", help_heading = PATH)]
     pub(crate) limit: Option<RateLimit>,
-    /// rsync's --limit: in KiB per second, or with a unit as 10M, which is 10MiB; 0 is no limit
+    /// rsync's form of --limit: KiB per second, or with a unit such as 10M (10 MiB); 0 means no limit
     #[arg(long, value_name = "RATE", conflicts_with = "limit", help_heading = habits::HEADING)]
     pub(crate) bwlimit: Option<Bwlimit>,
-    /// rsync's letter: nothing is compressed, which is said once
+    /// rsync's -z: accepted, but nothing is compressed; a warning says so once
     #[arg(short = 'z', long, help_heading = habits::HEADING)]
     pub(crate) compress: bool,
-    /// How long to go on without a connection once it is lost, and to wait for a receiver that is busy, for
-    /// example 90s, 5min or 1h; 0: not at all
+    /// How long to retry a lost connection, and to wait for a busy receiver: 90s, 5min or 1h; 0 means not at all
     #[arg(long, value_name = "TIME", default_value = "5min", help_heading = PATH)]
     pub(crate) timeout: Timeout,
-    /// Do not wait for a receiver that is busy, but end with 13 at once
+    /// Exit with code 13 instead of waiting for a busy receiver
     #[arg(long, help_heading = PATH)]
     pub(crate) no_wait: bool,
-    /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent
+    /// Encryption of the data connections; with 'none', anyone on the path can read the data
     #[arg(long, value_enum, default_value_t, help_heading = PATH)]
     pub(crate) cipher: CipherArg,
     /// Whether this is `zmove verify`.
     #[arg(skip)]
     pub(crate) verify: bool,
-    /// What `zmove verify --manifest` compares with; the last path has no meaning then.
+    /// The files that `zmove verify --manifest` compares with. The last path has no meaning if this is set.
     #[arg(skip)]
     pub(crate) listed: Option<Arc<ListedFiles>>,
     #[command(flatten)]
@@ -147,12 +160,12 @@ const REPLACED: &str = "What is replaced";
 const MIRROR: &str = "Mirrors";
 
 impl PushArgs {
-    /// The rate that all data connections together keep below.
+    /// Returns the rate limit of all data connections together.
     pub(crate) fn limit(&self) -> Option<RateLimit> {
         self.limit.or(self.bwlimit.and_then(|Bwlimit(rate)| rate))
     }
 
-    /// How long one session waits in the queue of a host that is busy.
+    /// Returns the maximum time that a session waits in the queue of a busy host.
     pub(crate) fn busy_timeout(&self) -> Timeout {
         if self.no_wait {
             Timeout::NONE
@@ -166,19 +179,19 @@ impl PushArgs {
 pub(crate) enum DurabilityArg {
     /// Nothing is flushed
     None,
-    /// Everything is on stable storage at exit
+    /// Everything is on stable storage when the command exits
     #[default]
     End,
-    /// Each file is on stable storage before it gets its name
+    /// Each file is on stable storage before it is renamed into place
     File,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ProofArg {
-    /// What arrived has the sender's hashes
+    /// The received data matches the sender's hashes
     #[default]
     Wire,
-    /// So has what is read back from the target's storage
+    /// The data read back from the target's storage matches them too
     Media,
 }
 
@@ -187,17 +200,17 @@ pub(crate) enum CipherArg {
     /// TLS 1.3
     #[default]
     Tls,
-    /// Names and contents in clear, still authenticated; the receiver must run with --allow-clear
+    /// Names and contents are unencrypted but authenticated; the receiver must run with --allow-clear
     None,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeltaArg {
-    /// Where it is likely to pay: not for a local target, nor on a path that was faster than storage is read
+    /// If it is likely to save time: not for a local target, and not if the path was faster than reading storage
     #[default]
     Auto,
-    /// Wherever there is another version
+    /// Whenever the target has another version of the file
     Always,
-    /// Never: files that have changed are sent as a whole
+    /// Never; changed files are sent whole
     Never,
 }

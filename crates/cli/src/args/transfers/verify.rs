@@ -16,24 +16,27 @@ use crate::args::transfers::push::{DeltaArg, DurabilityArg, PushArgs};
 #[command(override_usage = help::VERIFY_USAGE, after_help = help::VERIFY_SHORT, after_long_help = help::VERIFY_LONG)]
 #[command(args_override_self = true, mut_args(|arg| arg.hide_short_help(true)))]
 pub(crate) struct VerifyArgs {
-    /// What to compare, and last what with, as for 'push', 'pull' and 'copy': 'zmove verify run7/ HOST:/data/x' says
-    /// whether the target of 'zmove push run7/ HOST:/data/x' is what is in run7. Either may be on another host, or both
+    /// Sources, followed by the copy to compare with, as for 'push', 'pull' and 'copy'
+    ///
+    /// 'zmove verify run7/ HOST:/data/x' checks whether the target of 'zmove push run7/ HOST:/data/x' equals the
+    /// contents of run7. Either side, or both, may be on another host.
     #[arg(required = true, num_args = 1.., value_names = ["SRC", "DST"])]
     pub(crate) paths: Vec<OsString>,
-    /// Compare with the hashes in FILE, as 'push --manifest' or b3sum has written it, in the place of DST; '-' reads
-    /// from stdin
+    /// Compare with the hashes in FILE instead of DST; '-' reads stdin
+    ///
+    /// 'push --manifest' and b3sum write such a file.
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
-    /// Say nothing of what is at the target alone; with --manifest, of files that it does not list
+    /// Ignore entries that exist only at the target, or with --manifest, files that it does not list
     #[arg(long)]
     pub(crate) one_way: bool,
-    /// How long to wait for a receiver that is busy, for example 90s, 5min or 1h; 0: not at all
+    /// How long to wait for a busy receiver: 90s, 5min or 1h; 0 means not at all
     #[arg(long, value_name = "TIME", default_value = "5min")]
     timeout: Timeout,
     /// Print events as JSON lines on stdout instead of a summary
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print nothing but errors
+    /// Print only errors
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
     #[command(flatten)]
@@ -47,7 +50,7 @@ pub(crate) struct VerifyArgs {
 }
 
 impl From<VerifyArgs> for PushArgs {
-    /// A verification is a dry run that compares contents, on both sides by what the storage holds.
+    /// Makes a verification a dry run that compares the contents of both sides as their storage holds them.
     fn from(args: VerifyArgs) -> Self {
         let VerifyArgs {
             paths,
@@ -61,16 +64,16 @@ impl From<VerifyArgs> for PushArgs {
             json,
             quiet,
         } = args;
-        // what is at the target alone, the list says itself
+        // A list or a manifest itself defines the entries to compare.
         let delete = !one_way && selection.files_from.is_none() && manifest.is_none();
         Self {
             verify: true,
             dry_run: true,
             checksum: true,
             delete,
-            // what could not be read is told, and so is what is at the target alone
+            // Unreadable entries are reported, and entries that exist only at the target are reported too.
             ignore_errors: true,
-            // what would be removed is told in any case
+            // Entries that would be removed are reported in any case.
             allow_empty: true,
             delta: DeltaArg::Never,
             durability: DurabilityArg::None,

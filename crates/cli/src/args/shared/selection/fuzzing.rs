@@ -1,4 +1,4 @@
-//! The fuzz target for files of filter rules; `crates/fuzz` runs it.
+//! Fuzz target for files of filter rules, which `crates/fuzz` runs.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use zmove_types::RelPath;
 
 use super::rules_in;
 
-/// Takes a path, a line feed and a file of rules, and applies the rules to the path if they can be parsed.
+/// Parses a path, a line feed and a file of rules. Applies the rules to the path if they are valid.
 ///
 /// # Panics
-/// When a path below an excluded directory is selected.
+/// Panics if a path below an excluded directory is selected.
 pub fn filters(bytes: &[u8]) {
     let cut = bytes.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let (path, text) = bytes.split_at(cut);
