@@ -1,4 +1,4 @@
-//! The commands, one module each: from the arguments to an exit code.
+//! The commands, with one module for each. A command turns its arguments into an exit code.
 
 mod background;
 pub(crate) mod clean;

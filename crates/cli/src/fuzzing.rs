@@ -10,10 +10,10 @@ use crate::value::age::Age;
 pub use crate::args::shared::selection::fuzzing::filters;
 pub use crate::commands::serve::config::fuzzing::config;
 
-/// Reads words of the command line: sizes, rates and spans of time.
+/// Parses words of the command line: sizes, rates and time spans.
 ///
 /// # Panics
-/// When a value that was read cannot be shown.
+/// Panics if a parsed value cannot be displayed.
 pub fn quantities(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;

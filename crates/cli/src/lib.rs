@@ -1,6 +1,6 @@
-//! The command line of zmove: arguments (`args`), the settings that follow (`settings`), and output (`display`).
+//! The command line of zmove: arguments (`args`), the settings derived from them (`settings`), and output (`display`).
 //!
-//! Only here are there exit codes, prompts and bars; the libraries report events and errors.
+//! Only this crate has exit codes, prompts and progress bars. The libraries report events and errors.
 
 #![warn(clippy::print_stdout)]
 
@@ -35,7 +35,7 @@ use value::exit::{self, Exit};
 pub fn main() -> ExitCode {
     let started = Instant::now();
     let words: Vec<_> = std::env::args_os().collect();
-    // Reading the command line needs more stack than the lowest limits allow.
+    // Parsing the command line needs more stack than the lowest limits allow.
     let code = match runtime::require_memory() {
         Ok(()) => run(words, started),
         Err(error) => fail(&error, asks_for_events(&words)),
@@ -44,7 +44,7 @@ pub fn main() -> ExitCode {
         Ok(()) => code,
         Err(error) => {
             terminal::warn(format_args!("write the output: {error}"));
-            // Another failure of the command says more.
+            // Another failure of the command is more important.
             if code == ExitCode::SUCCESS {
                 Exit::File.into()
             } else {

@@ -1,4 +1,4 @@
-//! The `zmove` binary; everything is in the library.
+//! The `zmove` binary. All code is in the library.
 
 fn main() -> std::process::ExitCode {
     zmove_cli::main()

@@ -1,9 +1,9 @@
-//! The one rule for the directories of settings, state, logs, sockets, jobs and journals: who can change the names in
-//! them, and work there as that user.
+//! Determines who can change the names in the directories of settings, state, logs, sockets, jobs and journals, and
+//! does the work there as that user.
 //!
-//! **Invariant:** root opens, makes or removes a name only in a directory in which nobody else can. In a directory of
-//! another user a child process does the work ([`as_user`]), which has become that user. A directory that several users
-//! can change is refused. See `docs/decisions/0011-roots-directories.md`.
+//! **Invariant:** root opens, creates or removes a name only in a directory in which no other user can do so. In a
+//! directory of another user, a child process ([`as_user`]) that has become that user does the work. A directory that
+//! several users can change is refused. See `docs/decisions/0011-roots-directories.md`.
 
 mod child;
 mod commands;
@@ -30,18 +30,18 @@ pub(crate) use terminal::{end_with, run_apart};
 /// The users other than root who can change the names in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// Nobody but root.
+    /// Only root.
     Root,
     /// One user.
     User {
-        /// The user.
+        /// ID of the user.
         user: u32,
-        /// The directory, or an entry on the way to it, that belongs to the user.
+        /// The directory, or an entry on the path to it, that belongs to the user.
         entry: PathBuf,
     },
     /// A group or all users.
     Others {
-        /// The directory, or an entry on the way to it, that lets them write.
+        /// The directory, or an entry on the path to it, that they can write to.
         entry: PathBuf,
         /// The permission bits of the entry.
         mode: u32,
@@ -49,10 +49,10 @@ pub(crate) enum Control {
 }
 
 impl Control {
-    /// Finds the users who control a directory, which need not exist.
+    /// Finds the users who control a directory. The directory need not exist.
     ///
     /// # Errors
-    /// An entry on the way cannot be looked at, or is no directory.
+    /// Returns an error if an entry on the path cannot be inspected or is not a directory.
     pub(crate) fn of(directory: &Path) -> io::Result<Self> {
         let path = std::path::absolute(directory)?;
         let mut walk = Walk::new(&path)?;
@@ -64,8 +64,8 @@ impl Control {
         Ok(walk.shared.unwrap_or(Self::Root))
     }
 
-    /// Like [`of`](Self::of), and looks at the entries of a directory that root alone controls: an entry may have been
-    /// given away.
+    /// Like [`of`](Self::of), but also checks the entries of a directory that only root controls, because an entry may
+    /// have been given to another user.
     ///
     /// # Errors
     /// Like [`of`](Self::of).
@@ -80,7 +80,8 @@ impl Control {
         };
         for entry in entries {
             let path = entry?.path();
-            // A link leads to a place with a way of its own. One that leads nowhere is judged as far as its way goes.
+            // The target of a symbolic link is on another path, which is checked. For a dangling link, the existing
+            // part of that path is checked.
             let control = match fs::symlink_metadata(&path) {
                 Ok(found) if found.is_symlink() => match Self::of(&path)? {
                     Self::Others { entry, .. } if !entry.is_dir() => Self::Root,
@@ -97,7 +98,8 @@ impl Control {
         Ok(Self::Root)
     }
 
-    /// The entry that somebody else can change, and how to take that away; `None` where root alone controls all.
+    /// Returns the entry that others can change and the command that repairs it, or `None` if only root controls the
+    /// directory.
     pub(crate) fn fault(&self) -> Option<OwnershipFault> {
         match self {
             Self::Root => None,
@@ -113,24 +115,25 @@ impl Control {
     }
 }
 
-/// A setup that breaks the rule.
+/// A violation of the ownership rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnershipFault {
     /// The entry and who can change it.
     pub(crate) text: String,
-    /// The command that makes it root's.
+    /// The command that repairs it.
     pub(crate) mend: String,
 }
 
-/// Whether the rule is for this process.
+/// Returns whether the ownership rule applies to this process.
 pub(crate) fn is_root() -> bool {
     Uid::effective().is_root()
 }
 
-/// Demands that root alone controls `directory`, if this process is root. `purpose` names its contents.
+/// Checks that only root controls `directory`, if this process is root. `purpose` names the directory's contents in
+/// errors.
 ///
 /// # Errors
-/// Somebody else controls it, or that cannot be found out.
+/// Returns an error if another user controls the directory, or if its owners cannot be determined.
 pub(crate) fn demand_root(directory: &Path, purpose: &str) -> Result<()> {
     if is_root() {
         demand(directory, Control::with_entries, directory, purpose)?;
@@ -138,7 +141,7 @@ pub(crate) fn demand_root(directory: &Path, purpose: &str) -> Result<()> {
     Ok(())
 }
 
-/// Like [`demand_root`], of the directory of a file alone and of the file itself: other entries are not used.
+/// Like [`demand_root`], but checks only a file and its directory, because the other entries are not used.
 ///
 /// # Errors
 /// Like [`demand_root`].
@@ -152,10 +155,11 @@ pub(crate) fn demand_root_of(file: &Path, purpose: &str) -> Result<()> {
     Ok(())
 }
 
-/// The user who has to work in `directory` instead of this process; `None` where this process can.
+/// Returns the user who must work in `directory` instead of this process, or `None` if this process can do so.
 ///
 /// # Errors
-/// Several users control the directory, an entry of a directory of root's was given away, or that cannot be found out.
+/// Returns an error if several users control the directory, if another user owns an entry in a directory of root, or if
+/// the owners cannot be determined.
 pub(crate) fn other_owner(directory: &Path, purpose: &str) -> Result<Option<u32>> {
     if !is_root() {
         return Ok(None);
@@ -166,12 +170,12 @@ pub(crate) fn other_owner(directory: &Path, purpose: &str) -> Result<Option<u32>
     }
 }
 
-/// Finds the users who control a path. An error says so.
+/// Finds the users who control a path, and adds context to errors.
 fn control_of(path: &Path, find: fn(&Path) -> io::Result<Control>) -> Result<Control> {
     find(path).with_context(|| format!("find out who can change '{}'", path.display()))
 }
 
-/// Refuses `directory` if others than root control the path `way`.
+/// Refuses `directory` if users other than root control the path `way`.
 fn demand(
     way: &Path,
     find: fn(&Path) -> io::Result<Control>,
@@ -191,7 +195,7 @@ fn demand(
     ))
 }
 
-/// The name of a user for a message.
+/// Returns the name of a user for a message.
 fn name_of(user: u32) -> String {
     match User::from_uid(Uid::from_raw(user)) {
         Ok(Some(user)) => format!("the user '{}'", user.name),
@@ -199,13 +203,13 @@ fn name_of(user: u32) -> String {
     }
 }
 
-/// A way through directories and links, and the place that has been reached.
+/// A walk along a path through directories and symbolic links.
 struct Walk {
-    /// The real path of the place.
+    /// The resolved path walked so far.
     here: PathBuf,
-    /// The names that are still to be taken, the last one first.
+    /// The remaining names, last one first.
     rest: Vec<OsString>,
-    /// The place lets others make names, but not change those of root: it has the sticky bit.
+    /// Set if others can create names here, but the sticky bit keeps them from changing root's names.
     shared: Option<Control>,
     links: usize,
     root: u32,
@@ -222,7 +226,7 @@ impl Walk {
         })
     }
 
-    /// Goes one name further; `None` where root alone controls that name.
+    /// Follows one more name. Returns `None` if only root controls that name.
     fn step(&mut self, name: &OsString) -> io::Result<Option<Control>> {
         let next = if name == ".." {
             self.here.parent().unwrap_or(Path::new("/")).to_owned()
@@ -231,7 +235,7 @@ impl Walk {
         };
         let found = match fs::symlink_metadata(&next) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // Nothing exists below it, so the place where names would be made decides.
+                // Nothing exists below this name, so the directory in which it would be created decides.
                 self.rest.clear();
                 return Ok(None);
             }
@@ -271,8 +275,8 @@ impl Walk {
     }
 }
 
-/// The control of an entry in a directory of root's. The mode of a file follows the umask of the process that made it,
-/// and no name depends on that mode.
+/// Returns who controls an entry in a directory of root. The mode of a file does not matter: it comes from the umask of
+/// the process that created the file, and it does not control any name.
 fn judge_entry(path: &Path, found: &Metadata, root: u32) -> Control {
     match judge(path, found, root) {
         Some(Control::Others { .. }) if !found.is_dir() => Control::Root,
@@ -280,7 +284,7 @@ fn judge_entry(path: &Path, found: &Metadata, root: u32) -> Control {
     }
 }
 
-/// The control of an entry by others than root; `None` where they can change nothing.
+/// Returns which users other than root control an entry, or `None` if they cannot change anything.
 fn judge(path: &Path, found: &Metadata, root: u32) -> Option<Control> {
     let entry = || path.to_owned();
     if ![0, root].contains(&found.uid()) {
@@ -296,13 +300,13 @@ fn judge(path: &Path, found: &Metadata, root: u32) -> Option<Control> {
     })
 }
 
-/// The user who counts as root beside 0: the owner of `/`. In a user namespace that may be a user who has no number
-/// there, and who has more rights than this process.
+/// Returns the user who counts as root in addition to 0: the owner of `/`. In a user namespace, that user may have no
+/// ID there and more privileges than this process.
 fn root_of_files() -> io::Result<u32> {
     Ok(fs::metadata("/")?.uid())
 }
 
-/// The maximum number of links that are followed: as many as the kernel follows.
+/// Maximum number of symbolic links to follow, which is the kernel's limit.
 const LINKS_MAX: usize = 40;
 
 #[cfg(test)]

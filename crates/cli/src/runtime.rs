@@ -22,7 +22,7 @@ use zmove_types::{ByteCount, Lock};
 /// Builds a runtime with this number of workers.
 ///
 /// # Errors
-/// The limits of this process are too low for the runtime, or the system refuses a descriptor.
+/// Returns an error if the limits of this process are too low for the runtime, or if the system refuses a descriptor.
 pub(crate) fn build(builder: &mut Builder, workers: usize) -> Result<Runtime> {
     let threads = workers + THREADS_KEPT;
     require_threads(threads).with_context(|| {
@@ -44,7 +44,7 @@ pub(crate) fn build(builder: &mut Builder, workers: usize) -> Result<Runtime> {
 /// Refuses limits of this process below which an allocation or a stack that cannot grow would abort the process.
 ///
 /// # Errors
-/// A limit is too low.
+/// Returns an error if a limit is too low.
 pub(crate) fn require_memory() -> Result<()> {
     let needs = [
         (Resource::Stack, "-s", STACK_MIN),
@@ -89,7 +89,7 @@ fn require_threads(count: usize) -> io::Result<()> {
     result
 }
 
-/// Whether the kernel still has a thread.
+/// Returns whether the kernel still knows a thread.
 fn is_known(thread: Pid) -> bool {
     sched_getaffinity(Some(thread)).is_ok()
 }
@@ -103,7 +103,7 @@ fn require_files() -> io::Result<()> {
         .map(drop)
 }
 
-/// Has the runtime start the threads that it keeps for blocking work.
+/// Makes the runtime start the threads that it keeps for blocking work.
 fn start_kept_threads(runtime: &Runtime) {
     let gate = Arc::new(Lock::new(()));
     let _closed = gate.lock();
@@ -113,22 +113,22 @@ fn start_kept_threads(runtime: &Runtime) {
     }
 }
 
-/// The step that too few descriptors make fail.
+/// Error context for steps that fail when descriptors run out.
 const FEW_FILES: &str =
     "start the runtime (raise the limit on open files, 'ulimit -n' or LimitNOFILE=)";
 /// Number of threads that a runtime always has for blocking work.
 const THREADS_KEPT: usize = 3;
 /// Maximum time until the kernel no longer counts threads that have ended.
 const END_MAX: Duration = Duration::from_millis(500);
-/// How long a runtime keeps an idle thread: longer than any process runs.
+/// Keep-alive time of idle threads. It is longer than any process runs.
 const KEPT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// Number of descriptors that a runtime with its signals needs, and some for the work.
+/// Number of descriptors for a runtime and its signal handling, plus a reserve for the work.
 const FILES_MIN: usize = 16;
 /// Minimum size of the main thread's stack.
 const STACK_MIN: u64 = 1 << 20;
 /// Minimum address space: the stacks of the threads, an arena of the allocator for each, and the buffers of the lanes.
 const ADDRESSES_MIN: u64 = 1 << 30;
-/// Minimum memory for data, which the reserved part of stacks and arenas does not count against.
+/// Minimum memory for data. Reserved but unused parts of stacks and arenas do not count against this limit.
 const DATA_MIN: u64 = 256 << 20;
 
 #[cfg(test)]

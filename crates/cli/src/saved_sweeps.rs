@@ -1,4 +1,4 @@
-//! The sweeps of this host's storage that are kept in the home directory of the user.
+//! Sweeps of this host's storage, saved in zmove's home directory of the user.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use zmove_tools::sweep::{SavedSweeps, Sweep};
 
 use crate::settings::{self, Role};
 
-/// The directory of kept sweeps.
+/// Returns the directory of saved sweeps.
 pub(crate) fn in_home() -> Option<SavedSweeps> {
     let home = settings::home(Role::Client).ok()?;
     Some(SavedSweeps {
@@ -14,7 +14,7 @@ pub(crate) fn in_home() -> Option<SavedSweeps> {
     })
 }
 
-/// The sweep of the storage of these paths, if they are all on one that has been swept.
+/// Returns the sweep of the storage of these paths, if they are all on the same storage and it was swept.
 pub(crate) fn of_paths<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
     in_home()?.of_paths(paths)
 }

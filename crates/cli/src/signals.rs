@@ -1,33 +1,32 @@
-//! SIGINT, SIGTERM and the SIGHUP of a terminal that is closed, which ask a program to end, and SIGXFSZ, which must not
-//! end it.
+//! Handles SIGINT, SIGTERM and the SIGHUP of a closed terminal, which ask the program to end, and SIGXFSZ, which must
+//! not end it.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listeners for SIGINT and SIGTERM, and perhaps SIGHUP, which then no longer end the process by themselves. One that
-/// the parent has arranged to be ignored stays so: SIGHUP below `nohup`, SIGINT where a script runs something in its
-/// background.
+/// Listeners for SIGINT, SIGTERM and optionally SIGHUP. The signals then no longer end the process by default. A signal
+/// that the parent set to be ignored stays ignored: SIGHUP under `nohup`, or SIGINT in a background command of a
+/// script.
 #[derive(Debug)]
 pub(crate) struct EndSignals {
     interrupt: Option<Signal>,
     terminate: Option<Signal>,
-    /// `None` also where SIGHUP means something else.
+    /// Also `None` if SIGHUP has another meaning in this process.
     hangup: Option<Signal>,
 }
 
 impl EndSignals {
-    /// Listens for the signals from now on.
+    /// Starts listening for the signals.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub(crate) fn listen() -> io::Result<Self> {
         Self::listen_unless(&Ignored::read(), None)
     }
 
     fn listen_unless(ignored: &Ignored, hangup: Option<Signal>) -> io::Result<Self> {
-        // With a handler, once set, SIGXFSZ no longer ends the process: a write beyond the limit for files fails
-        // instead.
+        // With a handler, SIGXFSZ no longer ends the process. A write beyond the file size limit fails instead.
         drop(signal(SignalKind::from_raw(
             rustix::process::Signal::XFSZ.as_raw(),
         ))?);
@@ -38,32 +37,32 @@ impl EndSignals {
         })
     }
 
-    /// Listens for the signals from now on, and for the end of the terminal.
+    /// Starts listening for the signals and for the end of the terminal.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub(crate) fn listen_at_terminal() -> io::Result<Self> {
         let ignored = Ignored::read();
         let hangup = ignored.or_listen(SignalKind::hangup())?;
         Self::listen_unless(&ignored, hangup)
     }
 
-    /// Listens for the signals from now on, and for SIGHUP in any case, to pass them on to a child in another session.
-    /// The child ignores those, too, that the parent of this process has arranged to be ignored.
+    /// Starts listening for the signals, and for SIGHUP in any case, to forward them to a child in another session. The
+    /// child also ignores the signals that the parent of this process set to be ignored.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub(crate) fn listen_for_child() -> io::Result<Self> {
         let hangup = signal(SignalKind::hangup())?;
         Self::listen_unless(&Ignored::read(), Some(hangup))
     }
 
-    /// Waits for one more signal.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
         self.next_to_pass().await;
     }
 
-    /// Waits for one more signal, and returns it.
+    /// Waits for the next signal and returns it.
     pub(crate) async fn next_to_pass(&mut self) -> rustix::process::Signal {
         tokio::select! {
             () = one_of(&mut self.interrupt) => rustix::process::Signal::INT,
@@ -73,7 +72,7 @@ impl EndSignals {
     }
 }
 
-/// Waits for the next signal, for ever where there is none.
+/// Waits for the next signal, or forever if there is no listener.
 async fn one_of(signals: &mut Option<Signal>) {
     match signals {
         Some(signals) => {
@@ -83,7 +82,7 @@ async fn one_of(signals: &mut Option<Signal>) {
     }
 }
 
-/// The signals that this process ignores, as bits.
+/// The signals that this process ignores, as a bit mask.
 struct Ignored(u64);
 
 impl Ignored {
@@ -91,7 +90,7 @@ impl Ignored {
         Self::parse(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
     }
 
-    /// Reads `/proc/PID/status`.
+    /// Parses `/proc/PID/status`.
     fn parse(status: &str) -> Self {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -1,4 +1,4 @@
-//! Leaf types of the command line: values that are read from a word and shown as one, and how a command ends.
+//! Small value types of the command line, which are parsed from one word and displayed as one, and the exit codes.
 
 pub(crate) mod account;
 pub(crate) mod age;

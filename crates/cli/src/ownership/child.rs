@@ -1,6 +1,7 @@
 //! The process that works in a directory of another user: `zmove as-user UID COMMAND...`, which root starts.
 //!
-//! **Invariant:** nothing but its identity is done before it has become the user, with nothing left of root.
+//! **Invariant:** before the process has become the user, it does nothing but change its identity. Afterwards it has no
+//! privileges of root.
 
 use std::ffi::{CString, OsStr};
 use std::fs;
@@ -16,16 +17,16 @@ use super::{is_root, name_of, terminal};
 use crate::args::AsUserArgs;
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// A command of zmove for another user.
+/// A zmove command that runs as another user.
 #[derive(Debug)]
 pub(crate) struct Child(pub(crate) Command);
 
 impl Child {
-    /// A command of zmove that `user` runs, with the home directories of that user and nothing of this process's
-    /// environment but what concerns the terminal.
+    /// Creates a zmove command that runs as `user` with that user's home directory. The child inherits only the
+    /// variables in `ENVIRONMENT`.
     ///
     /// # Errors
-    /// The user has no account, so its groups are not known.
+    /// Returns an error if the user has no account, because its groups are then unknown.
     pub(crate) fn new(user: u32) -> Result<Self> {
         let account = account(user)?;
         let mut command = Command::new(THIS_PROGRAM);
@@ -49,10 +50,10 @@ impl Child {
         self
     }
 
-    /// Runs the command, and returns its exit code.
+    /// Runs the command and returns its exit code.
     ///
     /// # Errors
-    /// It cannot be started, or was killed.
+    /// Returns an error if the command cannot be started or was killed.
     pub(crate) fn code(self) -> Result<u8> {
         terminal::run(self.0)
     }
@@ -67,16 +68,16 @@ fn account(user: u32) -> Result<User> {
     })
 }
 
-/// Gives this process that user's identity and groups, for good, and leaves the terminal of root before that.
+/// Leaves root's terminal, and then permanently gives this process the identity and groups of the user.
 ///
 /// # Errors
-/// The system's error, or this process still has a terminal; the process must end then.
+/// Returns the system's error, or an error if this process still has a terminal. The process must then exit.
 pub(crate) fn become_user(user: &User) -> Result<()> {
     terminal::leave()?;
     terminal::demand_none()?;
     let name = CString::new(user.name.as_str()).context("read the user's name")?;
     rustix::thread::set_no_new_privs(true).context("rule out that rights are gained again")?;
-    // The groups come first: only root may change them.
+    // The groups are set first, because only root may change them.
     nix::unistd::initgroups(&name, user.gid).context("take on the user's groups")?;
     nix::unistd::setgid(user.gid).context("take on the user's group")?;
     nix::unistd::setuid(user.uid).with_context(|| format!("become the user '{}'", user.name))?;
@@ -87,11 +88,12 @@ pub(crate) fn become_user(user: &User) -> Result<()> {
     Ok(())
 }
 
-/// Closes the descriptors that this process has from its parent, but the standard streams and the first `sockets` after
-/// them: the files of root's shell are not for another user. Called before this process opens a file of its own.
+/// Closes the descriptors inherited from the parent, except the standard streams and the first `sockets` descriptors
+/// after them, because another user must not get the files of root's shell. Must be called before this process opens
+/// its own files.
 ///
 /// # Errors
-/// The descriptors cannot be listed.
+/// Returns an error if the descriptors cannot be listed.
 pub(crate) fn close_inherited(sockets: usize) -> Result<()> {
     let listed = fs::read_dir("/proc/self/fd").context("list the descriptors of this process")?;
     let numbers: Vec<RawFd> = listed
@@ -99,14 +101,14 @@ pub(crate) fn close_inherited(sockets: usize) -> Result<()> {
         .collect();
     for number in numbers {
         if usize::try_from(number).is_ok_and(|number| number >= STREAMS + sockets) {
-            // The descriptor of the list itself is closed already.
+            // The descriptor of the listing itself is already closed.
             let _closed = nix::unistd::close(number);
         }
     }
     Ok(())
 }
 
-/// Runs `zmove as-user`: becomes the user, then does the command.
+/// Runs `zmove as-user`: becomes the user, then runs the command.
 pub(crate) fn run_as(
     args: AsUserArgs,
     command: impl FnOnce(AsUserArgs) -> ExitCode,
@@ -123,10 +125,10 @@ pub(crate) fn run_as(
     Ok(command(args))
 }
 
-/// The number of the standard streams.
+/// Number of standard streams.
 const STREAMS: usize = 3;
 
-/// The variables that the child keeps: none names a file that zmove opens.
+/// Environment variables that the child keeps. None of them names a file that zmove opens.
 const ENVIRONMENT: [&str; 7] = [
     "PATH",
     "TERM",

@@ -1,4 +1,4 @@
-//! The directories of each command, and who works there.
+//! The directories of each command, and the user who works in them.
 
 use std::path::{Path, PathBuf};
 
@@ -8,32 +8,32 @@ use super::{Child, demand_root, is_root, other_owner};
 use crate::args::Command;
 use crate::settings::{self, Role};
 
-/// The way in which a command uses its directory.
+/// How a command uses its directory.
 enum Use {
-    /// The command needs nothing else, so the directory's user can do it.
+    /// The command needs nothing else, so the user who owns the directory can run it.
     ByOwner {
         directory: Result<PathBuf>,
-        /// The variable that leads the child process to the directory.
+        /// The environment variable that passes the directory to the child process.
         variable: &'static str,
     },
-    /// The command needs the rights of root elsewhere too.
+    /// The command also needs root's privileges elsewhere.
     ByRoot(Vec<Result<PathBuf>>),
-    /// The command uses none, or asks this module for each.
+    /// The command uses no directory, or consults this module for each one.
     None,
 }
 
-/// Applies the rule to a command of root's, before the command opens a file. Returns the exit code of the child process
-/// that has done the command as the directory's user; `None` if this process does it.
+/// Applies the ownership rule to a command run by root, before the command opens a file. Returns the exit code if a
+/// child process ran the command as the directory's user, or `None` if this process must run it.
 ///
 /// # Errors
-/// The directories of the command are refused, or the child process cannot be started.
+/// Returns an error if a directory of the command is refused or the child process cannot be started.
 pub(crate) fn settle(command: &Command) -> Result<Option<u8>> {
     if !is_root() {
         return Ok(None);
     }
     match use_of(command) {
         Use::None => {}
-        // The command itself reports that it has no home.
+        // The command itself reports a missing home directory.
         Use::ByRoot(directories) => directories
             .into_iter()
             .flatten()
@@ -85,7 +85,7 @@ fn use_of(command: &Command) -> Use {
     }
 }
 
-/// Has this process's whole command done by the user who controls the directory, if that is not root.
+/// Runs the whole command of this process as the user who controls the directory, unless that is root.
 fn by_owner(directory: &Path, variable: &'static str) -> Result<Option<u8>> {
     let Some(user) = other_owner(directory, PURPOSE)? else {
         return Ok(None);
@@ -98,7 +98,7 @@ fn by_owner(directory: &Path, variable: &'static str) -> Result<Option<u8>> {
     words.fold(child, Child::arg).code().map(Some)
 }
 
-/// The directories that the environment names, for a process that has no other variables.
+/// Returns the directories named by environment variables, for a child whose environment is cleared.
 fn places() -> impl Iterator<Item = (&'static str, PathBuf)> {
     PLACES
         .into_iter()

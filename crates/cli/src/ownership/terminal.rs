@@ -1,7 +1,8 @@
-//! The terminal from which root has started a command. A process that has it can type into root's shell (TIOCSTI).
+//! The terminal from which root started a command. A process that has access to it can type into root's shell
+//! (TIOCSTI).
 //!
-//! Where root has a terminal, the process that becomes another user is a child in a session of its own. Its parent
-//! stays in the foreground: it copies the output of the child to the terminal, and passes signals on.
+//! If root has a terminal, the process that becomes another user is a child in a separate session. Its parent stays in
+//! the foreground, copies the child's output to the terminal, and forwards signals.
 //!
 //! **Invariant:** a process that becomes another user has no controlling terminal, and no descriptor of one.
 
@@ -29,11 +30,11 @@ use crate::settings;
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure};
 
-/// Runs the command of this process again in a child without a terminal, if this process has one, and returns the exit
-/// code of the child; `None` if this process has no terminal or is that child.
+/// Runs the command of this process again in a child without a terminal, if this process has one, and returns the
+/// child's exit code. Returns `None` if this process has no terminal or is that child.
 ///
 /// # Errors
-/// The child cannot be started or was killed.
+/// Returns an error if the child cannot be started or was killed.
 pub(crate) fn run_apart(parent: Option<u32>) -> Result<Option<u8>> {
     if parent.is_some() || !has_terminal()? {
         return Ok(None);
@@ -48,27 +49,27 @@ pub(crate) fn run_apart(parent: Option<u32>) -> Result<Option<u8>> {
         .arg("--apart-from")
         .arg(getpid().to_string())
         .stdin(Stdio::null());
-    // The sockets of a service manager were handed over to this process, and are the child's.
+    // The sockets from the service manager now belong to the child.
     if std::env::var("LISTEN_PID").is_ok_and(|pid| pid == getpid().to_string()) {
         command.env_remove("LISTEN_PID");
     }
     run(command).map(Some)
 }
 
-/// Runs a child of root's without a terminal, and returns its exit code.
+/// Runs a child of root without a terminal, and returns its exit code.
 ///
 /// # Errors
-/// The child cannot be started or was killed.
+/// Returns an error if the child cannot be started or was killed.
 pub(super) fn run(command: Command) -> Result<u8> {
     let status = settings::block_on(1, relay(command))?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.with_context(|| format!("zmove as another user ended by {status}"))
 }
 
-/// Leaves the session of the parent, and with it the terminal.
+/// Leaves the parent's session, and with it the terminal.
 ///
 /// # Errors
-/// This process leads a group of processes that others may be in.
+/// Returns an error if this process leads a process group, which may have other members.
 pub(super) fn leave() -> Result<()> {
     if has_controlling_terminal()? {
         setsid().context("leave the terminal (only commands of root start this)")?;
@@ -76,10 +77,10 @@ pub(super) fn leave() -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel end this process with its parent, through which its user sees and ends it.
+/// Makes the kernel kill this process when its parent exits. The user sees and ends this process through the parent.
 ///
 /// # Errors
-/// The system's error, or the parent has ended.
+/// Returns the system's error, or an error if the parent has already exited.
 pub(crate) fn end_with(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("end with the parent")?;
     let is_alive = getppid().is_some_and(|pid| pid.as_raw_nonzero().get().unsigned_abs() == parent);
@@ -90,10 +91,10 @@ pub(crate) fn end_with(parent: u32) -> Result<()> {
     Ok(())
 }
 
-/// Demands that this process has no terminal.
+/// Checks that this process has no terminal.
 ///
 /// # Errors
-/// It has one.
+/// Returns an error if it has one.
 pub(super) fn demand_none() -> Result<()> {
     ensure!(
         !has_controlling_terminal()?,
@@ -130,14 +131,15 @@ fn has_controlling_terminal() -> Result<bool> {
     Ok(device != "0")
 }
 
-/// The number of the controlling terminal in `/proc/PID/stat`. The name of the program may have any character.
+/// Returns the number of the controlling terminal in `/proc/PID/stat`. The program's name may contain any character.
 fn controlling_terminal(stat: &str) -> Option<&str> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(4)
 }
 
-/// Whether a descriptor of this process is a terminal. It is opened again, since it cannot be borrowed by its number. A
-/// device that cannot be opened again counts as one, as `/dev/tty` does after the process has left its terminal.
+/// Returns whether a descriptor of this process is a terminal. The function opens it again, because a descriptor cannot
+/// be borrowed by number. A device that cannot be opened again counts as a terminal: `/dev/tty` cannot, once the
+/// process has left its terminal.
 fn is_terminal(descriptor: &Path) -> bool {
     let is_device = fs::metadata(descriptor).is_ok_and(|found| found.file_type().is_char_device());
     let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -164,7 +166,7 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
         let (output, input) = io::pipe().context("make a pipe")?;
         command.stderr(input);
         copies.push(copy(output, |text| {
-            // A terminal that is gone shows nothing.
+            // The terminal may be gone.
             let _gone = io::stderr().write_all(text.as_bytes());
         }));
     }
@@ -173,7 +175,7 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
     let mut child = command
         .spawn()
         .with_context(|| format!("start zmove as another user ({THIS_PROGRAM})"))?;
-    // The child alone holds the pipes open now.
+    // Now only the child holds the pipes open.
     drop(command);
     let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
     let mut stopped = spawn_blocking(move || pid.is_some_and(is_stopped));
@@ -186,19 +188,19 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
                 return Err(failure(Exit::Broken, text));
             }
             signal = signals.next_to_pass() => {
-                // A child that has ended needs none.
+                // A child that has exited needs no signal.
                 let _ended = pid.map(|pid| kill_process(pid, signal));
             }
         }
     };
-    // A process that the child has left may hold a pipe open.
+    // A process that the child left behind may hold a pipe open.
     let copied = futures_util::future::join_all(copies);
     let _held_open = tokio::time::timeout(LAST_WORDS, copied).await;
     Ok(status)
 }
 
-/// Waits until a child stops or ends, and returns whether it has stopped. Its user may stop it, and it would then keep
-/// root waiting. The child is not reaped.
+/// Waits until a child stops or exits, and returns whether it stopped. The child's user may stop it, and root would
+/// then wait for it forever. The child is not reaped.
 fn is_stopped(child: Pid) -> bool {
     let events = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     loop {
@@ -209,12 +211,12 @@ fn is_stopped(child: Pid) -> bool {
     }
 }
 
-/// Copies the text of a pipe to a terminal, on a thread that may wait for the terminal.
+/// Copies text from a pipe to a terminal, on a thread that may block on the terminal.
 fn copy(output: PipeReader, show: impl FnMut(&str) + Send + 'static) -> JoinHandle<()> {
     spawn_blocking(move || copy_lines(output, show))
 }
 
-/// Copies lines in which characters that would command the terminal are escaped.
+/// Copies lines, and escapes characters that would control the terminal.
 fn copy_lines(output: impl io::Read, mut show: impl FnMut(&str)) {
     let mut output = BufReader::new(output);
     let mut line = Vec::new();
@@ -235,9 +237,9 @@ fn copy_lines(output: impl io::Read, mut show: impl FnMut(&str)) {
     }
 }
 
-/// Maximum number of bytes of a line that is shown as a whole.
+/// Maximum length of a line that is shown in one piece, in bytes.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// Maximum time until the last output of a child that has ended is copied.
+/// Maximum time to copy the last output of a child that has exited.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

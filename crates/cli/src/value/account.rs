@@ -1,4 +1,4 @@
-//! Users and groups as they are typed, and as this host knows them.
+//! Users and groups as typed on the command line, and as known to this host.
 
 use std::str::FromStr;
 
@@ -40,14 +40,14 @@ impl Accounts for SystemAccounts {
     }
 }
 
-/// Whom everything is to belong to, as maps of all users and of all groups.
+/// The new owner and group of all entries, as maps of all users and of all groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NewOwner {
     pub(crate) users: Option<AccountMap>,
     pub(crate) groups: Option<AccountMap>,
 }
 
-/// What users or groups are to become.
+/// Mappings from users or groups of the source to accounts of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AccountMap(pub(crate) Vec<Mapping>);
 
@@ -103,7 +103,7 @@ fn mapping(text: &str) -> Result<Mapping, String> {
     })
 }
 
-/// A user or group of the target, by number or name.
+/// Parses a user or group of the target, given by number or name.
 fn account(word: &str) -> Result<Account, String> {
     if let Ok(id) = word.parse() {
         return Ok(Account {

@@ -1,4 +1,4 @@
-//! Spans of time in their typed and shown form.
+//! Time spans as they are parsed and displayed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use zmove_types::parse_span;
 
-/// A span of time: `90s`, `30min`, `12h`, `7d`, `2w`.
+/// A time span such as `90s`, `30min`, `12h`, `7d` or `2w`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Age(pub(crate) Duration);
 
-/// The units in which spans are shown, with their seconds, the longest first. Nobody counts in weeks.
+/// The units for display with their length in seconds, longest first. Weeks are parsed but not displayed.
 const UNITS: [(&str, u64); 4] = [("d", 24 * 60 * 60), ("h", 60 * 60), ("min", 60), ("s", 1)];
 
 impl FromStr for Age {
@@ -24,7 +24,7 @@ impl FromStr for Age {
 }
 
 impl fmt::Display for Age {
-    /// Writes the span roughly, in its largest unit alone.
+    /// Writes the span in its largest unit only, rounded down.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
         let fitting = UNITS.into_iter().find(|(_, unit)| seconds >= *unit);

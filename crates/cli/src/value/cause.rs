@@ -1,10 +1,10 @@
-//! The cause of a failure as one word, for programs: `ENOSPC` for an error of the operating system, else what zmove
-//! itself calls it.
+//! The cause of a failure as a single word for programs: `ENOSPC` for an error of the operating system, otherwise
+//! zmove's own name for the cause.
 
 use nix::errno::Errno;
 use zmove_wire::FaultCode;
 
-/// The word for a cause.
+/// Returns the word for a cause.
 pub(crate) fn cause_of(code: FaultCode) -> String {
     match code {
         FaultCode::Os(number) => errno_name(number).unwrap_or_else(|| format!("errno_{number}")),
@@ -12,13 +12,13 @@ pub(crate) fn cause_of(code: FaultCode) -> String {
     }
 }
 
-/// The name of an error number of Linux.
+/// Returns the name of a Linux error number.
 pub(crate) fn errno_name(number: i32) -> Option<String> {
     let errno = Errno::from_raw(number);
     (errno != Errno::UnknownErrno).then(|| format!("{errno:?}"))
 }
 
-/// `AlreadyThere` as `already_there`.
+/// Converts `AlreadyThere` to `already_there`.
 pub(crate) fn snake(words: &str) -> String {
     let mut text = String::new();
     for letter in words.chars() {

@@ -1,33 +1,33 @@
-//! What `zmove status`, `stop`, `drain` and `allow remove --now` ask a daemon of this host, and its answers: one JSON
-//! object a line each way, over a Unix socket that only the daemon's user and root can open.
+//! Requests from `zmove status`, `stop`, `drain` and `allow remove --now` to the daemon of this host, and its
+//! responses. Each is a JSON object on one line, sent over a Unix socket that only the daemon's user and root can open.
 
 use serde::{Deserialize, Serialize};
 use zmove_daemon::TransferStatus;
 
-/// The version of the objects that a status has; it grows when a field changes its meaning or goes.
+/// Version of the status format. It increases when a field changes its meaning or is removed.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// The longest request, in bytes.
+/// Maximum size of a request, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 64 << 10;
-/// The longest answer that is read, in bytes.
+/// Maximum size of a response, in bytes.
 pub(crate) const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
-/// A question or an order.
+/// A query or a command for the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// What is going on?
+    /// Requests the daemon's status.
     Status,
-    /// End the transfer whose id begins with these digits.
+    /// Stops the transfer whose ID starts with these digits.
     Stop(String),
-    /// End what these keys have under way.
+    /// Stops the running transfers of these keys.
     EndKeys(Vec<Removed>),
-    /// Take no new transfers, and end with the last.
+    /// Refuses new transfers and shuts the daemon down after the last one.
     Drain,
 }
 
 impl Request {
-    /// The purpose of the request, for a message.
+    /// Returns the purpose of the request for a message.
     pub(crate) fn purpose(&self) -> &'static str {
         match self {
             Self::Status => "for its status",
@@ -38,29 +38,29 @@ impl Request {
     }
 }
 
-/// A key that was removed: its name, and its fingerprint unless it is known by a certificate.
+/// A removed key: its name, and its fingerprint unless the key is known by a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Removed {
     pub(crate) name: String,
     pub(crate) key: Option<String>,
 }
 
-/// What a daemon answers.
+/// The response of a daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
     Status(DaemonStatus),
-    /// These transfers are being ended.
+    /// These transfers are being stopped.
     Ended(Vec<TransferStatus>),
-    /// Nothing was done: the digits fit several transfers.
+    /// No transfer was stopped, because the digits match several transfers.
     Ambiguous(Vec<TransferStatus>),
-    /// So many transfers go on to their end.
+    /// Number of transfers that continue to their end.
     Draining(usize),
-    /// The request makes no sense.
+    /// The request is invalid.
     Nonsense(String),
 }
 
-/// A daemon at one moment.
+/// The status of a daemon at one point in time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DaemonStatus {
     pub(crate) schema: u32,
@@ -68,7 +68,7 @@ pub(crate) struct DaemonStatus {
     pub(crate) pid: u32,
     pub(crate) key: String,
     pub(crate) listen: String,
-    /// In seconds since 1970.
+    /// Start time of the daemon, in seconds since 1970.
     pub(crate) since: u64,
     pub(crate) draining: bool,
     pub(crate) transfers: Vec<TransferStatus>,

@@ -1,4 +1,4 @@
-//! Exit codes, as users of rsync know them.
+//! Exit codes. They resemble those of rsync.
 
 use std::process::ExitCode;
 
@@ -16,13 +16,13 @@ use zmove_wire::{Refusal, RefusalCode};
 use crate::args::habits;
 use crate::display::output;
 
-/// The end of a command, as its exit code. The table of the guide and that of `zmove --help` have the same codes.
+/// The exit code of a command. The tables in `docs/REFERENCE.md` and `zmove --help` list the same codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(i32)]
 pub(crate) enum Exit {
-    /// All done; for a push: verified, named and flushed.
+    /// Everything is done. For a push: verified, renamed into place and flushed.
     Done = 0,
-    /// The command line cannot be parsed, its options contradict each other, or it names what is not there.
+    /// The command line cannot be parsed, has contradictory options, or names something that does not exist.
     Usage = 1,
     /// The two sides have no protocol version in common.
     Incompatible = 2,
@@ -34,34 +34,34 @@ pub(crate) enum Exit {
     Authentication = 5,
     /// `zmove verify` found a difference.
     Differs = 6,
-    /// No connection came about: nobody answers there, or refuses it.
+    /// No connection could be established, because the host does not answer or refuses.
     Connection = 10,
     /// A file on this host could not be read or written.
     File = 11,
     /// The connection was lost, or the peer broke the protocol.
     Broken = 12,
-    /// The other host is busy and had no room in time, or is being stopped and takes nothing new.
+    /// The other host had no room in time, or it is being stopped and accepts nothing new.
     Busy = 13,
     /// The user stopped the command.
     Interrupted = 20,
     /// Some files failed; the others are done.
     Partial = 23,
-    /// Directories of the source changed each time they were read; all else is done.
+    /// Directories of the source changed each time they were read; everything else is done.
     InDoubt = 24,
-    /// More entries would have been removed than may be; all else is done.
+    /// `--max-delete` kept entries from being removed; everything else is done.
     MaxDelete = 25,
-    /// `zmove job ID wait`: the job has failed.
+    /// `zmove job ID wait`: the job failed.
     JobFailed = 30,
-    /// `zmove job ID wait`: a user has ended the job.
+    /// `zmove job ID wait`: a user cancelled the job.
     JobCancelled = 31,
-    /// `zmove job ID wait`: the job's deadline is over.
+    /// `zmove job ID wait`: the job passed its deadline.
     JobExpired = 32,
-    /// `zmove job ID wait --timeout`: the job goes on.
+    /// `zmove job ID wait --timeout`: the job is still running.
     StillGoing = 33,
 }
 
 impl Exit {
-    /// The code for an error that ended a command.
+    /// Returns the exit code for an error that ended a command.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
         if let Some(InTransfer { error, .. }) = error.downcast_ref() {
             return Self::of(error);
@@ -81,7 +81,7 @@ impl Exit {
         known.into_iter().flatten().next().unwrap_or(Self::File)
     }
 
-    /// The code for a transfer that has counted this. In a comparison, differences count too.
+    /// Returns the exit code for a transfer with these counters. In a comparison, differences count too.
     pub(crate) fn of_counters(counters: &Counters, is_comparison: bool) -> Self {
         if counters.has(ExitEffect::Partial) {
             Self::Partial
@@ -96,7 +96,7 @@ impl Exit {
         }
     }
 
-    /// The code with which another process of zmove has ended.
+    /// Converts the exit code of another zmove process. Unknown codes become `Exit::File`.
     pub(crate) fn told(code: i32) -> Self {
         Self::from_repr(code).unwrap_or(Self::File)
     }
@@ -166,7 +166,7 @@ impl Exit {
         match refusal.code {
             RefusalCode::UnknownKey => Self::Authentication,
             RefusalCode::Denied | RefusalCode::Target | RefusalCode::NotUnderWay => Self::Target,
-            // Receivers say `Busy` also where they cannot read their own files.
+            // Receivers also send `Busy` if they cannot read their own files.
             RefusalCode::Busy => Self::Connection,
             RefusalCode::Full | RefusalCode::Stopping => Self::Busy,
             RefusalCode::Protocol | RefusalCode::Broken => Self::Broken,
@@ -179,7 +179,7 @@ impl Exit {
             PullError::Refused(refusal)
             | PullError::Ended(refusal)
             | PullError::Target(refusal) => Self::of_refusal(refusal),
-            // as where no source of a push is there
+            // The same code as for a push none of whose sources exist.
             PullError::Sources(_) => Self::Partial,
             PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } => Self::Busy,
@@ -212,8 +212,8 @@ impl Exit {
     }
 }
 
-/// The meaning of the exit code of a job's process: what has to do with the other host or the path may pass, and a
-/// process that somebody has interrupted goes on.
+/// Classifies the exit code of a job's process. Errors of the other host or the path may pass, so the job is retried.
+/// An interrupted process is started again too.
 pub(crate) fn verdict(exit: i32) -> AttemptVerdict {
     const PASSING: [Exit; 4] = [
         Exit::Connection,
@@ -239,7 +239,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error that knows its exit code.
+/// An error with its exit code.
 #[derive(Debug)]
 struct Failure(Exit, String);
 
@@ -251,10 +251,10 @@ impl std::fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The error of a transfer that has had an id. It reads as the error alone.
+/// The error of a transfer that had an ID. It displays only the inner error.
 #[derive(Debug)]
 pub(crate) struct InTransfer {
-    /// The id of the transfer, by which its host knows it too.
+    /// ID of the transfer, which its host uses too.
     pub(crate) transfer: String,
     error: anyhow::Error,
 }
@@ -271,7 +271,7 @@ impl std::error::Error for InTransfer {
     }
 }
 
-/// An error with the id of the transfer that it has ended, if there was one.
+/// Adds the ID of the transfer that the error ended, if there was one.
 pub(crate) fn in_transfer(error: anyhow::Error, transfer: Option<String>) -> anyhow::Error {
     match transfer {
         Some(transfer) => InTransfer { transfer, error }.into(),
@@ -279,40 +279,40 @@ pub(crate) fn in_transfer(error: anyhow::Error, transfer: Option<String>) -> any
     }
 }
 
-/// An error with its exit code.
+/// Creates an error with this exit code.
 pub(crate) fn failure(exit: Exit, text: impl Into<String>) -> anyhow::Error {
     Failure(exit, text.into()).into()
 }
 
-/// An error in the arguments.
+/// Creates an error about the arguments.
 pub(crate) fn usage_error(text: impl Into<String>) -> anyhow::Error {
     failure(Exit::Usage, text)
 }
 
-/// Refuses the first of these contradictions in the arguments that is there.
+/// Returns a usage error for the first contradiction in the arguments that applies.
 pub(crate) fn refuse(contradictions: &[(bool, &str)]) -> anyhow::Result<()> {
     first(contradictions).map_or(Ok(()), |text| Err(usage_error(text)))
 }
 
-/// The first of these texts that applies.
+/// Returns the first text that applies.
 pub(crate) fn first<'a>(texts: &[(bool, &'a str)]) -> Option<&'a str> {
     let mut applying = texts.iter().filter(|(applies, _)| *applies);
     applying.next().map(|(_, text)| *text)
 }
 
-/// The first line of clap's message, for programs.
+/// Converts the first line of clap's message into an error for programs.
 pub(crate) fn parse_error(error: &clap::Error) -> anyhow::Error {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
     usage_error(line.strip_prefix("error: ").unwrap_or(line))
 }
 
-/// Prints clap's message: help is no error, the rest is a usage error.
+/// Prints clap's message. Help exits with success, any other message is a usage error.
 pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
     habits::hint(&mut error);
     let printed = error.print();
     if error.use_stderr() {
-        // A terminal that is gone is no reason to fail.
+        // A closed terminal is not a failure.
         let _terminal_gone = printed;
         Exit::Usage.into()
     } else {

@@ -1,10 +1,10 @@
-//! What `zmove --version` says.
+//! The output of `zmove --version`.
 
 use std::sync::LazyLock;
 
 use zmove_wire::PROTOCOL_VERSION;
 
-/// The release, the commit that it was built from, where `build.rs` knows one, and the version of the protocol.
+/// The release, its commit if `build.rs` knows it, and the protocol version.
 pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let commit = option_env!("ZMOVE_COMMIT")
         .map(|commit| format!(" (commit {commit})"))
