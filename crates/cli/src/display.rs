@@ -1,4 +1,4 @@
-//! The output for the user: lines on the terminal, the bar, the summary, the trace and the daemon's log.
+//! The output for the user: lines on the terminal, the progress bar, the summary, the trace and the daemon's log.
 
 pub(crate) mod dry_run;
 pub(crate) mod failures;

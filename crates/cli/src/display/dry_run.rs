@@ -1,11 +1,11 @@
-//! The list of a dry run: one line for each entry, or one JSON object.
+//! The list of a dry run, with one line or one JSON object for each entry.
 //!
-//! **Invariant:** a line is one line, whatever a name holds: names are [`Escaped`].
+//! **Invariant:** each entry is exactly one line, whatever characters its name contains, because names are [`Escaped`].
 
 use serde_json::{Value, json};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped};
 
-/// The lines for some entries.
+/// Returns the lines for these entries.
 pub(crate) fn lines(changes: &[Change]) -> String {
     let line = |change: &Change| {
         let path = path(change);
@@ -24,7 +24,7 @@ pub(crate) fn lines(changes: &[Change]) -> String {
     changes.iter().map(line).collect()
 }
 
-/// The JSON object for an entry.
+/// Returns the JSON object for an entry.
 pub(crate) fn as_json(change: &Change) -> Value {
     let (what, why) = match &change.kind {
         ChangeKind::Removed => ("removed", None),

@@ -1,4 +1,4 @@
-//! The failures of a transfer by kind: where thousands of entries fail by one cause, a few are named, and the others
+//! The failures of a transfer by kind. If thousands of entries fail for the same cause, a few are named and the rest
 //! are counted, so that the cause stands out.
 
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ use crate::value::exit::{Exit, InTransfer};
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     kinds: BTreeMap<String, u64>,
-    /// Whether one has found no room at the target.
+    /// Whether a failure was caused by a full target.
     no_room: bool,
 }
 
 impl Failures {
-    /// Counts a failure, and returns whether it is one of the first of its kind, which are named.
+    /// Counts a failure, and returns whether to name it because it is one of the first of its kind.
     pub(crate) fn count(&mut self, message: &str) -> bool {
         let kind = kind(message);
         self.no_room |=
@@ -36,7 +36,7 @@ impl Failures {
         *failures <= NAMED_MAX
     }
 
-    /// One line for each kind of which more were counted than named.
+    /// Returns a line for each kind with more failures than were named.
     pub(crate) fn unnamed(&self) -> impl Iterator<Item = String> {
         let unnamed = self
             .kinds
@@ -47,16 +47,16 @@ impl Failures {
         })
     }
 
-    /// What the user can do where there was no room.
+    /// Returns advice for the user if the target was full.
     pub(crate) fn advice(&self) -> Option<&'static str> {
         self.no_room.then_some(MAKE_ROOM)
     }
 }
 
-/// The version of the objects that `--json` prints, which `docs/schema/events.json` describes.
+/// Version of the objects that `--json` prints, which `docs/schema/events.json` describes.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// Prints the last object of a transfer that has come to no summary.
+/// Prints the last object of a transfer that ended without a summary.
 pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {
     let message = terminal::causes(error).to_string();
     let mut event = parts(&message);
@@ -72,8 +72,8 @@ pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {
     terminal::print(format_args!("{event}\n"));
 }
 
-/// The parts of a message `SIDE: OPERATION 'PATH': CAUSE`, for programs; a part that it has not is null. It may come
-/// from another host, whose words are the only form in which it has told it.
+/// Splits a message `SIDE: OPERATION 'PATH': CAUSE` into its parts, for programs. Missing parts are null. A message
+/// from another host is available only as text, so it must be parsed.
 pub(crate) fn parts(message: &str) -> Value {
     let message = without_places(message);
     let (side, rest) = match message.split_once(": ") {
@@ -105,7 +105,7 @@ pub(crate) fn parts(message: &str) -> Value {
     })
 }
 
-/// A message without what says at which receiver of several, and at which node of a cluster, something has failed.
+/// Returns a message without its suffixes that name the receiver and the cluster node of the failure.
 pub(crate) fn without_places(message: &str) -> &str {
     match message.rsplit_once(" (at ") {
         Some((said, place)) if place.ends_with(')') && !place.contains('\'') => {
@@ -115,7 +115,7 @@ pub(crate) fn without_places(message: &str) -> &str {
     }
 }
 
-/// A message without what lies between its first quotation mark and its last, which are names.
+/// Returns a message without the text from its first quotation mark to its last, which contains names.
 fn kind(message: &str) -> String {
     match (message.find('\''), message.rfind('\'')) {
         (Some(first), Some(last)) => {
@@ -125,11 +125,11 @@ fn kind(message: &str) -> String {
     }
 }
 
-/// How many failures of a kind are named.
+/// Maximum number of failures of a kind that are named.
 const NAMED_MAX: u64 = 10;
-/// Kinds that are told apart: a message may hold numbers besides its names.
+/// Maximum number of kinds that are distinguished. Messages may contain numbers in addition to names.
 const KINDS_MAX: usize = 100;
-/// What the system calls a full disk, and a quota that is used up.
+/// The system's messages for a full disk and an exhausted quota.
 const NO_ROOM: [&str; 2] = ["No space left on device", "quota exceeded"];
 const MAKE_ROOM: &str = "receiver: No space left on device. Complete files stay. Run the same command again when there \
                          is room. Partial data of large files is kept; to free it, run 'zmove journal clean --all' on \

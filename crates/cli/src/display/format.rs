@@ -1,20 +1,20 @@
-//! Formats numbers as people read them.
+//! Formats numbers and text for people.
 
 use zmove_tools::figures::Wrapping;
 
 pub(crate) use zmove_tools::figures::{counted, files_per_second, minute};
 
-/// The number of files that a comparison has found equal, as a sentence: "1 file is the same".
+/// Returns the number of files that compared equal, as a sentence: "1 file is the same".
 pub(crate) fn same_files(number: u64) -> String {
     let are = if number == 1 { "is" } else { "are" };
     format!("{} {are} the same", counted(number, "file"))
 }
 
-/// The columns of a terminal that tables and their texts fit.
+/// Maximum width of tables and their texts, in columns.
 pub(crate) const COLUMNS: usize = 80;
 
-/// Text in lines of no more columns than a terminal has, broken at spaces; further lines begin `indent` columns further
-/// to the right, and the first stands there already. A word that is longer stays whole.
+/// Wraps text at spaces to the width of a terminal. All lines after the first are indented by `indent` columns, and the
+/// first line is assumed to start at that column. Longer words are not broken.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     Wrapping {
         first: indent,
@@ -24,7 +24,7 @@ pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     .of(text)
 }
 
-/// A line in lines of no more than so many columns, of which further ones are indented.
+/// Wraps a line to at most `columns` columns, and indents all lines after the first.
 pub(crate) fn wrapped_within(line: &str, columns: usize) -> String {
     Wrapping {
         first: 0,
@@ -34,7 +34,7 @@ pub(crate) fn wrapped_within(line: &str, columns: usize) -> String {
     .of(line)
 }
 
-/// Text that begins in this column, up to the end of a terminal's line.
+/// Cuts text that starts at this column to the width of a terminal.
 pub(crate) fn cut(text: &str, column: usize) -> String {
     let room = COLUMNS - column;
     if text.chars().count() <= room {
@@ -43,7 +43,7 @@ pub(crate) fn cut(text: &str, column: usize) -> String {
     text.chars().take(room - 1).chain(['…']).collect()
 }
 
-/// The first parts of a line that fit into so many columns, each whole; all of it where not even one fits.
+/// Returns as many whole parts of a line as fit into `columns` columns, or the complete line if not even one part fits.
 pub(crate) fn whole_parts(line: &str, columns: usize) -> &str {
     let Some((end, _)) = line.char_indices().nth(columns) else {
         return line;

@@ -1,4 +1,4 @@
-//! Jobs as people and programs read them: a table with two lines for each, or an object of `docs/schema/job.json`.
+//! Jobs for people and programs: a table with two lines for each job, or an object of `docs/schema/job.json`.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) use details::{Details, taking_part};
 
 mod details;
 
-/// A job, and how far it is, or was when it was held.
+/// A job with its progress, which for a paused job is the progress before the pause.
 pub(crate) struct Row {
     job: Job,
     progress: Option<AttemptProgress>,
@@ -25,7 +25,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// A job as it is now.
+    /// Reads the current progress of a job.
     pub(crate) fn of(place: &Place, job: Job) -> Self {
         let progress = reached(place, &job);
         Self::new(job, progress)
@@ -40,24 +40,25 @@ impl Row {
         }
     }
 
-    /// Files and bytes that all attempts together have moved.
+    /// Returns the files and bytes moved by all attempts together.
     fn moved(&self) -> Option<(u64, u64)> {
         Some((self.view.figures.files?, self.view.figures.bytes?))
     }
 
-    /// Files and bytes at the target of those that are to be there; of an ended job, those that it has moved.
+    /// Returns the files and bytes already at the target. For an ended job, these are the files and bytes that it
+    /// moved.
     fn done(&self) -> Option<(u64, u64)> {
         let figures = &self.view.figures;
         let done = figures.files_done.zip(figures.bytes_done);
         done.or_else(|| self.moved())
     }
 
-    /// The object for programs.
+    /// Returns the object for programs.
     pub(crate) fn as_json(&self) -> Value {
         json!(self.view)
     }
 
-    /// The lines for people.
+    /// Writes the lines for people.
     fn write(&self, text: &mut String, now: Moment, error: LastError) {
         let unknown = || "-".to_owned();
         let Figures {
@@ -93,7 +94,7 @@ impl Row {
         }
     }
 
-    /// What a job waits for that is to be tried again, and when it is.
+    /// Returns why and how long a job waits for its next attempt.
     fn waits(&self, now: Moment, error: LastError) -> Option<String> {
         let Job {
             state: State::Waiting,
@@ -143,7 +144,7 @@ impl Row {
         sentence + &after_colon(message.as_ref().filter(|_| is_here))
     }
 
-    /// The end of the job, on one line.
+    /// Returns the end of the job as one line.
     pub(crate) fn end(&self) -> String {
         let Job {
             id,
@@ -162,7 +163,7 @@ impl Row {
         Printable(format!("job {id} ({label}) {}{moved}{why}", state.phrase())).to_string()
     }
 
-    /// How far it is, behind a bar. Of one that does not run nobody moves anything.
+    /// Returns the progress as the text after a bar. For a job that is not running, the text contains no rate.
     pub(crate) fn bar(&self) -> String {
         let message = after_colon(self.job.message.as_ref());
         let line = match &self.progress {
@@ -191,7 +192,7 @@ impl Row {
         Printable(line).to_string()
     }
 
-    /// Bytes at the target and all that there are, as far as is known.
+    /// Returns the bytes at the target and the total bytes found so far.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let progress = self.progress.as_ref();
         progress.map_or((0, 1), |progress| {
@@ -204,7 +205,7 @@ impl Row {
     }
 }
 
-/// How far a job that runs is, how fast, and who does it.
+/// Returns the progress and rate of a running job, and the nodes that take part.
 fn running(progress: &AttemptProgress, bytes: &str, files: &str) -> String {
     let nodes = progress.nodes.as_ref();
     let rate = nodes::rate_and_nodes(progress.bytes_per_second, nodes);
@@ -216,24 +217,24 @@ fn running(progress: &AttemptProgress, bytes: &str, files: &str) -> String {
     )
 }
 
-/// A message that may follow what it is about.
+/// Formats a message as a suffix after a colon.
 fn after_colon(message: Option<&String>) -> String {
     message.map_or_else(String::new, |message| format!(": {message}"))
 }
 
-/// Where the error of a job's last attempt is told.
+/// Where the error of a job's last attempt is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastError {
-    /// In the job's row.
+    /// In the row of the job.
     Here,
-    /// Below it, among the details.
+    /// Below the row, among the details.
     Below,
 }
 
-/// The column of the sentence about a job.
+/// The column at which the sentence about a job starts.
 const INDENT: usize = 7;
 
-/// The table for people.
+/// Returns the table for people.
 pub(crate) fn table(rows: &[Row], now: Moment) -> String {
     let mut text = HEADING.to_owned();
     rows.iter()
@@ -241,7 +242,7 @@ pub(crate) fn table(rows: &[Row], now: Moment) -> String {
     text
 }
 
-/// One job for people, with its details.
+/// Returns one job with its details, for people.
 pub(crate) fn one(row: &Row, details: &Details, now: Moment) -> String {
     let mut text = HEADING.to_owned();
     row.write(
@@ -259,7 +260,7 @@ pub(crate) fn one(row: &Row, details: &Details, now: Moment) -> String {
 const HEADING: &str =
     "ID     STATE        FILES        DONE          OF        RATE   LEFT   TRY\n";
 
-/// An event, as a line for people.
+/// Returns an event as a line for people.
 pub(crate) fn event(
     JobEvent {
         time,
@@ -278,7 +279,7 @@ pub(crate) fn event(
     Printable(format!("{} {kind}{attempt}{message}", shown(*time))).to_string()
 }
 
-/// An event, as an object for programs.
+/// Returns an event as an object for programs.
 pub(crate) fn event_as_json(event: &JobEvent) -> Value {
     json!(EventView::from(event.clone()))
 }

@@ -1,6 +1,6 @@
-//! The daemon's log: a line for each event on standard error, as text or as JSON.
+//! The daemon's log: one line for each event on standard error, as text or JSON.
 //!
-//! **Invariant:** control characters from a peer are escaped, and nothing secret is ever an event.
+//! **Invariant:** control characters from a peer are escaped, and no event contains a secret.
 
 mod rate_limit;
 
@@ -32,7 +32,7 @@ use crate::display::terminal::Printable;
 
 pub(crate) use rate_limit::LogRateLimit;
 
-/// A log that is a file, which is opened again when it has been rotated.
+/// A log file that can be reopened after rotation.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     path: PathBuf,
@@ -40,10 +40,10 @@ pub(crate) struct LogFile {
 }
 
 impl LogFile {
-    /// Opens the file, or makes it.
+    /// Opens or creates the file.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub(crate) fn open(path: &Path) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             path: path.to_owned(),
@@ -51,17 +51,18 @@ impl LogFile {
         }))
     }
 
-    /// Opens the path again, where another file is now. The old one stays in use if that fails.
+    /// Opens the path again after the old file was renamed. If that fails, the old file stays in use.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub(crate) fn reopen(&self) -> io::Result<()> {
         *self.file.lock() = append_to(&self.path)?;
         Ok(())
     }
 }
 
-/// Opens a log. A FIFO that nobody reads is an error, and does not keep the daemon from starting without a word.
+/// Opens a log for appending. A FIFO without a reader is an error, because the daemon would otherwise block silently at
+/// startup.
 fn append_to(path: &Path) -> io::Result<File> {
     let file = File::options()
         .append(true)
@@ -84,7 +85,7 @@ impl io::Write for &LogFile {
     }
 }
 
-/// Sends all events of this program to that file, or to standard error, from now on.
+/// Sends all further events of this program to the file, or to standard error.
 pub(crate) fn start(format: LogFormat, file: Option<&Arc<LogFile>>) {
     let own = Targets::new().with_target("zmove_cli", LevelFilter::INFO);
     let writer = match file {
@@ -108,12 +109,12 @@ pub(crate) fn start(format: LogFormat, file: Option<&Arc<LogFile>>) {
     begun.expect("the log is started once");
 }
 
-/// Logs a text that an operator should look at.
+/// Logs a message that an operator should look at.
 pub(crate) fn warning(text: impl Display) {
     warn!(event = "warning", "{text}");
 }
 
-/// Logs a text that an operator may want to know.
+/// Logs a message that an operator may want to know.
 pub(crate) fn note(text: impl Display) {
     info!(event = "note", "{text}");
 }
@@ -123,12 +124,12 @@ pub(crate) fn failed(text: impl Display) {
     error!(event = "failed", "{text}");
 }
 
-/// Logs that the daemon takes connections.
+/// Logs that the daemon accepts connections.
 pub(crate) fn listening(address: impl Display, key: impl Display) {
     info!(event = "listening", %address, %key, "listening on {address}, key {key}");
 }
 
-/// Writes one daemon event to the log.
+/// Writes a daemon event to the log.
 fn tell(event: &DaemonEvent) {
     match event {
         DaemonEvent::Rejected { kind, address, .. } => {
@@ -156,7 +157,7 @@ fn tell(event: &DaemonEvent) {
     }
 }
 
-/// Writes the end of a transfer to the log. A field that a transfer does not have is left out.
+/// Writes the end of a transfer to the log. Fields that do not apply to the transfer are left out.
 fn tell_end(ended: &EndedTransfer) {
     let EndedTransfer { who, moved, end } = ended;
     let result = end.error_kind().unwrap_or(end.result());
@@ -200,7 +201,7 @@ fn tell_end(ended: &EndedTransfer) {
         }
     };
     let seconds = (moved.elapsed.as_secs_f64() * 1e3).round() / 1e3;
-    // The level of a line has to be constant.
+    // The macro exists because the level of a line must be a constant.
     macro_rules! line {
         ($level:ident) => {
             $level!(
@@ -224,7 +225,7 @@ const fn word_of(cipher: Cipher) -> &'static str {
     }
 }
 
-/// Whether standard error is the socket of systemd's journal, which `JOURNAL_STREAM` names by device and inode.
+/// Returns whether standard error is the socket of systemd's journal, which `JOURNAL_STREAM` names by device and inode.
 fn is_journal() -> bool {
     let Some(said) = std::env::var("JOURNAL_STREAM").ok() else {
         return false;
@@ -235,7 +236,8 @@ fn is_journal() -> bool {
     said == format!("{}:{}", own.st_dev(), own.st_ino())
 }
 
-/// The log format of one sentence a line. The journal has time and name of its own and gets the priority instead.
+/// The text log format, with one sentence per line. The journal records time and program name itself, so a line for the
+/// journal has only the priority.
 struct Sentences {
     journal: bool,
 }
@@ -263,7 +265,7 @@ where
     }
 }
 
-/// The syslog priority of a log level.
+/// Returns the syslog priority of a log level.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -272,7 +274,7 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// The message text among an event's fields.
+/// The message text, extracted from the fields of an event.
 struct Message(String);
 
 impl Visit for Message {

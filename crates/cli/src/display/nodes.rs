@@ -1,12 +1,12 @@
-//! The nodes of a push, as words of a line.
+//! Describes the nodes of a push as parts of a status line.
 
 use zmove_jobs::{Node, Nodes, Pace};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::display::format::counted;
 
-/// How many nodes there are, and how many of them hold up the others: few words, for the beginning of a line that a
-/// terminal cuts off.
+/// Returns the number of nodes, and how many of them hold up the others. The text is short because it is near the start
+/// of a line that the terminal may cut off.
 fn how_many(nodes: &Nodes) -> String {
     let of = |state: Pace| {
         let of_it = nodes.nodes.iter().filter(|node| node.state == state);
@@ -22,7 +22,7 @@ fn how_many(nodes: &Nodes) -> String {
     }
 }
 
-/// The rate of a push that is known, and the nodes that it has, for a line that goes on after it.
+/// Returns the known rate of a push and the number of its nodes, to be followed by more text.
 pub(crate) fn rate_and_nodes(bytes_per_second: Option<f64>, nodes: Option<&Nodes>) -> String {
     let rate = match bytes_per_second {
         Some(rate) => format!(", {}", ByteRate(rate)),
@@ -33,7 +33,7 @@ pub(crate) fn rate_and_nodes(bytes_per_second: Option<f64>, nodes: Option<&Nodes
     rate + &by.unwrap_or_default()
 }
 
-/// How much waits for them, and which hold up the others, for the end of that line.
+/// Returns the number of waiting items and the names of the nodes that hold up the others, for the end of the line.
 pub(crate) fn which(nodes: &Nodes) -> String {
     let waiting = nodes.items_waiting;
     let waiting = waiting.map(|waiting| format!("; {} waiting", counted(waiting, "item")));
@@ -49,7 +49,7 @@ pub(crate) fn which(nodes: &Nodes) -> String {
     waiting.unwrap_or_default() + &HOLD_UP.map(named).concat()
 }
 
-/// How nodes are that hold up the others.
+/// The states in which a node holds up the others.
 const HOLD_UP: [Pace; 2] = [Pace::Silent, Pace::Slow];
 
 #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
@@ -63,7 +63,7 @@ fn name(node: &Node) -> String {
     }
 }
 
-/// What each of them has moved, for the end of a push; `None` where nothing was moved.
+/// Returns the files and bytes moved by each node, for the end of a push, or `None` if nothing was moved.
 pub(crate) fn took_part(nodes: &Nodes) -> Option<String> {
     let has_moved = |node: &&Node| node.files > 0 || node.bytes > 0;
     let moved = |node: &Node| {

@@ -1,7 +1,7 @@
-//! Standard output. It carries the result of a command (`push -n`, `--json`, `verify`, `key show`), so a result that
-//! cannot be written is a failure of the command.
+//! Standard output. It carries the result of a command (`push -n`, `--json`, `verify`, `key show`), so the command
+//! fails if the result cannot be written.
 //!
-//! **Invariant:** nothing else in this program writes there, so that [`end`] knows of each failure. The lint
+//! **Invariant:** only this module writes to standard output, so that [`end`] learns of every failure. The lint
 //! `print_stdout` forbids `println!`.
 
 use std::fmt::Display;
@@ -13,31 +13,31 @@ use std::sync::OnceLock;
 use rustix::fs::FileType;
 use zmove_disk::close;
 
-/// The first failure. The stream belongs to the whole process, and so does its failure.
+/// The first failure. It is global because the stream belongs to the whole process.
 static FAILURE: OnceLock<io::Error> = OnceLock::new();
 
-/// Writes text as it is.
+/// Writes text unchanged.
 pub(crate) fn write(text: impl Display) {
     let mut stdout = io::stdout();
     note(write!(stdout, "{text}").and_then(|()| stdout.flush()));
 }
 
-/// Remembers the failure of a write, if it is the first one.
+/// Records the failure of a write if it is the first one.
 pub(crate) fn note(written: io::Result<()>) {
     if let Err(error) = written {
         let _not_the_first = FAILURE.set(error);
     }
 }
 
-/// Whether nothing more can be written, because the reader is gone or the storage is full.
+/// Returns whether nothing more can be written, because the reader is gone or the storage is full.
 pub(crate) fn has_failed() -> bool {
     FAILURE.get().is_some()
 }
 
-/// Flushes the stream, and closes a duplicate of it, since some file systems report only then that there was no room.
+/// Flushes the stream and closes a duplicate of it, because some file systems report a lack of space only on close.
 ///
 /// # Errors
-/// Something could not be written. A reader that is gone is no error: it has what it wanted.
+/// Returns the first write error. A reader that has closed the stream is not an error: it has read all that it needs.
 pub(crate) fn end() -> io::Result<()> {
     let mut stdout = io::stdout();
     note(stdout.flush().and_then(|()| closed(&stdout)));
@@ -51,7 +51,7 @@ fn closed(stdout: &Stdout) -> io::Result<()> {
     close(File::from(stdout.as_fd().try_clone_to_owned()?))
 }
 
-/// Whether a pipe has no reader any more, or a terminal was hung up.
+/// Returns whether a pipe has lost its reader or a terminal was hung up.
 fn is_reader_gone(error: &io::Error, stdout: &Stdout) -> bool {
     let is_device = || {
         rustix::fs::fstat(stdout)

@@ -1,6 +1,6 @@
-//! The display while a push runs: a bar on a terminal, JSON lines, or nothing but failures.
+//! The display of a running push: a bar on a terminal, JSON lines, or only failures.
 //!
-//! Workers only add to counts; one ticker thread draws, so that the display never slows the transfer.
+//! Workers only add to counters. A single ticker thread draws, so the display never slows the transfer down.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -39,19 +39,19 @@ pub(crate) struct Display {
 /// The thread that draws until `end` is dropped.
 struct Ticker {
     end: Sender<()>,
-    /// `None` if the thread could not be started: nothing is drawn then.
+    /// `None` if the thread could not be started. Nothing is drawn then.
     thread: Option<JoinHandle<()>>,
 }
 
-/// The observer that events go to.
+/// The observer that receives the events.
 struct Watcher {
-    /// The files and bytes moved, which are not reset when a push goes on after its connections were lost.
+    /// The files and bytes moved. They are not reset when a push resumes after its connections were lost.
     moved: Arc<MovedSizes>,
     bar: ProgressBar,
     form: OutputForm,
     trace: Option<TraceFile>,
     state: Lock<PushState>,
-    /// The nodes that take part, once they have been reported.
+    /// The nodes that take part, once they are known.
     nodes: watch::Sender<Nodes>,
 }
 
@@ -60,13 +60,13 @@ struct Watcher {
 enum OutputForm {
     Bar,
     Json,
-    /// Lines without a bar, where standard error is no terminal.
+    /// Lines without a bar, if standard error is not a terminal.
     Lines,
     Failures,
 }
 
 impl OutputForm {
-    /// How often it is shown how far a transfer is; `None`: never.
+    /// Returns the interval at which progress is shown, or `None` if it is never shown.
     const fn interval(self) -> Option<Duration> {
         match self {
             Self::Bar => Some(DRAW_INTERVAL),
@@ -80,23 +80,23 @@ impl OutputForm {
 /// The state of a push.
 #[derive(Default)]
 struct PushState {
-    /// The counts of the present sessions.
+    /// The counts of the current sessions.
     progress: TransferProgress,
     lanes: usize,
     scan_ended: bool,
     flushing: bool,
-    /// The present rate of what moves, while the bar has also what need not.
+    /// The current rate of the bytes moved. The bar also counts bytes that need not be moved.
     rate: RateWindow,
     limit: Cow<'static, str>,
-    /// The moment since which there has been no connection.
+    /// Time at which the connection was lost, until it is restored.
     lost: Option<Instant>,
-    /// The moment since which the transfer has been in line, and why.
+    /// Time since when the transfer has been queued, with the reason.
     waits: Option<(Instant, String)>,
-    /// The id of the transfer, by which its host knows it too.
+    /// ID of the transfer, which its host uses too.
     transfer: Option<String>,
-    /// The waits that have been reported to the user.
+    /// The reasons for waiting that the user has seen.
     reported: HashSet<String>,
-    /// `None` if each failure is named.
+    /// `None` if every failure is named.
     failures: Option<Failures>,
 }
 
@@ -109,20 +109,20 @@ impl PushState {
         }
     }
 
-    /// The files and bytes that are at the target.
+    /// Returns the files and bytes at the target.
     fn done(&self) -> FileTotal {
         let mut done = self.progress.stored;
         done.add(self.progress.skipped);
         done
     }
 
-    /// The bytes that were found, which are no fewer than those that are at the target.
+    /// Returns the bytes found, which are at least the bytes at the target.
     fn found_bytes(&self) -> u64 {
         self.progress.found.bytes.max(self.done().bytes)
     }
 
-    /// The present rate of what moves, if it is known: the sum of those of the nodes, which are shown beside, where all
-    /// are.
+    /// Returns the current rate of the bytes moved, if known. If all nodes are listed, this is the sum of their rates,
+    /// because both are displayed together.
     fn rate(&self, nodes: Option<&Nodes>) -> Option<f64> {
         match nodes {
             Some(nodes) if are_all_listed(nodes) => {
@@ -133,7 +133,7 @@ impl PushState {
         }
     }
 
-    /// What limits the push. Where all nodes have come to move nothing, no session says that any more.
+    /// Returns the limit of the push. If all nodes have stopped moving data, no session reports a limit any more.
     fn limit(&self, nodes: Option<&Nodes>) -> &str {
         let stand_still = |nodes: &Nodes| {
             let mut all = nodes.nodes.iter();
@@ -151,21 +151,22 @@ impl PushState {
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
-/// How often a line says how far it is, where standard error is no terminal.
+/// Interval between progress lines if standard error is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
-/// The reason for which a transfer is in line.
+/// The reason why a transfer is queued.
 const BUSY: &str = "the receiver is busy";
 const IN_LINE: &str = "{wide_msg}";
 pub(crate) const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
-/// The columns in front of a bar's words.
+/// Number of columns before the text of a bar.
 const BAR_COLUMNS: usize = "0123456789 100% ".len();
-/// The event that tells what each node of a push has moved.
+/// The event that reports the files and bytes moved by each node of a push.
 pub(crate) const TOOK_PART: &str = "took_part";
-/// A time beyond this is no more than a sign that hardly anything moves.
+/// A longer remaining time only means that hardly anything is moving, so it is not shown.
 const LEFT_MAX: f64 = 100.0 * 24.0 * 3600.0;
 
 impl Display {
-    /// A display that shows nothing before it is [started](Self::start): a question may have to be asked first.
+    /// Creates a display that shows nothing until it is [started](Self::start), because the user may have to answer a
+    /// question first.
     pub(crate) fn new(args: &PushArgs, trace: Option<TraceFile>) -> Self {
         let form = match args {
             PushArgs { json: true, .. } => OutputForm::Json,
@@ -191,7 +192,7 @@ impl Display {
         }
     }
 
-    /// Starts to show the observer's events; called again, it counts from the beginning.
+    /// Starts to show the observer's events. Later calls reset the counts.
     pub(crate) fn start(&self) {
         if self.ticker.get().is_some() {
             let mut state = self.watcher.state.lock();
@@ -216,22 +217,22 @@ impl Display {
         });
     }
 
-    /// The observer that the push reports to.
+    /// Returns the observer to which the push reports.
     pub(crate) fn observer(&self) -> Arc<dyn Observer> {
         Arc::clone(&self.watcher) as Arc<dyn Observer>
     }
 
-    /// The nodes that take part, which the push reports here.
+    /// Returns the channel on which the push reports the nodes that take part.
     pub(crate) fn nodes(&self) -> watch::Sender<Nodes> {
         self.watcher.nodes.clone()
     }
 
-    /// The files and bytes that the receiver has reported as stored, by size.
+    /// Returns the files and bytes that the receiver reported as stored, by size.
     pub(crate) fn moved(&self) -> Arc<MovedSizes> {
         Arc::clone(&self.watcher.moved)
     }
 
-    /// Ends the trace, if there is one, with what limited the transfer.
+    /// Closes the trace, if there is one, and writes the limit of the transfer.
     pub(crate) fn close_trace(&self, limited_by: &str) {
         self.watcher
             .trace
@@ -239,16 +240,17 @@ impl Display {
             .for_each(|trace| trace::report(trace.close(limited_by)));
     }
 
-    /// The id of the transfer, if it has had one.
+    /// Returns the ID of the transfer, if it is known.
     pub(crate) fn transfer(&self) -> Option<String> {
         self.watcher.state.lock().transfer.clone()
     }
 
-    /// Removes the progress bar from the terminal. Returns what each has moved, where several take part.
+    /// Removes the progress bar from the terminal. Returns the files and bytes moved by each node, if several nodes
+    /// took part.
     pub(crate) fn end(self) -> Option<String> {
         if let Some(Ticker { end, thread }) = self.ticker.into_inner() {
             drop(end);
-            // A display that failed is no failure of the transfer.
+            // A failed display is not a failure of the transfer.
             let _display_failed = thread.map(JoinHandle::join);
         }
         self.watcher.bar.finish_and_clear();
@@ -275,7 +277,7 @@ impl Listener for Display {
                 self.watcher.state.lock().transfer = transfer.map(|transfer| transfer.to_string());
                 self.start();
             }
-            // Something is on the screen already once a session has begun.
+            // Once a session has started, progress is already on the screen.
             Notice::Dialling { .. }
                 if self.watcher.form != OutputForm::Bar || self.ticker.get().is_some() => {}
             Notice::ConnectionLost { .. } => self.watcher.lose(&notice.to_string()),
@@ -294,14 +296,14 @@ impl Listener for Display {
 }
 
 impl Watcher {
-    /// Shows at even intervals how far it is; `say` has the lines of [`OutputForm::Lines`].
+    /// Shows the progress at regular intervals. `say` prints the lines of [`OutputForm::Lines`].
     fn tick(&self, interval: Duration, ended: &Receiver<()>, say: &dyn Fn(String)) {
         let mut told = 0;
         loop {
             let is_over = ended.recv_timeout(interval) != Err(RecvTimeoutError::Timeout);
             let moved = self.moved.total().bytes;
             self.place_bar();
-            // A transfer that breaks off has no other account of what it has moved.
+            // For an interrupted transfer, this last event is the only report of its final progress.
             let is_news = mem::replace(&mut told, moved) != moved;
             if is_over && !(self.form == OutputForm::Json && is_news) {
                 return;
@@ -317,14 +319,14 @@ impl Watcher {
         }
     }
 
-    /// Sets the length of the bar and the place on it.
+    /// Sets the length and position of the bar.
     fn place_bar(&self) {
         let state = self.state.lock();
         self.bar.set_length(state.found_bytes().max(1));
         self.bar.set_position(state.done().bytes);
     }
 
-    /// Shows the bar with these words; in line there is nothing to draw, and the words are all.
+    /// Shows the bar with this text. While the transfer is queued, only the text is shown.
     fn draw(&self, message: String) {
         let is_in_line = self.state.lock().waits.is_some();
         terminal::style(&self.bar, if is_in_line { IN_LINE } else { BAR });
@@ -372,7 +374,7 @@ impl Watcher {
         )
     }
 
-    /// The nodes, where several take part.
+    /// Returns the nodes, if several take part.
     fn nodes(&self) -> Option<Nodes> {
         let nodes = self.nodes.borrow();
         (nodes.count > 1).then(|| nodes.clone())
@@ -429,7 +431,7 @@ impl Watcher {
         self.tell("connection_lost", message);
     }
 
-    /// Reports a wait, once for each `reason`, though each of several sessions may report it.
+    /// Reports a wait once for each `reason`, because several sessions may report the same wait.
     fn report_wait(&self, reason: &str, message: &str) {
         if self.state.lock().reported.insert(reason.to_owned()) {
             self.tell("waiting", &format!("waiting: {message}"));
@@ -448,7 +450,7 @@ impl Watcher {
         self.report_wait(BUSY, &format!("{BUSY}: {cause}"));
     }
 
-    /// Reports that the connection is back, if it was lost.
+    /// Reports that the connection is restored, if it was lost.
     fn come_back(&self) {
         let lost = self.state.lock().lost.take();
         if let Some(lost) = lost {
@@ -477,7 +479,7 @@ impl Watcher {
         self.warn(message);
     }
 
-    /// Prints an event with the id of the transfer.
+    /// Prints an event with the ID of the transfer.
     fn print(&self, mut event: Value) {
         event["schema"] = SCHEMA.into();
         event["transfer"] = self.state.lock().transfer.clone().into();
@@ -496,7 +498,7 @@ impl Watcher {
         }
     }
 
-    /// Writes a line on standard error, above the bar.
+    /// Writes a line to standard error, above the bar.
     fn warn(&self, text: &str) {
         self.bar.suspend(|| terminal::warn(text));
     }
@@ -547,12 +549,13 @@ impl Observer for Watcher {
     }
 }
 
-/// Whether no node is left out because there are many.
+/// Returns whether all nodes are listed. With many nodes, some are left out.
 fn are_all_listed(nodes: &Nodes) -> bool {
     nodes.count == nodes.nodes.len() as u64
 }
 
-/// The words beside a [bar](BAR), as far as the terminal is wide: part by part, since half a number is another one.
+/// Returns the text next to a [bar](BAR) that fits the terminal. Only whole parts are kept, because a truncated number
+/// would be misread.
 pub(crate) fn beside_bar(words: &str) -> String {
     let columns =
         terminal::columns(std::io::stderr()).map(|columns| columns.saturating_sub(BAR_COLUMNS));
@@ -561,7 +564,7 @@ pub(crate) fn beside_bar(words: &str) -> String {
         .to_owned()
 }
 
-/// A limit of the rate in the words of `limited_by`, as the summary has them.
+/// Returns the `limited_by` keyword for a limit, as in the summary.
 fn limit_key(limit: &str) -> &'static str {
     match limit {
         "starting" => "start_up",
@@ -577,7 +580,7 @@ fn limit_key(limit: &str) -> &'static str {
     }
 }
 
-/// Prints one event as one line.
+/// Prints an event on one line.
 pub(crate) fn print_json(value: &Value) {
     terminal::print(format_args!("{value}\n"));
 }

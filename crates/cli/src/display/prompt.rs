@@ -1,4 +1,4 @@
-//! The question whether a key is that of a receiver.
+//! The prompt that asks the user to confirm a receiver's key.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -8,7 +8,7 @@ use zmove_transport::Fingerprint;
 
 use crate::value::exit::{Exit, failure};
 
-/// A prompt at the terminal, for a push or a probe.
+/// A prompt on the terminal, for a push or a probe.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt;
 
@@ -18,7 +18,7 @@ impl Confirm for Prompt {
     }
 }
 
-/// Returns when the user has answered yes. `otherwise` is the advice where there is no terminal.
+/// Returns once the user has confirmed the key. Without a terminal, the error contains the advice `otherwise`.
 pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) -> Result<()> {
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
         let text = format!(
@@ -40,7 +40,8 @@ pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) ->
     Ok(())
 }
 
-/// Whether the answer is yes. Anything but yes and no is asked about again, as by ssh; no answer means no.
+/// Reads the answer and returns whether it is yes. Like ssh, it asks again after any answer other than yes or no. End
+/// of input means no.
 fn is_yes(answers: &mut impl BufRead, screen: &mut impl Write) -> io::Result<bool> {
     loop {
         screen.flush()?;

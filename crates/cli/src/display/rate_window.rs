@@ -1,8 +1,8 @@
-//! The present rate of a transfer: what the receiver has acknowledged in the last seconds.
+//! The current rate of a transfer, computed from the receiver's acknowledgements of the last seconds.
 //!
-//! A large file is acknowledged by groups, which take long on a slow path. So the window ends with an acknowledgement,
-//! begins with one, and is longer where few of them come. **Invariant:** there is no rate before the window is full,
-//! since a rate of the first moments is that of a few small files, or of a connection that still speeds up.
+//! A large file is acknowledged in groups, which take long on a slow path. The window therefore starts and ends with an
+//! acknowledgement, and is longer if acknowledgements are rare. **Invariant:** there is no rate until the window is
+//! full, because the first rate would be that of a few small files or of a connection in slow start.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use zmove_types::ByteCount;
 /// The acknowledgements of the last seconds.
 #[derive(Debug, Default)]
 pub(super) struct RateWindow {
-    /// In the order of time. The first is the beginning of the window.
+    /// The samples in order of time. The first one is the start of the window.
     samples: VecDeque<AckSample>,
 }
 
-/// The bytes that had been acknowledged at a moment.
+/// Number of bytes acknowledged up to a point in time.
 #[derive(Clone, Copy, Debug)]
 struct AckSample {
     at: Instant,
@@ -24,7 +24,7 @@ struct AckSample {
 }
 
 impl RateWindow {
-    /// Adds bytes that were acknowledged.
+    /// Adds acknowledged bytes.
     pub(super) fn add(&mut self, at: Instant, bytes: u64) {
         if self.stands_still(at) {
             self.samples.clear();
@@ -43,7 +43,7 @@ impl RateWindow {
         }
     }
 
-    /// The bytes per second, if enough was acknowledged to know them.
+    /// Returns the bytes per second, if there are enough acknowledgements.
     pub(super) fn rate(&self, now: Instant) -> Option<f64> {
         if self.stands_still(now) {
             return Some(0.0);
@@ -53,14 +53,14 @@ impl RateWindow {
         Some(ByteCount(bytes).as_f64() / span.as_secs_f64())
     }
 
-    /// Whether the last sample is too near to the one before.
+    /// Returns whether the last sample is too close to the previous one.
     fn is_crowded(&self) -> bool {
         let mut newest = self.samples.iter().rev();
         let last = newest.next().zip(newest.next());
         last.is_some_and(|(last, before)| last.at.duration_since(before.at) < SPACING)
     }
 
-    /// The time of the window, if it is full.
+    /// Returns the duration of the window, if the window is full.
     fn span(&self) -> Option<Duration> {
         let span = self
             .samples
@@ -70,7 +70,8 @@ impl RateWindow {
         (self.samples.len() >= SAMPLES_MIN && span >= WINDOW).then_some(span)
     }
 
-    /// Whether a window was full, and nothing has come since for much longer than between its acknowledgements.
+    /// Returns whether the window was full and has received nothing for much longer than the usual interval between
+    /// acknowledgements.
     fn stands_still(&self, now: Instant) -> bool {
         let Some((span, last)) = self.span().zip(self.samples.back()) else {
             return false;
@@ -80,11 +81,11 @@ impl RateWindow {
     }
 }
 
-/// The time over which the rate is smoothed.
+/// Duration over which the rate is smoothed.
 const WINDOW: Duration = Duration::from_secs(3);
-/// The samples of a window at least.
+/// Minimum number of samples in a window.
 const SAMPLES_MIN: usize = 2;
-/// Acknowledgements that are nearer to each other are one sample.
+/// Acknowledgements that are closer together than this are merged into one sample.
 const SPACING: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The summary of a push: what was moved, how fast, and what limited it.
+//! The summary of a push: the files and bytes moved, the rate, and the limit.
 
 pub(crate) mod json;
 
@@ -18,27 +18,27 @@ use crate::display::summary::json::{as_json, cipher_key};
 use crate::display::terminal;
 use crate::value::exit::Exit;
 
-/// How a transfer has ended, beside its summary.
+/// How a transfer ended, in addition to its summary.
 #[derive(Clone, Debug)]
 pub(crate) struct Ending {
     pub(crate) exit: Exit,
-    /// The id of the transfer.
+    /// ID of the transfer.
     pub(crate) transfer: Option<String>,
     pub(crate) sessions: SessionCount,
-    /// Whether work was lost or done again, so that the counts may be wrong.
+    /// Whether work was lost or repeated, so that the counts may be wrong.
     pub(crate) is_inexact: bool,
 }
 
-/// How many sessions a transfer has had at a time.
+/// Number of sessions that a transfer ran at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SessionCount {
     One,
-    /// Several with other hosts: nobody has added up what each of them has counted.
+    /// Several sessions with other hosts, whose individual counts nobody has added up.
     Several,
 }
 
-/// Prints the summary in the form that was asked for. There is no `carriage` within one process, where nothing is
-/// encrypted either.
+/// Prints the summary in the requested form. `carriage` is `None` for a transfer inside one process, where nothing is
+/// encrypted.
 pub(crate) fn print(
     summary: &Summary,
     args: &PushArgs,
@@ -56,7 +56,7 @@ pub(crate) fn print(
         said["inexact"] = json!(ending.is_inexact);
         print_json(&said);
     } else if args.quiet {
-        // An exit code that is not 0 has its reason on standard error.
+        // A nonzero exit code needs its reason on standard error.
         let has_failed = summary.counters.failed > 0;
         if ending.exit == Exit::Partial && !has_failed && !summary.not_kept.is_empty() {
             terminal::warn(format_args!(
@@ -70,7 +70,7 @@ pub(crate) fn print(
     }
 }
 
-/// The lines on standard error about a transfer that has ended, in any form of output.
+/// Returns the warnings about an ended transfer, which go to standard error in any output form.
 fn warnings(summary: &Summary) -> Vec<String> {
     let Counters {
         manifest_left_out,
@@ -100,12 +100,12 @@ fn warnings(summary: &Summary) -> Vec<String> {
     warnings
 }
 
-/// Whether files of the target stay whatever they contain.
+/// Returns whether files at the target may stay whatever they contain.
 const fn leaves_files(args: &PushArgs) -> bool {
     args.update || args.ignore_existing
 }
 
-/// Whether nothing was moved because nothing was to be: most likely that was not meant.
+/// Returns whether nothing was moved because the selection left everything out, which is most likely a mistake.
 fn has_left_all_out(summary: &Summary) -> bool {
     let Counters {
         left_out,
@@ -144,7 +144,7 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     headline + &extras(summary, args) + &limit
 }
 
-/// What a preview has found.
+/// Returns the result of a preview.
 fn previewed(summary: &Summary, args: &PushArgs) -> String {
     let Counters {
         added,
@@ -167,7 +167,7 @@ fn previewed(summary: &Summary, args: &PushArgs) -> String {
     )
 }
 
-/// The end of a transfer that has moved no file.
+/// Returns the result of a transfer that moved no file.
 fn not_moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
     let Counters {
         failed, skipped, ..
@@ -187,7 +187,7 @@ fn not_moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -
     format!("{none}: {skipped} {found} in {seconds:.2} s{cipher}\n")
 }
 
-/// The end of a transfer that has moved something: how much, how fast, and by what.
+/// Returns the result of a transfer that moved data: amount, rate, flush, verification and lanes.
 fn moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
     let Counters {
         files,
@@ -224,12 +224,12 @@ fn moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> St
     )
 }
 
-/// The cipher of the lanes, where there are any.
+/// Returns the cipher of the lanes, if there are any.
 fn cipher(args: &PushArgs, transport: Option<Transport>) -> String {
     transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args)))
 }
 
-/// What each file that was stored is proven by.
+/// Returns how each stored file was verified.
 pub(crate) fn proofs(args: &PushArgs) -> &'static [&'static str] {
     match args.proof {
         ProofArg::Wire => &["wire"],
@@ -237,13 +237,13 @@ pub(crate) fn proofs(args: &PushArgs) -> &'static [&'static str] {
     }
 }
 
-/// Whether a verification has found no difference and no failure.
+/// Returns whether a verification found no difference and no failure.
 fn is_same(summary: &Summary) -> bool {
     let counters = &summary.counters;
     counters.failed == 0 && !counters.has(ExitEffect::Difference)
 }
 
-/// The result of a verification.
+/// Returns the result of a verification.
 fn verified(summary: &Summary, args: &PushArgs) -> String {
     let Counters {
         added,
@@ -285,13 +285,13 @@ fn verified(summary: &Summary, args: &PushArgs) -> String {
     text
 }
 
-/// What limited a transfer, in a few words.
+/// Returns a short description of the limit of a transfer.
 pub(crate) fn bottleneck(summary: &Summary) -> String {
     let Bottleneck { limit, percent, .. } = summary.bottleneck;
     format!("{limit}, {percent} % of the time")
 }
 
-/// The main limit of the run, and a remedy, if one is known.
+/// Returns the main limit of the transfer, and a remedy if one is known.
 fn limit(summary: &Summary) -> String {
     let limit = summary.bottleneck.limit;
     let idle = summary
@@ -306,14 +306,14 @@ fn limit(summary: &Summary) -> String {
     format!("limited by: {}{idle}\n{advice}", bottleneck(summary))
 }
 
-/// The share of idle time that is worth a word: below it the path is nearly used up.
+/// Minimum share of idle time that is reported. Below it, the path is nearly fully used.
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
-/// Further facts, if there are any: counts on one line, and on lines of their own what needs a sentence.
+/// Returns further facts, if there are any. Counts share one line, and facts that need a sentence have separate lines.
 pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     let mut counters = summary.counters;
     if summary.is_preview || counters.files == 0 {
-        // The first line has it.
+        // The first line already has this count.
         counters.skipped = 0;
     }
     if summary.is_preview {
@@ -336,7 +336,7 @@ pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     text + &lines.concat() + &not_kept(&summary.not_kept)
 }
 
-/// What was to be kept of entries and is not, on one line.
+/// Returns the metadata that could not be preserved, on one line.
 pub(crate) fn not_kept(counts: &[NotKept]) -> String {
     let told: Vec<_> = counts
         .iter()

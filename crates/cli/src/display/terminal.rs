@@ -1,6 +1,6 @@
-//! Lines for the user. A terminal or pipe that is gone is no reason to fail (`output` has the other failures of
-//! standard output). Names from elsewhere never reach the terminal as commands to it: characters that [cannot be
-//! shown](zmove_types::is_unprintable) are escaped, also where a text holds a name that was not escaped before.
+//! Lines for the user. A closed terminal or pipe is not a failure (`output` handles the other failures of standard
+//! output). Names from other hosts cannot control the terminal: characters that [cannot be
+//! shown](zmove_types::is_unprintable) are escaped, even if a text contains a name that was not escaped before.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -20,23 +20,23 @@ pub(crate) use zmove_types::Printable;
 use crate::display::format::wrapped_within;
 use crate::display::output;
 
-/// Writes one line on standard error, which a terminal does not break within words.
+/// Writes a line to standard error, wrapped at words to the width of the terminal.
 pub(crate) fn warn(text: impl Display) {
     let mut line = format!("zmove: {}", Printable(text));
     if let Some(columns) = columns(io::stderr()) {
         line = wrapped_within(&line, columns);
     }
     line.push('\n');
-    // Standard error is not buffered, and a line is one write.
+    // Standard error is not buffered, and each line is a single write.
     let _nobody_reads = io::stderr().write_all(line.as_bytes());
 }
 
-/// Writes text on standard output, as it is.
+/// Writes text to standard output unchanged.
 pub(crate) fn print(text: impl Display) {
     output::write(text);
 }
 
-/// Writes lines on standard output, which a terminal does not break within words; elsewhere they stay whole.
+/// Writes lines to standard output. On a terminal they are wrapped at words, otherwise they stay whole.
 pub(crate) fn print_lines(text: &str) {
     let width = columns(io::stdout());
     text.lines()
@@ -47,29 +47,29 @@ pub(crate) fn print_lines(text: &str) {
         });
 }
 
-/// The columns of a standard stream, where that is a terminal.
+/// Returns the number of columns of a standard stream, if it is a terminal.
 pub(crate) fn columns(stream: impl AsFd + IsTerminal) -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(&stream)
         .ok()
         .filter(|_| stream.is_terminal())?;
-    // A terminal that does not know its size says 0.
+    // A terminal that does not know its size reports 0.
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Time between two redraws of a spinner.
+/// Interval between two redraws of a spinner.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Writes one line on standard output.
+/// Writes a line to standard output.
 pub(crate) fn say(text: impl Display) {
     print(format_args!("{}\n", Printable(text)));
 }
 
-/// An error with its causes, each once.
+/// Formats an error with its causes, without repetitions.
 pub(crate) fn causes(error: &anyhow::Error) -> impl Display {
     Causes(error.as_ref())
 }
 
-/// A spinner or bar on standard error while something runs, where that is a terminal.
+/// Shows a spinner or bar on standard error while an operation runs, if standard error is a terminal.
 pub(crate) fn running(template: &str) -> ProgressBar {
     let bar = ProgressBar::hidden();
     if io::stderr().is_terminal() {
@@ -79,7 +79,7 @@ pub(crate) fn running(template: &str) -> ProgressBar {
     bar
 }
 
-/// Redraws a spinner regularly until it ends. If no thread can be started, the spinner stands still.
+/// Redraws a spinner at regular intervals until it is finished. If no thread can be started, the spinner does not move.
 fn tick(bar: &ProgressBar) {
     let bar = bar.downgrade();
     let tick = move || {
@@ -92,30 +92,30 @@ fn tick(bar: &ProgressBar) {
     drop(thread::Builder::new().spawn(tick));
 }
 
-/// Draws a bar by another template from now on.
+/// Changes the template of a bar.
 pub(crate) fn style(bar: &ProgressBar, template: &str) {
     bar.set_style(ProgressStyle::with_template(template).expect("a constant template"));
 }
 
-/// Shows a bar that was hidden.
+/// Shows a hidden bar.
 pub(crate) fn draw(bar: &ProgressBar, template: &str) {
     style(bar, template);
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
 }
 
-/// Writes a file that the user has asked for.
+/// Writes a file that the user requested.
 pub(crate) fn save(file: &Path, text: &str) -> anyhow::Result<()> {
     write_file(file, text).with_context(|| format!("write '{}'", Escaped::path(&file)))
 }
 
-/// Writes a file and closes it, which is where some file systems report that there was no room.
+/// Writes a file and closes it, because some file systems report a lack of space only on close.
 pub(crate) fn write_file(file: &Path, text: &str) -> io::Result<()> {
     let mut opened = File::create(file)?;
     opened.write_all(text.as_bytes())?;
     close(opened)
 }
 
-/// A listener for times without a bar: each notice is a line on standard error.
+/// A listener for operations without a bar. Each notice is a line on standard error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoticeLines;
 
@@ -129,7 +129,7 @@ impl Listener for NoticeLines {
     }
 }
 
-/// A path quoted as one word for a shell.
+/// Quotes a path as a single shell word.
 pub(crate) fn quoted(path: &Path) -> String {
     let path = path.to_string_lossy();
     shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)

@@ -1,4 +1,4 @@
-//! What `zmove job ID` shows beside the job's row: its attempts, its failures, and what was told of it.
+//! The details that `zmove job ID` shows below the row of a job: attempts, failures and notifications.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,25 +15,25 @@ use crate::display::format::{counted, wrapped};
 use crate::display::progress::TOOK_PART;
 use crate::display::terminal::Printable;
 
-/// What is told of one job beside its row.
+/// The details of one job, in addition to its row.
 pub(crate) struct Details {
-    /// Ends of attempts, the first first.
+    /// Ended attempts, oldest first.
     pub(crate) ends: Vec<AttemptEnd>,
-    /// What has happened.
+    /// The job's events.
     pub(crate) events: Vec<JobEvent>,
-    /// What channels have told, or have to.
+    /// Notifications that were delivered or are still due.
     pub(crate) notifications: Vec<Notification>,
-    /// Where what its processes say is.
+    /// Path of the log with the output of the job's processes.
     pub(crate) log: PathBuf,
 }
 
 impl Details {
-    /// The first files that failed, of the last attempt in which any did.
+    /// Returns the first files that failed in the last attempt with failed files.
     fn failed(&self) -> impl Iterator<Item = &str> {
         let failed = || self.events.iter().filter(|event| event.kind == "failed");
         let last = failed().next_back().map(|event| event.attempt);
         let of_last = failed().filter(move |event| Some(event.attempt) == last);
-        // The end of the job is an event of this kind too.
+        // The end of the job is also an event of this kind.
         let end = self.last_error().and_then(|end| end.message.as_deref());
         let messages = of_last.filter_map(|event| event.message.as_deref());
         messages
@@ -41,7 +41,8 @@ impl Details {
             .take(FAILED_SHOWN)
     }
 
-    /// What each node has moved in the last attempt, which has ended: not all that the job has, if there are more.
+    /// Returns the files and bytes moved by each node in the last attempt, which has ended. If there were several
+    /// attempts, this is not the total of the job.
     fn took_part(&self, last: u32) -> Option<String> {
         let is_wanted = |event: &&JobEvent| event.kind == TOOK_PART && event.attempt == last;
         let message = self.events.iter().rfind(is_wanted)?.message.clone()?;
@@ -52,18 +53,18 @@ impl Details {
         })
     }
 
-    /// The last attempt that has not ended well.
+    /// Returns the last attempt that ended with an error.
     fn last_error(&self) -> Option<&AttemptEnd> {
         self.ends.iter().rev().find(|end| end.message.is_some())
     }
 
-    /// Whether the lines for people have the error that the job has been left with.
+    /// Returns whether the lines for people contain the job's final error.
     pub(super) fn tell_error_of(&self, row: &Row) -> bool {
         row.job.message.is_some()
             && self.last_error().map(|end| &end.message) == Some(&row.job.message)
     }
 
-    /// The lines for people, below the job's row.
+    /// Returns the lines for people, below the row of the job.
     pub(super) fn lines(&self, row: &Row) -> String {
         let Job {
             submitted,
@@ -129,7 +130,7 @@ impl Details {
             .collect()
     }
 
-    /// What an object for programs has more than that of a list.
+    /// Adds the details to an object for programs, which otherwise is the same as in a list.
     pub(crate) fn add_to(&self, mut object: Value) -> Value {
         object["ends"] = json!(self.ends);
         object["last_error"] = self.last_error().and_then(|end| end.message.clone()).into();
@@ -194,7 +195,7 @@ fn watched(
     )
 }
 
-/// The nodes and receivers as small tables, a line each.
+/// Returns the nodes and receivers as small tables, one line each.
 pub(crate) fn taking_part(
     Nodes {
         kind,
@@ -245,7 +246,7 @@ pub(crate) fn taking_part(
         .collect()
 }
 
-/// A notification and its result, as a line for people.
+/// Returns a notification and its result as a line for people.
 fn notification(notification: &Notification) -> String {
     let Notification {
         event,
@@ -268,7 +269,7 @@ fn notification(notification: &Notification) -> String {
     format!("{method}: '{}' {state}{error}", event.kind)
 }
 
-/// A notification and its result, as an object for programs.
+/// Returns a notification and its result as an object for programs.
 fn notification_as_json(notification: &Notification) -> Value {
     let Notification {
         event,
@@ -290,9 +291,9 @@ fn notification_as_json(notification: &Notification) -> Value {
     })
 }
 
-/// Ends of attempts that are shown.
+/// Maximum number of ended attempts to show.
 const ENDS_SHOWN: usize = 10;
-/// Failed files that are shown.
+/// Maximum number of failed files to show.
 const FAILED_SHOWN: usize = 5;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Rate limit for log lines that any stranger can cause, so that nobody can fill the log.
+//! Rate limit for log lines that strangers can cause, so that nobody can fill the log.
 //!
-//! **Invariant:** the first event of a kind is logged at once; however many follow, one line a second has the last of
-//! them and their number. Only where all are of one address, with one reason, and no more than the connections of one
-//! transfer, they have no line: a push that is refused is refused on each of its connections.
+//! **Invariant:** the first event of a kind is logged immediately. Further events are logged as one line per second,
+//! with the last event and their number. Events with the address and reason of the first one have no line if they are
+//! no more than the connections of one transfer, because a refused push is refused on each of its connections.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,28 +14,29 @@ use zmove_daemon::{DaemonEvent, Rejection};
 use zmove_types::Lock;
 use zmove_wire::limits::LANES_MAX;
 
-/// The events that were held back, by kind: one of that kind was logged less than a second ago. Clones share them.
+/// The events held back, by kind, because an event of that kind was logged less than a second ago. Clones share this
+/// state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LogRateLimit(Arc<Lock<HashMap<&'static str, HeldBack>>>);
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct HeldBack {
-    /// The address and the reason of the event that was logged at once.
+    /// Address and reason of the event that was logged immediately.
     first: Option<(IpAddr, String)>,
-    /// Whether one of those held back has another address or reason.
+    /// Whether an event held back has another address or reason.
     others: bool,
     count: u64,
-    /// The text of the last event.
+    /// Text of the last event.
     text: String,
     from: Option<SocketAddr>,
 }
 
-/// The kind of event for connections that the system would not accept.
+/// Kind of the events about connections that the system failed to accept.
 const ACCEPT: &str = "accept";
 const INTERVAL: Duration = Duration::from_secs(1);
 
 impl LogRateLimit {
-    /// Logs an event, or holds it back for the next line of its kind. To be called on the runtime.
+    /// Logs an event, or holds it back for the next line of its kind. Must be called on the runtime.
     pub(crate) fn tell(&self, event: &DaemonEvent) {
         let (kind, from) = match event {
             DaemonEvent::Rejected { kind, address, .. } => (kind.name(), Some(*address)),
@@ -48,10 +49,10 @@ impl LogRateLimit {
         }
     }
 
-    /// Whether an event is to be logged at once; otherwise it is held back.
+    /// Returns whether to log an event immediately. Otherwise the event is held back.
     fn is_first(&self, kind: &'static str, from: Option<SocketAddr>, event: &DaemonEvent) -> bool {
         let whose = match event {
-            // A push that is refused has proved its key, or whoever it is does not speak as one.
+            // A refused push has completed its handshake. A peer that fails the handshake is not a push.
             DaemonEvent::Rejected {
                 kind,
                 address,
@@ -99,7 +100,7 @@ impl LogRateLimit {
         }
     }
 
-    /// Takes the events of a kind since the last line; the kind is forgotten where there are none.
+    /// Takes the events of a kind since the last line. Forgets the kind if there were none.
     fn take(&self, kind: &'static str) -> Option<HeldBack> {
         let mut kinds = self.0.lock();
         let held_back = std::mem::take(kinds.get_mut(kind)?);

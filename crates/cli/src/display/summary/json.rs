@@ -1,4 +1,4 @@
-//! The summary as JSON: the report counters by their table, and the fields that are no counters.
+//! The summary as JSON: the report counters from their table, and the other fields.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::args::PushArgs;
 use crate::display::summary::{SessionCount, is_same, proofs};
 use crate::value::cause::snake;
 
-/// The summary as an event. A field that is not known of the transfer is null.
+/// Returns the summary as an event. Unknown fields are null.
 pub(super) fn as_json(
     summary: &Summary,
     args: &PushArgs,
@@ -26,7 +26,7 @@ pub(super) fn as_json(
         .filter(|resumption| resumption.bytes > 0);
     let counters = &summary.counters;
     let is_preview = summary.is_preview;
-    // A preview sends nothing that could have a rate or a limit.
+    // A preview sends nothing, so it has no rate and no limit.
     let sent = (!is_preview).then_some(());
     let proofs = if is_preview || counters.files == 0 {
         &[]
@@ -72,7 +72,7 @@ pub(super) fn as_json(
     said
 }
 
-/// The fields beside the counters that a session measures, and nobody for several.
+/// Fields, other than counters, that one session measures. They are null for several sessions.
 const OF_ONE_SESSION: [&str; 6] = [
     "flush_seconds",
     "sender_cpu_seconds",
@@ -82,20 +82,20 @@ const OF_ONE_SESSION: [&str; 6] = [
     "shares_percent",
 ];
 
-/// What was to be kept of entries and is not.
+/// Returns the metadata that could not be preserved.
 pub(crate) fn not_kept_as_json(counts: &[NotKept]) -> Vec<serde_json::Value> {
     let lack = |lack: &NotKept| json!({ "what": lack.kind.to_string(), "why": lack.why.to_string(), "entries": lack.entries });
     counts.iter().map(lack).collect()
 }
 
-/// The shares of the wall clock, by limit.
+/// Returns the shares of the elapsed time by limit.
 fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
     let keys = Limit::ALL.into_iter().map(limit_key);
     keys.zip(bottleneck.shares.map(serde_json::Value::from))
         .collect()
 }
 
-/// The kernel's figures of the lanes' connections; shares are from 0 to 1.
+/// Returns the kernel's statistics of the lanes' connections. Shares are from 0 to 1.
 fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
     let started = if summary.counters.reconnects > 0 {
         Duration::ZERO
@@ -122,14 +122,14 @@ fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
     })
 }
 
-/// The cipher, as it is typed.
+/// Returns the cipher as typed on the command line.
 pub(super) fn cipher_key(args: &PushArgs) -> String {
     args.cipher
         .to_possible_value()
         .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// The name of a limit for programs: `source_reads` for `SourceReads`.
+/// Returns the name of a limit for programs: `source_reads` for `SourceReads`.
 fn limit_key(limit: Limit) -> String {
     snake(&format!("{limit:?}"))
 }
