@@ -1,4 +1,5 @@
-//! The settings that will run: where keys are, how storage and other hosts are reached, and the process's own limits.
+//! The settings of a command: the paths of keys and state, the storage engine, how to connect to other hosts, and the
+//! process's limits.
 
 mod clean;
 pub(crate) mod cluster;
@@ -36,23 +37,24 @@ pub(crate) use probe::probe;
 pub(crate) use pull::PullSettings;
 pub(crate) use push::{PushSettings, refuse_same_key, refuse_twice};
 
-/// The owner of the keys that are used.
+/// The owner of the keys in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The user.
+    /// The user of this process.
     Client,
-    /// The receiver, whose keys are those of the host when it runs as root.
+    /// The receiver. If it runs as root, it uses the keys of the host.
     Daemon,
 }
 
-/// The path that a variable of the environment names.
+/// Returns the path in an environment variable, if it is set and not empty.
 pub(crate) fn named(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable)
         .filter(|path| !path.is_empty())
         .map(PathBuf::from)
 }
 
-/// The directory with `known_hosts`, `authorized_keys` and, but for a daemon whose [`state`] is elsewhere, `key.pem`.
+/// Returns the directory of `known_hosts`, `authorized_keys` and `key.pem`. A daemon whose [`state`] is elsewhere keeps
+/// `key.pem` there.
 pub(crate) fn home(role: Role) -> Result<PathBuf> {
     if let Some(home) = named("ZMOVE_HOME") {
         return Ok(home);
@@ -64,13 +66,13 @@ pub(crate) fn home(role: Role) -> Result<PathBuf> {
     Ok(home.join(".config/zmove"))
 }
 
-/// The directory in which a receiver keeps the journals of unfinished transfers.
+/// Returns the directory in which a receiver keeps the journals of unfinished transfers.
 pub(crate) fn journals(home: &Path) -> PathBuf {
     home.join("journal")
 }
 
-/// The directory of a daemon's state: its key, journals, copies and records. By default that is its home, but for the
-/// service, whose settings belong to root.
+/// Returns the directory of a daemon's state: its key, journals, copies and records. By default this is the daemon's
+/// home. The system service uses another directory, because its settings belong to root.
 pub(crate) fn state(home: &Path) -> PathBuf {
     match named("STATE_DIRECTORY") {
         Some(given) => given,
@@ -79,19 +81,19 @@ pub(crate) fn state(home: &Path) -> PathBuf {
     }
 }
 
-/// The socket by which the operator of the host asks a daemon and gives it orders: in the service manager's directory
-/// for that, else in the daemon's [`state`].
+/// Returns the socket on which a daemon accepts requests from the operator of the host. It is in the service manager's
+/// runtime directory, otherwise in the daemon's [`state`] directory.
 pub(crate) fn control_socket(home: &Path) -> PathBuf {
     let directory = named("RUNTIME_DIRECTORY").unwrap_or_else(|| state(home));
     directory.join("control.sock")
 }
 
-/// The directory of a daemon's journals.
+/// Returns the directory of a daemon's journals.
 pub(crate) fn daemon_journals(home: &Path) -> PathBuf {
     journals(&state(home))
 }
 
-/// The files and directories of a daemon, beside its `config` and its `log`.
+/// Returns the files and directories of a daemon, including its `config` and its `log`.
 pub(crate) fn own_paths(home: &Path, config: &Path, log: Option<&Path>) -> OwnPaths {
     let journals = daemon_journals(home);
     let files = [
@@ -110,8 +112,8 @@ pub(crate) fn own_paths(home: &Path, config: &Path, log: Option<&Path>) -> OwnPa
     OwnPaths::find(files.into_iter().chain(directories).chain(log))
 }
 
-/// The same of a daemon that is started without options. Root looks at its settings alone: the rest may be in
-/// directories of the daemon's user, and the daemon looks at that itself.
+/// Returns the paths of a daemon that was started without options. Root inspects only the settings. The other paths may
+/// be in directories of the daemon's user, and the daemon checks them itself.
 pub(crate) fn usual_own_paths(home: &Path) -> OwnPaths {
     if ownership::is_root() {
         return OwnPaths::find([home.to_owned()]);
@@ -120,23 +122,23 @@ pub(crate) fn usual_own_paths(home: &Path) -> OwnPaths {
     own_paths(home, &Config::usual(home), config.log.file.as_deref())
 }
 
-/// The directory in which a daemon keeps what it has to remember of copies between hosts, beside its journals.
+/// Returns the directory, next to the journals, in which a daemon keeps the records of copies between hosts.
 pub(crate) fn copies(journals: &Path) -> PathBuf {
     journals.with_file_name("copies")
 }
 
-/// The directory of what a daemon has learnt of the storage here, beside its journals.
+/// Returns the directory, next to the journals, in which a daemon records the properties of local storage.
 pub(crate) fn learnt(journals: &Path) -> PathBuf {
     journals.with_file_name("learnt")
 }
 
-/// The file that configures notifications of jobs.
+/// Returns the path of the file that configures job notifications.
 pub(crate) fn notify() -> Result<PathBuf> {
     let file = home(Role::Client)?.join("notify.toml");
     std::path::absolute(&file).with_context(|| format!("find '{}'", file.display()))
 }
 
-/// The configuration of notifications, which has to name a hook or a webhook.
+/// Reads the configuration of job notifications, which must name a hook or a webhook.
 pub(crate) fn notify_config() -> Result<NotifyConfig> {
     let file = notify()?;
     let config = NotifyConfig::read(&file)?;
@@ -149,14 +151,14 @@ pub(crate) fn notify_config() -> Result<NotifyConfig> {
     )))
 }
 
-/// The directory of the user's jobs, which must be on this host: below the home of zmove where one is named, else in
-/// the user's directory for state.
+/// Returns the directory of the user's jobs, which must be on this host. It is below `ZMOVE_HOME` if that is set,
+/// otherwise in the user's state directory.
 pub(crate) fn jobs() -> Result<PathBuf> {
     if let Some(jobs) = named("ZMOVE_JOBS").or_else(|| Some(named("ZMOVE_HOME")?.join("jobs"))) {
-        // a runner begins in another directory
+        // A runner starts in another directory.
         return std::path::absolute(&jobs).with_context(|| format!("find '{}'", jobs.display()));
     }
-    // a relative path there is to be ignored, as its specification says
+    // The XDG specification demands that a relative path is ignored.
     if let Some(state) = named("XDG_STATE_HOME").filter(|state| state.is_absolute()) {
         return Ok(state.join("zmove/jobs"));
     }
@@ -164,16 +166,16 @@ pub(crate) fn jobs() -> Result<PathBuf> {
     Ok(home.join(".local/state/zmove/jobs"))
 }
 
-/// The settings of the daemon of this host, which belong to root.
+/// Directory of the settings of this host's daemon. It belongs to root.
 pub(crate) const SERVICE_HOME: &str = "/etc/zmove";
 
-/// The state of that daemon, which belongs to the daemon's user.
+/// Directory of the state of this host's daemon. It belongs to the daemon's user.
 pub(crate) const SERVICE_STATE: &str = "/var/lib/zmove";
 
-/// The directory of the socket of a daemon that runs by `docs/systemd/zmove.service`.
+/// Directory of the socket of a daemon that was started with `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_RUNTIME: &str = "/run/zmove";
 
-/// The settings by which a host is asked something in a few words.
+/// Returns the settings for a connection that carries only a short request.
 pub(crate) fn ask_dial() -> DialSettings {
     DialSettings {
         unknown_host: UnknownHost::Ask(Arc::new(Prompt)),
@@ -181,10 +183,10 @@ pub(crate) fn ask_dial() -> DialSettings {
     }
 }
 
-/// Raises the limit of open files as far as it goes: descriptors are held for directories, files and lanes.
+/// Raises the limit on open files as far as possible, because directories, files and lanes hold descriptors.
 pub(crate) fn prepare_process() {
     let limit = getrlimit(Resource::Nofile);
-    // A refusal leaves the limit as it was, which is handled where descriptors run out.
+    // If the system refuses, the limit stays unchanged. The code that runs out of descriptors handles that.
     let _refused = setrlimit(
         Resource::Nofile,
         Rlimit {
@@ -192,12 +194,12 @@ pub(crate) fn prepare_process() {
             maximum: limit.maximum,
         },
     );
-    // The kernel names a process after the file that it executes, which may be `/proc/self/exe`.
+    // By default the process name is that of the executed file, which may be `/proc/self/exe`.
     let _a_mere_name = rustix::thread::set_name(c"zmove");
 }
 
-/// Runs work that waits for few connections, on so many threads. Tasks that block a thread are not waited for at the
-/// end.
+/// Runs work that waits for few connections, on this number of threads. At the end, tasks that block a thread are not
+/// waited for.
 pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = runtime::build(&mut Builder::new_multi_thread(), threads)?;
     let done = runtime.block_on(work);
@@ -205,14 +207,15 @@ pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>)
     done
 }
 
-/// The way in which storage is reached.
+/// How storage is accessed.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
 }
 
-/// The storage engine that was asked for, or the one that works here; `tell` gets the reason then.
+/// Returns the requested storage engine, or one that works on this host. In the latter case, `tell` receives the
+/// reason.
 pub(crate) fn storage(args: StorageArgs, tell: impl Fn(&str)) -> Storage {
     storage_with(args, tell, || Ring::start(RingConfig::default()))
 }

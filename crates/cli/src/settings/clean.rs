@@ -1,4 +1,4 @@
-//! The settings of a cleaning.
+//! The settings of `zmove clean`.
 
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use super::mistaken::{refuse_host_without_path, refuse_user_without_colon};
 use crate::args::CleanArgs;
 use crate::value::exit::refuse;
 
-/// The target of a cleaning, and how it is reached if it is on another host. `ask` confirms the key of an unknown host.
+/// Returns the target to clean, and how to connect to it if it is on another host. `ask` confirms the key of an unknown
+/// host.
 ///
 /// # Errors
-/// An option has an impossible value, or the target is written as another thing.
+/// Returns an error if an option has an invalid value, or if the target is malformed.
 pub(crate) fn clean(
     args: &CleanArgs,
     ask: Arc<dyn Confirm>,
@@ -29,7 +30,7 @@ pub(crate) fn clean(
         return Ok((location, None));
     };
     let dial = DialSettings {
-        // Nothing goes over it.
+        // The lane carries no data.
         streams: Some(1),
         path_check: PathCheck::First,
         ..dial::settings(&args.dial, remote, ask)?

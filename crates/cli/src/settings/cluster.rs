@@ -1,6 +1,6 @@
-//! A cluster as a file describes it: `clusters/NAME.toml` in the home directory.
+//! The settings of a cluster, stored in `clusters/NAME.toml` in the home directory.
 //!
-//! **Invariant:** the file is for its owner alone.
+//! **Invariant:** only the owner of the file can read it.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -26,17 +26,17 @@ use crate::value::exit::{Exit, failure, usage_error};
 #[serde(deny_unknown_fields)]
 pub(crate) struct Cluster {
     pub(crate) name: String,
-    /// The key that all nodes have and the broker does not: 64 hexadecimal digits.
+    /// The key, in 64 hexadecimal digits, that all nodes have and the broker does not.
     key: String,
-    /// The addresses of the broker's servers, separated by commas.
+    /// Addresses of the broker's servers, separated by commas.
     pub(crate) broker: String,
-    /// The contents of the broker's credentials file.
+    /// Contents of the broker's credentials file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) credentials: Option<String>,
-    /// The certificates of the authorities that vouch for the broker, if not those of each host.
+    /// CA certificates for the broker. By default, each host uses those of its system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) authorities: Option<String>,
-    /// The address at which a push of this node starts the broker.
+    /// Address at which a push of this node starts the broker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) local: Option<SocketAddr>,
     pub(crate) receivers: Vec<ClusterReceiver>,
@@ -48,12 +48,12 @@ pub(crate) struct Cluster {
 pub(crate) struct ClusterReceiver {
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// The receiver's key.
+    /// Key of the receiver.
     pub(crate) key: String,
 }
 
 impl ClusterReceiver {
-    /// The receiver, with a path there.
+    /// Returns the receiver as a remote location with this path.
     pub(crate) fn remote(&self, path: &[u8]) -> Remote {
         Remote {
             host: self.host.clone(),
@@ -65,7 +65,7 @@ impl ClusterReceiver {
 }
 
 impl Cluster {
-    /// Makes a cluster without receivers and broker, with a key of its own.
+    /// Creates a cluster with a new key, without receivers and broker.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let path = file(name)?;
         if path.exists() {
@@ -82,7 +82,7 @@ impl Cluster {
         })
     }
 
-    /// Reads a cluster that this node has made or joined.
+    /// Loads a cluster that this node has created or joined.
     pub(crate) fn load(name: &str) -> Result<Self> {
         let path = file(name)?;
         let text = match std::fs::read_to_string(&path) {
@@ -98,7 +98,7 @@ impl Cluster {
     }
 
     fn read(text: &str) -> Result<Self> {
-        // The rest of the error shows the line, which may be a key.
+        // The rest of the error quotes the line, which may contain a key.
         let cluster: Self =
             toml::from_str(text).map_err(|error| anyhow!(error.message().to_owned()))?;
         cluster.read_key().context("its key is no key")?;
@@ -109,7 +109,7 @@ impl Cluster {
     /// Accepts an invitation and stores the cluster.
     pub(crate) fn join(text: &str) -> Result<Self> {
         let mut cluster = Self::read(text)?;
-        // A node alone decides what it starts at its own addresses.
+        // Only a node itself decides whether it starts a broker at its addresses.
         cluster.local = None;
         let path = file(&cluster.name)?;
         if path.exists() {
@@ -127,7 +127,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The contents of an invitation: what another node needs.
+    /// Returns the contents of an invitation for other nodes.
     pub(crate) fn invitation(&self) -> Result<String> {
         let of_others = Self {
             local: None,
@@ -140,13 +140,13 @@ impl Cluster {
         from_hex(self.key.as_bytes()).map(JobKey::new)
     }
 
-    /// The key that all nodes have.
+    /// Returns the key that all nodes have.
     fn key(&self) -> JobKey {
         let key = self.read_key();
         key.expect("it was checked when it was read")
     }
 
-    /// The way to the broker.
+    /// Returns how to connect to the broker.
     pub(crate) fn access(&self) -> Access {
         Access {
             urls: self.broker.split(',').map(str::to_owned).collect(),
@@ -160,7 +160,7 @@ impl Cluster {
         NoticeBoard::open(&self.access(), &self.key()).await
     }
 
-    /// Connects to the queue of a job, the broker of which is waited for by so much `patience`.
+    /// Connects to the queue of a job, and waits for its broker for at most `patience`.
     pub(crate) async fn queue(
         &self,
         role: QueueRole,
@@ -174,7 +174,7 @@ impl Cluster {
         JetStream::open(&self.access(), settings).await
     }
 
-    /// The broker that a push of this node starts.
+    /// Returns the broker that a push of this node starts, if it starts one.
     pub(crate) fn local_broker(&self) -> Result<Option<LocalBroker>> {
         let Some((address, seed)) = self.local.zip(self.credentials.as_ref()) else {
             return Ok(None);
@@ -186,7 +186,7 @@ impl Cluster {
         }))
     }
 
-    /// The failure of a command that cannot use the broker.
+    /// Converts an error of the broker to the failure of a command.
     pub(crate) fn no_broker(&self, error: WorkError) -> anyhow::Error {
         match error {
             WorkError::Hindered(refused @ Hindrance::Refused { .. }) => {
@@ -208,21 +208,21 @@ impl Cluster {
         let mut make = DirBuilder::new();
         let made = make.recursive(true).mode(0o700).create(directory);
         made.with_context(|| format!("make '{}'", directory.display()))?;
-        // a command that was killed may have left one
+        // A killed command may have left this file.
         let _there_is_none = std::fs::remove_file(&new);
         write_new(&new, &toml::to_string(self)?)?;
         std::fs::rename(&new, &path).with_context(|| format!("write '{}'", path.display()))
     }
 }
 
-/// The cause below all that says where an error has happened.
+/// Returns the innermost cause of an error, without its context.
 pub(crate) fn innermost(error: &WorkError) -> String {
     Chain::new(error)
         .last()
         .map_or_else(String::new, ToString::to_string)
 }
 
-/// The file of a cluster.
+/// Returns the path of a cluster's file.
 fn file(name: &str) -> Result<PathBuf> {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     if name.is_empty() || name.len() > 64 || !name.bytes().all(is_part) {
@@ -236,10 +236,10 @@ fn file(name: &str) -> Result<PathBuf> {
         .with_extension("toml"))
 }
 
-/// Writes a new file for its owner alone.
+/// Writes a new file that only its owner can read.
 ///
 /// # Errors
-/// It is there already, or cannot be written.
+/// Returns an error if the file exists already or cannot be written.
 pub(crate) fn write_new(path: &Path, text: &str) -> Result<()> {
     let mut new = OpenOptions::new();
     let opened = new.write(true).create_new(true).mode(0o600).open(path);

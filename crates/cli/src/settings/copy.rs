@@ -1,4 +1,5 @@
-//! The settings of a copy: those of a push or a pull by where its ends are, or of a copy between two other hosts.
+//! The settings of a copy. Depending on the location of its ends, it is a push, a pull or a copy between two other
+//! hosts.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +16,7 @@ use super::push::{PushSettings, dial_settings, refuse_contradictions};
 use crate::args::{CipherArg, CopyArgs, PushArgs};
 use crate::value::exit::{refuse, usage_error};
 
-/// What a copy is, by where its two ends are.
+/// The kind of a copy, which depends on the location of its two ends.
 pub(crate) enum Copy {
     Push(Box<PushSettings>),
     Pull(Box<PullSettings>),
@@ -25,25 +26,25 @@ pub(crate) enum Copy {
 /// The settings of a copy between two other hosts.
 #[derive(Debug)]
 pub(crate) struct CopySettings {
-    /// The host that has the sources.
+    /// The host of the sources.
     pub(crate) source: Remote,
     pub(crate) source_dial: DialSettings,
-    /// The host that has the target.
+    /// The host of the target.
     pub(crate) target: Remote,
     pub(crate) target_dial: DialSettings,
     pub(crate) order: CopyOrder,
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) bytes_max: Option<u64>,
     pub(crate) entries_max: Option<u64>,
-    /// The options as they were typed.
+    /// The options as typed.
     pub(crate) args: PushArgs,
 }
 
 impl Copy {
-    /// The settings of a copy by where its ends are; `ask` confirms the key of a host that is not known.
+    /// Determines the kind and settings of a copy. `ask` confirms the key of an unknown host.
     ///
     /// # Errors
-    /// The settings contradict each other, or have no meaning for such ends.
+    /// Returns an error if the settings contradict each other or do not apply to these ends.
     pub(crate) fn new(args: CopyArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.push.paths.split_last().expect("two are demanded");
         let ends = (
@@ -125,7 +126,7 @@ impl CopySettings {
     }
 }
 
-/// Refuses what a copy between two other hosts cannot do.
+/// Refuses options that do not work between two other hosts.
 fn refuse_meaningless(args: &PushArgs) -> Result<()> {
     refuse(&[
         (
@@ -143,7 +144,7 @@ fn refuse_meaningless(args: &PushArgs) -> Result<()> {
     ])
 }
 
-/// Whether a path, as it is typed, is on another host.
+/// Returns whether a path, as typed, is on another host.
 fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
     matches!(
         Location::parse(path, start(path, args)),
@@ -151,8 +152,8 @@ fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
     )
 }
 
-/// How the host of a path, as it is typed, is reached: one of the two may have a daemon, whatever is said of ssh for
-/// the other.
+/// Returns how to reach the host of a path, as typed. `zmove://` always means a daemon, even if the other host is
+/// reached over ssh.
 fn start(path: &OsStr, args: &PushArgs) -> Start {
     if path.as_bytes().starts_with(b"zmove://") {
         Start::Daemon

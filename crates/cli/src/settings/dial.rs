@@ -1,4 +1,4 @@
-//! The settings for reaching another host: the options of `push` and `probe` as the engine takes them.
+//! The settings for connecting to another host, converted from the options of `push` and `probe`.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use zmove_transport::{QuicCongestion, Reach, SocketConfig, TransportChoice, Unkn
 use crate::args::{DialArgs, TransportArg};
 use crate::value::exit::usage_error;
 
-/// The way to start the receiver at a location without a login.
+/// Returns how to start the receiver at a location without a login.
 pub(crate) fn start(args: &DialArgs) -> Start {
     if args.ssh || args.ssh_command.is_some() {
         Start::OverSsh
@@ -18,16 +18,16 @@ pub(crate) fn start(args: &DialArgs) -> Start {
     }
 }
 
-/// The settings that follow from the options; `ask` confirms the key of a host that is not known.
+/// Converts the options. `ask` confirms the key of an unknown host.
 ///
 /// # Errors
-/// An option has an impossible value.
+/// Returns an error if an option has an invalid value.
 pub(super) fn settings(
     args: &DialArgs,
     remote: &Remote,
     ask: Arc<dyn Confirm>,
 ) -> Result<DialSettings> {
-    // At most one of the two options passes clap.
+    // clap accepts at most one of the two options.
     let unknown_host = match (args.accept_new, args.strict) {
         (true, _) => UnknownHost::Pin,
         (false, true) => UnknownHost::Refuse,
@@ -41,7 +41,7 @@ pub(super) fn settings(
     })
 }
 
-/// The transports that may be used.
+/// Returns the transports to use.
 pub(super) const fn transport(transport: TransportArg) -> TransportChoice {
     match transport {
         TransportArg::Auto => TransportChoice::Auto,
@@ -50,11 +50,11 @@ pub(super) const fn transport(transport: TransportArg) -> TransportChoice {
     }
 }
 
-/// The transport and the socket options.
+/// Returns the transport and the socket options.
 fn reach(args: &DialArgs) -> Result<Reach> {
     let transport = transport(args.transport);
     let quic_congestion = match &args.congestion {
-        // A congestion control that only the kernel has is for TCP.
+        // A congestion control that exists only in the kernel applies to TCP.
         Some(name) if transport == TransportChoice::Quic => {
             name.parse().map_err(|error: UnknownCongestion| {
                 usage_error(format!("--congestion {name}: {error}"))
@@ -75,7 +75,7 @@ fn reach(args: &DialArgs) -> Result<Reach> {
     })
 }
 
-/// The ssh that starts a receiver at `remote`; without a login there none will be started.
+/// Returns the ssh command that starts a receiver at `remote`. Without a login, the command is not used.
 fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
     let command = args.ssh_command.as_deref().unwrap_or("ssh");
     let mut words = shlex::split(command).unwrap_or_default().into_iter();

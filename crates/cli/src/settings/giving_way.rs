@@ -1,4 +1,5 @@
-//! Which directories of the target give way to a file or link of their name, and the rules that protect some of them.
+//! Determines which directories of the target are replaced by a file or link of the same name, and the rules that
+//! protect directories from that.
 
 use zmove_scan::{Effect, Rule, Selection};
 use zmove_wire::limits::{SELECTION_RULE_BYTES_MAX, SELECTION_RULES_MAX};
@@ -6,8 +7,8 @@ use zmove_wire::{InTheWay, Open, RuleText};
 
 use crate::args::PushArgs;
 
-/// Adds to an opening which directories give way to a file or link, and the rules that protect some of them. If there
-/// are more rules than a receiver takes, no directory gives way.
+/// Adds to an opening which directories are replaced by a file or link, and the rules that protect some of them. If
+/// there are more rules than a receiver accepts, no directory is replaced.
 pub(super) fn giving_way(args: &PushArgs, rules: Vec<RuleText>, open: Open) -> Open {
     let stays = args.verify || args.ignore_existing || !are_within_limits(&rules);
     let in_the_way = if stays {
@@ -25,7 +26,7 @@ pub(super) fn giving_way(args: &PushArgs, rules: Vec<RuleText>, open: Open) -> O
     }
 }
 
-/// The rules of a selection as they travel.
+/// Returns the rules of a selection in their wire form.
 pub(super) fn rule_texts(selection: Option<&Selection>) -> Vec<RuleText> {
     let rules = selection.into_iter().flat_map(Selection::rules);
     let text = |rule: &Rule| RuleText {
@@ -35,7 +36,7 @@ pub(super) fn rule_texts(selection: Option<&Selection>) -> Vec<RuleText> {
     rules.map(text).collect()
 }
 
-/// Whether a receiver takes this number of rules.
+/// Returns whether a receiver accepts this number of rules.
 pub(super) fn are_within_limits(rules: &[RuleText]) -> bool {
     let bytes: usize = rules.iter().map(|rule| rule.pattern.len()).sum();
     rules.len() <= SELECTION_RULES_MAX && bytes <= SELECTION_RULE_BYTES_MAX

@@ -1,4 +1,4 @@
-//! What a push keeps of entries beside their contents.
+//! The metadata that a push preserves in addition to file contents.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use zmove_wire::Keeping;
 use crate::args::{KeepingArgs, KindArg, SparseArg};
 use crate::value::account::{AccountMap, SystemAccounts};
 
-/// What the receiver is asked to keep.
+/// Returns the metadata that the receiver is asked to preserve.
 pub(super) fn keeping(args: &KeepingArgs) -> Keeping {
     let wanted = wanted(args);
     let kinds = Kinds::USUAL.and(wanted).without(unwanted(args));
@@ -20,7 +20,7 @@ pub(super) fn keeping(args: &KeepingArgs) -> Keeping {
     }
 }
 
-/// What is kept beside the usual, or was asked for by name.
+/// Returns the kinds of metadata that were requested in addition to the defaults.
 fn wanted(args: &KeepingArgs) -> Kinds {
     let all = [
         (args.archive, KEPT),
@@ -52,7 +52,7 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
         (args.omit_dir_times, Kinds::DIRECTORY_TIMES),
     ];
     let unwanted = chosen(&args.no_preserve, &all);
-    // a list shows in the mode, and says more of the same
+    // An access control list includes the mode bits, so it must be dropped with them.
     if unwanted.has_any(Kinds::MODE) {
         unwanted.and(Kinds::ACLS)
     } else {
@@ -60,7 +60,7 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
     }
 }
 
-/// Whether it depends on the accounts of the host that sends whom entries belong to.
+/// Returns whether the owners of entries depend on the accounts of the sending host.
 pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
     let kept = keeping(args).kinds;
     let by_name = |kind, map: Option<&AccountMap>| {
@@ -69,7 +69,7 @@ pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
     !args.numeric_ids && (by_name(Kinds::OWNER, users(args)) || by_name(Kinds::GROUP, groups(args)))
 }
 
-/// What entries get where their own is not kept.
+/// Returns the values that entries get if their own mode or times are not preserved.
 pub(super) fn instead(args: &KeepingArgs) -> Instead {
     let kinds = keeping(args).kinds;
     Instead {
@@ -86,7 +86,7 @@ fn now() -> Timestamp {
     }
 }
 
-/// The umask of this process, as Linux tells it; the usual one where it does not.
+/// Returns the umask of this process from `/proc`, or 022 if Linux does not report it.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let said = status.lines().find_map(|line| line.strip_prefix("Umask:"));
@@ -94,7 +94,7 @@ fn umask() -> u32 {
         .unwrap_or(0o022)
 }
 
-/// The kinds of a list and those of the switches that are on.
+/// Combines the kinds of a list with those of the active switches.
 fn chosen(list: &[KindArg], switches: &[(bool, Kinds)]) -> Kinds {
     let switches = switches.iter().filter(|(is_on, _)| *is_on);
     let listed = list.iter().map(|kind| kinds(*kind));
@@ -103,7 +103,7 @@ fn chosen(list: &[KindArg], switches: &[(bool, Kinds)]) -> Kinds {
         .fold(Kinds::NONE, Kinds::and)
 }
 
-/// What `-a` keeps.
+/// The kinds of metadata that `-a` preserves.
 const KEPT: Kinds = Kinds::ALL.without(Kinds::ATIME);
 
 fn kinds(kind: KindArg) -> Kinds {
@@ -122,7 +122,7 @@ fn kinds(kind: KindArg) -> Kinds {
     }
 }
 
-/// Whom entries are said to belong to.
+/// Returns how the owners of entries are mapped.
 pub(super) fn owners(args: &KeepingArgs) -> Owners {
     let mappings = |map: Option<&AccountMap>| map.map_or_else(Vec::new, |map| map.0.clone());
     let accounts: Arc<dyn zmove_types::Accounts> = if args.numeric_ids {

@@ -12,10 +12,10 @@ use super::dial;
 use crate::args::ProbeArgs;
 use crate::value::exit::usage_error;
 
-/// The receiver of a probe, and how it is reached; `ask` confirms the key of a host that is not known.
+/// Returns the receiver of a probe, and how to connect to it. `ask` confirms the key of an unknown host.
 ///
 /// # Errors
-/// An option has an impossible value.
+/// Returns an error if an option has an invalid value.
 pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, DialSettings)> {
     let remote = receiver(&args.host, dial::start(&args.dial))?;
     if args.streams.len() > ROUNDS_MAX {
@@ -30,7 +30,7 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
         )));
     }
     let dial = DialSettings {
-        // One lane brings the first byte; each round has lanes of its own.
+        // The first lane is only for the first byte. Each round opens its lanes separately.
         streams: Some(1),
         more: MoreLanes::Sets,
         path_check: PathCheck::First,
@@ -39,7 +39,7 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
     Ok((remote, dial))
 }
 
-/// Reads a receiver as `push` does, or one without a path.
+/// Parses a receiver like `push` does, but also accepts one without a path.
 fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
     let location = match Location::parse(text, start)? {
         Location::Local(host) if !host.as_bytes().contains(&b'/') => {
@@ -65,7 +65,7 @@ fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
     Ok(remote)
 }
 
-/// The most rounds that a receiver waits for.
+/// Maximum number of rounds for which a receiver waits.
 const ROUNDS_MAX: usize = 8;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The settings of a pull: those of a push with the same options, turned round. Its sources are on the other host, and
-//! what chooses among them travels there.
+//! The settings of a pull. They are those of a push in the other direction. The sources are on the other host, so the
+//! selection is sent to that host.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -29,21 +29,21 @@ use crate::value::exit::usage_error;
 /// The settings of a pull.
 #[derive(Debug)]
 pub(crate) struct PullSettings {
-    /// The host, with the path of the first source.
+    /// The other host, with the path of the first source.
     pub(crate) remote: Remote,
     pub(crate) dial: DialSettings,
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) sources: RemoteSources,
-    /// The options as they were typed.
+    /// The options as typed.
     pub(crate) args: PushArgs,
 }
 
 impl PullSettings {
-    /// The settings that follow from the options; `ask` confirms the key of a host that is not known.
+    /// Converts the options. `ask` confirms the key of an unknown host.
     ///
     /// # Errors
-    /// Options contradict each other, or one has an impossible value.
+    /// Returns an error if options contradict each other or one has an invalid value.
     pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("two are demanded");
         let start = dial::start(&args.dial);
@@ -82,9 +82,9 @@ impl PullSettings {
         })
     }
 
-    /// How long the pull goes on by itself when its connections are lost.
+    /// Returns how long the pull retries after its connections were lost.
     pub(crate) fn timeout(&self) -> Timeout {
-        // the list is held, so that it can be said again
+        // The list of paths is in memory, so it can be sent again.
         let would_keep_broken = self.args.inplace && self.args.update;
         if would_keep_broken {
             Timeout::NONE
@@ -94,7 +94,8 @@ impl PullSettings {
     }
 }
 
-/// The host of all sources, and their paths there. A source that begins with a colon is on the host of the first.
+/// Returns the host of all sources, and their paths on it. A source that starts with a colon is on the host of the
+/// first source.
 pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Vec<Vec<u8>>)> {
     let mut first: Option<Remote> = None;
     let mut paths = Vec::new();
@@ -133,7 +134,7 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
     Ok((first.expect("clap demands a source"), paths))
 }
 
-/// Refuses several hosts, `HOST,HOST:PATH`, where one is meant.
+/// Refuses several hosts, `HOST,HOST:PATH`, if only one is allowed.
 pub(super) fn refuse_several(place: &OsStr, start: Start) -> Result<()> {
     match Location::parse_several(place, start) {
         Ok((_, others)) if !others.is_empty() => Err(usage_error(format!(
@@ -144,7 +145,7 @@ pub(super) fn refuse_several(place: &OsStr, start: Start) -> Result<()> {
     }
 }
 
-/// The list of paths, which is read to its end.
+/// Reads the complete list of paths.
 pub(super) fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
     let Some((path, reader)) = args.selection.open_list()? else {
         return Ok(None);
@@ -162,7 +163,7 @@ pub(super) fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
     Ok(Some(list))
 }
 
-/// What `location` is asked to send to the path `target`.
+/// Returns the request to `location` to send the sources to the path `target`.
 pub(super) fn fetch(
     args: &PushArgs,
     location: &Location,

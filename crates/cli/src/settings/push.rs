@@ -1,5 +1,5 @@
-//! The settings of a push: the one conversion of its options, and the one place that reports contradictions between
-//! them, but for those pairs that clap refuses by itself.
+//! The settings of a push. All options are converted here, and contradictions between options are reported here, except
+//! for the pairs that clap refuses.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -36,29 +36,29 @@ use crate::value::exit::{first, refuse, usage_error};
 #[derive(Debug)]
 pub(crate) struct PushSettings {
     pub(crate) location: Location,
-    /// Other receivers that have the same target, on storage which they share with the first.
+    /// Other receivers with the same target, which is on storage that they share with the first.
     pub(crate) also: Vec<Remote>,
-    /// The cluster by whose nodes the job is done.
+    /// The cluster whose nodes do the job.
     pub(crate) cluster: Option<Cluster>,
-    /// The settings for reaching the receiver; `None`: the target is on this host.
+    /// The settings for connecting to the receiver, or `None` if the target is on this host.
     pub(crate) dial: Option<DialSettings>,
-    /// The selection of entries of the sources; `None`: all of them.
+    /// The selection of source entries, or `None` for all entries.
     pub(crate) selection: Option<Arc<Selection>>,
-    /// The options as they were typed.
+    /// The options as typed.
     pub(crate) args: PushArgs,
 }
 
 impl PushSettings {
-    /// The settings that follow from the options; `ask` confirms the key of a host that is not known.
+    /// Converts the options. `ask` confirms the key of an unknown host.
     ///
     /// # Errors
-    /// Options contradict each other, or one has an impossible value.
+    /// Returns an error if options contradict each other or one has an invalid value.
     pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let cluster = args.cluster.as_deref().map(Cluster::load).transpose()?;
         Self::of(args, cluster, ask)
     }
 
-    /// The settings of a node of a cluster, where another leads the push.
+    /// Converts the options for a cluster node that takes part in a push led by another node.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -109,23 +109,23 @@ impl PushSettings {
         })
     }
 
-    /// The receivers, where the target is not on this host.
+    /// Returns the receivers. There are none if the target is on this host.
     pub(crate) fn receivers(&self) -> impl Iterator<Item = &Remote> {
         receivers_in(&self.location, &self.also)
     }
 
-    /// The settings for reaching another receiver of the same target.
+    /// Returns the settings for connecting to another receiver of the same target.
     ///
     /// # Errors
-    /// What is known of it cannot be read.
+    /// Returns an error if the stored data about the receiver cannot be read.
     pub(crate) fn dial_to(&self, remote: &Remote) -> Result<DialSettings> {
         dial_settings(&self.args, remote, Arc::new(Prompt))
     }
 
-    /// Examines the sources, and compares them with the target where that is on this host.
+    /// Examines the sources, and compares them with the target if it is on this host.
     ///
     /// # Errors
-    /// No source exists, or the push would write into its own sources or remove them.
+    /// Returns an error if no source exists, or if the push would write into its sources or remove them.
     pub(crate) fn look_at_sources(&self, listener: &dyn Listener) -> Result<Sources> {
         let Self { args, .. } = self;
         let sources = if args.selection.files_from.is_some() {
@@ -149,7 +149,7 @@ impl PushSettings {
         Ok(sources)
     }
 
-    /// The settings of the sender that follow from the options.
+    /// Converts the options to the settings of the sender.
     pub(crate) fn sender(&self) -> SenderConfig {
         let Self { args, .. } = self;
         SenderConfig {
@@ -165,10 +165,10 @@ impl PushSettings {
         }
     }
 
-    /// The job of one session. A list of paths is opened anew.
+    /// Returns the job of one session. Opens a list of paths again each time.
     ///
     /// # Errors
-    /// The list cannot be opened.
+    /// Returns an error if the list cannot be opened.
     pub(crate) fn job(&self, sources: &Sources) -> Result<PushJob> {
         let Self { args, .. } = self;
         let target = match &self.location {
@@ -188,11 +188,11 @@ impl PushSettings {
         })
     }
 
-    /// How long the push goes on by itself when its connections are lost.
+    /// Returns how long the push retries after its connections were lost.
     pub(crate) fn timeout(&self) -> Timeout {
         let Self { args, .. } = self;
-        // A file that a killed receiver has changed in part is newer than the source: it would stay, and all would seem
-        // well.
+        // A killed receiver may have left a partly changed file that is newer than the source. The file would then be
+        // skipped, and the push would seem to succeed.
         let would_keep_broken = args.inplace && args.update;
         let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
         if can_begin_again {
@@ -203,7 +203,7 @@ impl PushSettings {
     }
 }
 
-/// An opening with what the options say of it; `location` is the other end.
+/// Adds the options to an opening. `location` is the other end.
 pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open {
     Open {
         compare: if args.checksum {
@@ -222,7 +222,7 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         },
         keeping: match args.listed {
             None => keeping::keeping(&args.keeping),
-            // a list tells contents, and no more
+            // A manifest describes only contents.
             Some(_) => Keeping {
                 kinds: Kinds::NONE,
                 ..Keeping::LEAST
@@ -275,7 +275,7 @@ pub(super) fn refuse_contradictions(
     ])
 }
 
-/// The receivers of a cluster, with this path.
+/// Returns the receivers of a cluster, with this path.
 fn receivers_of(cluster: &Cluster, target: &OsStr) -> Result<(Location, Vec<Remote>)> {
     let path = match Location::parse(target, zmove_engine::Start::Daemon)? {
         Location::Local(path) => path,
@@ -307,7 +307,7 @@ fn receivers_in<'a>(
     first.into_iter().chain(also)
 }
 
-/// Refuses a receiver that is named twice, which would get two sessions where it was to get one.
+/// Refuses a receiver that is named twice, because it would get two sessions instead of one.
 pub(crate) fn refuse_twice<'a>(receivers: impl Iterator<Item = &'a Remote>) -> Result<()> {
     let mut seen = HashSet::new();
     for receiver in receivers {
@@ -320,7 +320,7 @@ pub(crate) fn refuse_twice<'a>(receivers: impl Iterator<Item = &'a Remote>) -> R
     Ok(())
 }
 
-/// Refuses two receivers that have one key: they are one host by two names.
+/// Refuses two receivers with the same key, because they are one host with two names.
 pub(crate) fn refuse_same_key<'a>(
     receivers: impl Iterator<Item = (&'a Remote, Fingerprint)>,
 ) -> Result<()> {
@@ -335,9 +335,9 @@ pub(crate) fn refuse_same_key<'a>(
     Ok(())
 }
 
-/// Refuses what cannot be done by several receivers together, which the target names or this cluster.
+/// Refuses options that do not work with several receivers, which are named by the target or by this cluster.
 fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> {
-    // without a cluster a location that ssh is to reach has been refused as one
+    // Without a cluster, a location that needs ssh was refused earlier.
     let of_ssh = first(&[
         (args.dial.ssh, "--ssh"),
         (args.dial.ssh_command.is_some(), "-e"),
@@ -350,7 +350,7 @@ fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> 
     }
     let links = args.keeping.hard_links || args.keeping.preserve.contains(&KindArg::Links);
     let refused = [
-        // which has options of its own
+        // `verify` has separate options.
         (args.verify, "verify"),
         (links, "to keep hard links (-H)"),
         (args.delete, "--delete"),
@@ -397,7 +397,7 @@ pub(super) fn dial_settings(
     };
     if args.cipher == CipherArg::None {
         dial.cipher = Cipher::None;
-        // QUIC, where it was asked for, has been refused before.
+        // An explicit request for QUIC was refused earlier.
         dial.reach.transport = TransportChoice::Tcp;
     }
     Ok(dial)
@@ -423,7 +423,7 @@ fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals
     }
 }
 
-/// What becomes of zeros that are allocated.
+/// Returns how allocated zeros are handled.
 pub(super) fn zeros(args: &PushArgs) -> Zeros {
     match args.keeping.sparse {
         SparseArg::Zeros => Zeros::MadeHoles,
@@ -431,7 +431,7 @@ pub(super) fn zeros(args: &PushArgs) -> Zeros {
     }
 }
 
-/// What the options say of removals.
+/// Returns the options for removals.
 pub(super) fn removal_order(args: &PushArgs) -> RemovalOrder {
     RemovalOrder {
         after_errors: if args.ignore_errors {
@@ -448,7 +448,8 @@ pub(super) fn removal_order(args: &PushArgs) -> RemovalOrder {
     }
 }
 
-/// The directories in which this process keeps journals while it is the receiver too: they may lie in a source.
+/// Returns the directories of the journals that this process writes if it is also the receiver, because they may be
+/// inside a source.
 fn own_directories(location: &Location) -> Vec<FileNumber> {
     let journals = match location {
         Location::Local(_) => home(Role::Client).ok().map(|home| journals(&home)),
@@ -465,7 +466,7 @@ fn own_directories(location: &Location) -> Vec<FileNumber> {
         .collect()
 }
 
-/// Whether the target compares large files with its old versions, at the cost of reading each of those.
+/// Returns whether the target compares large files with their old versions, which costs reading each old version.
 fn pays_delta(args: &PushArgs, location: &Location) -> bool {
     match (args.delta, location) {
         (DeltaArg::Always, _) => true,
@@ -480,7 +481,7 @@ fn pays_delta(args: &PushArgs, location: &Location) -> bool {
     }
 }
 
-/// About the rate at which one thread reads and hashes from storage in use, in bytes per second.
+/// Approximate rate at which one thread reads and hashes from storage in use, in bytes per second.
 const DELTA_RATE_MAX: u64 = 600_000_000;
 
 fn durability(arg: DurabilityArg) -> Durability {
