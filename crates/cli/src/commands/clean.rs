@@ -1,4 +1,4 @@
-//! `zmove clean`: removes the leftovers of killed transfers from a tree, here or on another host.
+//! `zmove clean`: removes the leftovers of killed transfers from a local or remote tree.
 
 mod report;
 

@@ -1,4 +1,4 @@
-//! The daemon of a host: its service, its operator, its grants and its journals.
+//! The commands for the daemon of a host: its service, operation, grants and journals.
 
 pub(crate) mod allow;
 pub(crate) mod journal;

@@ -1,4 +1,4 @@
-//! What is made from the definition of the command line: completions for shells, and the manual.
+//! Output that is generated from the definition of the command line: shell completions and the manual.
 
 use std::path::Path;
 
@@ -27,14 +27,14 @@ fn completions_for(shell: Shell) -> String {
 /// Runs `zmove man`: writes `zmove.1`, `zmove-push.1` and so on.
 pub(crate) fn manual(directory: &Path) -> Result<Exit> {
     let mut command = with_all_texts(Args::command().disable_help_subcommand(true));
-    // gives the commands below their full names
+    // Gives the subcommands their full names.
     command.build();
     write_pages(&command, directory)
         .with_context(|| format!("write the manual to '{}'", Escaped::path(directory)))?;
     Ok(Exit::Done)
 }
 
-/// The command with the texts of all its options: clap_mangen leaves out those that are not in the short help.
+/// Makes all options visible, because clap_mangen leaves out options that are hidden in the short help.
 fn with_all_texts(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| arg.hide_short_help(false))
@@ -54,9 +54,9 @@ fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()>
     let mut text = Vec::new();
     page.render(&mut text)?;
     let text = String::from_utf8_lossy(&text);
-    // neither filled out to even margins nor hyphenated: commands and paths stay as they are typed
+    // Disables justification and hyphenation, so that commands and paths appear as they are typed.
     let text = text.replacen(".SH NAME\n", ".ad l\n.nh\n.SH NAME\n", 1);
-    // what stands below the options has lines of its own where some of them are indented
+    // Keeps the line breaks of the text after the options if some of its lines are indented.
     let below = command
         .get_after_help()
         .map(ToString::to_string)

@@ -1,4 +1,4 @@
-//! `zmove key`: the key of this identity.
+//! `zmove key`: shows or creates the key of this identity.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ pub(crate) fn run(command: &KeyCommand) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Reports that the daemon of this host has another key.
+/// Reports that the daemon of this host has a different key.
 fn hint_at_daemon(state: &Path) -> Result<()> {
     if ownership::is_root() && Control::of(state)? != Control::Root {
         if state.is_dir() {

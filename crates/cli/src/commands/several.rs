@@ -1,4 +1,4 @@
-//! Pushes by several nodes, or to several receivers.
+//! Pushes from several nodes or to several receivers.
 
 pub(crate) mod cluster;
 pub(crate) mod cluster_push;

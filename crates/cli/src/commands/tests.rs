@@ -1,8 +1,8 @@
-//! What tests of several commands use.
+//! Helpers for the tests of several commands.
 
 use zmove_types::{Event, Lock, Observer};
 
-/// An observer that keeps warnings.
+/// An observer that records warnings.
 #[derive(Default)]
 pub(super) struct Warnings(pub(super) Lock<Vec<String>>);
 

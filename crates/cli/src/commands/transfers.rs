@@ -1,4 +1,4 @@
-//! Transfers, and what they have in common.
+//! The transfer commands and their shared code.
 
 pub(crate) mod copy;
 pub(crate) mod mount;

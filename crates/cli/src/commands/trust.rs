@@ -1,7 +1,7 @@
-//! `zmove trust`: the keys of receivers, and how a push comes to trust one.
+//! `zmove trust`: manages the keys of receivers. It also has the functions by which other commands pin a key.
 //!
-//! **Invariant:** a key is remembered only after its holder has signed a handshake with it, or before the
-//! connection that demands this signature.
+//! **Invariant:** a key is stored only after its holder has signed a handshake with it, or before a connection that
+//! demands this signature.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -55,7 +55,8 @@ fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Fetches a host's key, which the host proves by its signature; it must be the one that is known, if one is.
+/// Fetches the key of a host, which proves the key with a signature. If a `known` key is given, the host must have that
+/// key.
 pub(crate) async fn fetch(
     host: &Remote,
     identity: &Identity,
@@ -72,7 +73,7 @@ pub(crate) async fn fetch(
     Ok(key)
 }
 
-/// Fetches a host's key, which the host proves by its signature, and remembers it if it is the right one.
+/// Fetches the key of a host, which proves the key with a signature, and stores the key if it is the right one.
 async fn learn(
     args: &TrustHostArgs,
     identity: &Identity,
@@ -94,7 +95,7 @@ async fn learn(
     if args.fingerprint.is_none() && !args.accept_new {
         let otherwise = "run again with --fingerprint and that line's key, or with --accept-new";
         let host = host.clone();
-        // The question has a thread of its own, so that an interrupt is noticed meanwhile.
+        // The prompt runs on a separate thread, so that interrupts are still handled.
         let asked = tokio::task::spawn_blocking(move || ask(&host, key, otherwise)).await;
         asked.context("read the answer")??;
     }
@@ -103,7 +104,7 @@ async fn learn(
     Ok(Exit::Done)
 }
 
-/// The key of a host, which is known from here on.
+/// Returns the key of a host, and pins the key if it was unknown.
 pub(crate) fn key_of(host: &Remote, accept_new: bool) -> Result<Fingerprint> {
     let home = settings::home(settings::Role::Client)?;
     let mut known_hosts = KnownHosts::open(&home)?;
@@ -123,9 +124,9 @@ pub(crate) fn key_of(host: &Remote, accept_new: bool) -> Result<Fingerprint> {
     Ok(key)
 }
 
-/// Sees to it that a host's key is known, and asks now whether it is the right one.
+/// Makes sure that the key of a host is known, and asks the user now if it is not.
 pub(crate) fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
-    // ssh knows its hosts by itself
+    // ssh checks the keys of its hosts.
     if host.login.is_some() {
         return Ok(());
     }

@@ -1,8 +1,8 @@
-//! The process of a job that watches its source (`submit --watch`): it moves files as they become ready, in batches, by
-//! a process for each that does what any job does, with the batch as its `--files-from`.
+//! The process of a job that watches its source (`submit --watch`). It moves files in batches as they become ready.
+//! Each batch has a child process that works like any other job, with the batch as its `--files-from` list.
 //!
-//! What it knows of the tree is lost with it. The next one walks the tree, and what is at the target already is found
-//! so there: nothing is left out by whatever crash.
+//! The process keeps its knowledge of the tree only in memory. After a crash, the next process walks the tree again and
+//! finds which files are already at the target, so no file is left out.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -31,7 +31,7 @@ use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::{Exit, failure, first, usage_error};
 
-/// Refuses what makes no sense for files that come one by one, and a source that is not there.
+/// Refuses options that make no sense for files that arrive one by one, and a source that does not exist.
 pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     let push = &args.copy.push;
     let [source, _] = &push.paths[..] else {
@@ -75,24 +75,25 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whether this process moves a batch of a job that watches: its files are listed on standard input then.
+/// Returns whether this process moves a batch of a watching job. The list of its files is then on standard input.
 pub(crate) fn is_batch() -> bool {
     std::env::var_os(BATCH).is_some()
 }
 
-/// Makes a batch's process one that ends with the one that has started it, and reads its list.
+/// Makes the process of a batch end when its parent ends, and selects the list of the batch.
 pub(crate) fn prepare_batch(args: &mut PushArgs) {
-    // Without it there are two for a moment, and the second finds what the first has moved.
+    // If this fails, two processes may run for a short time. The second one then finds the files that the first one
+    // moved.
     let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     if std::env::var_os(BATCH) != Some(parent.to_string().into()) {
-        // It ended before it could be asked for that.
+        // The parent ended before this process could register.
         std::process::exit(Exit::Interrupted as i32);
     }
     args.selection.read_list("/proc/self/fd/0");
 }
 
-/// Watches and moves until it is told to end, or a transfer fails.
+/// Watches and moves files until the process is asked to stop or a transfer fails.
 pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
     let root = std::path::absolute(&args.copy.push.paths[0]).context("find the source")?;
     let terms = Terms {
@@ -128,7 +129,7 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
             Some(exit) if root.is_dir() && !stop.is_asked() => {
                 return Ok(moved.fail(exit));
             }
-            // Whoever has killed it may have meant this one.
+            // Whoever keeps killing these processes probably meant this one.
             None if killed >= KILLED_MAX && !stop.is_asked() => {
                 return Ok(moved.fail(Exit::Broken as i32));
             }
@@ -143,7 +144,7 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
     Err(failure(Exit::Interrupted, "told to end"))
 }
 
-/// The wish that it ends, which the process of the batch under way gets too.
+/// A request to stop, which is forwarded to the process of the running batch.
 struct Stop(Arc<Lock<Wish>>);
 
 #[derive(Default)]
@@ -178,7 +179,7 @@ impl Stop {
         self.0.lock().is_asked
     }
 
-    /// Lets the process have the wish too, as long as it is not waited for.
+    /// Sets the process to which the request is forwarded. Must be `None` before the process is reaped.
     fn reaches(&self, process: Option<&Child>) {
         let mut wish = self.0.lock();
         wish.process = process.map(Pid::from_child);
@@ -197,17 +198,18 @@ impl Stop {
     }
 }
 
-/// What has become of a batch.
+/// The result of a batch.
 #[derive(Default)]
 struct MovedBatch {
-    /// None where its process was killed.
+    /// `None` if the process was killed.
     exit: Option<i32>,
     files: u64,
     bytes: u64,
     limited_by: Option<String>,
     message: Option<String>,
     failures: Vec<Value>,
-    /// The ends of paths that failed, as they are told, from each `/` on; `None`: one was told without its path.
+    /// The reported failed paths, and each part of them that follows a `/`. `None` if a failure was reported without a
+    /// path.
     failed: Option<HashSet<String>>,
 }
 
@@ -220,7 +222,7 @@ impl MovedBatch {
         !failed.is_empty() && path.ancestors().any(is_told)
     }
 
-    /// Tells failures, unless all of them are of files that are gone: these have been moved or removed by their owner.
+    /// Reports the failures, unless all failed files are gone. Their owner has then moved or removed them.
     fn report_failures(&self, root: &Path, batch: &Batch) {
         if batch
             .paths()
@@ -230,7 +232,7 @@ impl MovedBatch {
         }
     }
 
-    /// Tells the end of a transfer that ends the job, or this attempt of it.
+    /// Reports the end of a transfer that ends the job or this attempt.
     fn fail(&self, exit: i32) -> Exit {
         let message = self
             .message
@@ -274,14 +276,14 @@ impl MovedBatch {
     }
 }
 
-/// Moves a batch by a process of its own.
+/// Moves a batch in a child process.
 fn move_batch(
     batch: &Batch,
     stop: &Stop,
     mut tell: impl FnMut(AttemptProgress),
 ) -> Result<MovedBatch> {
     let list = list_of(batch).context("list files in memory")?;
-    // A program that was replaced still is the one that this process executes.
+    // This is the program that this process executes, even if its file was replaced.
     let mut command = this_program();
     command
         .args(std::env::args_os().skip(1))
@@ -300,13 +302,13 @@ fn move_batch(
     for line in BufReader::new(told).lines() {
         moved.take(&line.context("read what a transfer tells")?, &mut tell);
     }
-    // From here on its number may be another's.
+    // From here on, the process ID may belong to another process.
     stop.reaches(None);
     moved.exit = process.wait().context("wait for a transfer")?.code();
     Ok(moved)
 }
 
-/// The paths of a batch, each with a NUL behind it, in a file in memory, which can be read again.
+/// Writes the paths of a batch, each terminated by NUL, to a file in memory, which can be read repeatedly.
 fn list_of(batch: &Batch) -> std::io::Result<File> {
     let mut file = File::from(memfd_create("batch", MemfdFlags::CLOEXEC)?);
     let paths = batch
@@ -320,27 +322,27 @@ fn list_of(batch: &Batch) -> std::io::Result<File> {
 /// When a report is due.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// If something has changed that is no count of bytes.
+    /// If anything other than a byte count has changed.
     Changed,
-    /// If the last one was long enough ago.
+    /// If enough time has passed since the last report.
     InTime,
 }
 
-/// What is told of the job: the sums over all batches.
+/// The reported state of the job, as sums over all batches.
 struct Report {
     begun: Instant,
     told: Option<(Instant, Watching)>,
-    /// How often it is told again that there is nothing to do: a runner that has just begun does not know, and would
-    /// take it for something that gets nowhere.
+    /// Interval at which an idle state is reported again. A new runner has not seen the earlier report and would assume
+    /// that the job makes no progress.
     repeat: Duration,
-    /// Files and bytes that batches have moved which have ended.
+    /// Files and bytes moved by finished batches.
     files_moved: u64,
     bytes_moved: u64,
-    /// Whether a batch is under way.
+    /// Whether a batch is running.
     is_moving: bool,
-    /// How far the batch under way is; without one, the rate and the limit of the last.
+    /// Progress of the running batch. If there is none, the rate and the limit of the last batch.
     now: AttemptProgress,
-    /// How far the events have been told when their beginning was last let go.
+    /// Number of bytes at the start of the event file whose storage was freed.
     let_go: u64,
 }
 
@@ -436,7 +438,7 @@ impl Report {
         self.let_go();
     }
 
-    /// Gives the room of events back that have been read long ago: there is no end at which their file would go.
+    /// Frees the storage of events that were read long ago, because the job has no end at which the file is removed.
     fn let_go(&mut self) {
         let events = std::io::stdout();
         let told = rustix::fs::seek(&events, rustix::fs::SeekFrom::Current(0)).unwrap_or(0);
@@ -449,23 +451,24 @@ impl Report {
     }
 }
 
-/// The variable by which a process knows that it moves a batch: the number of the process that has started it.
+/// Environment variable of the process of a batch. It holds the ID of the parent process.
 const BATCH: &str = "ZMOVE_JOB_BATCH";
-/// What limits a job that has nothing to do.
+/// The limit that is reported for a job without work.
 const WATCHING: &str = "watching";
-/// How long a file that nobody has closed is left unchanged before it is moved, unless it was said.
+/// Default time for which a file that nobody has closed must stay unchanged before it is moved.
 const REST: Duration = Duration::from_secs(3);
-/// The most files of a batch: enough that connecting does not count, and few enough that none waits long for others.
+/// Maximum number of files in a batch. It is large enough that the time to connect does not matter, and small enough
+/// that no file waits long for others.
 const BATCH_FILES_MAX: usize = 1 << 14;
-/// How often it is looked whether it is to end.
+/// Interval between checks for a request to stop.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const REPEAT_INTERVAL_MAX: Duration = Duration::from_secs(60);
-/// How long it rests where a batch could not be moved.
+/// Pause after a batch that could not be moved.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
-/// Batches in a row whose process was killed before that ends the attempt.
+/// Maximum number of consecutive batches whose process may be killed. One more ends the attempt.
 const KILLED_MAX: u32 = 3;
-/// Failures of a batch that are told: the log names all.
+/// Maximum number of reported failures per batch. The log names all failures.
 const FAILURES_MAX: usize = 100;
-/// How much of the events is kept, which is more than a runner has not read.
+/// Number of bytes of events to keep. This is more than a runner leaves unread.
 const EVENTS_KEPT_BYTES: u64 = 4 << 20;

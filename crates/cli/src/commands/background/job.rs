@@ -1,4 +1,4 @@
-//! `zmove job ID`: shows a job, waits for it, holds it or ends it.
+//! `zmove job ID`: shows a job, waits for it, pauses it or cancels it.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
             ordered(&place, &store, args, id, answer, "resumed")?;
         }
         Some(JobAction::Cancel) => {
-            // Whoever ends an earlier run of a schedule means the schedule.
+            // A user who cancels an earlier run of a schedule means the schedule.
             let live = store.live_run(id)?;
             if live != id && !args.json {
                 terminal::say(format_args!(
@@ -79,7 +79,7 @@ fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
     Ok(())
 }
 
-/// The notifications of a job, without those that the runner drops in its next turn because their method is not
+/// Returns the notifications of a job, without the new ones that the runner will drop because their method is not
 /// configured.
 fn notifications(store: &Store, id: JobId) -> Result<Vec<Notification>> {
     let mut notifications = store.notifications(id)?;
@@ -110,7 +110,7 @@ fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Has the runner see to an order, and says what has become of it.
+/// Makes the runner act on an order, and reports the result.
 fn ordered(
     place: &Place,
     store: &Store,
@@ -128,7 +128,7 @@ fn ordered(
     Ok(())
 }
 
-/// Waits for the end of a job, and shows it meanwhile.
+/// Waits for the end of a job. Calls `show` with the job's state until then.
 fn wait(
     place: &Place,
     store: &Store,
@@ -151,7 +151,7 @@ fn wait(
             }
             return Ok(exit_of(state));
         }
-        // It may have been killed: then nobody else would ever end this wait.
+        // The runner may have been killed. Without a new runner, this wait would never end.
         if looked_for_runner.is_none_or(|looked| looked.elapsed() > RUNNER_INTERVAL) {
             ensure_runner(place)?;
             looked_for_runner = Some(Instant::now());
@@ -160,7 +160,7 @@ fn wait(
     }
 }
 
-/// Shows a bar until the job ends.
+/// Shows a progress bar until the job ends.
 fn attach(place: &Place, store: &Store, args: &JobArgs) -> Result<Exit> {
     let bar = terminal::running(BAR);
     let exit = wait(place, store, args, None, |row| {
@@ -186,7 +186,7 @@ fn exit_of(state: State) -> Exit {
     }
 }
 
-/// How often a job is looked at.
+/// Interval at which the state of a job is read.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How often it is looked whether there is a runner.
+/// Interval between checks that there is a runner.
 const RUNNER_INTERVAL: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! `zmove jobs`: lists jobs, copies their list, and forgets old ones.
+//! `zmove jobs`: lists jobs, backs up the list, and removes old jobs from it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn list(args: &JobsArgs, place: &Place, store: &Store, now: Moment) -> Result<()
     Ok(())
 }
 
-/// How many jobs there are, and in which states.
+/// Returns the number of jobs, in total and by state.
 fn counts(states: impl Iterator<Item = State>) -> String {
     let mut counts = BTreeMap::new();
     states.for_each(|state| *counts.entry(state.to_string()).or_insert(0) += 1);
@@ -71,7 +71,7 @@ fn clean(place: &Place, store: &mut Store, now: Moment, older_than: Age) -> Resu
     let before = now.before(older_than.0);
     let forgotten = store.forget(before)?;
     for id in &forgotten {
-        // One that was never begun has none; what stays is in nobody's way.
+        // A job that never started has no directory. A directory that cannot be removed does no harm.
         let _best_effort = std::fs::remove_dir_all(place.job(*id));
     }
     terminal::say(format_args!(
@@ -89,7 +89,7 @@ fn clean(place: &Place, store: &mut Store, now: Moment, older_than: Age) -> Resu
     Ok(())
 }
 
-/// Why jobs are kept that ended at these times, or have not.
+/// Returns the reasons why jobs with these end times are kept. A job without an end time has not ended.
 fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_than: Age) -> String {
     let mut all = 0;
     let mut unended = 0;
@@ -115,9 +115,9 @@ fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_th
     format!("kept {}: {}", counted(all, "job"), reasons.join("; "))
 }
 
-/// Jobs that fit one screen of a terminal; of more it is said how many there are in each state.
+/// Number of jobs that fit on one screen of a terminal. For longer lists, the counts by state are printed too.
 const SCREEN_JOBS: usize = 10;
-/// How long a job is listed after its end.
+/// Time for which a job is listed after its end.
 const RECENT: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[cfg(test)]

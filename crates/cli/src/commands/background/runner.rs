@@ -41,7 +41,7 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
         };
     }
     let runner = match Runner::begin(&place, config.clone()) {
-        // A command may have started another runner while this process changed its program.
+        // A command may have started another runner while this process replaced its program.
         Err(RunnerError::Up { pid }) if args.http.is_some() || Program::is_successor() => {
             succeed(&place, &config, pid)?
         }
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     stay(runner, &place, config)
 }
 
-/// Runs jobs to the end of the runner. A runner whose program was replaced executes the new one.
+/// Runs jobs until the runner ends. If the file of the runner's program was replaced, executes the new program.
 fn stay(runner: Runner, place: &Place, config: RunnerConfig) -> Result<Exit> {
     let end = runner.run(|text| terminal::warn(text))?;
     let replaced = config.program.clone().filter(|_| end == RunEnd::Replaced);
@@ -77,7 +77,7 @@ fn stay(runner: Runner, place: &Place, config: RunnerConfig) -> Result<Exit> {
     }
 }
 
-/// Sends a test event by each method that is configured. All are tried before an error is returned.
+/// Sends a test event with each configured method. Tries all methods before it returns an error.
 fn send_tests(place: &Place) -> Result<Exit> {
     let config = settings::notify_config()?;
     let store = Store::open(place)?.id()?;
@@ -117,8 +117,8 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
     })
 }
 
-/// Becomes the runner once the present one ends, as one does that `zmove submit` has started; the page is served
-/// already.
+/// Becomes the runner when the current one ends. The current one may have been started by `zmove submit`. The page is
+/// already served.
 fn succeed(place: &Place, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
     terminal::say(format_args!(
@@ -133,7 +133,7 @@ fn succeed(place: &Place, config: &RunnerConfig, pid: Option<i32>) -> Result<Run
     }
 }
 
-/// Does one job: a copy that tells its events, by the words with which it was submitted.
+/// Runs one job: a copy that reports events, with the arguments with which the job was submitted.
 pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     leave_terminal();
     let umask = std::env::var(UMASK)
@@ -153,17 +153,18 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
         return follow::follow(&args);
     }
     let said = ssh_words::so_far();
-    // Who holds or ends a job means what it moves, wherever that is. A killed process leaves it to the next attempt.
+    // A user who pauses or cancels a job also means its transfer between other hosts. A killed process leaves that to
+    // the next attempt.
     copy::run(args.copy, started, After::Stops).map_err(|error| ssh_words::judge(error, said))
 }
 
-/// Leaves the terminal, so that no signal comes from there, and nothing that is started asks there.
+/// Leaves the terminal, so that it sends no signals to this process and no child process prompts on it.
 fn leave_terminal() {
-    // Who leads a group cannot, and has left it already.
+    // This fails for the leader of a process group, which has already left the terminal.
     let _led = rustix::process::setsid();
 }
 
-/// How often a runner looks whether the one before it has ended.
+/// Interval between checks whether the previous runner has ended.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a runner stays that a command has started.
+/// Idle time after which a runner that was started by a command exits.
 const IDLE: Duration = Duration::from_secs(600);

@@ -1,6 +1,6 @@
-//! `zmove submit`: takes a transfer into the store of jobs, and sees to it that there is a runner.
+//! `zmove submit`: adds a transfer to the store of jobs, and makes sure that there is a runner.
 //!
-//! What can be asked or refused is so here: a job has nobody to ask.
+//! Questions are asked and errors are reported here as far as possible, because a running job has no user to ask.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::OpenOptionsExt;
@@ -44,7 +44,7 @@ pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Says where the job of a submission has ended: the number alone would look as if something were done now.
+/// Reports how the job of a repeated submission ended. Its number alone would look as if the job were running now.
 fn tell_end(store: &Store, id: JobId) -> Result<()> {
     let job = store.job(id)?;
     if let Some(ended) = job.ended {
@@ -78,7 +78,7 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
         .open(place.runner_log());
     let log = log.with_context(|| format!("open '{}'", place.runner_log().display()))?;
     let mut runner = this_program();
-    // not in a directory that somebody may want to unmount
+    // The runner must not block the unmounting of the current directory.
     runner
         .args(["runner", "--detached"])
         .current_dir("/")
@@ -90,7 +90,7 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
         .stderr(log)
         .spawn();
     let mut started = started.context("start a runner")?;
-    // A command that lives longer than the runner would keep it as a zombie.
+    // A command that outlives the runner would otherwise keep it as a zombie.
     let bury = move || drop(started.wait());
     std::thread::Builder::new()
         .name("runner's end".to_owned())
@@ -99,8 +99,8 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Sees to it that there is a runner where jobs have not ended: after a reboot, or when it was killed, there is none,
-/// and what is shown would stay as it is.
+/// Makes sure that there is a runner if jobs are unfinished. After a reboot or a kill there is none, and the displayed
+/// state would never change.
 pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
     if store.has_work()?
         && let Err(error) = ensure_runner(place)
@@ -145,12 +145,12 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         None => name_of(&sources[0]),
     };
     let environment = environment(mount::recorded(&copy.push)?);
-    // the file of a cluster has the keys of its receivers
+    // The file of a cluster contains the keys of its receivers.
     let are_known = copy.push.dial.accept_new || copy.push.cluster.is_some();
     let strict = copy.push.dial.strict;
     let copy = Copy::new(copy, Arc::new(Prompt))?;
     if let Copy::Push(settings) = &copy
-        // what is to begin later may still come
+        // The sources of a job that starts later may still appear.
         && after.is_empty()
         && at.is_none()
         && every.is_none()
@@ -193,7 +193,7 @@ fn tell_if_past(at: Moment) {
     }
 }
 
-/// The other hosts of a copy, that of the target first.
+/// Returns the other hosts of a copy, starting with the host of the target.
 fn hosts(copy: Copy) -> Vec<Remote> {
     match copy {
         Copy::Push(settings) => match settings.location {
@@ -214,10 +214,10 @@ fn checked_label(label: String) -> Result<String> {
     Ok(label)
 }
 
-/// The longest label: as the name of a file.
+/// Maximum length of a label in bytes, the same as for a file name.
 const LABEL_BYTES_MAX: usize = 255;
 
-/// Warns of sources that do not exist. Refuses a job without any source as a push does.
+/// Warns of missing sources. Refuses a job none of whose sources exist, as a push does.
 fn refuse_missing(args: &PushArgs) -> Result<()> {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
     let is_missing = |source: &&OsString| Path::new(source).symlink_metadata().is_err();
@@ -231,8 +231,8 @@ fn refuse_missing(args: &PushArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what has no meaning where nobody watches, and passwords: what was typed is kept with the job and shown, and
-/// the system shows it to all users of this host for as long as the job runs.
+/// Refuses options that make no sense without a user, and passwords. The command line is stored with the job and
+/// displayed, and the system shows it to all users of this host while the job runs.
 fn refuse_for_jobs(args: &PushArgs) -> Result<()> {
     let mut paths = args.paths.iter().map(|path| path.to_string_lossy());
     let ssh = args.dial.ssh_command.as_deref();
@@ -256,7 +256,7 @@ fn refuse_for_jobs(args: &PushArgs) -> Result<()> {
     ])
 }
 
-/// Whether it is an address as `ssh://USER:PASSWORD@HOST/PATH`.
+/// Returns whether the path is an address with a password, such as `ssh://USER:PASSWORD@HOST/PATH`.
 fn has_password(path: &str) -> bool {
     let Some((_, rest)) = path.split_once("://") else {
         return false;
@@ -268,7 +268,7 @@ fn has_password(path: &str) -> bool {
     user.is_some_and(|(user, _)| user.contains(':'))
 }
 
-/// Whether it is a command as `sshpass -p PASSWORD ssh`.
+/// Returns whether the command contains a password, as in `sshpass -p PASSWORD ssh`.
 fn types_password(command: &str) -> bool {
     let mut words = command
         .split_whitespace()
@@ -277,7 +277,8 @@ fn types_password(command: &str) -> bool {
         && words.any(|word| word.starts_with("-p"))
 }
 
-/// Refuses a text that no hook and no webhook would get. Without a text, an invalid file holds up no job.
+/// Refuses a text that no hook or webhook would receive. Without a text, an invalid configuration only causes a
+/// warning.
 fn check_notify(text: Option<&str>) -> Result<()> {
     let Some(text) = text else {
         if let Err(error) = NotifyConfig::read(&settings::notify()?) {
@@ -293,12 +294,12 @@ fn check_notify(text: Option<&str>) -> Result<()> {
     settings::notify_config().map(drop)
 }
 
-/// The longest text for the hook and the webhook: some mail addresses.
+/// Maximum length in bytes of the text for the hook and the webhook. This is enough for several mail addresses.
 const NOTIFY_BYTES_MAX: usize = 1000;
 
-/// What a job needs of the environment in which it was submitted, and the variables that record its mounts.
+/// Returns the part of the current environment that a job needs, and the variables that record its mounts.
 fn environment(mounts: Vec<OsString>) -> Words {
-    // Reading the mask is setting it; nobody else makes files meanwhile.
+    // The umask can be read only by setting it. No other thread creates files at this point.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
     let umask = format!("{:o}", umask.as_raw_mode());
@@ -315,18 +316,18 @@ fn environment(mounts: Vec<OsString>) -> Words {
     )
 }
 
-/// The directory that `ZMOVE_HOME` names, for a process that begins elsewhere.
+/// Returns `ZMOVE_HOME` as an absolute path, for a process that starts in another directory.
 fn absolute_home() -> Option<PathBuf> {
     std::path::absolute(settings::named(ZMOVE_HOME)?).ok()
 }
 
-/// The variable of zmove's own home, which may be relative.
+/// Environment variable of zmove's home directory. Its value may be a relative path.
 const ZMOVE_HOME: &str = "ZMOVE_HOME";
 
-/// The variable by which a job's process gets the mask for modes of new files.
+/// Environment variable that passes the umask to the process of a job.
 pub(crate) const UMASK: &str = "ZMOVE_JOB_UMASK";
 
-/// A path as it is shown: one of this host from the root on.
+/// Returns a path as it is displayed. Local paths are absolute.
 pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String {
     let path = if names_other_host(path) {
         path.to_owned()
@@ -341,7 +342,7 @@ pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String 
     format!("{}{more}", Escaped::path(&path))
 }
 
-/// The last name of a path.
+/// Returns the last component of a path.
 fn name_of(path: &OsStr) -> String {
     let path = path.to_string_lossy();
     let path = path.trim_end_matches('/');

@@ -1,4 +1,4 @@
-//! The report of a cleaning: a line for each thing that was found, and a summary.
+//! The report of a cleanup: one line for each leftover found, and a summary.
 
 use serde_json::{Value, json};
 use zmove_sender::CleanEvent;
@@ -12,7 +12,7 @@ use crate::display::progress::print_json;
 use crate::display::terminal;
 use crate::value::exit::Exit;
 
-/// The events of one cleaning until now.
+/// The results of a cleanup so far.
 #[derive(Debug, Default)]
 pub(super) struct CleanReport {
     is_preview: bool,
@@ -22,7 +22,7 @@ pub(super) struct CleanReport {
     failed: u64,
 }
 
-/// A number of leftovers, and the bytes that they take.
+/// Number of leftovers, and the bytes that they use.
 #[derive(Clone, Copy, Debug, Default)]
 struct LeftoverSum {
     entries: u64,
@@ -174,7 +174,7 @@ impl CleanReport {
     }
 }
 
-/// Prints an event. The daemon's log shows the session of a cleaning by its target.
+/// Prints an event. It has no transfer ID, because the daemon's log identifies a cleanup by its target.
 fn print(mut event: Value) {
     event["schema"] = SCHEMA.into();
     event["transfer"] = Value::Null;

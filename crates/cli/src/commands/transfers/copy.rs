@@ -1,5 +1,5 @@
-//! `zmove copy`, which is a push, a pull, or a copy between two other hosts; and `zmove result`, which asks about a
-//! copy of the last kind.
+//! `zmove copy`, which is a push, a pull or a copy between two other hosts, and `zmove result`, which reports on a copy
+//! between two other hosts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ use crate::display::terminal;
 use crate::settings::{self, Copy, CopySettings, Role};
 use crate::value::exit::{Exit, failure};
 
-/// Runs `zmove copy`. A copy between two other hosts does as `after` says once the user, or the runner of a job, has
-/// this process end.
+/// Runs `zmove copy`. `after` determines whether a copy between two other hosts continues when the user or a job's
+/// runner ends this process.
 pub(crate) fn run(args: CopyArgs, started: Instant, after: After) -> Result<Exit> {
     match Copy::new(args, Arc::new(Prompt))? {
         Copy::Push(settings) => push::push(&settings, started),
@@ -75,7 +75,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     });
     let ended = TransferEnd::of(display, args, copied);
     if was_stopped {
-        // So that nobody else sees to it.
+        // Tells the runner that it need not end the copy.
         print_json(&json!({ "event": "copy_ended" }));
     }
     let ended = ended?;
@@ -95,7 +95,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     Ok(exit)
 }
 
-/// Whether this side was told to stop, and no copy goes on.
+/// Returns whether this side was stopped and no copy continues.
 fn was_interrupted(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
@@ -103,7 +103,7 @@ fn was_interrupted(error: &anyhow::Error) -> bool {
     )
 }
 
-/// Ends a copy between two other hosts, which an earlier process has begun by these arguments.
+/// Ends a copy between two other hosts that an earlier process started with these arguments.
 pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
     let id = from_hex(id.as_bytes()).context("an id of a copy is wanted")?;
     let Copy::Between(copy) = Copy::new(args, Arc::new(Prompt))? else {
@@ -122,7 +122,8 @@ pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// The exit code of a copy of which the host that sends tells so many failures, and the other one has signed this.
+/// Returns the exit code of a copy. The sending host reported `failed` failures and the exit code `told`, and the
+/// target host signed the receipt.
 fn exit_with(told: Exit, receipt: &Receipt, failed: u64) -> Exit {
     if told == Exit::Partial || receipt.faults <= failed {
         return told;
@@ -206,7 +207,8 @@ fn exit_of_receipt(receipt: &Receipt) -> Exit {
     }
 }
 
-/// The result as the host tells that has sent; the receipt must be of the key that is pinned for the other.
+/// Returns the result that the sending host reports. Its receipt must be signed by the key that is pinned for the
+/// target host.
 fn of_sender(
     args: &ResultArgs,
     known: &KnownHosts,
@@ -243,7 +245,7 @@ fn of_sender(
     let told = match Exit::of_counters(counters, is_preview) {
         _ if strict && !summary.not_kept.is_empty() => Exit::Partial,
         Exit::Partial => Exit::Partial,
-        // Files for which nobody has signed may not have arrived.
+        // Files without a signed receipt may not have arrived.
         _ if receipt.is_none() && !is_preview => Exit::Broken,
         told => told,
     };
@@ -263,7 +265,7 @@ fn of_sender(
     Ok((exit, text, said))
 }
 
-/// The text of what was sent to a daemon, or of what a preview would send there.
+/// Returns the text about the data sent to a daemon, or about the differences found by a preview.
 fn sent(counters: &Counters, is_preview: bool, daemon: fmt::Arguments<'_>) -> String {
     let Counters {
         files,

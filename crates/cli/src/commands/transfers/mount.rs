@@ -1,9 +1,8 @@
-//! Where the target and the sources of a transfer on this host are mounted. After a reboot a mount may be missing. A
-//! job would then fill the file system below its target, or take an empty mount point for its source and empty a
-//! mirror.
+//! Checks where the local target and sources of a transfer are mounted. After a reboot, a mount may be missing. A job
+//! would then fill the file system below its target, or read an empty mount point as its source and empty a mirror.
 //!
-//! A mount is known by its point, its type and the id of its file system, which outlive a reboot. Device numbers do
-//! not.
+//! A mount is identified by its mount point, its type and the ID of its file system, which survive a reboot. Device
+//! numbers do not.
 
 mod table;
 
@@ -23,7 +22,8 @@ use crate::commands::transfer::names_other_host;
 use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// The variables by which the process of a job knows the mounts that its target and its sources have now.
+/// Returns the environment variables that pass the current mounts of the target and the sources to the process of a
+/// job.
 pub(crate) fn recorded(args: &PushArgs) -> Result<Vec<OsString>> {
     let mounts = [
         (OF_TARGET, of_target(args)?),
@@ -35,7 +35,7 @@ pub(crate) fn recorded(args: &PushArgs) -> Result<Vec<OsString>> {
         .collect())
 }
 
-/// Refuses what this process of a job would do while a mount is missing that was recorded.
+/// Refuses to run this process of a job while a recorded mount is missing.
 pub(crate) fn demand_recorded(args: &PushArgs) -> Result<()> {
     if let Some(word) = std::env::var_os(OF_TARGET) {
         demand_target(args, &word)?;
@@ -43,8 +43,8 @@ pub(crate) fn demand_recorded(args: &PushArgs) -> Result<()> {
     std::env::var_os(OF_SOURCES).map_or(Ok(()), |word| demand_sources(&word))
 }
 
-/// The mount that the target is on, as one word; none where the target is on another host, or on the root's file
-/// system. Another file system may be mounted there later: backups rotate.
+/// Returns the mount of the target as one word, or `None` if the target is on another host or on the root file system.
+/// The word has no file system ID, because another file system may be mounted there later: backup disks rotate.
 fn of_target(args: &PushArgs) -> Result<Option<OsString>> {
     let Some(target) = local_target(args) else {
         return Ok(None);
@@ -56,13 +56,13 @@ fn of_target(args: &PushArgs) -> Result<Option<OsString>> {
     Ok((mount.point != Path::new("/")).then(|| OsString::from_vec(mount.to_word())))
 }
 
-/// Refuses a target that is not on this mount any more, but on one above: that may pass.
+/// Refuses a target that is no longer on this mount but on one above it. The mount may return, so the job is retried.
 fn demand_target(args: &PushArgs, word: &OsStr) -> Result<()> {
     let Some((wanted, target)) = Mount::from_word(word.as_bytes()).zip(local_target(args)) else {
         return Ok(());
     };
     let found = mount_of(&target)?;
-    // One that has come below is where the user meant.
+    // A mount below the recorded one is accepted, because the target is still where the user meant.
     if found.is_same(&wanted)
         || found.point.starts_with(&wanted.point) && found.point != wanted.point
     {
@@ -78,8 +78,8 @@ fn demand_target(args: &PushArgs, word: &OsStr) -> Result<()> {
     Err(failure(Exit::Connection, text))
 }
 
-/// The mounts that the sources on this host consist of, as one word with a line each: those that the sources are on,
-/// and those below them that are sent. None where the sources are on the root's file system alone.
+/// Returns the mounts that make up the local sources, as one word with a line for each mount: the mounts of the
+/// sources, and the mounts below them that are sent. Returns `None` if all sources are on the root file system only.
 fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
     let selection = args.selection.selection()?;
@@ -87,7 +87,7 @@ fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
     for source in sources.iter().filter(|source| !names_other_host(source)) {
         let path = Path::new(source);
         let is_link = path.is_symlink() && !source.as_bytes().ends_with(b"/");
-        // What is not there yet may still come, and a link is sent as a link.
+        // A missing source may still appear, and a symbolic link is sent as a link.
         let Ok(path) = path.canonicalize() else {
             continue;
         };
@@ -119,7 +119,7 @@ fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
     Ok((!word.is_empty()).then(|| OsString::from_vec(word)))
 }
 
-/// Whether the rules let a mount point below a source be sent.
+/// Returns whether the rules select a mount point below a source.
 fn is_selected(selection: Option<&Selection>, source: &OsStr, path: &Path, point: &Path) -> bool {
     let own_name = if source.as_bytes().ends_with(b"/") {
         None
@@ -135,8 +135,8 @@ fn is_selected(selection: Option<&Selection>, source: &OsStr, path: &Path, point
     }
 }
 
-/// Refuses sources of which one of these mounts is missing, or another file system is mounted in its place: that may
-/// pass.
+/// Refuses the sources if one of these mounts is missing, or if another file system is mounted there. The mount may
+/// return, so the job is retried.
 fn demand_sources(word: &OsStr) -> Result<()> {
     let lines = word.as_bytes().split(|&byte| byte == b'\n');
     for wanted in lines.filter_map(Mount::from_word) {
@@ -184,7 +184,7 @@ pub(crate) fn require(args: &PushArgs) -> Result<()> {
 }
 
 fn local_target(args: &PushArgs) -> Option<PathBuf> {
-    // of a cluster it is a path at the receivers
+    // With a cluster, the target is a path at the receivers.
     let target = args.paths.last().filter(|_| args.cluster.is_none())?;
     match Location::parse(target, settings::start(&args.dial)) {
         Ok(Location::Local(path)) => std::path::absolute(path).ok(),
@@ -192,9 +192,9 @@ fn local_target(args: &PushArgs) -> Option<PathBuf> {
     }
 }
 
-/// The variable with the mount that the target has to be on.
+/// Environment variable with the mount on which the target must be.
 const OF_TARGET: &str = "ZMOVE_JOB_MOUNT";
-/// The variable with the mounts that the sources consist of.
+/// Environment variable with the mounts that make up the sources.
 const OF_SOURCES: &str = "ZMOVE_JOB_SOURCE_MOUNTS";
-/// The longest record of mounts: the kernel takes no variable of 128 KiB.
+/// Maximum size of a record of mounts, in bytes. The kernel refuses a variable of 128 KiB.
 const WORD_BYTES_MAX: usize = 100_000;

@@ -1,4 +1,4 @@
-//! `zmove pull`: from the arguments to a summary.
+//! `zmove pull`, from the arguments to the summary.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,12 +23,12 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     pull(&PullSettings::new(args, Arc::new(Prompt))?, started)
 }
 
-/// Pulls by these settings.
+/// Pulls with these settings.
 pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
     let display = display(args, &settings.remote.host, &host_name())?;
-    // With --checksum the host does not tell which of the files it has sent: all of them were at least compared.
+    // With --checksum, the host does not report which files it sent. All files were at least compared.
     let received = if args.checksum {
         &["compared"]
     } else {

@@ -1,4 +1,4 @@
-//! `zmove push` and `zmove verify`, which is a dry run that compares contents: from the arguments to a summary.
+//! `zmove push`, from the arguments to the summary. `zmove verify` is a push that only compares contents.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     push(&PushSettings::new(args, Arc::new(Prompt))?, started)
 }
 
-/// Pushes by these settings.
+/// Pushes with these settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
@@ -84,8 +84,8 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     Ok(exit)
 }
 
-/// The target, if it is a bare name here that does not exist yet and the summary is for a person. The user may have
-/// meant a host.
+/// Returns the target if it is a local name without slashes that does not exist yet, and if the summary is for a
+/// person. The user may have meant a host.
 fn bare_name(settings: &PushSettings) -> Option<&Path> {
     let PushSettings { location, args, .. } = settings;
     let Location::Local(target) = location else {
@@ -97,7 +97,8 @@ fn bare_name(settings: &PushSettings) -> Option<&Path> {
     (is_bare && is_shown && !target.exists()).then_some(target)
 }
 
-/// Says that a directory was made by that name, if it was one: a single file gets the name itself.
+/// Reports that a directory of this name was created. There is none if the only source is a file, which is then created
+/// under this name.
 fn tell_made(name: &Path) {
     if name.is_dir() {
         terminal::say(format_args!(
@@ -131,7 +132,7 @@ fn sender_config(settings: &PushSettings, sources: &Sources, storage: &Storage) 
     }
 }
 
-/// Runs the sending role, and reconnects when connections are lost.
+/// Runs the sending role, and reconnects if connections are lost.
 async fn push_there(
     remote: &Remote,
     settings: &PushSettings,
@@ -179,7 +180,7 @@ async fn push_here(
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 
-/// The settings of the walk, with as many threads as were of use where the sources were read before.
+/// Returns the settings of the scan, with as many threads as were useful for reading the sources before.
 fn scan_config(usual: ScanConfig, sources: &Sources, memory: &StorageMemory) -> ScanConfig {
     let known = sources
         .paths()
@@ -192,7 +193,8 @@ fn scan_config(usual: ScanConfig, sources: &Sources, memory: &StorageMemory) -> 
     ScanConfig { threads, ..usual }
 }
 
-/// The most threads that walk: a file that is looked at once is then opened, read and looked at again.
+/// Maximum number of scan threads. Each scanned file is later opened, read and inspected again, which takes longer than
+/// the scan.
 const SCAN_THREADS_MAX: usize = 64;
 
 fn storage_memory() -> StorageMemory {
@@ -202,8 +204,8 @@ fn storage_memory() -> StorageMemory {
     )
 }
 
-/// The shares of its storage's speed that the push has reached, as far as that has been swept; for the target only
-/// where it is local.
+/// Returns the fractions of the measured storage speed that the push reached, as far as they are known. The target
+/// counts only if it is local.
 fn shares(moved: &MovedSizes, summary: &Summary, sources: &Sources, location: &Location) -> Shares {
     let source = saved_sweeps::of_paths(sources.paths());
     let target = match location {
@@ -213,7 +215,7 @@ fn shares(moved: &MovedSizes, summary: &Summary, sources: &Sources, location: &L
     Shares::of(moved, summary.elapsed, source.as_ref(), target.as_ref())
 }
 
-/// The manifest that was asked for, with what the receiver on `host` proves.
+/// Creates the requested manifest, with the proofs that the receiver on `host` provides.
 pub(crate) fn manifest(
     args: &PushArgs,
     host: String,

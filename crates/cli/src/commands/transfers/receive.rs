@@ -1,9 +1,10 @@
-//! `zmove receive`: one side of one transfer, started over ssh by a command elsewhere: that of a push or a pull, or one
-//! of the two hosts of a copy.
+//! `zmove receive`: one side of a single transfer, started over ssh by a command on another host. It is the other end
+//! of a push or a pull, or one of the two hosts of a copy.
 //!
-//! The program reads its request from standard input, writes to standard output where it listens, and lets one key in,
-//! which may do what this user may. **Invariant:** it ends when its transfer ends, when standard input does, or when
-//! nobody comes. In a copy it stays beyond a session, since the other host may lose its connections.
+//! The program reads its request from standard input, writes its listening address to standard output, and admits one
+//! key, which has all permissions of this user. **Invariant:** the program exits when its transfer ends, when standard
+//! input ends, or when nobody connects in time. In a copy it stays after a session, because the other host may lose its
+//! connections.
 
 use std::io::{BufRead, BufReader, Read, Stdin};
 use std::mem::ManuallyDrop;
@@ -39,7 +40,7 @@ pub(crate) fn run() -> Result<Exit> {
         .context("read standard input")?;
     let request = match ReceiveRequest::read(&line) {
         Err(SshMessageError::Version(_)) => {
-            // the sender reports both versions
+            // The sender reports both versions.
             terminal::print(ReceiveReply::other_version_line());
             return Ok(Exit::Incompatible);
         }
@@ -47,7 +48,7 @@ pub(crate) fn run() -> Result<Exit> {
     };
     let key = request.key.parse().context("read the sender's key")?;
     let runtime = runtime::build(&mut Builder::new_multi_thread(), cores())?;
-    // The runtime is never shut down: a store that is stuck then keeps later pushes waiting until the process ends.
+    // The runtime is never shut down. A stuck write therefore makes later pushes wait until the process exits.
     let runtime = ManuallyDrop::new(runtime);
     runtime.block_on(receive(&request, key, input))?;
     Ok(Exit::Done)
@@ -93,12 +94,12 @@ async fn receive(
         move |event| match event {
             DaemonEvent::Begun { .. } => came.notify_one(),
             DaemonEvent::Ended(_) | DaemonEvent::Granted { .. } => told.notify_one(),
-            // The sender reports what concerns this push; other connections are not its user's business.
+            // The sender reports problems of this push. Other connections do not concern its user.
             _ => {}
         },
     );
     let daemon = copies.into_iter().fold(daemon, Daemon::with_copies);
-    // This resolves at the end of input, or when it cannot be read: whoever has started this is gone.
+    // Resolves at the end of input or on a read error, because the process that started this one is then gone.
     let closed =
         tokio::task::spawn_blocking(move || std::io::copy(&mut input, &mut std::io::sink()));
     terminal::print(ReceiveReply::new(identity.fingerprint(), port, reached).line());
@@ -109,12 +110,13 @@ async fn receive(
             () = signals.next() => {}
         }
     };
-    // A transfer that does not end keeps its lease until this process ends.
+    // A transfer that does not end keeps its lease until this process exits.
     let _all_ended = daemon.serve(stop).await;
     Ok(())
 }
 
-/// Resolves when nobody has come in time, or the transfer has ended; in a copy, when nobody has come since.
+/// Resolves when nobody connected in time or the transfer has ended. In a copy, resolves when nobody connected again in
+/// time.
 async fn nobody_comes(begun: &Notify, ended: &Notify, stays: bool) {
     loop {
         tokio::select! {
@@ -128,7 +130,7 @@ async fn nobody_comes(begun: &Notify, ended: &Notify, stays: bool) {
     }
 }
 
-/// Listens at a port of the range, on all addresses of the family by which ssh has come.
+/// Listens on a port of the range, on all addresses of the address family that ssh used.
 async fn bind(
     request: &ReceiveRequest,
     identity: &Identity,
@@ -161,11 +163,11 @@ async fn bind(
     Err(refused.context("--ssh-ports is empty")?).context("no port of --ssh-ports is free")
 }
 
-/// The address of this host that ssh has reached.
+/// Returns the address of this host to which ssh connected.
 fn reached() -> Option<IpAddr> {
     let connection = std::env::var("SSH_CONNECTION").ok()?;
     connection.split(' ').nth(2)?.parse().ok()
 }
 
-/// How long to wait for a transfer to begin.
+/// Maximum time to wait for a transfer to start.
 const COME_TIMEOUT: Duration = Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! What pushes, pulls and other commands that reach a host have in common around their run.
+//! Shared code for pushes, pulls and other commands that connect to a host.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
 use crate::value::exit::{Exit, failure, in_transfer};
 
-/// The error of a transfer, which says of an interrupted one how it goes on.
+/// Replaces the error of an interrupted transfer with advice on how to resume it.
 pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
     if Exit::of(&error) == Exit::Interrupted && !args.dry_run {
         return failure(
@@ -34,7 +34,7 @@ pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
     error
 }
 
-/// The end of a transfer, whose display is over.
+/// A transfer that has ended, and whose display has ended too.
 pub(crate) struct TransferEnd {
     pub(crate) summary: Summary,
     pub(crate) moved: Arc<MovedSizes>,
@@ -46,7 +46,7 @@ impl TransferEnd {
     /// Ends the display of a transfer.
     ///
     /// # Errors
-    /// The transfer has come to no good end.
+    /// Returns the error with which the transfer ended.
     pub(crate) fn of(
         display: Display,
         args: &PushArgs,
@@ -71,7 +71,7 @@ impl TransferEnd {
         })
     }
 
-    /// Prints the summary; returns the exit code.
+    /// Prints the summary and returns the exit code.
     pub(crate) fn print(self, args: &PushArgs, shares: &Shares, exit: Exit) -> Exit {
         let ending = Ending {
             exit,
@@ -84,14 +84,14 @@ impl TransferEnd {
     }
 }
 
-/// The display of a transfer between these two hosts, with the trace that was asked for.
+/// Creates the display of a transfer between these two hosts, with the requested trace.
 pub(crate) fn display(args: &PushArgs, from: &str, to: &str) -> Result<Display> {
     let trace = args.trace.as_deref();
     let trace = trace.map(|path| trace::create(path, from, to));
     Ok(Display::new(args, trace.transpose()?))
 }
 
-/// The receiving role of this user.
+/// Returns the settings of this user's receiving role.
 pub(crate) fn receiver(
     storage: Storage,
     home: Option<&Path>,
@@ -108,7 +108,7 @@ pub(crate) fn receiver(
     }
 }
 
-/// Adds to the end of a verification against a manifest what that lists and was not found.
+/// Adds the listed files that were not found to the result of a verification against a manifest.
 fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Display) -> Result<()> {
     let Some(listed) = &args.listed else {
         return Ok(());
@@ -134,7 +134,7 @@ fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Display) -> Res
     Ok(())
 }
 
-/// The exit code for a transfer that came to its end.
+/// Returns the exit code for a transfer that ran to its end.
 pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
     if args.keeping.strict_metadata && !summary.not_kept.is_empty() {
         return Exit::Partial;
@@ -142,7 +142,7 @@ pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
     Exit::of_counters(&summary.counters, args.verify)
 }
 
-/// Whether a path is one of another host, `HOST:PATH`.
+/// Returns whether a path is on another host, as in `HOST:PATH`.
 pub(crate) fn names_other_host(path: &OsStr) -> bool {
     let path = path.to_string_lossy();
     path.split('/')
@@ -150,7 +150,7 @@ pub(crate) fn names_other_host(path: &OsStr) -> bool {
         .is_some_and(|head| head.contains(':'))
 }
 
-/// Connects to a host, unless the user stops the command before.
+/// Connects to a host, unless the user stops the command first.
 pub(crate) async fn reach(
     remote: &Remote,
     dial: &DialSettings,
@@ -169,13 +169,13 @@ pub(crate) async fn reach(
     }
 }
 
-/// Resolves when the user stops the command, from the call on: also before it is polled.
+/// Resolves when the user stops the command. Listens from the call on, even before the future is polled.
 pub(crate) fn interrupted() -> impl Future<Output = ()> {
     let signals = EndSignals::listen_at_terminal();
     async {
         match signals {
             Ok(mut signals) => signals.next().await,
-            // Without a handler a signal ends the process by itself.
+            // Without a handler, a signal ends the process.
             Err(_) => std::future::pending().await,
         }
     }

@@ -1,5 +1,5 @@
 //! `zmove verify`: a push, a pull or a copy between two hosts that compares contents and moves nothing. With a manifest
-//! that has no target: the receiver answers by what is listed.
+//! there is no target, and the receiver answers from the manifest.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -43,7 +43,7 @@ pub(crate) fn run(args: VerifyArgs, started: Instant) -> Result<Exit> {
     )
 }
 
-/// The manifest that is to be compared with.
+/// Reads the manifest to compare with, if one was given.
 fn listed(args: &VerifyArgs) -> Result<Option<Arc<ListedFiles>>> {
     let Some(path) = &args.manifest else {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! `zmove runner --http`: the page and the API, on threads beside the runner's.
+//! `zmove runner --http`: serves the page and the API on additional threads of the runner.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::value::control::{Answer, Request};
 use crate::value::exit::usage_error;
 use crate::value::version::VERSION;
 
-/// Serves the page and the API until the process ends. To be called while it has one thread.
+/// Starts to serve the page and the API, until the process exits. Must be called while the process has only one thread.
 pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArgs) -> Result<()> {
     if args.http_name.is_some() && address.is_none() {
         return Err(usage_error("'--http-name' needs '--http' with an address"));
@@ -41,7 +41,7 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
         daemon,
     };
     let api = Api::new(place, host).context("start a thread")?;
-    // One thread does all but what waits for storage.
+    // One thread does all work except calls that block on storage.
     let runtime = runtime::build(Builder::new_multi_thread().max_blocking_threads(8), 1)?;
     let serve = move || {
         if let Err(error) = runtime.block_on(zmove_api::serve(api, listeners)) {

@@ -1,4 +1,4 @@
-//! The options of `zmove submit` that clients of the API may set, as clap has them.
+//! The options of `zmove submit` that clients of the API may set, read from their clap definitions.
 
 use std::any::TypeId;
 
@@ -8,7 +8,7 @@ use zmove_jobs::JobId;
 
 use crate::args::{JOB, SubmitArgs};
 
-/// All of them.
+/// Returns all options that clients may set, sorted by name.
 pub(super) fn of_submit() -> Vec<SubmitOption> {
     let command = SubmitArgs::augment_args(Command::new("submit"));
     let mut options: Vec<_> = command.get_arguments().filter_map(option).collect();
@@ -58,7 +58,7 @@ fn is_number(arg: &Arg) -> bool {
     numbers.into_iter().any(|number| id == number)
 }
 
-/// The options that a client may set. A new option of `zmove submit` is not among them until it is added here.
+/// The options that a client may set. A new option of `zmove submit` must be added here explicitly.
 const ALLOWED: &[&str] = &[
     "acls",
     "after",

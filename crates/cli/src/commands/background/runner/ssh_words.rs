@@ -1,5 +1,5 @@
-//! What ssh has said to a job, whose standard error is the job's log: ssh has one exit code for a path that is down,
-//! which passes, and for a key that it refuses, which does not.
+//! The messages of ssh in a job, whose standard error is the job's log. ssh has the same exit code for a broken path,
+//! which may recover, and for a refused key, which will not.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 
@@ -9,13 +9,13 @@ use zmove_types::printable;
 
 use crate::value::exit::{Exit, failure};
 
-/// How long the log is now.
+/// Returns the current length of the log.
 pub(crate) fn so_far() -> u64 {
     std::fs::metadata(STANDARD_ERROR).map_or(0, |log| log.len())
 }
 
-/// The error of a job, with the last words of an ssh that has failed, and with another exit code if they say that no
-/// other attempt can succeed. The log had `said` bytes before.
+/// Adds the last message of a failed ssh to the error of a job. Changes the exit code if the message shows that no
+/// further attempt can succeed. `said` is the length of the log before the attempt.
 pub(crate) fn judge(error: anyhow::Error, said: u64) -> anyhow::Error {
     if !is_of_ssh(&error) {
         return error;
@@ -56,7 +56,7 @@ fn words_after(said: u64) -> Result<String> {
     Ok(String::from_utf8_lossy(&words).into_owned())
 }
 
-/// Whether ssh has refused the host's key, or the host all keys of the user.
+/// Returns whether ssh refused the host's key, or the host refused all keys of the user.
 fn is_final(words: &str) -> bool {
     const FINAL: [&str; 4] = [
         "Host key verification failed",

@@ -1,4 +1,4 @@
-//! The kernel's table of mounts, and mounts as words that mean something after a reboot.
+//! The kernel's mount table, and mounts encoded as words that stay valid after a reboot.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,14 +15,14 @@ use zmove_types::Escaped;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     pub(super) point: PathBuf,
-    /// The type of its file system.
+    /// Type of the file system.
     pub(super) kind: OsString,
-    /// The id of its file system, if that has one which outlives a reboot.
+    /// ID of the file system, if it has one that survives a reboot.
     pub(super) id: Option<String>,
 }
 
 impl Mount {
-    /// `KIND ID POINT`, in the escapes of the kernel's table.
+    /// Returns `KIND ID POINT`, escaped as in the kernel's table.
     pub(super) fn to_word(&self) -> Vec<u8> {
         let id = self.id.as_deref().unwrap_or("-");
         let words = [
@@ -45,13 +45,13 @@ impl Mount {
         })
     }
 
-    /// Whether both are one file system at one point, as far as their ids are known.
+    /// Returns whether both are the same file system at the same mount point. An unknown ID matches any ID.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let are_known = self.id.is_some() && other.id.is_some();
         self.point == other.point && self.kind == other.kind && (!are_known || self.id == other.id)
     }
 
-    /// The mount as messages name it.
+    /// Returns the mount as messages show it.
     pub(super) fn shown(&self) -> String {
         format!(
             "'{}' ({})",
@@ -61,9 +61,9 @@ impl Mount {
     }
 }
 
-/// The mount of a path, or of the directory that it will be made in.
+/// Returns the mount of a path, or of the directory in which the path will be created.
 pub(super) fn mount_of(path: &Path) -> Result<Mount> {
-    // By way of its '.' a directory that is mounted on demand is, and none has to be readable.
+    // Opening '.' triggers a mount on demand, and `O_PATH` needs no read permission.
     let open = |path: &Path| {
         rustix::fs::open(
             path.join("."),
@@ -78,9 +78,9 @@ pub(super) fn mount_of(path: &Path) -> Result<Mount> {
     Ok(of_line(&line))
 }
 
-/// The mounts below a directory that can be reached, without those that hold no files of users.
+/// Returns the reachable mounts below a directory, without mounts that hold no files of users.
 pub(super) fn mounts_below(directory: &Path) -> Result<Vec<Mount>> {
-    // What is mounted later at the same point hides the earlier one.
+    // A later mount at the same mount point hides the earlier one.
     let at_points: BTreeMap<_, _> = Line::all(&table()?)
         .map(|line| (line.point.clone(), line))
         .collect();
@@ -123,14 +123,14 @@ fn table() -> Result<Vec<u8>> {
     std::fs::read("/proc/self/mountinfo").context("read '/proc/self/mountinfo'")
 }
 
-/// The number of a device in `MAJOR:MINOR`; none where no device is behind it.
+/// Parses the device number in `MAJOR:MINOR`. Returns `None` if the mount has no device.
 fn device(text: &str) -> Option<u64> {
     let (major, minor) = text.split_once(':')?;
     let major = major.parse().ok().filter(|major| *major != 0)?;
     Some(rustix::fs::makedev(major, minor.parse().ok()?))
 }
 
-/// The UUID of the file system on a device, as udev names it.
+/// Returns the UUID that udev reports for the file system on a device.
 fn uuid(device: u64) -> Option<String> {
     let entries = std::fs::read_dir("/dev/disk/by-uuid").ok()?.flatten();
     let mut names = entries.filter(|entry| {
@@ -140,7 +140,7 @@ fn uuid(device: u64) -> Option<String> {
     names.next()?.file_name().into_string().ok()
 }
 
-/// Bytes with the escapes of the kernel, which [`unescaped`] takes back.
+/// Escapes bytes like the kernel does. [`unescaped`] reverses this.
 fn escaped(bytes: &[u8]) -> Vec<u8> {
     let escape = |&byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
@@ -149,7 +149,8 @@ fn escaped(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().flat_map(escape).collect()
 }
 
-/// File systems whose id in `statvfs` is part of them. That of others is the number of a device, random, or 0.
+/// File systems that store the ID returned by `statvfs`. For other file systems, the ID is a device number, random, or
+/// 0.
 const WITH_LASTING_ID: [&str; 5] = ["btrfs", "ext2", "ext3", "ext4", "zfs"];
 /// File systems that hold no files of users.
 const PSEUDO: [&str; 18] = [
@@ -172,7 +173,7 @@ const PSEUDO: [&str; 18] = [
     "securityfs",
     "sysfs",
 ];
-/// Directories in which the system mounts and unmounts by itself.
+/// Directories in which the system mounts and unmounts file systems.
 const SYSTEM: [&str; 4] = ["/dev", "/proc", "/run", "/sys"];
 
 #[cfg(test)]
