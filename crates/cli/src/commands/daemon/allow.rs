@@ -1,4 +1,4 @@
-//! `zmove allow`: the keys that are let in here, and their rights.
+//! `zmove allow`: manages the keys that are allowed to connect, and their permissions.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -55,7 +55,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
                     grant.name, grant.holder
                 ));
             }
-            // links that a removed key has made are known as such by the list that had the key
+            // Only the list that still had the removed key identifies symbolic links created by that key.
             let guard = RootGuard::new(before.writable_roots(), OwnPaths::default());
             faults_of_roots(&AuthorizedKeys::load(&home)?, &guard)
                 .into_iter()
@@ -79,7 +79,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Whether one of the roots is new to a daemon that may have confined itself to those that it had.
+/// Returns whether a root is new to a daemon that may have confined itself to its earlier roots.
 fn is_new_to_confined(grant: &Grant, before: &AuthorizedKeys, home: &Path) -> bool {
     let is_confined =
         Config::read(None, home).is_ok_and(|config| config.confine != ConfineArg::Off);
@@ -88,7 +88,7 @@ fn is_new_to_confined(grant: &Grant, before: &AuthorizedKeys, home: &Path) -> bo
     is_confined && !grant.every_root().all(is_known)
 }
 
-/// Ends what removed keys have under way.
+/// Ends the running transfers of removed keys.
 fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
     let removed = |grant: &Grant| Removed {
         name: grant.name.clone(),
@@ -104,8 +104,8 @@ fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
     Ok(())
 }
 
-/// The grant that is asked for. A key that is in the list keeps its rights where none are named: who sets an end to
-/// them does not mean others.
+/// Returns the requested grant. A key that is already in the list keeps its access if none is named, because a user who
+/// only sets an expiry date does not mean to change it.
 fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant> {
     let known = before
         .find(&args.fingerprint)
@@ -144,7 +144,7 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant>
     })
 }
 
-/// Resolves the links of a root now, for the user who allows it: what a root means must not change later.
+/// Resolves the symbolic links of a root now, for the user who allows it. The meaning of a root must not change later.
 fn resolve(root: PathBuf, guard: &RootGuard) -> Result<PathBuf> {
     let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
     let is_none = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotADirectory;

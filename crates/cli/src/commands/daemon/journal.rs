@@ -1,4 +1,4 @@
-//! `zmove journal`: lists what broken transfers have left at this receiver, and removes it, also for a daemon.
+//! `zmove journal`: lists or removes the unfinished transfers at this receiver, including those of a daemon.
 
 mod clean;
 mod list;
@@ -57,7 +57,7 @@ enum Found {
     /// There is no journal.
     #[default]
     Nothing,
-    /// All was shown or removed.
+    /// Everything was shown or removed.
     Whole,
     /// Something could not be removed.
     Partial,
@@ -72,8 +72,8 @@ impl Found {
         *self = other.max(*self);
     }
 
-    /// The exit code. A child process reports by [`Exit::Busy`], which no command about journals has otherwise, that
-    /// there is no journal.
+    /// Returns the exit code. A child process uses [`Exit::Busy`] to report that there is no journal. No journal
+    /// command uses that code otherwise.
     fn exit(self, command: &JournalCommand) -> Exit {
         let is_child = match command {
             JournalCommand::List { directory, .. } => directory.is_some(),
@@ -118,14 +118,14 @@ fn child(user: u32, word: &str, directory: &Path) -> Result<Child> {
     Ok(child.arg("journal").arg(word).arg("--in").arg(directory))
 }
 
-/// Has the user to whom a directory belongs list it.
+/// Runs the listing of a directory as the user who owns it.
 fn listed_by(user: u32, directory: &Path, json: bool) -> Result<Found> {
     let child = child(user, "list", directory)?;
     let child = if json { child.arg("--json") } else { child };
     Found::of_child(child.code()?)
 }
 
-/// Has the user to whom a directory belongs clean it, below the roots in root's own settings.
+/// Runs the cleanup of a directory as the user who owns it, below the roots in root's settings.
 fn cleaned_by(user: u32, directory: &Path, args: &JournalCleanArgs) -> Result<Found> {
     let home = settings::home(Role::Daemon)?;
     ownership::demand_root(
@@ -153,7 +153,7 @@ fn cleaned_by(user: u32, directory: &Path, args: &JournalCleanArgs) -> Result<Fo
     Found::of_child(child.code()?)
 }
 
-/// A directory of journals, and who works in it.
+/// A directory of journals, and the process that works in it.
 enum Place {
     /// This process.
     Own(PathBuf),
@@ -161,7 +161,7 @@ enum Place {
     OfUser(u32, PathBuf),
 }
 
-/// The directories in which daemons and local pushes of this user keep their journals, or the one that was named.
+/// Returns the directories in which daemons and local pushes of this user keep their journals, or only the given one.
 fn places(only: Option<&Path>) -> Result<Vec<Place>> {
     let directories = match only {
         Some(directory) => vec![directory.to_owned()],
@@ -186,7 +186,7 @@ impl Place {
     }
 }
 
-/// The names of the keys that are let in here; without them journals are listed by key alone.
+/// Returns the names of the allowed keys. If they cannot be loaded, journals are listed by key only.
 fn names() -> list::Names {
     let keys = settings::home(Role::Daemon)
         .ok()
@@ -197,18 +197,18 @@ fn names() -> list::Names {
         .collect()
 }
 
-/// The name of a journal: its transfer's id, with which the file's name begins.
+/// Returns the name of a journal: the ID of its transfer, which is the first part of the file name.
 fn name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     stem.split('-').next().unwrap_or_default().to_owned()
 }
 
-/// The time since a moment; zero if it is still to come.
+/// Returns the time since a point in time, or zero if it is in the future.
 fn age(moment: SystemTime) -> Age {
     Age(SystemTime::now().duration_since(moment).unwrap_or_default())
 }
 
-/// The time since a moment in seconds since 1970.
+/// Returns the time since a point in time that is given in seconds since 1970.
 fn age_of_seconds(seconds: u64) -> Age {
     UNIX_EPOCH
         .checked_add(Duration::from_secs(seconds))

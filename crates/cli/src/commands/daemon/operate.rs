@@ -1,5 +1,5 @@
-//! `zmove status`, `zmove stop` and `zmove drain`: what the operator of a daemon's host sees and does, over the
-//! daemon's socket (`daemon/serve/control.rs`).
+//! `zmove status`, `zmove stop` and `zmove drain`: the operator's view and control of the daemon on this host, through
+//! the daemon's socket (`daemon/serve/control.rs`).
 
 mod table;
 
@@ -24,11 +24,11 @@ use crate::settings::{self, Role};
 use crate::value::control::{ANSWER_BYTES_MAX, Answer, DaemonStatus, REQUEST_BYTES_MAX, Request};
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// How long a daemon may take for a whole answer.
+/// Maximum time for a daemon's complete response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often a status is shown anew.
+/// Interval at which the status is refreshed.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// Clears a terminal and puts the cursor to its upper left corner.
+/// Clears the terminal and moves the cursor to its upper left corner.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// Runs `zmove status`.
@@ -79,7 +79,7 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Says which transfer is being ended.
+/// Reports a transfer that is being stopped.
 pub(crate) fn tell_ended(TransferStatus { id, name, from, .. }: &TransferStatus) {
     terminal::say(format_args!(
         "stopped {id} of {name} at {from}; the same command there goes on where it was"
@@ -105,10 +105,10 @@ fn no_sense<T>() -> Result<T> {
     bail!("the daemon is of another release, and gives no answer that is understood here")
 }
 
-/// Asks the daemon of this host.
+/// Sends a request to the daemon of this host.
 ///
 /// # Errors
-/// None answers, or it is of another release.
+/// Returns an error if no daemon responds, or if the daemon is of another release.
 pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
     let places = match &args.socket {
         Some(socket) => vec![socket.clone()],
@@ -128,8 +128,8 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
     Err(failure(Exit::Connection, text))
 }
 
-/// Asks the daemon at a socket; the inner error says that none answers there. Root connects only where nobody else can
-/// change the socket's name, and otherwise has the user connect who can.
+/// Sends a request to the daemon at a socket. The inner error means that no daemon responds there. Root connects only
+/// if no other user can change the socket's name. Otherwise the user who can do so connects.
 fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
     let socket = &std::path::absolute(socket)?;
     let directory = socket.parent().unwrap_or(socket);
@@ -150,7 +150,7 @@ fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
     line.with_context(|| format!("ask the daemon at '{}' {purpose}", socket.display()))
 }
 
-/// Has one deadline for all that a daemon may take time for, whoever connects to it.
+/// Applies one deadline to the whole exchange with a daemon, whichever process connects to it.
 fn within_patience<T>(asking: impl Future<Output = Result<T>>) -> Result<T> {
     let late = || {
         let text = format!("no answer within {} s", PATIENCE.as_secs());
@@ -162,7 +162,8 @@ fn within_patience<T>(asking: impl Future<Output = Result<T>>) -> Result<T> {
     })
 }
 
-/// Has a process of that user ask. At the deadline it is killed, since its user may have stopped it.
+/// Sends the request from a process of that user. The process is killed at the deadline, because its user may have
+/// stopped it.
 async fn ask_as(user: u32, socket: &Path, words: &str) -> Result<Result<String, String>> {
     let command = Child::new(user)?.arg("ask-daemon").arg(socket).0;
     let mut child = tokio::process::Command::from(command)
@@ -177,7 +178,7 @@ async fn ask_as(user: u32, socket: &Path, words: &str) -> Result<Result<String, 
         bail!("zmove as another user has no pipes");
     };
     let send = async move {
-        // A process that has ended says why.
+        // A process that has exited reports the reason.
         let _ended = input.write_all(words.as_bytes()).await;
     };
     let (answer, told, ()) = tokio::join!(line_of(output), line_of(errors), send);
@@ -198,7 +199,7 @@ async fn ask_as(user: u32, socket: &Path, words: &str) -> Result<Result<String, 
     }
 }
 
-/// Runs `zmove ask-daemon`: passes on what root asks, as the daemon's user.
+/// Runs `zmove ask-daemon`: forwards root's request as the daemon's user.
 pub(crate) fn pass_on(socket: &Path) -> Result<Exit> {
     let mut words = String::new();
     std::io::stdin()
@@ -209,7 +210,7 @@ pub(crate) fn pass_on(socket: &Path) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Where a daemon of this host may have its socket.
+/// Returns the possible paths of a daemon's socket on this host.
 fn places() -> Result<Vec<PathBuf>> {
     let own = settings::control_socket(&settings::home(Role::Daemon)?);
     let is_chosen = std::env::var_os("ZMOVE_HOME").is_some();
@@ -223,7 +224,7 @@ fn places() -> Result<Vec<PathBuf>> {
     })
 }
 
-/// Sends a line to a daemon, and returns the answer; the inner error says that none listens there.
+/// Sends a line to a daemon and returns its response. The inner error means that no daemon listens there.
 async fn exchange(socket: &Path, words: &str) -> Result<Result<String, String>> {
     let mut stream = match UnixStream::connect(socket).await {
         Ok(stream) => stream,
@@ -233,7 +234,7 @@ async fn exchange(socket: &Path, words: &str) -> Result<Result<String, String>> 
     line_of(stream).await.map(Ok)
 }
 
-/// Reads one line or to the end, up to the limit of an answer.
+/// Reads one line, or up to the end of the stream. The size is limited to that of a response.
 async fn line_of(stream: impl AsyncRead + Unpin) -> Result<String> {
     let mut line = Vec::new();
     let mut stream = BufReader::new(stream.take(ANSWER_BYTES_MAX + 1));

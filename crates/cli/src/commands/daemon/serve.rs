@@ -1,12 +1,14 @@
-//! `zmove serve`: the receiver in the foreground, started by hand or as a service. It joins settings, sockets, signals
+//! `zmove serve`: the daemon in the foreground, started by hand or as a service. It connects settings, sockets, signals
 //! and the service manager with the [`Daemon`].
 //!
-//! The rights of the process are settled before it starts a second thread. Root reads settings only from a directory
-//! that nobody else can change. A process that is to become another user first leaves the terminal, which its parent
-//! keeps. Then it binds the network sockets, with the rights of the user who started it, and becomes `--user`. Only
-//! then it opens the log, the control socket, keys and state. Last, `--confine` closes the rest, without exception.
+//! The process settles its privileges before it starts a second thread. Root reads settings only from a directory that
+//! no other user can change. A process that will become another user first leaves the terminal, which its parent keeps.
+//! It then binds the network sockets with the privileges of the user who started it, and becomes `--user`. Only after
+//! that does it open the log, the control socket, keys and state. Finally, `--confine` denies access to everything
+//! else, without exception.
 //!
-//! SIGTERM first refuses new transfers, and ends the others when they are done or out of time.
+//! On SIGTERM, the daemon refuses new transfers. It ends the running ones when they are done or when their time is
+//! over.
 
 pub(crate) mod check;
 pub(crate) mod config;
@@ -59,13 +61,13 @@ use crate::value::account::SystemAccounts;
 use crate::value::age::Age;
 use crate::value::exit::{Exit, usage_error};
 
-/// The UDP buffer below which a receiver that has to wait for a core loses packets.
+/// Minimum useful size of the UDP buffer, in bytes. With less, a receiver that waits for a CPU core loses packets.
 const UDP_BUFFER_BYTES_WANTED: usize = 4 << 20;
 
-/// How long the tasks of a daemon may take to be dropped that leaves transfers behind.
+/// Maximum time to drop the daemon's tasks if it leaves transfers behind.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often journals that nobody has come back for are looked for.
+/// Interval between searches for abandoned journals.
 const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// Runs `zmove serve` until a signal ends it.
@@ -100,7 +102,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     start(args, &config, own, Some(&user), bound).map(Exit::into)
 }
 
-/// Serves with the rights that this process is to keep.
+/// Serves with the privileges that this process will keep.
 fn start(
     args: &ServeArgs,
     config: &Config,
@@ -114,7 +116,7 @@ fn start(
     let file = file.transpose()?;
     log::start(config.log.format, file.as_ref());
     match begin(args, file.as_ref(), config, own, user, bound) {
-        // The error is a line of the log like any other, so that a program which reads it can.
+        // The error is logged like any other event, so that programs that read the log see it.
         Err(error) if file.is_some() || config.log.format == LogFormat::Json => {
             log::failed(terminal::causes(&error));
             Ok(Exit::of(&error))
@@ -123,11 +125,11 @@ fn start(
     }
 }
 
-/// The sockets of the network, which may take the rights of root.
+/// The network sockets, which may need root's privileges.
 struct Bound {
     senders: Inherited,
     metrics: Option<io::Result<TcpListener>>,
-    /// The socket for the operator of this host, bound with the rights of the daemon.
+    /// The socket for the operator of this host. It is bound with the daemon's privileges.
     control: Option<UnixListener>,
 }
 
@@ -175,7 +177,7 @@ fn begin(
     if all_ended {
         runtime.shutdown_background();
     } else {
-        // Until its tasks are dropped they hold sockets, which a process that cannot be reaped would keep.
+        // Tasks hold sockets until they are dropped. A process that cannot be reaped would keep those sockets open.
         runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     }
     Ok(Exit::Done)
@@ -260,7 +262,7 @@ async fn serve(
             () = end(&daemon, signals, config.drain.0, &operator) => {}
             () = reloaded => {}
         }
-        // Another daemon may take their places while the last transfers clean up.
+        // Another daemon may bind these sockets while the last transfers clean up.
         control.iter().chain(&metrics).for_each(JoinHandle::abort);
     };
     let all_ended = daemon.serve(stop).await;
@@ -270,7 +272,8 @@ async fn serve(
     Ok(all_ended)
 }
 
-/// Says that the daemon takes connections: on standard output, in the form of the log, and in a log that is a file.
+/// Reports that the daemon accepts connections, on standard output in the format of the log, and in a log file if there
+/// is one.
 fn say_ready(config: &Config, address: SocketAddr, key: Fingerprint) {
     match config.log.format {
         LogFormat::Text => terminal::print(format_args!(
@@ -305,7 +308,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
     }
 }
 
-/// Sets the limits, lowered where the process has no descriptors for them.
+/// Sets the limits, and lowers those for which the process has too few descriptors.
 fn set_limits(daemon: &Daemon, limits: Limits) {
     let (limits, lowered) = limits.within_process();
     daemon.set_limits(limits);
@@ -322,7 +325,7 @@ fn set_limits(daemon: &Daemon, limits: Limits) {
     }
 }
 
-/// The sockets that the service manager hands over, else new ones by the settings.
+/// Takes the sockets that the service manager passed, or binds new ones from the settings.
 fn bind(config: &Config) -> Result<Inherited> {
     match service::sockets().context("take the sockets of the service manager")? {
         Some(sockets) => Ok(sockets),
@@ -353,10 +356,10 @@ fn bind_metrics(listen: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// The socket for the operator of this host; one that cannot be made is no reason not to receive.
+/// Binds the socket for the operator of this host. The daemon also runs without it.
 fn bind_control(own: &Belongings) -> Option<UnixListener> {
     let path = crate::settings::control_socket(&own.home);
-    // The key is made in it in a moment; an error shows in the socket's.
+    // The key is created in this directory soon. If this fails, binding the socket reports the error.
     let _shown = DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -371,7 +374,7 @@ fn bind_control(own: &Belongings) -> Option<UnixListener> {
         .ok()
 }
 
-/// Serves the metrics; a port that is taken is no reason not to receive.
+/// Serves the metrics. The daemon also runs if the port is in use.
 fn serve_metrics(bound: io::Result<TcpListener>, page: Page) -> Option<JoinHandle<()>> {
     match bound.and_then(tokio::net::TcpListener::from_std) {
         Ok(listener) => {
@@ -387,8 +390,8 @@ fn serve_metrics(bound: io::Result<TcpListener>, page: Page) -> Option<JoinHandl
     }
 }
 
-/// Resolves when transfers are to be cut off: after the first signal they have `drain` to end by themselves; where the
-/// operator has the daemon drained they have all the time, until a signal comes.
+/// Resolves when transfers must be interrupted. After the first signal, transfers have `drain` to end. If the operator
+/// drains the daemon, transfers have unlimited time until a signal arrives.
 async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator: &Control) {
     let asked = tokio::select! {
         () = signals.next() => false,
@@ -397,7 +400,7 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
     if asked {
         log::note("draining: transfers that run go on to their end, and new ones are refused");
         let transfers = daemon.transfers();
-        // The service manager is told nothing yet: it would give the rest TimeoutStopSec= from then on.
+        // The service manager must not know yet, because it would then limit the remaining time to TimeoutStopSec=.
         tokio::select! {
             () = control::drained(&transfers, daemon.drain()) => return service::stopping(),
             () = signals.next() => {}
@@ -418,7 +421,7 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
     }
 }
 
-/// Reads the limits again on each SIGHUP, for ever. Keys are read for each connection anyway.
+/// Reads the limits again after each SIGHUP, forever. Keys are read for each connection anyway.
 fn reload(
     daemon: &Daemon,
     args: &ServeArgs,
@@ -471,7 +474,7 @@ async fn expire_journals(directory: PathBuf, age: Age) {
     loop {
         let directory = Arc::clone(&directory);
         let expire = move || journal::expire(&directory, age, |line| log::note(line));
-        // A panic has been reported, and the next hour may have more luck.
+        // The panic was reported already, and the next attempt may succeed.
         let _told = tokio::task::spawn_blocking(expire).await;
         tokio::time::sleep(JOURNALS_EVERY).await;
     }

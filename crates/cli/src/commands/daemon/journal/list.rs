@@ -1,4 +1,4 @@
-//! One journal of `zmove journal list`.
+//! Shows a single journal of `zmove journal list`.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use zmove_types::ByteCount;
 use super::{age, age_of_seconds, name};
 use crate::display::terminal;
 
-/// The most files that are shown by name, but in JSON; of further ones only the number is shown.
+/// Maximum number of files that are listed by name. Further files are only counted, except in JSON.
 const FILES_SHOWN_MAX: usize = 20;
 
 /// Shows a journal to people.
@@ -57,7 +57,7 @@ fn show_files(files: &[UnfinishedFile]) {
     }
 }
 
-/// The names of keys, by their fingerprints.
+/// The names of keys, by fingerprint.
 pub(super) type Names = BTreeMap<String, String>;
 
 fn owner(unfinished: &Unfinished, names: &Names) -> String {
@@ -69,7 +69,7 @@ fn owner(unfinished: &Unfinished, names: &Names) -> String {
     }
 }
 
-/// The bytes of large files that are here, and all that these files have.
+/// Returns the stored bytes and the total bytes of the large files.
 fn here(unfinished: &Unfinished) -> [u64; 2] {
     let files = unfinished.files.iter();
     files.fold([0, 0], |[done, all], file| {

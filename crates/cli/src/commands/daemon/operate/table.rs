@@ -1,5 +1,5 @@
-//! The status of a daemon as a table for people: two lines for each transfer, which fit 80 columns where names are
-//! short.
+//! The status of a daemon as a table for people, with two lines for each transfer. The lines fit 80 columns if the
+//! names are short.
 
 use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
@@ -12,13 +12,13 @@ use crate::display::terminal::Printable;
 use crate::value::age::Age;
 use crate::value::control::DaemonStatus;
 
-/// How many digits of an id are shown: enough to tell transfers apart, and for 'zmove stop'.
+/// Number of digits of an ID that are shown. They are enough to distinguish transfers and for 'zmove stop'.
 const DIGITS_SHOWN: usize = 8;
 
-/// The column of the key's name, where the sentence about a transfer begins too.
+/// The column of the key's name, at which the sentence about a transfer starts too.
 const SENTENCE_INDENT: usize = 10;
 
-/// The whole table.
+/// Returns the complete table.
 pub(super) fn of(status: &DaemonStatus) -> String {
     let DaemonStatus {
         version,

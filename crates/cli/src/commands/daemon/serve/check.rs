@@ -1,4 +1,4 @@
-//! `zmove serve --check`: reads what a daemon would read, changes nothing, and reports all faults.
+//! `zmove serve --check`: reads the files that a daemon would read, changes nothing, and reports all faults.
 
 use std::process::ExitCode;
 
@@ -17,11 +17,11 @@ use crate::value::exit::Exit;
 /// Runs `zmove serve --check`.
 ///
 /// # Errors
-/// This process cannot leave the terminal.
+/// Returns an error if this process cannot leave the terminal.
 pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Result<ExitCode> {
     let mut faults = Vec::new();
     if let Err(error) = own.demand_settings() {
-        // Root reads nothing there.
+        // Root reads nothing from there.
         terminal::warn(terminal::causes(&error));
         return Ok(Exit::Usage.into());
     }
@@ -45,7 +45,7 @@ pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Result<ExitCode> {
         Ok(()) => faults.extend(faults_of_files(own, &config)),
         Err(error) => faults.push(terminal::causes(&error).to_string()),
     }
-    // A directory above several files is reported for each of them.
+    // A fault of a directory is reported for each file below it.
     faults.dedup();
     for fault in &faults {
         terminal::warn(fault);
@@ -57,7 +57,7 @@ pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Result<ExitCode> {
     Ok(Exit::Usage.into())
 }
 
-/// Becomes the user that will read the daemon's files, for whom they have to be right.
+/// Becomes the user that will read the daemon's files, because the files must be correct for that user.
 fn as_reader(config: &Config, own: &Belongings) -> Result<()> {
     let user = config.user.as_deref().map(privileges::known).transpose()?;
     match user {
@@ -69,7 +69,7 @@ fn as_reader(config: &Config, own: &Belongings) -> Result<()> {
     }
 }
 
-/// The faults of keys and lists. A key that does not exist yet is made by the daemon.
+/// Returns the faults of keys and lists. A missing key is not a fault, because the daemon creates it.
 fn faults_of_files(own: &Belongings, config: &Config) -> Vec<String> {
     let reader = rustix::process::geteuid().as_raw();
     let mut faults = Vec::new();
@@ -91,7 +91,7 @@ fn faults_of_files(own: &Belongings, config: &Config) -> Vec<String> {
     faults
 }
 
-/// The faults of the roots of all grants, opened by this rule.
+/// Returns the faults of the roots of all grants, which `guard` opens.
 pub(crate) fn faults_of_roots(keys: &AuthorizedKeys, guard: &RootGuard) -> Vec<String> {
     let mut faults = Vec::new();
     for grant in keys.grants() {
@@ -102,7 +102,7 @@ pub(crate) fn faults_of_roots(keys: &AuthorizedKeys, guard: &RootGuard) -> Vec<S
             }
         }
     }
-    // a directory may be a root twice
+    // A directory may be listed twice as a root.
     faults.dedup();
     faults
 }

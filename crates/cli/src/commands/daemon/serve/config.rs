@@ -1,7 +1,7 @@
-//! The settings of `zmove serve`: from the command line, else from the file `zmove.toml`, else the defaults.
+//! The settings of `zmove serve`, from the command line, else from the file `zmove.toml`, else from the defaults.
 //!
-//! **Invariant:** a key that is not known, or has an impossible value, is an error that names file, line and key; all
-//! of them are reported at once.
+//! **Invariant:** an unknown key or an invalid value is an error that names file, line and key. All errors are reported
+//! together.
 
 mod fault;
 pub(crate) mod fuzzing;
@@ -28,7 +28,7 @@ use crate::value::age::Age;
 pub(crate) use fault::ConfigFault;
 use value::{count, memory, seconds, text, word};
 
-/// The settings of one daemon, by the keys of the file.
+/// The settings of a daemon, with the keys of the file as field names.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
@@ -54,7 +54,7 @@ pub(crate) struct Config {
     pub(crate) metrics: MetricsTable,
 }
 
-/// The table `[limits]`: [`Limits`], whose defaults hold for missing keys.
+/// The table `[limits]`. Missing keys have the defaults of [`Limits`].
 #[derive(Deserialize)]
 #[serde(remote = "Limits", default = "Limits::default", deny_unknown_fields)]
 struct LimitsTable {
@@ -127,10 +127,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a file; `None` stands for the one in `home`, which may be missing.
+    /// Reads a configuration file. `None` means the one in `home`, which may be missing.
     ///
     /// # Errors
-    /// All faults of the file.
+    /// Returns all faults of the file.
     pub(crate) fn read(file: Option<&Path>, home: &Path) -> Result<Self, Vec<ConfigFault>> {
         let (path, may_be_missing) = match file {
             Some(file) => (file.to_owned(), false),
@@ -145,7 +145,7 @@ impl Config {
         }
     }
 
-    /// These settings, overridden by those of the command line.
+    /// Returns these settings, overridden by those of the command line.
     pub(crate) fn with(self, args: &ServeArgs) -> Self {
         Self {
             listen: args.listen.unwrap_or(self.listen),
@@ -168,7 +168,7 @@ impl Config {
         }
     }
 
-    /// The default path of the configuration file.
+    /// Returns the default path of the configuration file.
     pub(crate) fn usual(home: &Path) -> PathBuf {
         home.join("zmove.toml")
     }
@@ -178,7 +178,7 @@ impl Config {
     }
 }
 
-/// Reads a file; a FIFO keeps nobody waiting.
+/// Reads a file. A FIFO does not block.
 fn read_text(path: &Path) -> io::Result<String> {
     let opened = File::options()
         .read(true)

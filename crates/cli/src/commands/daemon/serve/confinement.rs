@@ -1,8 +1,8 @@
-//! Landlock (`--confine`): the kernel refuses this process everything that it does not need, whatever becomes of its
-//! code.
+//! Landlock (`--confine`): the kernel denies this process everything that it does not need, even if its code is
+//! compromised.
 //!
-//! **Invariant:** the confinement holds for all threads, because it begins before any is started; nothing takes it
-//! back, so a new root takes a restart.
+//! **Invariant:** the confinement applies to all threads, because it starts before any thread does. It cannot be
+//! lifted, so a new root requires a restart.
 
 use std::collections::BTreeSet;
 use std::fs::DirBuilder;
@@ -26,27 +26,27 @@ use crate::display::log;
 
 const NEEDED: &str =
     "confine this process, which takes Landlock, in Linux 6.2 or later (--confine)";
-/// The first version of Landlock that rules over truncation, in Linux 6.2.
+/// The first Landlock version that controls truncation, in Linux 6.2.
 const LEAST: ABI = ABI::V3;
-/// What a receiver does below its roots: it makes no devices, and runs nothing.
+/// The operations of a receiver below its roots. It creates no devices and executes nothing.
 const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeDir | MakeReg | MakeSym | MakeFifo
         | MakeSock | Refer
 });
-/// What a receiver does below its roots for a key that may set owners.
+/// Additional operations below the roots of a key that may set owners.
 const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeChar | MakeBlock});
 const LOG: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | MakeReg});
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
-/// The system's files that are read: this process's own descriptors, the id of the boot, and the number of cores.
+/// System files that are read: this process's descriptors, the boot ID, and the number of CPU cores.
 const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"];
 
-/// What users and groups are called, where a grant says that entries may get owners.
+/// The directory of user and group names, which is needed if a grant permits setting owners.
 const ACCOUNTS: [&str; 1] = ["/etc"];
 
-/// Confines this process, and all threads that it starts, to what belongs to it and to the roots of `keys`.
+/// Confines this process and all threads that it starts to its files and to the roots of `keys`.
 ///
 /// # Errors
-/// The kernel cannot confine it, and the user insists.
+/// Returns an error if the kernel cannot confine the process and the user demands it.
 pub(super) fn confine(
     when: ConfineArg,
     own: &Belongings,
@@ -71,7 +71,7 @@ pub(super) fn confine(
 /// Checks that the kernel can confine a process.
 ///
 /// # Errors
-/// The kernel cannot.
+/// Returns an error if the kernel cannot do so.
 pub(super) fn possible() -> Result<()> {
     rules().map(drop).context(NEEDED)
 }
@@ -82,8 +82,8 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
         .handle_access(AccessFs::from_all(LEAST))?
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::IoctlDev)?
-        // The daemon's sockets are bound, and it signals nobody and connects to no port but those of the daemons that
-        // clients may have files sent to; the service manager listens at a file.
+        // The daemon's sockets are already bound. The daemon sends no signals to other processes, and connects only to
+        // the ports of daemons to which clients may have files sent. The service manager listens on a Unix socket.
         .handle_access(AccessNet::from_all(ABI::V4))?
         .scope(Scope::from_all(ABI::V6))?
         .create()
@@ -95,7 +95,7 @@ fn enforce(
     log: Option<&Path>,
 ) -> Result<(), RulesetError> {
     let mut rules = rules()?;
-    // Only a directory that exists can be allowed; an error shows when it is opened.
+    // Only an existing directory can be allowed. An error is reported when the directory is opened.
     let learnt = crate::settings::learnt(&own.journals);
     for directory in [
         own.journals.clone(),
@@ -108,7 +108,7 @@ fn enforce(
             .create(&directory);
         rules = allow(rules, &directory, PathFd::new(&directory), WRITE)?;
     }
-    // where the log is made again once it has been rotated
+    // The log is created again in this directory after rotation.
     if let Some(directory) = log.and_then(Path::parent) {
         rules = allow(rules, directory, PathFd::new(directory), LOG)?;
     }
@@ -129,7 +129,7 @@ fn enforce(
             (true, false) => WRITE,
             (true, true) => WRITE | OWN,
         };
-        // as a push opens it
+        // A push opens the root in the same way.
         let opened = guard.open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), access)?;
     }
@@ -140,7 +140,7 @@ fn enforce(
     rules.restrict_self().map(drop)
 }
 
-/// Allows a path that exists; the operator is warned of any other.
+/// Allows access to an existing path. For any other path, the operator gets a warning.
 fn allow<E: std::error::Error>(
     rules: RulesetCreated,
     path: &Path,
@@ -159,7 +159,7 @@ fn allow<E: std::error::Error>(
     }
 }
 
-/// The ports of the daemons that clients may have files sent to.
+/// Returns the ports of the daemons to which clients may have files sent.
 fn ports_of_others(keys: &AuthorizedKeys) -> BTreeSet<u16> {
     let others = keys.grants().iter().flat_map(|grant| &grant.to);
     others
@@ -168,8 +168,8 @@ fn ports_of_others(keys: &AuthorizedKeys) -> BTreeSet<u16> {
         .collect()
 }
 
-/// The places to be read: system places, the home, and the directories of other files that are read again. A file that
-/// is replaced is another one, so its directory is allowed instead.
+/// Returns the directories to be read: system directories, the home, and the directories of other files that are
+/// reloaded. Replacing a file creates a different inode, so the file's directory is allowed instead of the file.
 fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
     let mut files = vec![own.config.clone()];
     for grant in keys.grants() {
@@ -185,7 +185,7 @@ fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
             );
         }
     }
-    // names of hosts are looked up by files of the same directory
+    // Host names are resolved with files of the same directory.
     let owns = keys
         .grants()
         .iter()

@@ -1,5 +1,5 @@
-//! The connections of the few programs of this host that ask the daemon about itself: so many at a time, each for so
-//! long.
+//! Serves the few local programs that query the daemon, with limits on the number of connections and the duration of
+//! each.
 
 use std::future::poll_fn;
 use std::io;
@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-/// The most connections of one listener that are served at once; further ones wait.
+/// Maximum number of connections of one listener that are served at the same time. Further connections wait.
 const CONNECTIONS_MAX: usize = 8;
-/// How long one connection may last, with all its requests.
+/// Maximum duration of a connection, including all its requests.
 pub(super) const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to pause when the system has no descriptors left.
+/// Pause when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves what `poll_accept` of a listener brings, for ever.
+/// Serves the connections that `poll_accept` of a listener returns, forever.
 pub(super) async fn serve_each<Socket, Conversation>(
     mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Socket>>,
     converse: impl Fn(Socket) -> Conversation,
@@ -35,7 +35,7 @@ pub(super) async fn serve_each<Socket, Conversation>(
         };
         let conversation = converse(socket);
         tokio::spawn(async move {
-            // A client that is slow, gone or makes no sense is ignored.
+            // Clients that are slow, gone or send invalid requests are ignored.
             let _ended = tokio::time::timeout(CONNECTION_TIMEOUT, conversation).await;
             drop(place);
         });

@@ -1,6 +1,6 @@
-//! The socket by which an operator of this host sees and ends transfers: `zmove status`, `stop`, `drain`.
+//! The socket on which an operator of this host shows and stops transfers: `zmove status`, `stop` and `drain`.
 //!
-//! **Invariant:** only the daemon's user and root can connect: the socket has mode 0600 from the moment it exists.
+//! **Invariant:** only the daemon's user and root can connect, because the socket has mode 0600 from its creation.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::display::log;
 use crate::value::control::{Answer, DaemonStatus, REQUEST_BYTES_MAX, Removed, Request, SCHEMA};
 use crate::value::version::VERSION;
 
-/// What the operator's orders reach.
+/// The state of the daemon that the operator's requests read and change.
 #[derive(Debug)]
 pub(super) struct Control {
     transfers: Arc<Transfers>,
@@ -43,12 +43,12 @@ impl Control {
         })
     }
 
-    /// Resolves when the daemon is to take no new transfers, and to end with the last.
+    /// Resolves when the operator asks the daemon to refuse new transfers and to exit after the last one.
     pub(super) async fn drains(&self) {
         self.drain.notified().await;
     }
 
-    /// Serves the socket for ever.
+    /// Serves the socket forever.
     pub(super) async fn serve(self: Arc<Self>, listener: tokio::net::UnixListener) {
         let accept =
             |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
@@ -76,7 +76,7 @@ impl Control {
             writer.shutdown().await
         };
         let said = said.await;
-        // Only now: a daemon that is idle ends at once.
+        // The response must be sent first, because an idle daemon exits immediately.
         if matches!(answer, Answer::Draining(_)) {
             self.drain.notify_one();
         }
@@ -126,7 +126,7 @@ impl Control {
     }
 }
 
-/// Whether a transfer is of a removed key, or uses a grant of that key.
+/// Returns whether a transfer belongs to a removed key, or uses a grant of that key.
 fn is_of(status: &TransferStatus, removed: &Removed) -> bool {
     let is_removed = |name: &String, key: &String| match &removed.key {
         Some(removed) => key == removed,
@@ -137,7 +137,7 @@ fn is_of(status: &TransferStatus, removed: &Removed) -> bool {
         || granter.is_some_and(|granter| is_removed(&granter.name, &granter.key))
 }
 
-/// Waits until no transfer runs, and tells the service manager how many still do.
+/// Waits until no transfer runs. Until then, reports the number of running transfers to the service manager.
 pub(super) async fn drained(transfers: &Transfers, idle: impl Future<Output = ()>) {
     let telling = async {
         loop {

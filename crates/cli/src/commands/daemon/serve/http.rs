@@ -1,4 +1,4 @@
-//! The metrics page over plain HTTP, for the few programs of this host that ask for it.
+//! The metrics page over plain HTTP, for the few local programs that request it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::connections::{CONNECTION_TIMEOUT, serve_each};
 use super::metrics::Page;
 
-/// Serves the page for ever.
+/// Serves the page forever.
 pub(crate) async fn serve(listener: TcpListener, page: Page) {
     let page = Arc::new(page);
     let accept =
@@ -44,7 +44,7 @@ async fn answer(request: Request<Incoming>, page: Arc<Page>) -> Response<Full<By
             "text/plain; charset=utf-8",
             "ok\n".to_owned(),
         ),
-        // The page looks at every journal, which may be many, on storage that may be slow.
+        // The page inspects every journal. There may be many of them, on slow storage.
         ("/metrics", true) => match tokio::task::spawn_blocking(move || page.text()).await {
             Ok(Ok(text)) => plain(StatusCode::OK, OPEN_METRICS, text),
             Ok(Err(_)) | Err(_) => plain(
@@ -77,5 +77,5 @@ fn plain(status: StatusCode, content: &'static str, text: String) -> Response<Fu
 }
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// The longest request head, in bytes: the least that the library takes.
+/// Maximum size of a request head, in bytes. This is the minimum that the library accepts.
 const HEAD_BYTES_MAX: usize = 8192;

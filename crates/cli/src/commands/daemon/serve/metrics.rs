@@ -1,6 +1,7 @@
-//! The daemon's counts in the form of Prometheus, and its health: `/metrics` and `/healthz`.
+//! The daemon's metrics in the Prometheus format, and its health check: `/metrics` and `/healthz`.
 //!
-//! **Invariant:** nothing that moves data waits for a reader of the page: the meters are read when they are asked for.
+//! **Invariant:** no data transfer ever waits for a reader of the page. The meters are read only when the page is
+//! requested.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -24,10 +25,10 @@ use zmove_types::StageTimes;
 use crate::value::cause::cause_of;
 use crate::value::version::VERSION;
 
-/// A count for each set of labels.
+/// Counters, one for each set of labels.
 type Labelled = Family<Vec<(&'static str, String)>, Counter>;
 
-/// The counts that grow event by event.
+/// The counters that are incremented by events.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     transfers: Labelled,
@@ -80,13 +81,13 @@ fn add(counts: &Labelled, label: &'static str, value: &str) {
     counts.get_or_create(&vec![(label, value.to_owned())]).inc();
 }
 
-/// The page of all metrics.
+/// The page with all metrics.
 pub(crate) struct Page(Registry);
 
 impl Page {
-    /// A page of the counts, the meters, and the directory of journals.
+    /// Creates a page of the counters, the meters, and the directory of journals.
     pub(crate) fn new(counts: &Counts, transfers: Arc<Transfers>, journals: PathBuf) -> Self {
-        // A counter exists from the start, so that its rate is known when it first counts.
+        // Each counter exists from the start, so that its rate is known when it is first incremented.
         let begin = |counts: &Labelled, result: &str| {
             drop(counts.get_or_create(&vec![("result", result.to_owned())]));
         };
@@ -145,7 +146,7 @@ impl Page {
     }
 }
 
-/// The values that are looked up when the page is asked for.
+/// The values that are read when the page is requested.
 #[derive(Debug)]
 struct MetersCollector {
     transfers: Arc<Transfers>,
@@ -179,7 +180,7 @@ impl Collector for MetersCollector {
     }
 }
 
-/// A metric that the meters have: its name, its help, its type, and where its value is.
+/// A metric that is read from the meters: its name, help text, type, and a function that reads its value.
 type Meter = (
     &'static str,
     &'static str,
@@ -187,7 +188,7 @@ type Meter = (
     fn(&MeterReading) -> u64,
 );
 
-/// Metrics that each key has too, under names that begin with `key_`.
+/// Metrics that also exist for each key, under names that start with `key_`.
 const METERS_BY_KEY: [Meter; 5] = [
     (
         "bytes_received",
@@ -256,7 +257,7 @@ fn put(to: MetricEncoder<'_>, kind: MetricType, value: u64) -> fmt::Result {
     }
 }
 
-/// The seconds of all threads of each stage, by what they did.
+/// Adds the time that the threads of each stage spent in each state, in seconds.
 fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)]) -> fmt::Result {
     let help = "Seconds of the threads of a stage, by what they did";
     let mut family = to.encode_descriptor("stage_seconds", help, None, MetricType::Counter)?;
@@ -275,7 +276,7 @@ fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)])
     Ok(())
 }
 
-/// The bytes of each journal in a directory; a directory that does not exist has none.
+/// Returns the size of each journal in a directory, in bytes. A directory that does not exist has none.
 fn journal_bytes(directory: &Path) -> Vec<u64> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let files = entries

@@ -1,8 +1,9 @@
-//! The user that a daemon becomes once its network sockets are open (`--user`), the directories that root demands for
-//! itself before that, and a check that the user can use the daemon's files.
+//! The user that a daemon becomes after binding its network sockets (`--user`), the directories that only root may
+//! control before that, and the check that the user can access the daemon's files.
 //!
-//! **Invariant:** a daemon that has become another user has nothing left of root, in none of its threads: it becomes so
-//! before it starts any, before it opens a file but its settings, and before a byte of a client is read.
+//! **Invariant:** no thread of a daemon that has become another user has any privilege of root. The process becomes
+//! that user before it starts a thread, before it opens any file other than its settings, and before it reads data from
+//! a client.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +20,10 @@ use crate::ownership::{self, Control, OwnershipFault};
 use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// The user of that name, who may not be root.
+/// Returns the user of this name, which must not be root.
 ///
 /// # Errors
-/// There is no such user, or it is root.
+/// Returns an error if the user does not exist or is root.
 pub(super) fn known(name: &str) -> Result<User> {
     let found =
         User::from_name(name).with_context(|| format!("look for the user '{name}' (--user)"))?;
@@ -35,10 +36,10 @@ pub(super) fn known(name: &str) -> Result<User> {
     Ok(user)
 }
 
-/// The user that this process has to become; `None` where it is that user already.
+/// Returns the user that this process must become, or `None` if it already runs as that user.
 ///
 /// # Errors
-/// There is no such user, or this process may not become it.
+/// Returns an error if the user does not exist, or if this process may not become that user.
 pub(super) fn to_become(name: &str) -> Result<Option<User>> {
     let user = known(name)?;
     let own = Uid::effective();
@@ -53,36 +54,36 @@ pub(super) fn to_become(name: &str) -> Result<Option<User>> {
     Ok(Some(user))
 }
 
-/// The files that a daemon reads and writes beside its roots.
+/// The files that a daemon reads and writes outside its roots.
 #[derive(Debug)]
 pub(super) struct Belongings {
-    /// The directory of settings: lists of keys, certificates of authorities.
+    /// Directory of the settings: lists of keys, and CA certificates.
     pub(super) home: PathBuf,
     pub(super) config: PathBuf,
-    /// The directory of the daemon's key and records.
+    /// Directory of the daemon's key and records.
     pub(super) state: PathBuf,
     pub(super) journals: PathBuf,
 }
 
 impl Belongings {
-    /// The paths that no client may reach.
+    /// Returns the paths that clients must not reach.
     pub(super) fn own_paths(&self, log: Option<&Path>) -> OwnPaths {
         settings::own_paths(&self.home, &self.config, log)
     }
 
-    /// Demands that root alone controls the settings, if this process is root.
+    /// Checks that only root controls the settings, if this process is root.
     ///
     /// # Errors
-    /// Somebody else can change them.
+    /// Returns an error if another user can change the settings.
     pub(super) fn demand_settings(&self) -> Result<()> {
         ownership::demand_root(&self.home, SETTINGS)?;
         ownership::demand_root_of(&self.config, SETTINGS)
     }
 
-    /// Demands that root alone controls all other directories of a daemon that stays root.
+    /// Checks that only root controls all other directories of a daemon that keeps running as root.
     ///
     /// # Errors
-    /// Somebody else can change one of them.
+    /// Returns an error if another user can change one of these directories.
     pub(super) fn demand_state(&self, log: Option<&Path>) -> Result<()> {
         let socket = settings::control_socket(&self.home);
         let directories = [Some(self.state.as_path()), socket.parent()];
@@ -95,7 +96,7 @@ impl Belongings {
             .context("a daemon that stays root: set 'user' in zmove.toml, or give --user")
     }
 
-    /// Warns of settings of the host's daemon that the daemon itself could change.
+    /// Warns if the daemon itself could change the settings of the host's daemon.
     pub(super) fn warn_of_shared_settings(&self) {
         if ownership::is_root() || self.home != Path::new(settings::SERVICE_HOME) {
             return;
@@ -110,10 +111,10 @@ impl Belongings {
         }
     }
 
-    /// Checks that the user, whom this process has become, can use all of them.
+    /// Checks that the user, which this process has become, can access all these files.
     ///
     /// # Errors
-    /// The first file or directory that the user cannot use, and the command that mends it.
+    /// Returns an error for the first inaccessible file or directory, with the command that repairs it.
     pub(super) fn check(&self, user: &User) -> Result<()> {
         let group = user.gid;
         let home = quoted(&self.home);
@@ -177,7 +178,7 @@ const SETTINGS: &str = "the settings of a daemon";
 const STATE: &str = "the state of a daemon";
 const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 
-/// Warns of roots that the user cannot write to.
+/// Warns of roots to which the user cannot write.
 pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
     for grant in keys.grants().iter().filter(|grant| grant.access.writes()) {
         for root in grant
@@ -195,7 +196,7 @@ pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
     }
 }
 
-/// Checks that the directories above a path can be passed.
+/// Checks that the user can traverse the directories above a path.
 fn check_way(user: &User, path: &Path) -> Result<()> {
     let whole = std::path::absolute(path).with_context(|| format!("find '{}'", path.display()))?;
     let above: Vec<_> = whole.ancestors().skip(1).collect();
@@ -209,7 +210,7 @@ fn check_way(user: &User, path: &Path) -> Result<()> {
     }
 }
 
-/// Whether the process's user is denied access. A path that does not exist is not denied.
+/// Returns whether the user of this process is denied access. A path that does not exist is not denied.
 fn denied(path: &Path, access: Access) -> bool {
     matches!(
         rustix::fs::access(path, access),

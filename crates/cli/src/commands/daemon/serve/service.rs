@@ -1,4 +1,4 @@
-//! The exchange with a service manager: sockets, readiness, signs of life.
+//! Communication with the service manager: inherited sockets, readiness and watchdog messages.
 
 use std::io;
 use std::time::Duration;
@@ -7,16 +7,17 @@ use listenfd::ListenFd;
 use sd_notify::NotifyState;
 use zmove_transport::Inherited;
 
-/// The number of sockets that were handed over, which have the descriptors after the standard streams.
+/// Returns the number of inherited sockets. Their descriptors follow the standard streams.
 pub(crate) fn sockets_count() -> usize {
     let count = std::env::var("LISTEN_FDS").ok();
     count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
-/// The sockets that were handed over; `None` when there are none.
+/// Returns the inherited sockets, or `None` if there are none.
 ///
 /// # Errors
-/// One of them is neither a listening TCP socket nor a UDP socket, or there are two of a kind.
+/// Returns an error if a socket is neither a listening TCP socket nor a UDP socket, or if there are two sockets of the
+/// same kind.
 pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
     let mut handed = ListenFd::from_env();
     if handed.len() == 0 {
@@ -24,7 +25,7 @@ pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
     }
     let mut sockets = Inherited::default();
     for number in 0..handed.len() {
-        // The library reveals the kind of a socket by refusing the other.
+        // The kind of a socket is found by trying: the library refuses a socket of the wrong kind.
         let doubled = match handed.take_tcp_listener(number) {
             Ok(tcp) => std::mem::replace(&mut sockets.tcp, tcp).is_some(),
             Err(_) => {
@@ -40,12 +41,12 @@ pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
     Ok(Some(sockets))
 }
 
-/// Reports that this process serves.
+/// Reports that this process is ready.
 pub(crate) fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
-/// Reports that this process reads its settings again; [`ready`] follows.
+/// Reports that this process is reloading its settings. A call of [`ready`] follows.
 pub(crate) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
@@ -53,17 +54,17 @@ pub(crate) fn reloading() {
     }
 }
 
-/// Reports that this process is about to end.
+/// Reports that this process is stopping.
 pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-/// Tells the service manager's users in words what this process does.
+/// Reports the state of this process in words, for users of the service manager.
 pub(crate) fn status(text: &str) {
     tell(&[NotifyState::Status(text)]);
 }
 
-/// Gives signs of life as often as the service manager asks for them, as long as the calling runtime runs.
+/// Sends watchdog messages as often as the service manager demands, while the current runtime runs.
 pub(crate) fn watch() {
     let mut micros = 0;
     if !sd_notify::watchdog_enabled(false, &mut micros) || micros == 0 {
@@ -78,11 +79,11 @@ pub(crate) fn watch() {
     });
 }
 
-/// Sends a message to the service manager. Must be called in a runtime of several threads.
+/// Sends a message to the service manager. Must be called in a multi-threaded runtime.
 ///
-/// A manager that is busy lets messages pile up, and the next one blocks until it reads. The tasks of this thread
-/// continue on another one meanwhile.
+/// If the manager is busy, messages pile up, and the next one blocks until the manager reads. Other tasks of this
+/// thread then continue on another thread.
 fn tell(state: &[NotifyState<'_>]) {
-    // Without a service manager nobody listens.
+    // Without a service manager, the message is ignored.
     let _nobody_listens = tokio::task::block_in_place(|| sd_notify::notify(false, state));
 }

@@ -1,4 +1,4 @@
-//! The faults of a configuration file, with their lines.
+//! The faults of a configuration file, with line numbers.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
-/// A fault of a configuration file, with its line.
+/// A fault of a configuration file, with its line number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfigFault {
-    /// The line, counted from 1; `None` where the file could not be read.
+    /// Line number, starting at 1, or `None` if the file could not be read.
     pub(super) line: Option<usize>,
     text: String,
 }
@@ -38,8 +38,8 @@ impl ConfigFault {
     }
 }
 
-/// All faults of a file that is read as a `T`, of which `error` is the first: the line of each is blanked, and the rest
-/// is read again.
+/// Returns all faults of a file that is parsed as `T`, starting with `error`. Each faulty line is blanked, and the rest
+/// is parsed again.
 pub(super) fn all<T: DeserializeOwned>(
     path: &Path,
     text: &str,
@@ -80,7 +80,7 @@ fn line_around(text: &str, position: usize) -> Range<usize> {
     start..end
 }
 
-/// The number of the line at a position, from 1, and the key in it, with its table.
+/// Returns the line number of a position, starting at 1, and the key on that line with its table.
 fn locate(text: &str, position: usize) -> (usize, String) {
     let around = line_around(text, position);
     let line = text[..around.start].matches('\n').count() + 1;

@@ -1,13 +1,13 @@
-//! The fuzz target for the daemon's configuration file; `crates/fuzz` runs it.
+//! Fuzz target for the daemon's configuration file, which `crates/fuzz` runs.
 
 use std::path::Path;
 
 use super::Config;
 
-/// Reads a file, which must give settings, or faults with lines that the file has.
+/// Parses a file. The result must be settings, or faults on lines that exist in the file.
 ///
 /// # Panics
-/// When a file that is refused has no fault, or a fault names a line that does not exist.
+/// Panics if a refused file has no fault, or if a fault names a line that does not exist.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;

@@ -1,5 +1,5 @@
-//! Values of the configuration file, each checked when it is read: what is wrong is told with what is expected in its
-//! place.
+//! Values of the configuration file, which are checked when they are parsed. The error for an invalid value names the
+//! expected value.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use zmove_types::{ByteCount, parse_size};
 
 use crate::value::age::Age;
 
-/// A value that is written as a string, in the form of the command line.
+/// Parses a value that is written as a string, in the syntax of the command line.
 pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
@@ -22,7 +22,7 @@ pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
         .map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
 }
 
-/// One of the words that the command line takes.
+/// Parses one of the keywords that the command line accepts.
 pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let words = T::value_variants()
         .iter()
@@ -35,7 +35,7 @@ pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<T
     T::from_str(&text, false).map_err(|_| unexpected(&Value::String(text), &wanted))
 }
 
-/// A number from `MIN` to `MAX`.
+/// Parses a number from `MIN` to `MAX`.
 pub(super) fn count<'de, T: TryFrom<i64>, D: Deserializer<'de>, const MIN: i64, const MAX: i64>(
     from: D,
 ) -> Result<T, D::Error> {
@@ -47,7 +47,7 @@ pub(super) fn count<'de, T: TryFrom<i64>, D: Deserializer<'de>, const MIN: i64, 
     number.ok_or_else(|| unexpected(&found, &format!("a number from {MIN} to {MAX}")))
 }
 
-/// A span of time of `MIN` to `MAX` seconds.
+/// Parses a time span of `MIN` to `MAX` seconds.
 pub(super) fn seconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     from: D,
 ) -> Result<Duration, D::Error> {
@@ -61,7 +61,7 @@ pub(super) fn seconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>
         .ok_or_else(|| unexpected(&Value::String(text), &wanted))
 }
 
-/// A size in memory, of at least `MIN_MIB`.
+/// Parses a memory size of at least `MIN_MIB` MiB.
 pub(super) fn memory<'de, D: Deserializer<'de>, const MIN_MIB: u64>(
     from: D,
 ) -> Result<ByteCount, D::Error> {
@@ -80,7 +80,7 @@ fn string<'de, D: Deserializer<'de>>(from: D, wanted: &str) -> Result<String, D:
     }
 }
 
-/// The error of a value that is not what is wanted; the parser's own words are those of its types, such as `i64`.
+/// Returns the error for an invalid value. The parser's default message would name Rust types such as `i64`.
 fn unexpected<E: serde::de::Error>(found: &Value, wanted: &str) -> E {
     let found = match found {
         Value::String(text) => format!("\"{text}\""),
