@@ -1,8 +1,7 @@
-//! `zmove doctor`: a search for what would slow a transfer down or break it, on this host and on the path to a
-//! receiver.
+//! `zmove doctor`: checks this host and the path to a receiver for problems that slow down or break transfers.
 //!
-//! Facts of the kernel come from [`Root`], for which a test has a tree of its own. **Invariant:** nothing is changed,
-//! on either host; a fact that cannot be found out is reported as unknown.
+//! Facts about the kernel come from [`Root`], so that tests can substitute a directory tree. **Invariant:** nothing is
+//! changed on either host. A fact that cannot be determined is reported as unknown.
 
 mod finding;
 mod homes;
@@ -34,12 +33,12 @@ use report::{Colour, Report};
 use root::Root;
 use windows::Paths;
 
-/// The part that this host has in a transfer.
+/// The role of this host in a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The host may send and receive.
     Either,
-    /// The host sends to the receiver that was named.
+    /// The host sends to the named receiver.
     Sender,
 }
 

@@ -1,6 +1,6 @@
-//! `zmove probe`: measures the path to a receiver and both storages, and predicts how long a push would take.
+//! `zmove probe`: measures the path to a receiver and the storage at both ends, and predicts the duration of a push.
 //!
-//! **Invariant:** a probe leaves nothing at the receiver, and on this side only a newly pinned key.
+//! **Invariant:** a probe leaves nothing at the receiver. On this side it leaves only a newly pinned key.
 
 use std::path::Path;
 use std::pin::pin;
@@ -107,7 +107,7 @@ async fn converse(
     Ok((transport, report))
 }
 
-/// This side's storage: swept now, or as an earlier sweep found it.
+/// Returns the rates of this side's storage, from a new sweep or from an earlier one.
 fn source(args: &ProbeArgs) -> Result<Option<StorageRates>> {
     let Some(directory) = &args.source else {
         let kept = args
@@ -150,5 +150,5 @@ fn show(bar: &ProgressBar, event: &ProbeEvent) {
     }
 }
 
-/// How long each side's storage is swept, in milliseconds.
+/// Duration of the sweep on each side, in milliseconds.
 const SWEEP_MILLIS: u64 = 5_000;

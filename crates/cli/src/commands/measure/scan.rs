@@ -1,4 +1,4 @@
-//! `zmove scan`: the histogram of a tree, and the advice that follows from it.
+//! `zmove scan`: prints the histogram of a tree, and advice that is based on it.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let config = ScanConfig {
         selection: selection.clone(),
         file_systems,
-        // as a push does, which is what is counted here
+        // A push sets these entries apart too, and the scan counts the entries of a push.
         apart: Some(unfinished),
         ..ScanConfig::default()
     };
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     })
 }
 
-/// The root at which a scan of `path` starts: a single file is listed under its own name, a directory by its
+/// Returns the root at which a scan of `path` starts. A single file is listed under its name, and a directory by its
 /// contents.
 pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
     let prefix = match path.file_name() {
@@ -84,7 +84,7 @@ pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
     Ok(ScanRoot::new(path.to_owned(), prefix))
 }
 
-/// Tells which patterns have matched nothing: most likely they are not what was meant.
+/// Reports the patterns that matched nothing, because they are probably mistakes.
 pub(crate) fn tell_unmatched(selection: Option<&Selection>) {
     let unmatched: Vec<_> = selection
         .iter()
@@ -104,11 +104,11 @@ pub(crate) fn tell_unmatched(selection: Option<&Selection>) {
     }
 }
 
-/// The patterns that are told one by one.
+/// Maximum number of patterns that are reported individually.
 const UNMATCHED_TOLD: usize = 10;
 
-/// The root of a push of `path`, at which patterns are anchored: above a directory's name, unless its contents are
-/// meant.
+/// Returns the root of a push of `path`, at which patterns are anchored. It is above the name of a directory, unless
+/// the path means the directory's contents.
 fn root_of_push(path: &Path) -> Result<ScanRoot> {
     let prefix = match path.file_name() {
         Some(name) if !means_contents(path.as_os_str().as_bytes()) => {
@@ -124,7 +124,7 @@ fn root_of_push(path: &Path) -> Result<ScanRoot> {
 struct Said<'a> {
     #[serde(flatten)]
     histogram: &'a Histogram,
-    /// The least time that reading the tree takes, where a sweep of its storage is kept.
+    /// Minimum time to read the tree, if a sweep of its storage was saved.
     expected: Option<&'a ReadTime>,
 }
 

@@ -1,4 +1,4 @@
-//! `zmove sweep`: measures a storage, shows the result, and keeps it for later.
+//! `zmove sweep`: measures a storage system, shows the result, and saves it for later.
 
 use std::fs;
 use std::path::Path;
@@ -59,7 +59,7 @@ fn read(path: &Path) -> Result<Sweep> {
     Sweep::from_json(&text).with_context(shown)
 }
 
-/// Sweeps on a thread, which is stopped when a signal asks for the end: it then removes the files it has written.
+/// Sweeps on a separate thread. A signal stops the sweep, which then removes the files that it has written.
 pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep> {
     let Storage { file_io, direct } = settings::storage(storage, |notice| terminal::warn(notice));
     let config = SweepConfig {
@@ -91,7 +91,7 @@ pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep
     })
 }
 
-/// The error with its exit code.
+/// Adds the exit code to an error.
 fn told(error: SweepError) -> anyhow::Error {
     match error {
         SweepError::Interrupted => failure(Exit::Interrupted, error.to_string()),
@@ -100,7 +100,7 @@ fn told(error: SweepError) -> anyhow::Error {
     }
 }
 
-/// Keeps the sweep for later pushes. If that fails, nothing else is lost.
+/// Saves the sweep for later pushes. If that fails, only a warning is printed.
 fn keep(measured: &Sweep) {
     let kept = saved_sweeps::in_home().map(|kept| kept.keep(measured));
     if let Some(Err(error)) = kept {

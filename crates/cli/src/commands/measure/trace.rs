@@ -1,4 +1,4 @@
-//! `zmove trace`: sums up or draws what `push --trace` has written.
+//! `zmove trace`: summarizes or plots a trace that `push --trace` wrote.
 
 use std::fs::File;
 use std::io::BufReader;

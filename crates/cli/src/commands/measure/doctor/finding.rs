@@ -1,25 +1,25 @@
-//! The findings of the doctor, and their remedies.
+//! The findings of `zmove doctor`, and their remedies.
 
 use serde::Serialize;
 
-/// The importance of a finding, from the least.
+/// The severity of a finding, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// All is as it should be.
+    /// The check found no problem.
     Ok,
-    /// The finding may matter, or could not be found out.
+    /// The finding may matter, or the fact could not be determined.
     Note,
-    /// The finding costs speed.
+    /// The finding reduces throughput.
     Slow,
-    /// The finding breaks a transfer.
+    /// The finding makes transfers fail.
     Bad,
 }
 
-/// One check and its outcome.
+/// A check and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// The thing that was checked, one or two words.
+    /// The subject of the check, in one or two words.
     pub(crate) check: &'static str,
     pub(crate) level: Severity,
     pub(crate) text: String,
@@ -28,12 +28,12 @@ pub(crate) struct Finding {
     pub(crate) mend: Vec<Mend>,
 }
 
-/// The remedy for a finding: a command, a line in a file that makes it last, or both.
+/// The remedy for a finding: a command, a line in a file that makes the change permanent, or both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Mend {
-    /// The host that the remedy is for.
+    /// The host on which to apply the remedy.
     pub(crate) at: Place,
-    /// The command, for a shell; run by root unless it is zmove's own.
+    /// The shell command. It needs root unless it is a command of zmove.
     pub(crate) run: Option<String>,
     pub(crate) keep: Option<Keep>,
 }
@@ -48,7 +48,7 @@ pub(crate) enum Place {
     There,
 }
 
-/// A line that makes a change outlive a restart.
+/// A configuration line that makes a change survive a reboot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Keep {
     pub(crate) file: &'static str,
@@ -74,12 +74,12 @@ impl Finding {
         Self::new(Severity::Note, check, text)
     }
 
-    /// The note that a fact could not be found out, with the place where it should stand.
+    /// Returns a note that a fact could not be determined, with the path of the file that should contain it.
     pub(crate) fn unknown(check: &'static str, place: &str) -> Self {
         Self::note(check, format!("unknown: '{place}' cannot be read here"))
     }
 
-    /// The note that a sysctl cannot be read.
+    /// Returns a note that a sysctl cannot be read.
     pub(crate) fn unknown_sysctl(check: &'static str, name: &str) -> Self {
         Self::unknown(check, &format!("/proc/sys/{}", name.replace('.', "/")))
     }
@@ -96,7 +96,7 @@ impl Finding {
 }
 
 impl Mend {
-    /// The remedy of setting a sysctl.
+    /// Returns a remedy that sets a sysctl.
     pub(crate) fn sysctl(name: &str, value: &str) -> Self {
         let quoted = if value.contains(' ') {
             format!("\"{value}\"")
@@ -140,7 +140,7 @@ impl Mend {
     }
 }
 
-/// The file in which sysctls outlive a restart.
+/// The file that makes sysctl settings survive a reboot.
 const SYSCTL_FILE: &str = "/etc/sysctl.d/90-zmove.conf";
 
 #[cfg(test)]

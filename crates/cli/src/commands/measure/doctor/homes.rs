@@ -1,4 +1,4 @@
-//! The directories of zmove on this host: who can change the names in them (`crate::ownership`).
+//! Checks who can change the names in zmove's directories on this host (`crate::ownership`).
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,8 @@ use crate::commands::serve::check::faults_of_roots;
 use crate::ownership::{self, Control, OwnershipFault};
 use crate::settings::{self, Role};
 
-/// Judges the directories in which root works: for root its own, for others those of the host's daemon.
+/// Checks the directories in which root works. Root checks its own directories too, other users only those of the
+/// host's daemon.
 pub(crate) fn judge() -> Vec<Finding> {
     let mut directories = vec![PathBuf::from(settings::SERVICE_HOME)];
     if ownership::is_root() {
@@ -27,7 +28,8 @@ pub(crate) fn judge() -> Vec<Finding> {
     findings
 }
 
-/// The faults of the roots in the list of this user's daemon. Root reads only a list of its own.
+/// Returns the faults of the roots in the list of this user's daemon. Root reads the list only if no other user can
+/// change it.
 fn judge_roots() -> Vec<Finding> {
     let Ok(home) = settings::home(Role::Daemon) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The link by which packets leave this host.
+//! The network link through which packets leave this host.
 
 use std::net::IpAddr;
 
@@ -16,12 +16,12 @@ use crate::commands::doctor::tcp::ETHERNET_MTU;
 pub(crate) struct Link {
     pub(crate) name: Option<String>,
     pub(crate) mtu: Option<u32>,
-    /// The speed that the driver reports; those of virtual links do not know it.
+    /// The speed that the driver reports. Drivers of virtual links do not know it.
     pub(crate) rate: Option<ByteRate>,
 }
 
 impl Link {
-    /// The link to an address, or that of the default route.
+    /// Returns the link to an address, or that of the default route.
     pub(crate) fn gather(root: &Root, peer: Option<IpAddr>) -> Self {
         outgoing(peer).map_or_else(Self::default, |name| Self::named(root, name))
     }
@@ -39,7 +39,7 @@ impl Link {
         }
     }
 
-    /// Judges the link; `wanted` is the rate that the path should carry.
+    /// Checks the link. `wanted` is the rate that the path should carry.
     pub(crate) fn judge(&self, wanted: ByteRate) -> Vec<Finding> {
         let Some(name) = &self.name else {
             return vec![Finding::note("link", "unknown: no route leads there")];
@@ -78,8 +78,8 @@ impl Link {
     }
 }
 
-/// The interface by which packets to an address leave. Without an address it is that of the default route, found by the
-/// networks that are reserved for documentation.
+/// Returns the interface that packets to an address use. Without an address, this is the interface of the default
+/// route, which is found with addresses that are reserved for documentation.
 fn outgoing(peer: Option<IpAddr>) -> Option<String> {
     let anywhere = [
         IpAddr::from([192, 0, 2, 1]),
@@ -92,7 +92,8 @@ fn outgoing(peer: Option<IpAddr>) -> Option<String> {
         .map(|it| it.interface_name)
 }
 
-/// The address from which this host sends to a peer. Connecting a UDP socket finds it out, and sends nothing.
+/// Returns the address from which this host sends to a peer. Connecting a UDP socket determines the address and sends
+/// nothing.
 pub(crate) fn source(peer: IpAddr) -> Option<IpAddr> {
     let ends = PathEnds::towards((peer, 9).into()).ok()?;
     Some(ends.here)
@@ -104,7 +105,7 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
 }
 
 const JUMBO_MTU: u32 = 9000;
-/// The rate from which on jumbo frames are advised, in bytes per second: 10 Gbit/s.
+/// Minimum rate at which jumbo frames are recommended, in bytes per second: 10 Gbit/s.
 const JUMBO_RATE: f64 = 1.25e9;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! A receiver and the path to it, as a push would find them.
+//! A receiver and the path to it, as a push would see them.
 //!
-//! The receiver is dialled by both transports, and asked for a preview of nothing. **Invariant:** no key is pinned,
-//! and nothing at the receiver is changed.
+//! The receiver is dialed over both transports, and asked for a preview of an empty transfer. **Invariant:** no key is
+//! pinned, and nothing at the receiver is changed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -15,36 +15,36 @@ use zmove_transport::{
     HostPolicy, Identity, KnownHosts, PathProbe, Reach, TransportChoice, control_pair,
 };
 
-/// What `doctor` found when it dialled a receiver.
+/// The results of dialing a receiver.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) host: Remote,
-    /// This side's key, which a receiver must let in.
+    /// Key of this host, which the receiver must allow.
     pub(super) key: Fingerprint,
-    /// The addresses of the host's name, or the reason why there are none.
+    /// Addresses of the host's name, or the reason why there are none.
     pub(super) addresses: Result<Vec<IpAddr>, String>,
-    /// The result of dialling by TCP; `None` without an address.
+    /// Result of dialing over TCP, or `None` without an address.
     pub(super) tcp: Option<Reachability>,
-    /// The result of dialling by QUIC; `None` without an address, and where another program has the port.
+    /// Result of dialing over QUIC, or `None` without an address or if another program uses the port.
     pub(super) quic: Option<Reachability>,
-    /// The number of lanes that the receiver would take, or why it does not let this side in; `None` where neither
-    /// transport reaches it.
+    /// Number of lanes that the receiver would accept, or the reason why it refuses this host. `None` if neither
+    /// transport reaches the receiver.
     pub(super) admission: Option<Result<u16>>,
 }
 
-/// The result of dialling by one transport.
+/// The result of dialing over one transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reachability {
     Reached(Reached),
-    /// The host answers with another key than the pinned one.
+    /// The host answers with a key other than the pinned one.
     OtherKey(String),
     /// Another program answers, or a zmove of another version.
     OtherProgram(String),
-    /// The host answers, but is not trusted for another reason than its key.
+    /// The host answers, but is not trusted for a reason other than its key.
     Refused(String),
-    /// A program takes the connection, and does not complete the handshake.
+    /// A program accepts the connection but does not complete the handshake.
     Silent(String),
-    /// No program takes the connection.
+    /// No program accepts the connection.
     Unreached(String),
 }
 
@@ -53,17 +53,17 @@ pub(super) enum Reachability {
 pub(super) struct Reached {
     pub(super) address: SocketAddr,
     pub(super) round_trip: Duration,
-    /// The time until both ends had proved their keys.
+    /// Time until both ends had proved their keys.
     pub(super) taken: Duration,
     pub(super) host_key: HostKey,
-    /// The path MTU as the kernel knows it: that of the first link, until a router reports a smaller one.
+    /// Path MTU known to the kernel. This is the MTU of the first link until a router reports a smaller one.
     pub(super) mtu: Option<u32>,
-    /// The largest packets of which data has arrived in both directions, up to `mtu`; `None` if that is unknown.
+    /// Size of the largest packets that carried data in both directions, up to `mtu`, or `None` if unknown.
     pub(super) mtu_measured: Option<u32>,
     pub(super) congestion: Option<String>,
 }
 
-/// The receiver's key, and why it is trusted or not.
+/// The receiver's key, and whether it is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostKey {
     Pinned(Fingerprint),
@@ -72,10 +72,10 @@ pub(super) enum HostKey {
     Unknown(Fingerprint),
 }
 
-/// The result of dialling by one transport, with the connection if one came up.
+/// The result of dialing over one transport, with the connection if there is one.
 type Dialled = (Reachability, Option<(Channel, ChannelDialler)>);
 
-/// The receiver to dial, and the identity to dial it with.
+/// The receiver to dial, and the identity of this host.
 struct Visit<'a> {
     host: &'a Remote,
     home: &'a Path,
@@ -86,7 +86,7 @@ impl Peer {
     /// Dials a receiver with the keys in `home`.
     ///
     /// # Errors
-    /// This side's own keys or lists cannot be read.
+    /// Returns an error if this host's keys or lists cannot be read.
     pub(crate) async fn visit(host: &Remote, home: &Path) -> Result<Self> {
         let visit = Visit {
             host,
@@ -122,18 +122,18 @@ impl Peer {
         })
     }
 
-    /// The address to which packets for the receiver go.
+    /// Returns the address to which packets for the receiver are sent.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         let reached = self.reached().map(|reached| reached.address.ip());
         reached.or_else(|| self.addresses.as_ref().ok()?.first().copied())
     }
 
-    /// The shortest round trip that was seen.
+    /// Returns the shortest round-trip time seen.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         self.reached().map(|reached| reached.round_trip)
     }
 
-    /// The connection that a push would take.
+    /// Returns the connection that a push would use.
     pub(super) fn reached(&self) -> Option<&Reached> {
         [&self.tcp, &self.quic]
             .into_iter()
@@ -144,8 +144,7 @@ impl Peer {
     }
 }
 
-/// Asks over a connection of its own: the first one may have waited longer for TCP than a receiver waits for a
-/// greeting.
+/// Asks over a separate connection. The first one may have waited for TCP longer than a receiver waits for a greeting.
 async fn ask_over_quic(dialler: &ChannelDialler) -> Result<u16> {
     let admission = match dialler.dial(STEP_TIMEOUT).await {
         Ok(channel) => ask(channel).await,
@@ -173,8 +172,8 @@ async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
 }
 
 impl Visit<'_> {
-    /// Dials by TCP and QUIC at once. QUIC is not waited for where another program has the port: that the program is
-    /// silent there says nothing more.
+    /// Dials over TCP and QUIC at the same time. Does not wait for QUIC if another program uses the port, because the
+    /// silence of that program over QUIC has no meaning.
     async fn reach_by_both(&self) -> Result<(Reachability, Option<Result<u16>>, Option<Dialled>)> {
         let mut by_quic = Box::pin(self.reach(TransportChoice::Quic));
         let mut over_quic = None;
@@ -191,7 +190,7 @@ impl Visit<'_> {
         Ok((tcp, admission, over_quic))
     }
 
-    /// Dials by TCP, and asks over that connection at once.
+    /// Dials over TCP, and asks over that connection immediately.
     async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Result<u16>>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
         let Some((channel, dialler)) = connected else {
@@ -205,7 +204,7 @@ impl Visit<'_> {
         Ok((way, Some(admission)))
     }
 
-    /// Dials by one transport; the connection is for the caller to use.
+    /// Dials over one transport. The caller may use the connection.
     async fn reach(&self, transport: TransportChoice) -> Result<Dialled> {
         let begun = Instant::now();
         let known = KnownHosts::open(self.home)?.lookup(&self.host.host, self.host.port);
@@ -216,7 +215,7 @@ impl Visit<'_> {
         };
         let (dialled, thought): (_, fn(_) -> _) = match self.dial(transport, policy).await {
             Err(DialError::UnknownHost { .. }) => {
-                // This key is not remembered, and the question reveals nothing.
+                // This key is not stored, and the question reveals nothing.
                 let policy = HostPolicy::AcceptNew(FirstKey::default());
                 (self.dial(transport, policy).await, HostKey::Unknown)
             }
@@ -281,18 +280,18 @@ impl Reachability {
         }
     }
 
-    /// Updates the record with what the kernel knows of the connection by now.
+    /// Updates the record with the kernel's current data about the connection.
     fn learn(&mut self, probe: &PathProbe) {
         let Self::Reached(reached) = self else { return };
         let shortest = probe.read().and_then(|info| info.round_trip_min);
         reached.round_trip =
             shortest.map_or(reached.round_trip, |time| time.min(reached.round_trip));
-        // Keep the earlier values: a connection that has ended reports none.
+        // Earlier values are kept, because a closed connection reports none.
         reached.mtu = probe.mtu().or(reached.mtu);
         reached.congestion = probe.congestion().or(reached.congestion.take());
     }
 
-    /// Measures with data which packets arrive: the largest ones, or else the largest of the usual sizes.
+    /// Measures with data which packets arrive: first the largest ones, then the usual sizes in descending order.
     async fn measure(&mut self, dialler: &ChannelDialler) {
         let Self::Reached(reached) = self else { return };
         let within = ARRIVAL_MAX + reached.round_trip * 8;
@@ -316,14 +315,14 @@ impl Reachability {
     }
 }
 
-/// The MTUs of usual links and tunnels, the largest first.
+/// The MTUs of usual links and tunnels, largest first.
 const MTUS: [u32; 8] = [8_000, 4_470, 2_000, 1_500, 1_492, 1_450, 1_420, 1_400];
-/// The MTU that every path has (IPv6).
+/// The minimum MTU of every path (IPv6).
 const MTU_MIN: u32 = 1_280;
-/// The headers of IPv4 and IPv6, each with that of TCP.
+/// Size of the IPv4 and IPv6 headers, each with that of TCP, in bytes.
 const HEADERS_BYTES: [u32; 2] = [40, 60];
-/// How long a message may take that is larger than a packet, with several retransmissions.
+/// Maximum time for a message that is larger than a packet, with several retransmissions.
 const ARRIVAL_MAX: Duration = Duration::from_secs(3);
 
-/// How long each step may take: a lost packet is sent again after 1, 3 and 7 s.
+/// Maximum time for each step. A lost packet is retransmitted after 1, 3 and 7 s.
 const STEP_TIMEOUT: Duration = Duration::from_secs(8);

@@ -78,7 +78,7 @@ fn judge_quic(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
     }
 }
 
-/// Judges one transport, as if there were no other.
+/// Checks one transport, as if there were no other.
 fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
     match way {
         Reachability::Reached(Reached { address, taken, .. }) => {
@@ -143,7 +143,7 @@ fn judge_mtu(reached: &Reached, link_mtu: Option<u32>) -> Option<Finding> {
     })
 }
 
-/// From here on the doublings of TCP's first windows are a part of most pushes.
+/// Minimum round-trip time at which the growth of TCP's first windows is a noticeable part of most pushes.
 const LONG: Duration = Duration::from_millis(20);
 const FIRST_WINDOWS: &str = "10 packets for each lane over TCP; whoever administers the route may give it more ('ip route change ... initcwnd 64')";
 
@@ -185,7 +185,7 @@ fn judge_admission(peer: &Peer, admission: &Result<u16>) -> Finding {
 }
 
 fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
-    // The command to run is chosen on this side, so the receiver's own advice is cut off.
+    // The command to run is chosen on this side, so the receiver's advice is cut off.
     let reason = text
         .split(" On the receiving host")
         .next()
@@ -204,7 +204,7 @@ fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
     }
 }
 
-/// The largest IP packet; the MTU of loopback is a byte more.
+/// Maximum size of an IP packet. The MTU of the loopback is one byte larger.
 const IP_BYTES_MAX: u32 = 65_535;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Findings as lines for people, and as JSON.
+//! The findings as lines for people, and as JSON.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -10,7 +10,7 @@ use crate::commands::doctor::finding::{Finding, Keep, Place, Severity};
 use crate::display::format::{counted, wrapped};
 use crate::display::terminal::Printable;
 
-/// All findings, by section.
+/// All findings, grouped by section.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     sections: Vec<Section>,
@@ -22,7 +22,7 @@ struct Section {
     findings: Vec<Finding>,
 }
 
-/// Whether levels are coloured.
+/// Whether severity levels are colored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Colour {
     Plain,
@@ -30,7 +30,7 @@ pub(crate) enum Colour {
 }
 
 impl Colour {
-    /// Colours for a terminal whose user has not forbidden them.
+    /// Returns colors for a terminal, unless its user has disabled them.
     pub(crate) fn of_stdout() -> Self {
         let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         if std::io::stdout().is_terminal() && !forbidden {
@@ -40,7 +40,7 @@ impl Colour {
         }
     }
 
-    /// A level's name, as wide as the longest.
+    /// Returns the name of a level, padded to the longest name.
     fn level(self, level: Severity) -> String {
         let (name, code) = match level {
             Severity::Ok => ("ok", 32),
@@ -67,14 +67,14 @@ impl Report {
         self.sections.iter().flat_map(|section| &section.findings)
     }
 
-    /// The number of findings of a level.
+    /// Returns the number of findings of a level.
     pub(crate) fn count(&self, level: Severity) -> usize {
         self.findings()
             .filter(|finding| finding.level == level)
             .count()
     }
 
-    /// The findings as one line of JSON.
+    /// Returns the findings as one line of JSON.
     pub(crate) fn json(&self) -> String {
         let worst = self
             .findings()
@@ -90,7 +90,7 @@ impl Report {
             .to_string()
     }
 
-    /// The findings as lines for people.
+    /// Returns the findings as lines for people.
     pub(crate) fn text(&self, colour: Colour) -> String {
         let mut text = String::new();
         for Section { about, findings } in &self.sections {
@@ -104,7 +104,7 @@ impl Report {
         text + &format!("{bad} bad, {slow} slow, {notes}\n")
     }
 
-    /// The lines that make the remedies last, by file.
+    /// Returns the lines that make the remedies permanent, by file.
     fn kept_text(&self) -> String {
         let mends = self.findings().flat_map(|finding| &finding.mend);
         // Remedies without a command are shown with their finding.
@@ -159,7 +159,7 @@ fn finding_text(
 }
 
 const CHECK_COLUMNS: usize = 14;
-/// The column at which the text of a finding begins.
+/// The column at which the text of a finding starts.
 const INDENT: usize = 2 + 4 + 1 + CHECK_COLUMNS + 1;
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! `/proc` and `/sys`, or a tree that stands for them in a test.
+//! `/proc` and `/sys`, or a directory tree that replaces them in a test.
 //!
-//! **Invariant:** a file that is missing or cannot be parsed is `None`, and never an error.
+//! **Invariant:** a file that is missing or cannot be parsed is `None`, never an error.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The directory that holds `proc` and `sys`.
+/// The directory that contains `proc` and `sys`.
 #[derive(Clone, Debug)]
 pub(crate) struct Root(PathBuf);
 
 impl Root {
-    /// The root directory of this host.
+    /// Returns the root directory of this host.
     pub(crate) fn host() -> Self {
         Self("/".into())
     }
@@ -19,23 +19,23 @@ impl Root {
         self.0.join(path)
     }
 
-    /// A file's text without white space around it.
+    /// Returns the text of a file, without surrounding whitespace.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         let bytes = std::fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// The number that is all of a file.
+    /// Returns the number that is the whole content of a file.
     pub(crate) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// The number that is all of a sysctl, by the sysctl's name with dots.
+    /// Returns the value of a numeric sysctl. Its name is written with dots.
     pub(crate) fn sysctl<T: FromStr>(&self, name: &str) -> Option<T> {
         self.number(&sysctl_path(name))
     }
 
-    /// The words of a sysctl.
+    /// Returns the words of a sysctl.
     pub(crate) fn sysctl_words(&self, name: &str) -> Option<Vec<String>> {
         Some(
             self.text(&sysctl_path(name))?

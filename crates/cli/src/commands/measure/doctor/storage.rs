@@ -1,4 +1,4 @@
-//! The storage below a directory.
+//! Checks the storage below a directory.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::doctor::root::Root;
 use crate::display::terminal::quoted;
 
-/// The size of a file system and the space that is left for users.
+/// The size of a file system, and the space available to users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DiskRoom {
     whole: ByteCount,
     free: ByteCount,
-    /// The number of files that may still be made; `None` where the file system does not count them.
+    /// Number of files that can still be created, or `None` if the file system has no such limit.
     files_free: Option<u64>,
 }
 
-/// Judges the storage of a directory.
+/// Checks the storage of a directory.
 pub(crate) fn judge(root: &Root, directory: &Path, part: Part) -> Vec<Finding> {
     let found = directory.canonicalize();
     let whole = found.as_deref().unwrap_or(directory);
@@ -71,7 +71,7 @@ impl DiskRoom {
     }
 }
 
-/// Judges the properties of a mount that matter for transfers.
+/// Checks the properties of a mount that matter for transfers.
 fn judge_mount(mount: &Mount) -> Finding {
     let Mount {
         point,

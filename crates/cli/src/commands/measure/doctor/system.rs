@@ -1,4 +1,4 @@
-//! The machine: kernel, limits, CPU, clock.
+//! Checks the machine: kernel, limits, CPU and clock.
 
 use anyhow::Result;
 use rustix::process::{Resource, getrlimit};
@@ -7,7 +7,7 @@ use zmove_disk::{Ring, RingConfig};
 use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::doctor::root::Root;
 
-/// Judges this host.
+/// Checks this host.
 pub(crate) fn judge(root: &Root) -> Vec<Finding> {
     let io_uring = Ring::start(RingConfig::default());
     vec![
@@ -49,7 +49,7 @@ fn judge_io_uring(root: &Root, started: Result<()>) -> Finding {
     }
 }
 
-/// Judges the hard limit of open files, up to which zmove raises its own; `None` stands for no limit.
+/// Checks the hard limit on open files, up to which zmove raises its soft limit. `None` means no limit.
 fn judge_open_files(limit: Option<u64>) -> Finding {
     let Some(files) = limit else {
         return Finding::ok("open files", "no limit");
@@ -92,7 +92,7 @@ fn judge_clock(root: &Root) -> Finding {
     Finding::note("clock", text).mended_by(Mend::command("timedatectl set-ntp true"))
 }
 
-/// The major and minor number of a kernel release.
+/// Returns the major and minor number of a kernel release.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())
@@ -100,7 +100,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// The first kernel in which `syncfs` reports write-back that failed.
+/// The first kernel version in which `syncfs` reports failed write-back.
 const SYNCFS_TELLS: (u32, u32) = (5, 8);
 const IO_URING_DISABLED: &str = "kernel.io_uring_disabled";
 const FILES_MIN: u64 = 1024;
@@ -108,7 +108,7 @@ const FILES_AMPLE: u64 = 4096;
 const FILES_WANTED: u64 = 65_536;
 const LIMITS_FILE: &str = "/etc/security/limits.d/90-zmove.conf";
 
-/// Whether the flags in `/proc/cpuinfo`, by whichever name, include AES; `None` without flags.
+/// Returns whether the CPU flags in `/proc/cpuinfo` include AES, or `None` if there are no flags.
 fn has_aes(cpuinfo: &str) -> Option<bool> {
     let lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     let mut flags = lines.filter(|(name, _)| matches!(name.trim(), "flags" | "Features"));
@@ -116,7 +116,7 @@ fn has_aes(cpuinfo: &str) -> Option<bool> {
     Some(words.split_whitespace().any(|word| word == "aes"))
 }
 
-/// Signs that the clock is set by a service, the surest first.
+/// Files that show that a service sets the clock, the most reliable first.
 const CLOCK_SIGNS: [(&str, &str); 5] = [
     (
         "run/systemd/timesync/synchronized",

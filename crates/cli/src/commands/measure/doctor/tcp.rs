@@ -1,4 +1,4 @@
-//! The kernel's TCP: its switches, congestion control and pacing.
+//! Checks the kernel's TCP settings: switches, congestion control and pacing.
 //!
 //! The kernel's `Documentation/networking/ip-sysctl.rst` describes each setting.
 
@@ -6,11 +6,11 @@ use crate::commands::doctor::finding::{Finding, Keep, Mend, Severity};
 use crate::commands::doctor::root::Root;
 use zmove_engine::LOSS_TOLERANT;
 
-/// A sysctl that should be on, or off.
+/// A sysctl that should be on or off.
 #[derive(Debug)]
 struct Switch {
     check: &'static str,
-    /// The sysctl's name below `net.ipv4`.
+    /// Name of the sysctl below `net.ipv4`.
     name: &'static str,
     right: u64,
     level: Severity,
@@ -48,7 +48,7 @@ const SWITCHES: [Switch; 4] = [
     },
 ];
 
-/// Judges the settings of this host; `mtu` is the MTU of the outgoing link.
+/// Checks the settings of this host. `mtu` is the MTU of the outgoing link.
 pub(crate) fn judge(root: &Root, mtu: Option<u32>) -> Vec<Finding> {
     let mut findings: Vec<_> = SWITCHES.iter().map(|switch| switch.judge(root)).collect();
     findings.push(judge_mtu_probing(root, mtu));
@@ -115,7 +115,7 @@ fn judge_queueing(root: &Root, usual: &str) -> Finding {
     }
 }
 
-/// Judges the congestion controls; `usual` is that of sockets that ask for none.
+/// Checks the available congestion controls. `usual` is the default of new sockets.
 fn judge_congestion(root: &Root, usual: &str) -> Finding {
     if usual == LOSS_TOLERANT {
         return Finding::ok(CONGESTION, usual);

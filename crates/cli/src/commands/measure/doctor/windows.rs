@@ -1,7 +1,7 @@
-//! The kernel's buffers compared with what a path holds: its rate times its round trip.
+//! Compares the kernel's buffers with the bandwidth-delay product of a path.
 //!
-//! In each round trip a lane can have no more in flight than its send buffer, and no more than half of its receive
-//! buffer; zmove takes more lanes where that is too little, up to 64.
+//! In each round trip, a lane can have at most the size of its send buffer in flight, and at most half of its receive
+//! buffer. If that is too little, zmove uses more lanes, up to 64.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use crate::commands::doctor::finding::{Finding, Mend, Severity};
 use crate::commands::doctor::root::Root;
 use zmove_engine::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
 
-/// The three figures of `tcp_rmem` or `tcp_wmem`, in bytes: minimum, initial, maximum.
+/// The three values of `tcp_rmem` or `tcp_wmem`, in bytes: minimum, initial, maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Autotuned([u64; 3]);
 
-/// The paths that buffers are judged for.
+/// The paths for which the buffers are checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     pub(crate) rate: ByteRate,
-    /// The measured round trip; `None` where there is none, and [`USUAL`] ones serve as examples.
+    /// Measured round-trip time. If it is `None`, the times in [`USUAL`] serve as examples.
     pub(crate) round_trip: Option<Duration>,
     pub(crate) cores: usize,
 }
 
-/// The usual round trips: across a metropolis, across a continent, and around half the world.
+/// Typical round-trip times: across a metropolis, across a continent, and around half the world.
 const USUAL: [Duration; 3] = [
     Duration::from_millis(10),
     Duration::from_millis(90),
@@ -41,13 +41,13 @@ impl Autotuned {
     }
 }
 
-/// Judges the kernel's limits for the buffers of connections.
+/// Checks the kernel's limits on the buffers of connections.
 pub(crate) fn judge(root: &Root, paths: &Paths, part: Part) -> Vec<Finding> {
     let send = Autotuned::read(root, SEND);
     let receive = Autotuned::read(root, RECEIVE);
     let mut findings = Vec::from_iter(send.map(|send| paths.lanes(send)));
     findings.push(paths.judge("tcp_wmem", SEND, send.map(|send| (send, send.0[2]))));
-    // Half of the receive buffer is for data in flight, the rest for the kernel's own use.
+    // Half of the receive buffer is for data in flight. The kernel uses the rest.
     let mut receive = paths.judge(
         "tcp_rmem",
         RECEIVE,
@@ -71,12 +71,12 @@ impl Paths {
             .map_or_else(|| USUAL.into(), |round_trip| vec![round_trip])
     }
 
-    /// The bytes in flight on a full path.
+    /// Returns the number of bytes in flight on a full path.
     fn product(&self, round_trip: Duration) -> f64 {
         self.rate.0 * round_trip.as_secs_f64()
     }
 
-    /// The number of lanes with this window that fill the path; in a local network one does.
+    /// Returns the number of lanes with this window that fill the path. In a local network, one lane does.
     fn lanes_to_fill(&self, round_trip: Duration, window: u64) -> u64 {
         if round_trip < LOCAL_RTT {
             return 1;
@@ -84,7 +84,8 @@ impl Paths {
         whole((self.product(round_trip) / ByteCount(window.max(1)).as_f64()).ceil())
     }
 
-    /// The finding about lanes: how many a push begins with, and the rate that the send buffer allows each.
+    /// Returns the finding about lanes: the number with which a push starts, and the rate that the send buffer allows
+    /// for each lane.
     fn lanes(&self, send: Autotuned) -> Finding {
         let line = |round_trip: Duration| {
             let window = ByteCount(send.0[2]).as_f64();
@@ -101,7 +102,7 @@ impl Paths {
         Finding::ok("lanes", first).with_details(lines)
     }
 
-    /// Compares the largest window that a buffer allows with what the paths need.
+    /// Compares the largest window that a buffer allows with the window that the paths need.
     fn judge(&self, check: &'static str, name: &str, buffer: Option<(Autotuned, u64)>) -> Finding {
         let Some((figures, window)) = buffer else {
             return Finding::unknown_sysctl(check, name);
@@ -109,13 +110,14 @@ impl Paths {
         let need = |round_trip| (self.lanes_to_fill(round_trip, window), round_trip);
         let needs: Vec<_> = self.round_trips().into_iter().map(need).collect();
         let largest = ByteCount(figures.0[2]);
-        // The longest round trip needs most.
+        // The longest round trip needs the largest window.
         let (lanes, round_trip) = needs[needs.len() - 1];
         let path = format!("{} at {}", self.rate, Millis(round_trip));
         if lanes <= u64::from(LANES_AT_ONCE) {
             return Finding::ok(check, format!("up to {largest}: a few lanes fill {path}"));
         }
-        // Without a host the round trips are examples; only the shortest surely occurs, so it alone decides.
+        // Without a host, the round-trip times are examples. Only the shortest is certain to occur, so it alone
+        // decides.
         let sure = needs[0].0 > u64::from(LANES_MAX);
         let level = if sure { Severity::Slow } else { Severity::Note };
         let needed = ByteCount(whole(self.product(round_trip)));
@@ -131,7 +133,7 @@ impl Paths {
         Finding::new(level, check, text).mended_by(Mend::sysctl(name, &value))
     }
 
-    /// The buffer size with which a third of the lanes that are dialled at once fill the path.
+    /// Returns the buffer size with which a third of the lanes that are dialed at the same time fill the path.
     fn wanted(&self, round_trip: Duration, figures: Autotuned) -> u64 {
         let share = whole(self.product(round_trip) * 3.0 / f64::from(LANES_AT_ONCE));
         share
@@ -142,7 +144,7 @@ impl Paths {
     }
 }
 
-/// Judges a fixed buffer limit: QUIC's sockets ask for a size, of which the kernel gives what it allows.
+/// Checks a limit on fixed buffers. QUIC's sockets request a size, and the kernel grants it up to this limit.
 fn judge_fixed(root: &Root, check: &'static str) -> Finding {
     let name = format!("net.core.{check}");
     match root.sysctl::<u64>(&name).map(ByteCount) {
@@ -157,7 +159,7 @@ fn judge_fixed(root: &Root, check: &'static str) -> Finding {
     }
 }
 
-/// A round trip in the form that people write.
+/// A round-trip time, formatted for people.
 pub(crate) struct Millis(pub(crate) Duration);
 
 impl std::fmt::Display for Millis {
@@ -172,7 +174,7 @@ impl std::fmt::Display for Millis {
     }
 }
 
-/// A computed number of bytes, rounded down.
+/// Rounds a computed number of bytes down.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -184,7 +186,7 @@ fn whole(bytes: f64) -> u64 {
 
 const SEND: &str = "net.ipv4.tcp_wmem";
 const RECEIVE: &str = "net.ipv4.tcp_rmem";
-/// The socket buffer that QUIC asks for on its UDP socket, in bytes.
+/// Size of the socket buffer that QUIC requests for its UDP socket, in bytes.
 const QUIC_BYTES: u64 = 8 << 20;
 const WANTED_MIN: u64 = 16 << 20;
 const WANTED_MAX: u64 = 1 << 30;
