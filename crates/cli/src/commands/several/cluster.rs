@@ -1,4 +1,4 @@
-//! `zmove cluster`: makes a cluster, joins one, shows who is there.
+//! `zmove cluster`: creates a cluster, joins one, or shows its nodes.
 
 mod member;
 mod part;
@@ -69,7 +69,7 @@ fn init(args: ClusterInitArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Sets the broker of a cluster, or refuses one that cannot be used.
+/// Sets the broker of a cluster. Refuses a broker that cannot be used.
 fn set_broker(cluster: &mut Cluster, args: &ClusterInitArgs) -> Result<()> {
     if let Some(urls) = &args.nats {
         let file = |path: &Option<_>| path.as_deref().map(read).transpose();
@@ -87,7 +87,7 @@ fn set_broker(cluster: &mut Cluster, args: &ClusterInitArgs) -> Result<()> {
             return Err(refused(&"the other nodes need an address of this host"));
         }
         match TcpListener::bind(address) {
-            // A broker of another cluster may listen there now.
+            // The broker of another cluster may be listening there now.
             Err(error) if error.kind() != ErrorKind::AddrInUse => return Err(refused(&error)),
             _ => {}
         }
@@ -99,7 +99,7 @@ fn set_broker(cluster: &mut Cluster, args: &ClusterInitArgs) -> Result<()> {
     checked.map_err(|error| usage_error(format!("the broker {}: {error}", cluster.broker)))
 }
 
-/// The address of this host by which it reaches a receiver, with the port of NATS.
+/// Returns the address from which this host reaches a receiver, with the port of NATS.
 fn own_address(receiver: &Remote) -> Result<SocketAddr> {
     let host = &receiver.host;
     let fails = || format!("find the address of this host towards {host}");
@@ -128,7 +128,7 @@ fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Whether users other than the owner may read a file. Only the two ends have a pipe.
+/// Returns whether users other than the owner may read a file. A pipe is accessible only to its two ends.
 fn is_for_others(open: impl AsFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(open) else {
         return false;
@@ -147,7 +147,7 @@ fn read(path: &Path) -> Result<String> {
     }
 }
 
-/// Reads an invitation, which nobody but the owner may be able to read.
+/// Reads an invitation. Only the owner of the file may be able to read it.
 fn read_invitation(path: &Path) -> Result<String> {
     if path == Path::new("-") {
         return std::io::read_to_string(std::io::stdin()).context("read standard input");
@@ -173,7 +173,7 @@ fn join(invitation: &Path) -> Result<Exit> {
     settings::block_on(threads(), member::take_part(&cluster))
 }
 
-/// Becomes the broker of the push that has started this process, and ends with it.
+/// Becomes the broker of the push that started this process, and exits when the push does.
 fn become_broker(push: u32) -> Result<Exit> {
     end_with(push)?;
     let error = program().args(ARGUMENTS).exec();

@@ -1,4 +1,4 @@
-//! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
+//! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, including this one.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -25,17 +25,17 @@ use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings};
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// A push by the nodes of a cluster.
+/// A push from the nodes of a cluster.
 pub(crate) struct ClusterPush<'a> {
     cluster: &'a Cluster,
-    /// The first notice of its job, whose id each job replaces.
+    /// The first notice of the job. Each job replaces its ID.
     notice: JobNotice,
-    /// The trees of the job, as they were when the notice's mounts were listed.
+    /// The trees of the job at the time when the mounts in the notice were listed.
     trees: Trees,
 }
 
 impl<'a> ClusterPush<'a> {
-    /// Looks at the sources of a job for the other nodes, which compare them with theirs.
+    /// Describes the sources of a job for the other nodes, which compare them with theirs.
     pub(crate) fn new(
         cluster: &'a Cluster,
         job: &mut SharedJob,
@@ -43,7 +43,7 @@ impl<'a> ClusterPush<'a> {
     ) -> Result<Self> {
         let directory = std::env::current_dir().context("find the working directory")?;
         *job = job.clone().with_marks();
-        // all nodes tell of a failure in the same words, so that it is told and counted once
+        // With absolute paths, all nodes report a failure in the same words, so that it is reported and counted once.
         for source in &mut job.sources {
             source.source = directory.join(&source.source);
         }
@@ -68,7 +68,7 @@ impl<'a> ClusterPush<'a> {
         })
     }
 
-    /// Leads the job to its end, with a broker of this push if the cluster has none.
+    /// Leads the job to its end, and starts a local broker for it if the cluster has one configured.
     pub(crate) async fn lead(&self, mut leading: Leading) -> Result<Led> {
         let broker = self.cluster.local_broker()?;
         let id = leading.job.id;
@@ -114,7 +114,7 @@ impl<'a> ClusterPush<'a> {
     }
 }
 
-/// The receivers of a cluster, with the keys that its file names.
+/// Returns the receivers of a cluster, with the keys from the cluster's file.
 pub(crate) fn receivers(settings: &PushSettings, cluster: &Cluster) -> Result<Vec<Receiver>> {
     let receivers = settings.receivers().zip(&cluster.receivers);
     let receivers = receivers.map(|(remote, known)| {
@@ -125,27 +125,28 @@ pub(crate) fn receivers(settings: &PushSettings, cluster: &Cluster) -> Result<Ve
     receivers.collect()
 }
 
-/// How long whoever asks a broker goes on to ask, by the push's `--timeout`: one that is started again takes a moment.
+/// Returns how long to retry a broker, from the push's `--timeout`. A restarted broker needs some time.
 pub(crate) fn broker_patience(timeout: Duration) -> Duration {
     timeout.max(BROKER_PATIENCE_MIN)
 }
 
-/// The exchange of notices between the head of a job and the other nodes, which the receivers let in by its grants.
+/// The exchange of notices between the head of a job and the other nodes, which receivers admit with grants from the
+/// head.
 struct Liaison {
     notices: NoticeBoard,
     /// The job as the head sees it.
     notice: JobNotice,
-    /// By this key the receivers know the head, and it signs the grants of the nodes.
+    /// The key by which the receivers know the head. It signs the grants of the nodes.
     identity: Identity,
     job: SharedJob,
-    /// The keys of the receivers.
+    /// Keys of the receivers.
     receivers: Vec<[u8; 32]>,
     queue: Arc<JetStream>,
     participants: Arc<Participants>,
 }
 
 impl Liaison {
-    /// Tells all nodes of the job, each second and when something changes, and hears them.
+    /// Sends the job to all nodes every second and after each change, and receives their notices.
     async fn exchange(
         mut self,
         mut phase: watch::Receiver<JobPhase>,
@@ -179,7 +180,7 @@ impl Liaison {
         }
     }
 
-    /// Takes a notice; returns whether the nodes are to be told of the job at once.
+    /// Handles a notice. Returns whether to send the job to the nodes immediately.
     async fn take(&mut self, notice: Notice) -> Result<bool> {
         let own = self.notice.job;
         match notice {
@@ -195,7 +196,7 @@ impl Liaison {
         Ok(false)
     }
 
-    /// Takes the report of a node, with a grant if one is due; returns whether the node is new to the job.
+    /// Handles the report of a node, and sends a grant if one is due. Returns whether the node is new to the job.
     async fn take_report(&mut self, report: &NodeNotice) -> Result<bool> {
         self.queue.note_stored(report.stored);
         let Some(part) = &report.part else {
@@ -215,8 +216,8 @@ impl Liaison {
         self.notice.answer(&report.node, part.ping);
         Ok(numbered == Numbered::Now)
     }
-    /// The grant that is due to the node of this key, which has none or one that ends soon. Nothing is stored: a notice
-    /// that a broker loses is sent again.
+    /// Returns the grant that is due to the node with this key, which has no grant or one that ends soon. Nothing is
+    /// stored, so a grant in a notice that the broker loses is sent again.
     fn grant_for(&self, key: [u8; 32], ends: Option<u64>) -> Result<Option<GrantNotice>> {
         let now = unix_now();
         if ends.is_some_and(|end| end > (now + RENEW_BEFORE).as_secs()) {
@@ -233,7 +234,7 @@ impl Liaison {
     }
 }
 
-/// Starts the broker of this push, unless another push on this host has started it.
+/// Starts the broker of this push, unless another push on this host has already started it.
 async fn start(broker: &LocalBroker) -> Result<LocalServer> {
     let command = || {
         let mut command = this_program();
@@ -247,7 +248,7 @@ async fn start(broker: &LocalBroker) -> Result<LocalServer> {
     })
 }
 
-/// Warns when the broker is away, when it is back, and when nothing is taken from it.
+/// Warns when the broker is lost, when it is back, and when no items are taken from it.
 async fn warn_of_outages(
     broker: &str,
     mut state: watch::Receiver<BrokerState>,
@@ -276,14 +277,14 @@ async fn warn_of_outages(
 }
 
 const TOO_MANY_SOURCES: &str = "there are more sources than the other nodes can be told of: push the directory that they are in";
-/// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
-/// receivers, too, for which there is no other. A node that has lost the broker asks for it every 4 s at last.
+/// Maximum time for other nodes to join. Each of them has a session with one receiver. After this time, the head also
+/// serves the receivers that have no other node. A node that has lost the broker retries at intervals of up to 4 s.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);
-/// How long a broker is waited for in any case.
+/// Minimum time to wait for a broker.
 const BROKER_PATIENCE_MIN: Duration = Duration::from_secs(10);
-/// How long a grant is good. A receiver takes none that is good for longer.
+/// Lifetime of a grant. A receiver refuses grants with a longer lifetime.
 const GRANTED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long before its end a grant is renewed: so much may the clocks of receivers be ahead of the head's.
+/// Remaining lifetime at which a grant is renewed. The clocks of receivers may be ahead of the head's by this much.
 const RENEW_BEFORE: Duration = Duration::from_secs(12 * 60 * 60);
 
 #[cfg(test)]

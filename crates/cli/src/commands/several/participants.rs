@@ -1,5 +1,5 @@
-//! The nodes of a cluster or the receivers that share the work of one push: what each has moved and how fast, which of
-//! them hold up the others, and which nodes take no part.
+//! The nodes of a cluster or the receivers that share the work of one push: the files, bytes and rate of each, which of
+//! them hold up the others, and which nodes do not take part.
 
 mod rates;
 
@@ -21,42 +21,42 @@ use zmove_wire::{FileTotal, TransferProgress};
 use self::rates::{Rate, compare};
 use crate::display::failures::without_places;
 
-/// The participants of one job, as the observer of this node's own work too.
+/// The participants of a job. It is also the observer of this node's own work.
 pub(crate) struct Participants {
     observer: Arc<dyn Observer>,
-    /// The nodes or receivers, as they are shown.
+    /// The nodes or receivers as they are displayed.
     pub(crate) shown: watch::Sender<Nodes>,
-    /// The name of this node, which leads a cluster; `None` for a push of one node to several receivers.
+    /// Name of this node if it leads a cluster, or `None` for a push from one node to several receivers.
     head: Option<String>,
     head_rate: Lock<Rate>,
     receivers: Lock<Vec<(String, Rate)>>,
-    /// The other nodes, by their names.
+    /// The other nodes, by name.
     entries: Lock<BTreeMap<String, NodeEntry>>,
-    /// The reasons for which nodes take no part, as the user has seen them.
+    /// The reasons why nodes do not take part, as shown to the user.
     absent: Lock<BTreeSet<(String, String)>>,
-    /// The failures that have been reported, by whichever node.
+    /// The failures that any node has reported.
     pub(crate) told: Arc<SeenMessages>,
-    /// How many other nodes there are.
+    /// A summary of the other nodes.
     pub(crate) others: watch::Sender<Others>,
 }
 
-/// What is known of another node.
+/// The state of another node.
 struct NodeEntry {
     /// The last report of the node.
     part: NodePart,
     heard: Instant,
-    /// Whether the user has been told that it is not heard of.
+    /// Whether the user was warned that the node is silent.
     is_lost: bool,
-    /// Whether it has left a session that may still be at work at its receiver.
+    /// Whether the node has left a session that may still be active at its receiver.
     has_lost_sessions: bool,
-    /// How often it has warned of something.
+    /// Number of warnings from the node.
     warnings: u32,
     rate: Rate,
 }
 
 impl Participants {
-    /// The participants of a job that this node leads, which has these receivers and reports to the observer and to
-    /// `shown`. The `head` is this node's name in a cluster.
+    /// Creates the participants of a job that this node leads. They report to the observer and to `shown`. The `head`
+    /// is this node's name in a cluster.
     pub(crate) fn new(
         head: Option<String>,
         receivers: impl IntoIterator<Item = String>,
@@ -77,7 +77,7 @@ impl Participants {
         }
     }
 
-    /// Tells, once, that there are nodes that are not listened to.
+    /// Reports once that there are more nodes than the job accepts.
     pub(crate) fn warn_of_too_many(&self) {
         let message = format!(
             "more than {NODES_MAX} nodes, by their names, ask for a part: the rest gets none"
@@ -92,10 +92,10 @@ impl Participants {
         self.observer.on(&Event::Warned { message });
     }
 
-    /// Takes what a node reports, which it does each second.
+    /// Handles the report of a node, which arrives every second.
     pub(crate) fn hear(&self, node: &str, part: &NodePart) {
         let has_done_nothing = part.tally.items == 0 && part.moved == TransferProgress::default();
-        // one that takes no part tries again from time to time
+        // A node that does not take part tries again from time to time.
         let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
         if has_done_nothing && part.state != NodeState::HasLostSessions && is_absent() {
             return;
@@ -118,7 +118,7 @@ impl Participants {
         }
     }
 
-    /// Tells, once, why a node takes no part.
+    /// Reports once why a node does not take part.
     pub(crate) fn leave(&self, NodeFailure { node, message, .. }: NodeFailure) {
         let mut entries = self.entries.lock();
         if let Some(entry) = entries.get_mut(&node) {
@@ -136,7 +136,7 @@ impl Participants {
         }
     }
 
-    /// Tells what a node that takes part warns of, of each so much at most.
+    /// Reports a warning of a node that takes part, up to a limit for each node.
     pub(crate) fn warn(&self, NodeFailure { node, message, .. }: NodeFailure) {
         let mut entries = self.entries.lock();
         let Some(entry) = entries.get_mut(&node) else {
@@ -152,19 +152,19 @@ impl Participants {
         self.observer.on(&Event::Warned { message });
     }
 
-    /// Shows all participants each second, for ever, with what this process has `served` itself.
+    /// Shows all participants every second, forever. `served` is the work of this process.
     pub(crate) async fn show(&self, queue: &impl WorkQueue, served: &Served) -> Infallible {
         let mut ticks = interval(TELL_EVERY);
         loop {
             ticks.tick().await;
-            // Nobody waits here for a broker that is away.
+            // A lost broker must not delay the display.
             let asked = timeout(TELL_EVERY, queue.waiting()).await;
             let waiting = asked.ok().and_then(Result::ok);
             self.show_now(waiting, served);
         }
     }
 
-    /// Shows all participants now.
+    /// Shows all participants immediately.
     pub(crate) fn show_now(&self, waiting: Option<u64>, served: &Served) {
         let nodes = self.look(waiting, &served.by_receiver(), Instant::now());
         self.shown.send_replace(nodes);
@@ -228,7 +228,8 @@ impl Participants {
         });
     }
 
-    /// How many nodes, or receivers of one node, have done any of the work, of which this process has `served` some.
+    /// Returns how many nodes have done any of the work, or how many receivers if there is only one node. `served` is
+    /// the work of this process.
     pub(crate) fn served(&self, served: &Served) -> usize {
         if self.head.is_none() {
             return served.by_receiver().len();
@@ -249,7 +250,7 @@ impl Observer for Participants {
 }
 
 impl NodeEntry {
-    /// A node that is about to send its first report, this one.
+    /// Creates the entry of a node in the state before its first report, which is `part`.
     fn new(part: &NodePart) -> Self {
         Self {
             part: NodePart {
@@ -265,7 +266,7 @@ impl NodeEntry {
         }
     }
 
-    /// Takes the state that the node reports. One that has been at work and offers itself has begun anew.
+    /// Sets the state that the node reports. A node that was at work and offers itself has started again.
     fn take(&mut self, state: NodeState) {
         self.has_lost_sessions |= match state {
             NodeState::Offers => self.part.state == NodeState::Works,
@@ -275,7 +276,8 @@ impl NodeEntry {
         self.part.state = state;
     }
 
-    /// Whether it has done anything. One that was stopped before its first item has ended may have moved something.
+    /// Returns whether the node has done any work. A node that was stopped before its first item ended may have moved
+    /// data.
     fn has_served(&self) -> bool {
         self.part.tally.items > 0 || self.part.moved.stored != FileTotal::default()
     }
@@ -284,12 +286,12 @@ impl NodeEntry {
         !matches!(self.part.state, NodeState::Offers | NodeState::Works)
     }
 
-    /// Whether all of its sessions are known to have ended as they should.
+    /// Returns whether all sessions of the node are known to have ended properly.
     fn is_finished(&self) -> bool {
         self.has_ended() && !self.has_lost_sessions
     }
 
-    /// Whether it does some of the work, as far as is known.
+    /// Returns whether the node does some of the work, as far as is known.
     fn is_at_work(&self) -> bool {
         !self.has_ended() && !self.is_lost
     }
@@ -317,11 +319,11 @@ fn sum<'a>(totals: impl Iterator<Item = &'a FileTotal>) -> FileTotal {
 }
 
 const BY_OTHERS: &str = "others do what it had to do";
-/// How long a node may say nothing; it tells each [`TELL_EVERY`].
+/// Time without a report after which a node counts as silent. Nodes report every [`TELL_EVERY`].
 const SILENT_AFTER: Duration = Duration::from_secs(5);
-/// How long until the user is told so: what it has taken is leased for twice as long.
+/// Time without a report after which the user is warned. The items of the node are leased for twice this time.
 const LOST_AFTER: Duration = Duration::from_secs(LEASE.as_secs() / 2);
-/// From so many warnings on a node's are not told.
+/// Number of warnings from which on the warnings of a node are no longer reported.
 const WARNINGS_MAX: u32 = 20;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Jobs that several sessions share, by several receivers or by the nodes of a cluster: how one is led, and what is
-//! told at its end.
+//! Jobs that several sessions share, with several receivers or from the nodes of a cluster: leads a job and reports its
+//! end.
 
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
@@ -32,23 +32,23 @@ use crate::value::exit::{Exit, failure};
 pub(crate) struct Leading {
     pub(crate) job: SharedJob,
     pub(crate) receivers: Vec<Receiver>,
-    /// The number of the receiver that is asked first to begin the job.
+    /// Index of the receiver that is asked first to start the job.
     pub(crate) begins_at: usize,
-    /// How long the job goes on when no receiver does.
+    /// Maximum time for which the job continues without any receiver.
     pub(crate) patience: Duration,
     pub(crate) participants: Arc<Participants>,
-    /// How far the job is.
+    /// The phase that the job has reached.
     pub(crate) phase: watch::Sender<JobPhase>,
     /// Resolves when the user stops the push.
     pub(crate) stop: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Leading {
-    /// Leads the job to its end by a queue, while something else is done `beside`. Other nodes that come in time do
-    /// work which this node does else.
+    /// Leads the job to its end with a queue, while `beside` runs concurrently. Other nodes that join in time do work
+    /// that this node would otherwise do.
     ///
     /// # Errors
-    /// That of what is done beside.
+    /// Returns the error of `beside`.
     pub(crate) async fn lead(
         self,
         queue: Arc<impl WorkQueue>,
@@ -93,17 +93,17 @@ impl Leading {
     }
 }
 
-/// The end of a job that was led.
+/// The result of a job that this process led.
 pub(crate) struct Led {
     id: SharedJobId,
     ended: Result<JobEnd, JobError>,
-    /// How many nodes, or receivers, took part.
+    /// Number of nodes or receivers that took part.
     served: usize,
-    /// Whether sessions were lost before they had recorded all that they had moved.
+    /// Whether sessions were lost before they had recorded all data that they moved.
     has_lost_sessions: bool,
 }
 
-/// Prints how a job has ended; `took_part` is what each node has moved, where there were several.
+/// Prints the result of a job. `took_part` has the files and bytes moved by each node, if there were several.
 pub(crate) fn tell_end(
     led: Led,
     took_part: Option<String>,
@@ -140,7 +140,7 @@ pub(crate) fn tell_end(
     Ok(exit)
 }
 
-/// A receiver of a shared job, with the only key that it may have if that is known.
+/// Returns a receiver of a shared job. If `key` is given, the receiver must have that key.
 pub(crate) fn receiver(
     settings: &PushSettings,
     remote: &Remote,
@@ -157,19 +157,19 @@ pub(crate) fn receiver(
     })
 }
 
-/// The threads of a process that moves data by itself.
+/// Returns the number of threads for a process that moves data itself.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
 }
 
-/// The id of a job that begins now.
+/// Returns the ID of a new job.
 pub(crate) fn fresh() -> Result<SharedJobId> {
     let id = fresh_transfer().context("get random bytes")?;
     Ok(SharedJobId(id.0))
 }
 
-/// Leads a job that begins at the first of so many receivers. Where it comes to nothing because a receiver was lost
-/// which may have begun it, another job takes its place, which begins at a receiver that does not have the first.
+/// Leads a job that starts at the first of several receivers. If the job fails because a receiver was lost that may
+/// have started it, a new job starts at a receiver that does not have the first job.
 pub(crate) fn lead_again(
     receivers: usize,
     mut lead: impl FnMut(usize) -> Result<Led>,
@@ -189,7 +189,7 @@ pub(crate) fn lead_again(
     lead(begins_at)
 }
 
-/// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.
+/// Returns the job that these settings describe. All sessions of this node together keep '--limit'.
 pub(crate) fn job(
     settings: &PushSettings,
     sources: &Sources,
@@ -208,7 +208,7 @@ pub(crate) fn job(
         shape: of_several(job.open.shape),
         keeping,
         delta: false,
-        // no receiver removes what another may have made
+        // No receiver removes entries that another one may have created.
         in_the_way: InTheWay::Stays,
         protected: Vec::new(),
         ..job.open
@@ -217,7 +217,7 @@ pub(crate) fn job(
     let config = SenderConfig {
         file_io: storage.file_io,
         direct: storage.direct,
-        // of all sessions of this process together, however many are at work
+        // The limit applies to all sessions of this process together, however many are at work.
         rate_shared: settings.args.limit().map(SharedRate::new),
         silence_max: RECEIVER_SILENCE_MAX,
         ..settings.sender()
@@ -231,7 +231,7 @@ fn own_node() -> NodeName {
         .expect("this is a name")
 }
 
-/// The shape of a target of several: one file goes into a directory of this name, too.
+/// Returns the shape of a target with several receivers. A single file is sent into a directory too.
 fn of_several(shape: TargetShape) -> TargetShape {
     match shape {
         TargetShape::Single { name } => TargetShape::Directory { tops: vec![name] },
@@ -263,12 +263,12 @@ fn as_text(summary: &Summary, ended: &JobEnd, by: &str, took_part: Option<String
     )
 }
 
-/// The failure of a push whose job has not come to its end.
+/// Converts the error of a job to the failure of the push.
 pub(crate) fn as_failure(error: JobError) -> anyhow::Error {
     let text = error.to_string();
     let exit = match error {
         JobError::Interrupted => Exit::Interrupted,
-        // as where all that there is no room for are files
+        // The same exit code as if only files had found no room.
         JobError::NoRoom(_) => Exit::Partial,
         JobError::NotShared(_) => Exit::Target,
         JobError::Lost(_) | JobError::Queue(_) => Exit::Broken,
@@ -286,7 +286,7 @@ pub(crate) fn as_failure(error: JobError) -> anyhow::Error {
     failure(exit, text)
 }
 
-/// What is said around the sessions: several at once.
+/// Shows the notices of several simultaneous sessions as warnings.
 pub(crate) struct SessionWarnings;
 
 impl Listener for SessionWarnings {
@@ -300,11 +300,11 @@ impl Listener for SessionWarnings {
     }
 }
 
-/// What is told of a count in which more files are equal than were at the beginning.
+/// A note for a count in which more files are equal than at the start.
 const MOVED_BEFORE: &str =
     "(some of them may have been moved by this push, before a session was lost)\n";
-/// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does
-/// its work meanwhile, and nothing is lost by that.
+/// Maximum time for a receiver to answer a ping, which it does even if its storage is busy. After that another receiver
+/// does its work, and nothing is lost.
 const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! `zmove push SRC HOST,HOST:PATH` and `zmove push --cluster NAME`: pushes to several receivers that share the storage
-//! of the target, each of which writes a part of it.
+//! of the target. Each receiver writes a part of the target.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
 use crate::value::exit::Exit;
 
-/// Pushes to several receivers, or by the nodes of a cluster, as the settings say.
+/// Pushes to several receivers, or from the nodes of a cluster, depending on the settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let display = Display::new(&settings.args, None);
     let sources = settings.look_at_sources(&display)?;
@@ -64,7 +64,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     told.map_err(|error| resumable(error, &settings.args))
 }
 
-/// The receivers that can be used.
+/// Returns the receivers that can be used.
 fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     let remotes = with_known_keys(settings)?;
     let known = KnownHosts::open(&settings::home(Role::Client)?)?;
@@ -76,8 +76,9 @@ fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     remotes.into_iter().map(receiver).collect()
 }
 
-/// The receivers, the keys of which are known from here on: several sessions would ask at once. One that is away, or
-/// whose name has no address, and has an unknown key is left out, since nobody could be asked when it comes back.
+/// Returns the receivers with known keys. Asks the user about unknown keys first, because several sessions would
+/// otherwise ask at the same time. A receiver with an unknown key that cannot be reached or resolved is left out,
+/// because nobody could be asked when it returns.
 fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
     let dial = &settings.args.dial;
     let mut known = Vec::new();
@@ -106,7 +107,7 @@ fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
     }
 }
 
-/// Whether the receiver cannot be reached now. An outage takes the resolution of names down as well.
+/// Returns whether the receiver cannot be reached now. An outage also breaks name resolution.
 fn is_away(error: &DialError) -> bool {
     error.retryable() || matches!(error, DialError::Resolve { .. })
 }

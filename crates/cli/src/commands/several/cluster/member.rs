@@ -38,7 +38,7 @@ pub(super) async fn take_part(cluster: &Cluster) -> Result<Exit> {
         () = interrupted() => {}
     }
     if let Some(member) = &mut member {
-        // Without a broker this waits for it.
+        // Without a broker, leaving would wait for the broker.
         drop(timeout(LEAVES_WITHIN, member.leave()).await);
     }
     Err(failure(Exit::Interrupted, "interrupted"))
@@ -65,17 +65,17 @@ async fn listen(cluster: &Cluster) -> Result<NoticeBoard> {
 struct Member<'a> {
     cluster: &'a Cluster,
     notices: NoticeBoard,
-    /// The name of the node, which no other has.
+    /// Name of the node, which is unique.
     node: String,
-    /// The node's key, by which receivers know it.
+    /// Key of the node, by which receivers know it.
     key: [u8; 32],
     jobs: HashMap<SharedJobId, Job>,
-    /// Jobs that have ended here or in which this node could not take part.
+    /// Jobs that have ended here, or in which this node could not take part.
     left: HashMap<SharedJobId, LeftJob>,
     working: JoinSet<(SharedJobId, Result<()>)>,
-    /// The last warning of the broker.
+    /// The last warning about the broker.
     warned_of_broker: String,
-    /// The last warning of another version of the protocol.
+    /// The last warning about another protocol version.
     warned_of_version: String,
 }
 
@@ -86,25 +86,26 @@ struct Job {
     head: HeadLease,
     /// The head's grant for this node.
     grant: HeldGrant,
-    /// How many times this node has reported since it heard the head. A process that is stopped reports nothing.
+    /// Number of reports from this node since it last heard the head. A stopped process sends none, so its pause does
+    /// not count.
     unheard: u32,
     part: Arc<Part>,
-    /// What does the part, once the job has begun.
+    /// The task that does the part, once the job has started.
     work: Option<AbortHandle>,
-    /// The queue from which it takes work.
+    /// The queue from which the part takes work.
     queue: Arc<OnceLock<OpenQueue>>,
 }
 
 /// A job that this node has left.
 struct LeftJob {
-    /// When the node may take part again.
+    /// Time from which the node may take part again.
     until: Instant,
-    /// What it has done, on which another try counts on.
+    /// The work done so far, to which a later attempt adds.
     part: Arc<Part>,
 }
 
 impl Job {
-    /// The part of this node, for the head.
+    /// Returns this node's report to the head.
     fn report(&self, id: SharedJobId, state: NodeState) -> NodePart {
         NodePart {
             job: id,
@@ -124,7 +125,7 @@ impl Job {
         }
     }
 
-    /// Whether the head has been silent for so long that nobody leads the job.
+    /// Returns whether the head has been silent for so long that nobody leads the job.
     fn is_silent(&self) -> bool {
         let open = self.queue.get();
         let max = open.map_or(FORGOTTEN_AFTER, |open| open.silence_max);
@@ -157,7 +158,7 @@ impl<'a> Member<'a> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                // Notices that wait are heard before a head counts as silent.
+                // Waiting notices are read before a head counts as silent.
                 biased;
                 heard = self.notices.hear() => match heard {
                     Ok(Notice::Job(job)) => self.take(job).await?,
@@ -178,7 +179,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Reports on all jobs, and leaves those that nobody leads.
+    /// Reports on all jobs, and leaves the jobs that nobody leads.
     async fn tell_all(&mut self) -> Result<()> {
         match self.notices.hindrance() {
             Some(why) => warn_once(&mut self.warned_of_broker, format!("{why}: {WAITS}")),
@@ -192,7 +193,7 @@ impl<'a> Member<'a> {
             let Some(work) = &job.work else { continue };
             work.abort();
             if job.queue.get().is_some() {
-                // Its sessions may continue for a moment.
+                // Its sessions may continue for a short time.
                 self.tell(id, &job, NodeState::HasLostSessions).await?;
             }
             let why = "the node that leads it has not been heard of for too long";
@@ -209,7 +210,7 @@ impl<'a> Member<'a> {
         Ok(())
     }
 
-    /// Reports to the head of a job how far it is here, after what has failed since the last report.
+    /// Reports this node's part to the head of a job, after the failures since the last report.
     async fn tell(&self, id: SharedJobId, job: &Job, state: NodeState) -> Result<()> {
         for trouble in job.part.take_trouble() {
             let trouble = (trouble.notice)(self.failure(id, trouble.message));
@@ -238,7 +239,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Keeps a grant that is for this node.
+    /// Stores a grant if it is for this node.
     fn hold(&mut self, GrantNotice { job, key, grant }: &GrantNotice) {
         if *key == self.key
             && let Some(job) = self.jobs.get(job)
@@ -248,7 +249,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Takes part in a job, if this node may.
+    /// Takes part in a job if this node is allowed to.
     async fn take(&mut self, notice: JobNotice) -> Result<()> {
         let id = notice.job;
         let has_left = |left: &LeftJob| Instant::now() < left.until;
@@ -283,7 +284,7 @@ impl<'a> Member<'a> {
                     job.work = Some(work);
                 }
             }
-            // The head answers with a number and a grant.
+            // The head replies with a number and a grant.
             _ => {
                 let offer = job.report(id, NodeState::Offers);
                 self.notices.tell(&self.report(Some(offer))).await?;
@@ -292,7 +293,7 @@ impl<'a> Member<'a> {
         Ok(())
     }
 
-    /// Ends the part in a job. A part that has failed begins again after a while.
+    /// Ends the part in a job. A failed part starts again later.
     async fn end(&mut self, id: SharedJobId, ended: Result<()>) -> Result<()> {
         let Some(job) = self.jobs.remove(&id) else {
             return Ok(());
@@ -311,7 +312,7 @@ impl<'a> Member<'a> {
         Ok(())
     }
 
-    /// Leaves a job to others for a while, and reports the reason to its head.
+    /// Leaves a job to the other nodes for some time, and reports the reason to its head.
     async fn give_up(&mut self, id: SharedJobId, job: Job, error: &Error) -> Result<()> {
         let why = terminal::causes(error).to_string();
         terminal::warn(format_args!("job {id}: {why}"));
@@ -326,7 +327,8 @@ impl<'a> Member<'a> {
         self.left.insert(id, LeftJob { until, part });
     }
 
-    /// Leaves all jobs to others, to end. Sessions that end in time are not lost, so that nobody waits for them.
+    /// Leaves all jobs to the other nodes before this node exits. Sessions that end in time are not lost, so no other
+    /// node waits for them.
     async fn leave(&mut self) -> Result<()> {
         for job in self.jobs.values() {
             job.part.leaves.send_replace(true);
@@ -347,7 +349,7 @@ impl<'a> Member<'a> {
             }
             self.tell(*id, job, state).await?;
             self.notices.flush().await;
-            // Others know then of what this node has taken and does no more.
+            // The other nodes then know which items this node has taken and will not finish.
             open.queue.flush_dropped().await;
         }
         Ok(())
@@ -361,20 +363,20 @@ fn warn_once(warned: &mut String, text: String) {
     }
 }
 
-/// What the user is told of a broker that cannot be used, also one that a push will start.
+/// The message about a broker that cannot be used, including one that a push has not started yet.
 const WAITS: &str = "waiting for the broker";
 const STOPPED: &str = "it was stopped: others do what it had to do";
-/// The interval at which a missing broker is asked again.
+/// Interval between attempts to connect to a missing broker.
 const ASK_EVERY: Duration = Duration::from_millis(250);
-/// How long a node that is stopped may take to leave its jobs to others.
+/// Maximum time for a stopped node to leave its jobs to the others.
 const LEAVES_WITHIN: Duration = Duration::from_secs(7);
-/// How long its sessions have of that.
+/// Maximum time for the sessions of a stopped node to end. It is part of `LEAVES_WITHIN`.
 const SESSIONS_END_WITHIN: Duration = Duration::from_secs(5);
-/// How long a node leaves a job to others in which it could not take part.
+/// Time for which a node leaves a job to the others after it could not take part.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// How long a head may be silent in whose job the node has no work.
+/// Maximum silence of a head in whose job the node has no work.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
-/// How long a node remembers that a job has ended, or what it has done in it.
+/// Time for which a node remembers that a job has ended, and the work that it did in the job.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[cfg(test)]

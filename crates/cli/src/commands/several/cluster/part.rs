@@ -1,4 +1,4 @@
-//! The part of a node in a job which another node leads.
+//! The part of this node in a job that another node leads.
 
 use std::ffi::OsString;
 use std::iter::once;
@@ -26,33 +26,34 @@ use crate::display::terminal;
 use crate::settings::PushSettings;
 use crate::settings::cluster::Cluster;
 
-/// What a node has done in a job, in all of its tries, as the observer of its work.
+/// The work of a node in a job, over all its attempts. It is also the observer of that work.
 #[derive(Default)]
 pub(super) struct Part {
     pub(super) served: Arc<Served>,
-    /// Set when the node is to do what it has taken, and to take no more.
+    /// Set when the node must finish the items that it has taken, and take no more.
     pub(super) leaves: watch::Sender<bool>,
     moved: Lock<TransferProgress>,
-    /// What has failed since the last report, and what was warned of.
+    /// Failures and warnings since the last report.
     trouble: Lock<Vec<Trouble>>,
 }
 
 /// The queue of a job in which the node takes part.
 pub(super) struct OpenQueue {
     pub(super) queue: Arc<JetStream>,
-    /// How long the head may be silent before nobody leads the job: longer than it waits for a broker.
+    /// Maximum silence of the head before nobody leads the job. It is longer than the head waits for a broker.
     pub(super) silence_max: Duration,
 }
 
-/// Something that has failed, or was warned of.
+/// A failure or a warning.
 pub(super) struct Trouble {
-    /// The notice by which the head hears of it.
+    /// The kind of notice that reports it to the head.
     pub(super) notice: fn(NodeFailure) -> Notice,
     pub(super) message: String,
 }
 
 impl Part {
-    /// Does the part of the node of this number, with the head's grant and lease. Sets `opened` when it takes work.
+    /// Does the part of the node with this number, with the head's grant and lease. Sets `opened` when the part starts
+    /// to take work.
     pub(super) async fn work(
         self: Arc<Self>,
         cluster: Cluster,
@@ -86,17 +87,17 @@ impl Part {
             .await?)
     }
 
-    /// What the node has found and moved.
+    /// Returns the files and bytes that the node has found and moved.
     pub(super) fn moved(&self) -> TransferProgress {
         *self.moved.lock()
     }
 
-    /// What has failed, or was warned of, since this was asked last.
+    /// Returns the failures and warnings since the last call.
     pub(super) fn take_trouble(&self) -> Vec<Trouble> {
         std::mem::take(&mut *self.trouble.lock())
     }
 
-    /// Keeps a message for the head; of very many, once that there are more.
+    /// Stores a message for the head. If there are too many messages, stores only a final note that there are more.
     fn note(&self, notice: fn(NodeFailure) -> Notice, message: &str) {
         let mut trouble = self.trouble.lock();
         let message = match trouble.len() {
@@ -126,7 +127,7 @@ impl Observer for Part {
     }
 }
 
-/// The job as this node sees it, its receivers, and the `--timeout`. May block on files.
+/// Returns the job as this node sees it, its receivers, and the `--timeout`. May block on files.
 fn look(cluster: &Cluster, notice: &JobNotice) -> Result<(SharedJob, Vec<Receiver>, Duration)> {
     let settings = PushSettings::of_node(words(notice)?, cluster.clone(), Arc::new(Prompt))?;
     let looked = settings.look_at_sources(&NoListener);
@@ -140,7 +141,7 @@ fn look(cluster: &Cluster, notice: &JobNotice) -> Result<(SharedJob, Vec<Receive
     Ok((job, receivers, settings.args.timeout.0))
 }
 
-/// What a job moves where, and who leads it.
+/// Describes the sources and the target of a job, and names the node that leads it.
 fn what(notice: &JobNotice) -> Result<String> {
     let paths = words(notice)?.paths;
     let (target, sources) = paths.split_last().expect("two are demanded");
@@ -150,7 +151,7 @@ fn what(notice: &JobNotice) -> Result<String> {
     Ok(format!("{source} -> {target}, led by {head}"))
 }
 
-/// What was typed at the head, with the sources as the head has found them.
+/// Returns the arguments that were typed at the head, with the sources as the head found them.
 fn words(notice: &JobNotice) -> Result<PushArgs> {
     let typed = notice.words.iter().cloned().map(OsString::from_vec);
     let typed = once("zmove".into()).chain(typed);
@@ -169,12 +170,12 @@ fn words(notice: &JobNotice) -> Result<PushArgs> {
     Ok(args)
 }
 
-/// How much longer than for a broker a head is waited for.
+/// Additional time to wait for a silent head, beyond the time to wait for a broker.
 const SILENCE_BEYOND: Duration = Duration::from_secs(20);
-/// How many sessions a node has at once; the head has one with each receiver that no node serves.
+/// Number of simultaneous sessions of a node. The head also has one with each receiver that no node serves.
 const SESSIONS: usize = 1;
 const MORE: &str = "more than is told at once: the node's own output has it all";
-/// The most failures and warnings that are told at a time: more than are found in a second.
+/// Maximum number of failures and warnings in one report. A node finds fewer in a second.
 const TROUBLE_MAX: usize = 10_000;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! Whether a node has the sources of a job as its head has them.
+//! Checks whether a node has the same sources as the head of a job.
 //!
-//! What is compared here keeps a node away from the start that has other sources: a copy, or nothing at all, where a
-//! file system is not mounted. What lies below is compared as the work goes on (`scan/walk/mark.rs`).
+//! The comparison keeps out a node with other sources from the start: a node with a copy, or with an empty directory
+//! because a file system is not mounted. Entries further below are compared during the work (`scan/walk/mark.rs`).
 //!
-//! **Invariant:** a node takes part only with the head's list of sources: work names a source by its number.
+//! **Invariant:** a node takes part only with the head's list of sources, because work items refer to a source by its
+//! number.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -25,7 +26,7 @@ use zmove_engine::Sources;
 use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
 use zmove_types::{Escaped, RelPath};
 
-/// The sources as the head sees them, from a directory.
+/// Returns the sources as the head sees them. Relative paths start at `directory`.
 pub(crate) fn notices(directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
     let names = (NAMES_OF_ALL / sources.paths().count().max(1)).clamp(1, NAMES);
     let mountinfo = mountinfo();
@@ -33,7 +34,7 @@ pub(crate) fn notices(directory: &Path, sources: &Sources) -> Vec<SourceNotice> 
     paths.map(|path| notice(&mountinfo, path, names)).collect()
 }
 
-/// A source, or a directory in one, with some of the names in it: none if it is empty, or no directory.
+/// Describes a source, or a directory in one, with some of its names. There are none if it is empty or not a directory.
 fn notice(mountinfo: &[u8], path: PathBuf, names_max: usize) -> SourceNotice {
     let entries = path.read_dir().into_iter().flatten();
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().into_vec()));
@@ -44,7 +45,7 @@ fn notice(mountinfo: &[u8], path: PathBuf, names_max: usize) -> SourceNotice {
     }
 }
 
-/// What is at a path; a link at its end is not followed.
+/// Identifies the entry at a path. A symbolic link at the end of the path is not followed.
 fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
     let found = path.symlink_metadata().ok()?;
     let mount = || Mount::around(mountinfo, &path.canonicalize().ok()?);
@@ -57,17 +58,17 @@ fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
     })
 }
 
-/// The trees of a push, for whoever looks what is mounted in them.
+/// The trees of a push, in which mounts are looked up.
 #[derive(Clone)]
 pub(crate) struct Trees {
-    /// What is mounted where on this host.
+    /// The mount table of this host.
     mountinfo: Vec<u8>,
     roots: Vec<ScanRoot>,
     selection: Option<Arc<Selection>>,
 }
 
 impl Trees {
-    /// The trees of a job.
+    /// Returns the trees of a job.
     pub(crate) fn new(job: &SharedJob) -> Self {
         Self {
             mountinfo: mountinfo(),
@@ -76,8 +77,9 @@ impl Trees {
         }
     }
 
-    /// What is mounted in them, as the head sees it: where one of these is not mounted at a node, the directory is
-    /// empty there, or has what is hidden here. What the selection leaves out no node enters, whatever it has there.
+    /// Returns the mounts in the trees as the head sees them. If one of them is not mounted at a node, the directory is
+    /// empty there, or shows files that the mount hides here. Mounts that the selection excludes are left out, because
+    /// no node enters them.
     pub(crate) fn mounts(&self) -> Vec<SourceNotice> {
         let mut found = Vec::new();
         for root in &self.roots {
@@ -90,10 +92,10 @@ impl Trees {
                 if below.as_os_str().is_empty() || !self.admits(root, below, &mount.point) {
                     continue;
                 }
-                // what is mounted above it later hides it
+                // A later mount above this one hides it.
                 let is_seen =
                     is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
-                // one more shows that not all are told
+                // One mount beyond the limit shows that the list is incomplete.
                 if is_seen && found.len() <= MOUNTS {
                     found.push(notice(&self.mountinfo, root.source.join(below), NAMES));
                 }
@@ -102,8 +104,8 @@ impl Trees {
         found
     }
 
-    /// Reports the mounts again whenever something has been mounted or unmounted. Looks at them on a thread of its own,
-    /// since a mount that does not answer may hold up whoever looks at it.
+    /// Reports the mounts again after each mount or unmount. A separate thread inspects them, because a mount that does
+    /// not respond may block it.
     pub(crate) fn watch_mounts(mut self) -> watch::Receiver<Vec<SourceNotice>> {
         let (reports, mounts) = watch::channel(Vec::new());
         spawn_blocking(move || {
@@ -118,7 +120,7 @@ impl Trees {
         mounts
     }
 
-    /// Whether the selection admits what is at this path below a root.
+    /// Returns whether the selection admits the entry at this path below a root.
     fn admits(&self, root: &ScanRoot, below: &Path, point: &Path) -> bool {
         let Some(selection) = &self.selection else {
             return true;
@@ -129,7 +131,7 @@ impl Trees {
         };
         let [directory, other] =
             [PathKind::Directory, PathKind::Other].map(|kind| selection.admits(&path, kind));
-        // what is left out in any case is not even looked at: it may not answer
+        // An entry that is excluded in any case is not inspected, because it may not respond.
         if directory == other || point.is_dir() {
             directory
         } else {
@@ -138,7 +140,7 @@ impl Trees {
     }
 }
 
-/// The reader of the sources here.
+/// Returns the user, groups and privileges with which this process reads the sources.
 pub(crate) fn reader() -> Reader {
     let groups = getgroups().unwrap_or_default().into_iter();
     let capabilities = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
@@ -150,8 +152,8 @@ pub(crate) fn reader() -> Reader {
     }
 }
 
-/// Holds what may be read here against what may be at the head: otherwise it would depend on chance what is sent. What
-/// a server keeps from one host's root alone is not seen here.
+/// Compares the read permissions here with those at the head. If they differed, the set of files sent would depend on
+/// chance. Files that a server hides only from the root user of one host are not detected.
 fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
     if here.reads_all {
         return Ok(());
@@ -178,7 +180,7 @@ fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
     Ok(())
 }
 
-/// What is said of a source that is not the same here.
+/// Returns the message about a source that is not the same here.
 pub(super) fn not_as_there(path: &Path) -> String {
     format!(
         "the source '{}' is not here as at the node that sends",
@@ -186,10 +188,10 @@ pub(super) fn not_as_there(path: &Path) -> String {
     )
 }
 
-/// Compares the sources here, for their reader here, with those of the head.
+/// Compares the local sources and their reader with those of the head.
 ///
 /// # Errors
-/// One is not here, or is another one.
+/// Returns an error if a source does not exist here or is a different one.
 pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
     let mut paths = here.paths();
     for path in head.sources.iter().map(path_of) {
@@ -209,19 +211,19 @@ pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Resu
     all.try_for_each(|there| compare_source(there, &mountinfo))
 }
 
-/// The paths on which something is mounted at the head.
+/// Returns the paths at which file systems are mounted at the head.
 pub(super) fn mount_points(head: &JobNotice) -> BTreeSet<PathBuf> {
     let mounts = head.mounts.iter();
     mounts.map(|mount| path_of(mount).to_owned()).collect()
 }
 
-/// What is mounted where.
+/// Returns the mount table of this host.
 fn mountinfo() -> Vec<u8> {
     std::fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
-/// Compares one source with what the head has seen there: another directory lacks the names, and a copy has another
-/// inode number. All of some few names may have gone since; then this node takes no part, and loses nothing.
+/// Compares a source with the description from the head. A different directory lacks the names, and a copy has a
+/// different inode number. If all of a few names were removed since, this node does not take part, which does no harm.
 fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
     let path = path_of(there);
     let shown = Escaped::path(&path);
@@ -258,25 +260,25 @@ fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The path of a source, or of a directory in one.
+/// Returns the path of a source, or of a directory in one.
 pub(super) fn path_of(source: &SourceNotice) -> &Path {
     Path::new(OsStr::from_bytes(&source.path))
 }
 
-/// The kinds of file systems that no two hosts have mounted at once and can write to, and images that nobody writes to:
-/// each host has its own, and perhaps another. A replica of a volume, as by snapshots that are sent, has the inode
-/// numbers of what it was made of, and lags behind.
+/// File systems that two hosts cannot have mounted for writing at the same time, and read-only images. Each host has a
+/// separate one, possibly with other contents. A replica of a volume, for example from sent snapshots, has the inode
+/// numbers of its original and lags behind it.
 const LOCAL: [&str; 38] = [
     "affs", "aufs", "bcachefs", "befs", "btrfs", "cramfs", "devtmpfs", "ecryptfs", "erofs",
     "exfat", "ext2", "ext3", "ext4", "f2fs", "fuseblk", "hfs", "hfsplus", "hpfs", "iso9660",
     "jffs2", "jfs", "minix", "msdos", "nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs",
     "romfs", "squashfs", "tmpfs", "ubifs", "udf", "ufs", "vfat", "xfs", "zfs",
 ];
-/// How many names are told: more than go at once where a source changes.
+/// Maximum number of names for each source. It is more than disappear at the same time when a source changes.
 const NAMES: usize = 8;
-/// How many of all sources, every second.
+/// Maximum number of names for all sources together. They are sent every second.
 const NAMES_OF_ALL: usize = 1024;
-/// How many mounts are told, every second.
+/// Maximum number of mounts. They are sent every second.
 const MOUNTS: usize = 256;
 
 #[cfg(test)]

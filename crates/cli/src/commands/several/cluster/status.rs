@@ -1,4 +1,4 @@
-//! `zmove cluster status`: who reports within a few seconds.
+//! `zmove cluster status`: shows the nodes and jobs that report within a few seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,17 +17,17 @@ use crate::settings;
 use crate::settings::cluster::Cluster;
 use crate::value::exit::{Exit, failure};
 
-/// The notices that were heard.
+/// The notices received so far.
 #[derive(Default)]
 struct HeardNotices {
     jobs: BTreeMap<SharedJobId, JobNotice>,
     nodes: BTreeMap<String, NodeNotice>,
 }
 
-/// A job, with all that take part in it.
+/// A job, with all nodes and receivers that take part in it.
 #[derive(Default, Serialize)]
 struct JobStatus {
-    /// The job; `None`: the nodes have no work.
+    /// ID of the job, or `None` for the nodes without work.
     job: Option<String>,
     /// Whether a push reports the job. Otherwise the push was killed, or cannot reach the broker.
     led: bool,
@@ -76,7 +76,7 @@ impl HeardNotices {
         Ok(all)
     }
 
-    /// The jobs as their heads report them, and beside them the nodes that no head reports.
+    /// Returns the jobs as their heads report them, and the nodes that no head reports.
     fn by_job(&self) -> Vec<JobStatus> {
         let led = self.jobs.iter().map(|(id, job)| {
             let nodes: Nodes = serde_json::from_str(&job.shown).unwrap_or_default();
@@ -129,7 +129,7 @@ impl JobStatus {
     }
 }
 
-/// The jobs in the text format of Prometheus.
+/// Returns the metrics of the jobs in the Prometheus text format.
 fn metrics(jobs: &[JobStatus], cluster: &str) -> String {
     let mut families: BTreeMap<_, String> = BTreeMap::new();
     let mut add = |name, kind, labels: &str, value: u64| {
@@ -159,9 +159,9 @@ fn metrics(jobs: &[JobStatus], cluster: &str) -> String {
     families.into_values().collect()
 }
 
-/// How long a broker may take to answer. Another program in its place may say nothing.
+/// Maximum time for a broker to answer. Another program on its port may never answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
-/// How long the command listens. All report each second.
+/// Time for which the command listens. All nodes and heads report every second.
 const LISTEN_FOR: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The rates of the nodes or receivers of a push, and which of them hold up the others.
+//! Measures the rates of the nodes or receivers of a push, and finds the ones that hold up the others.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -7,25 +7,25 @@ use std::time::{Duration, Instant};
 use zmove_jobs::{Node, Pace};
 use zmove_wire::FileTotal;
 
-/// The bytes that a node or receiver had moved at times of the last seconds.
+/// The bytes moved by a node or receiver at several times in the last seconds.
 #[derive(Default)]
 pub(super) struct Rate {
     marks: VecDeque<(Instant, u64)>,
     was_slow: bool,
 }
 
-/// A node or receiver at one time.
+/// The state of a node or receiver at one point in time.
 pub(super) struct ParticipantLook<'a> {
     node: Node,
     was_slow: &'a mut bool,
-    /// Whether it has been measured for long enough to be compared.
+    /// Whether the rate was measured for long enough to be compared.
     is_known: bool,
-    /// Whether it has moved something in the last seconds.
+    /// Whether data was moved in the last seconds.
     is_moving: bool,
 }
 
 impl Rate {
-    /// Measures a node or receiver that has moved this in all.
+    /// Measures a node or receiver that has moved this in total.
     pub(super) fn look(
         &mut self,
         name: &str,
@@ -61,10 +61,11 @@ impl Rate {
     }
 }
 
-/// Compares the rates of those at work, and returns the first of them, those first that hold up the others.
+/// Compares the rates of the participants at work, and returns the first `NODES_MAX` participants, starting with
+/// those that hold up the others.
 ///
-/// If no item waits, a node that moves nothing has nothing to do and is not compared. A node that was slow stays slow
-/// when nobody else has anything to do, since all wait for it.
+/// If no item is waiting, a node that moves nothing has no work and is not compared. A node that was slow stays slow
+/// when no other node has work, because all of them wait for it.
 pub(super) fn compare(mut looks: Vec<ParticipantLook<'_>>, waiting: Option<u64>) -> Vec<Node> {
     let is_waiting = waiting.is_some_and(|waiting| waiting > 0);
     let rate = |look: &ParticipantLook<'_>| {
@@ -77,7 +78,7 @@ pub(super) fn compare(mut looks: Vec<ParticipantLook<'_>>, waiting: Option<u64>)
     for look in &mut looks {
         let was_slow = std::mem::take(look.was_slow);
         let Some(rate) = rate(look) else { continue };
-        // of all others: without this rate, those above it move down by one
+        // This is the median of all others. Without this rate, the rates above it move down by one.
         let median = rates.get(middle + usize::from(rate <= rates[middle]));
         let median = median.filter(|median| **median > 0);
         let percent = median.map(|median| rate.saturating_mul(100) / median);
@@ -98,15 +99,16 @@ pub(super) fn compare(mut looks: Vec<ParticipantLook<'_>>, waiting: Option<u64>)
     nodes
 }
 
-/// The time over which rates are measured. Items come and go in less.
+/// Duration over which rates are measured. A node starts and finishes items in less time.
 const WINDOW: Duration = Duration::from_secs(5);
 /// A node at work that has moved nothing for this time counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(3);
-/// Below this share of the median of the others a node is slow.
+/// A node is slow if its rate is below this percentage of the others' median.
 const SLOW_PERCENT: u64 = 50;
-/// From this share on it is no longer slow. The rates of others that have just run out of work sink slowly.
+/// A slow node is no longer slow from this percentage on. The rates of others that have just run out of work decrease
+/// slowly.
 const KEEPS_UP_PERCENT: u64 = 80;
-/// The maximum number of nodes that are shown.
+/// Maximum number of nodes to show.
 pub(super) const NODES_MAX: usize = 64;
 
 #[cfg(test)]
