@@ -2,8 +2,8 @@
 //! does the work there as that user.
 //!
 //! **Invariant:** root opens, creates or removes a name only in a directory in which no other user can do so. In a
-//! directory of another user, a child process ([`as_user`]) that has become that user does the work. A directory that
-//! several users can change is refused. See `docs/decisions/0011-roots-directories.md`.
+//! directory of another user, a child process that has become that user (`zmove as-user`) does the work. A directory
+//! that several users can change is refused. See `docs/decisions/0011-roots-directories.md`.
 
 mod child;
 mod commands;

@@ -120,7 +120,7 @@ mod tests {
         assert!(hangup(&status("0000000000001001")));
         assert!(!hangup(&status("0000000000001000")));
         assert!(!hangup(""));
-        // below a background job of a script
+        // In a background job of a script, SIGINT and SIGQUIT are ignored.
         let background = Ignored::parse(&status("0000000000000006"));
         assert!(background.contains(SignalKind::interrupt()));
         assert!(!background.contains(SignalKind::terminate()));

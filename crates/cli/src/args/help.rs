@@ -258,7 +258,8 @@ mod tests {
     const COLUMNS: usize = 80;
 
     fn built() -> Command {
-        // Help that fits a narrow terminal fits any; the environment of the test must not widen it.
+        // Help that fits a narrow terminal fits every terminal. The width is fixed so that the test does not depend on
+        // its environment.
         let mut command = Args::command()
             .mut_subcommands(|command| command.term_width(COLUMNS))
             .term_width(COLUMNS);
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn short_help_fits_one_screen() {
         every(&built(), &mut |command| {
-            // That of 'help' itself is clap's list of all commands.
+            // The help of 'help' itself is clap's list of all commands.
             if command.get_name() == "help" {
                 return;
             }

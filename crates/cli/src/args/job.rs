@@ -148,17 +148,15 @@ pub(crate) struct JobArgs {
 pub(crate) enum JobAction {
     /// Show the job's events and the output of its processes
     Log,
-    /// Wait until the job ends
-    ///
-    /// Exit codes: 0 done, 30 failed, 31 cancelled, 32 expired, 33 --timeout reached first.
+    /// Wait until the job ends; exit code 0 done, 30 failed, 31 cancelled, 32 expired, 33 timed out
     Wait {
         /// Maximum time to wait: 90 or 90s, 30min, 12h, 7d
         #[arg(long, value_name = "TIME")]
         timeout: Option<Timeout>,
     },
-    /// Show the job's progress until it ends
+    /// Show the job's progress until it ends; exit codes as for 'wait'
     ///
-    /// Ctrl-C leaves the job running. The exit codes are those of 'wait'.
+    /// Ctrl-C leaves the job running.
     Attach,
     /// Pause the job; it continues from the data at the target when resumed
     Pause,

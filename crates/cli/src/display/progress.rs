@@ -604,7 +604,7 @@ mod tests {
         }
     }
 
-    /// The first line that a log gets, and the first after `meanwhile` of which `is_second` holds.
+    /// Returns the first line of a log, and the first line after `meanwhile` for which `is_second` is true.
     fn lines(
         watcher: &Watcher,
         meanwhile: impl FnOnce(),
@@ -613,7 +613,7 @@ mod tests {
         let (end, ended) = channel();
         let (said, heard) = channel();
         let say = |line: String| {
-            // the test has what it wants
+            // The test has received both lines.
             let _over = said.send(line);
         };
         std::thread::scope(|scope| {
@@ -752,7 +752,7 @@ mod tests {
     }
 
     impl Watcher {
-        /// Takes a notice of a wait without a line of its own.
+        /// Handles a wait event without printing a line for it.
         fn wait_untold(&self, event: &Event) {
             self.state.lock().reported.insert(BUSY.to_owned());
             self.on(event);

@@ -92,7 +92,8 @@ const SPACING: Duration = Duration::from_millis(100);
 mod tests {
     use super::*;
 
-    /// A window after acknowledgements at these milliseconds, each of 1,000 bytes; and its rate `later`.
+    /// Adds acknowledgements of 1,000 bytes each at these milliseconds, and returns the rate `later` milliseconds after
+    /// the last one.
     fn rate(millis: impl IntoIterator<Item = u64>, later: u64) -> Option<f64> {
         let begin = Instant::now();
         let mut window = RateWindow::default();

@@ -374,7 +374,7 @@ mod tests {
         }
     }
 
-    /// All that the user reads about a transfer, and of its preview.
+    /// Returns everything that the user reads about a transfer, and about its preview.
     fn texts(counters: Counters) -> [String; 2] {
         [false, true].map(|is_preview| {
             let summary = Summary {

@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(listed.len(), codes().len(), "{listed:?}");
     }
 
-    /// `zmove job --help` has those from 30 on.
+    /// `zmove job --help` has the codes from 30 on.
     #[test]
     fn the_table_of_the_help_has_the_same_codes() {
         let table = LONG.split("Exit codes:\n").nth(1).unwrap();

@@ -398,7 +398,7 @@ mod tests {
             ("a/run7/", "run7"),
             ("h:run7", "run7"),
             ("h:/a/b.h5", "b.h5"),
-            // A source that has no name gives none.
+            // The root directory has no name.
             ("/", ""),
         ] {
             assert_eq!(name_of(OsStr::new(path)), name, "{path}");

@@ -381,7 +381,7 @@ mod tests {
         participants.look(None, &BTreeMap::new(), now)
     }
 
-    /// How many others are at work, and how many have not finished.
+    /// Returns how many other nodes are at work, and how many have not finished.
     fn others(participants: &Participants) -> (usize, usize) {
         let others = participants.others.borrow();
         (others.at_work, others.unfinished)
@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(others(&participants), (0, 0), "its sessions have ended");
     }
 
-    /// What it tells until it hears that it has left is of no part.
+    /// Reports that the node sends before it knows that it has left do not count.
     #[test]
     fn a_node_that_has_left_before_it_has_done_anything_is_not_waited_for() {
         let participants = of_nodes(Arc::new(NoObserver));

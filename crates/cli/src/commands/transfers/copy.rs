@@ -75,7 +75,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     });
     let ended = TransferEnd::of(display, args, copied);
     if was_stopped {
-        // Tells the runner that it need not end the copy.
+        // Informs the runner that it need not end the copy.
         print_json(&json!({ "event": "copy_ended" }));
     }
     let ended = ended?;
@@ -318,7 +318,7 @@ fn as_json(receipt: &Receipt) -> Value {
 mod tests {
     use super::*;
 
-    /// A host may tell its client that all is well, and the one with the target has signed that it is not.
+    /// The source may report success although the target host has signed that there were faults.
     #[test]
     fn faults_that_only_the_target_s_host_tells_are_failures() {
         let receipt = Receipt {

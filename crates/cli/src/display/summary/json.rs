@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// The JSON of a transfer that has counted this.
+    /// Returns the JSON of a transfer with these counters.
     fn said(counters: Counters, is_preview: bool, sessions: SessionCount) -> Value {
         let summary = Summary {
             counters,
@@ -204,7 +204,7 @@ mod tests {
         assert!(pushed["limited_percent"].is_u64() && pushed["shares_percent"].is_object());
     }
 
-    /// The lines of the schema are those of the table.
+    /// The schema has the same counters as the table.
     #[test]
     fn the_schema_describes_each_counter() {
         let schema = include_str!("../../../../../docs/schema/events.json");

@@ -185,8 +185,8 @@ mod tests {
         assert_eq!(offered, ALLOWED);
     }
 
-    /// The options that no client may set: they name a program to run, trust a key, belong to a terminal, or are there
-    /// for the habits of users of rsync.
+    /// Options that no client may set, because they name a program to run, trust a key, belong to a terminal, or exist
+    /// only for users of rsync.
     const REFUSED: &[&str] = &[
         "accept-new",
         "bwlimit",

@@ -327,12 +327,12 @@ mod tests {
         }
     }
 
-    /// What the board for Grafana asks for is on the page.
+    /// The page has every metric that the Grafana dashboard uses.
     #[test]
     fn the_board_asks_for_what_there_is() {
         let counts = Counts::default();
         add(&counts.errors, "kind", "unknown_key");
-        // What has labels alone appears with the first of them.
+        // A metric with labels appears only once a label set exists.
         drop(
             counts
                 .by_name

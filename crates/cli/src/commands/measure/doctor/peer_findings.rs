@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// The findings that are not ok: level, check, commands.
+    /// Returns the level, check and commands of each finding that is not ok.
     fn troubles(peer: &Peer) -> Vec<(Severity, &'static str, Vec<String>)> {
         let findings = findings(peer, Some(9000))
             .into_iter()

@@ -60,14 +60,14 @@ pub(crate) mod tests {
     pub(crate) struct Fake(tempfile::TempDir);
 
     impl Fake {
-        /// A fake root directory with these files.
+        /// Creates a root directory with these files.
         pub(crate) fn of(files: &[(&str, &str)]) -> Self {
             let fake = Self(tempfile::tempdir().unwrap());
             files.iter().for_each(|(path, text)| fake.put(path, text));
             fake
         }
 
-        /// A fake root directory with these sysctls.
+        /// Creates a root directory with these sysctls.
         pub(crate) fn of_sysctls(values: &[(&str, &str)]) -> Self {
             let fake = Self::of(&[]);
             values

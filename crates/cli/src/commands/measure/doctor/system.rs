@@ -142,7 +142,7 @@ mod tests {
         ("run/systemd/timesync/synchronized", ""),
     ];
 
-    /// The finding of a check on a machine that is healthy but for this file.
+    /// Returns the finding of a check on a machine that is healthy except for this file.
     fn with(path: &str, text: &str, judge: fn(&Root) -> Finding) -> Finding {
         let fake = Fake::of(&HEALTHY);
         fake.put(path, text);

@@ -182,8 +182,8 @@ mod tests {
 
     type Trouble = (Severity, &'static str, Vec<String>);
 
-    /// The findings that are not ok, as level, check and commands, on a kernel that is healthy but for these settings;
-    /// a setting without a value is missing.
+    /// Returns the level, check and commands of each finding that is not ok, on a kernel that is healthy except for
+    /// these settings. A setting without a value is missing.
     fn troubles(settings: &[(&str, Option<&str>)], mtu: u32) -> Vec<Trouble> {
         let set = |name: &str| settings.iter().any(|(other, _)| *other == name);
         let mut sysctls: Vec<_> = HEALTHY.into_iter().filter(|(name, _)| !set(name)).collect();

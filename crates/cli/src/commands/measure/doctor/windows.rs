@@ -210,7 +210,7 @@ mod tests {
         Some(Duration::from_millis(millis))
     }
 
-    /// A host with these largest buffers of TCP, and with buffers of UDP as QUIC wants them.
+    /// Creates a host with these maximum TCP buffers, and with the UDP buffers that QUIC requests.
     fn buffers(send: u64, receive: u64) -> Fake {
         let (send, receive) = (
             format!("4096 16384 {send}"),
@@ -232,7 +232,7 @@ mod tests {
         )
     }
 
-    /// The finding about the send buffer.
+    /// Returns the finding about the send buffer.
     fn send(send: u64, paths: &Paths) -> Finding {
         let findings = judge(&buffers(send, 1 << 30).root(), paths, Part::Either);
         findings

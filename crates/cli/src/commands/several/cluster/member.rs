@@ -383,7 +383,7 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 mod tests {
     use super::*;
 
-    /// The lease of a job needs a runtime.
+    /// This test needs a runtime because of the job's lease.
     #[tokio::test]
     async fn a_head_counts_as_silent_only_after_the_limit() {
         let unheard = FORGOTTEN_AFTER.as_secs() / TELL_EVERY.as_secs();

@@ -504,7 +504,7 @@ mod tests {
                 .contains("perhaps a copy")
         );
         assert_eq!(told_with(|mark| mark.local = None), Ok(()));
-        // A file system that one host alone has.
+        // A file system that only one host can mount.
         let root = site.path().canonicalize().unwrap();
         let mountinfo = format!("1 2 0:1 / {} rw - ext4 dev rw\n", root.display());
         let mut seen = [notice(mountinfo.as_bytes(), root, NAMES)];
@@ -513,7 +513,7 @@ mod tests {
             compare_source(&seen[0], mountinfo.as_bytes())
         };
         compared_with(Some((1, 2))).unwrap_err();
-        // One of the two may be the server of the other.
+        // One of the two hosts may be the file server of the other.
         compared_with(None).unwrap();
     }
 

@@ -115,7 +115,7 @@ pub(super) const NODES_MAX: usize = 64;
 mod tests {
     use super::*;
 
-    /// Four nodes after 12 s, each of which has moved this at each second.
+    /// Returns four nodes after 12 s. `bytes` returns the bytes that each node has moved by a given second.
     fn after_12_seconds(bytes: impl Fn(u64) -> [u64; 4], waiting: u64) -> Vec<Node> {
         let began = Instant::now();
         let mut rates: [Rate; 4] = Default::default();
