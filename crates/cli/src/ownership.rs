@@ -318,7 +318,7 @@ mod tests {
 
     const USER: u32 = 65_534;
 
-    /// A directory of root in `/tmp`; `None` where this process is not root.
+    /// Returns a directory of root in `/tmp`, or `None` if this process is not root.
     fn directory() -> Option<tempfile::TempDir> {
         if !is_root() {
             eprintln!("skipped: only root can give files away");

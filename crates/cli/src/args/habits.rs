@@ -1,5 +1,5 @@
 //! Options that users of rsync, scp and other programs type out of habit. Options that describe the default behavior
-//! are accepted, and hints name the replacement for the others.
+//! are accepted. For other options, a hint names the replacement.
 
 use std::ffi::OsString;
 use std::str::FromStr;

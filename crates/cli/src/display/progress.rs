@@ -88,9 +88,9 @@ struct PushState {
     /// The current rate of the bytes moved. The bar also counts bytes that need not be moved.
     rate: RateWindow,
     limit: Cow<'static, str>,
-    /// Time at which the connection was lost, until it is restored.
+    /// Time at which the connection was lost, or `None` while there is one.
     lost: Option<Instant>,
-    /// Time since when the transfer has been queued, with the reason.
+    /// Time at which the transfer joined the queue, and the reason why it waits.
     waits: Option<(Instant, String)>,
     /// ID of the transfer, which its host uses too.
     transfer: Option<String>,
@@ -122,7 +122,7 @@ impl PushState {
     }
 
     /// Returns the current rate of the bytes moved, if known. If all nodes are listed, this is the sum of their rates,
-    /// because both are displayed together.
+    /// so that it matches the rates displayed for them.
     fn rate(&self, nodes: Option<&Nodes>) -> Option<f64> {
         match nodes {
             Some(nodes) if are_all_listed(nodes) => {
@@ -133,7 +133,8 @@ impl PushState {
         }
     }
 
-    /// Returns the limit of the push. If all nodes have stopped moving data, no session reports a limit any more.
+    /// Returns the limit of the push. If all nodes have stopped moving data, no session reports a limit any more, and
+    /// the push is waiting for replies.
     fn limit(&self, nodes: Option<&Nodes>) -> &str {
         let stand_still = |nodes: &Nodes| {
             let mut all = nodes.nodes.iter();

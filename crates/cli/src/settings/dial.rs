@@ -1,4 +1,4 @@
-//! The settings for connecting to another host, converted from the options of `push` and `probe`.
+//! The settings for connecting to another host, converted from the command line options.
 
 use std::sync::Arc;
 

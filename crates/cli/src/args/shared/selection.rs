@@ -1,4 +1,4 @@
-//! The options of `push` and `scan` that select entries of the sources.
+//! Options that select entries of the sources, for the commands that transfer, compare or scan trees.
 //!
 //! **Invariant:** rules keep the order of the command line. The rules in a file take the position of the file's option.
 

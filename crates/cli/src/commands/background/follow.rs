@@ -80,14 +80,14 @@ pub(crate) fn is_batch() -> bool {
     std::env::var_os(BATCH).is_some()
 }
 
-/// Makes the process of a batch end when its parent ends, and selects the list of the batch.
+/// Makes the process of a batch end when its parent ends, and makes it read the list of its files.
 pub(crate) fn prepare_batch(args: &mut PushArgs) {
     // If this fails, two processes may run for a short time. The second one then finds the files that the first one
     // moved.
     let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     if std::env::var_os(BATCH) != Some(parent.to_string().into()) {
-        // The parent ended before this process could register.
+        // The parent exited before this process registered for the signal.
         std::process::exit(Exit::Interrupted as i32);
     }
     args.selection.read_list("/proc/self/fd/0");
@@ -129,7 +129,7 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
             Some(exit) if root.is_dir() && !stop.is_asked() => {
                 return Ok(moved.fail(exit));
             }
-            // Whoever keeps killing these processes probably meant this one.
+            // If the processes of several batches in a row were killed, the intended target was probably this process.
             None if killed >= KILLED_MAX && !stop.is_asked() => {
                 return Ok(moved.fail(Exit::Broken as i32));
             }
@@ -208,7 +208,8 @@ struct MovedBatch {
     limited_by: Option<String>,
     message: Option<String>,
     failures: Vec<Value>,
-    /// The reported failed paths, and each part of them that follows a `/`. `None` if a failure was reported without a
+    /// Paths that were reported as failed, and every suffix of them that follows a `/`. `None` if a failure was
+    /// reported without a path.
     /// path.
     failed: Option<HashSet<String>>,
 }

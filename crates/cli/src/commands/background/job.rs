@@ -110,7 +110,7 @@ fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Makes the runner act on an order, and reports the result.
+/// Makes the runner act on a command, and reports the result.
 fn ordered(
     place: &Place,
     store: &Store,

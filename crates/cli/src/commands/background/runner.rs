@@ -153,8 +153,8 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
         return follow::follow(&args);
     }
     let said = ssh_words::so_far();
-    // A user who pauses or cancels a job also means its transfer between other hosts. A killed process leaves that to
-    // the next attempt.
+    // Pausing or ending a job also stops its transfer between other hosts. If this process is killed, the next attempt
+    // does that.
     copy::run(args.copy, started, After::Stops).map_err(|error| ssh_words::judge(error, said))
 }
 

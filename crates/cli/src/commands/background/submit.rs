@@ -44,7 +44,8 @@ pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Reports how the job of a repeated submission ended. Its number alone would look as if the job were running now.
+/// Reports how the job of a repeated submission ended. If only its number were printed, the job would seem to be
+/// running.
 fn tell_end(store: &Store, id: JobId) -> Result<()> {
     let job = store.job(id)?;
     if let Some(ended) = job.ended {

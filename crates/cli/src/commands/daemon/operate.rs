@@ -129,7 +129,7 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
 }
 
 /// Sends a request to the daemon at a socket. The inner error means that no daemon responds there. Root connects only
-/// if no other user can change the socket's name. Otherwise the user who can do so connects.
+/// if no other user can change the socket's name. Otherwise a process of the user who can change it connects.
 fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
     let socket = &std::path::absolute(socket)?;
     let directory = socket.parent().unwrap_or(socket);

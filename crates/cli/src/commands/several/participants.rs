@@ -21,7 +21,7 @@ use zmove_wire::{FileTotal, TransferProgress};
 use self::rates::{Rate, compare};
 use crate::display::failures::without_places;
 
-/// The participants of a job. It is also the observer of this node's own work.
+/// The participants of a job. This type is also the observer of this node's own work.
 pub(crate) struct Participants {
     observer: Arc<dyn Observer>,
     /// The nodes or receivers as they are displayed.
@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(others(&participants), (0, 0), "its sessions have ended");
     }
 
-    /// Reports that the node sends before it knows that it has left do not count.
+    /// Later reports from a node that has left without doing anything are ignored.
     #[test]
     fn a_node_that_has_left_before_it_has_done_anything_is_not_waited_for() {
         let participants = of_nodes(Arc::new(NoObserver));

@@ -1,4 +1,4 @@
-//! Jobs that several sessions share, with several receivers or from the nodes of a cluster: leads a job and reports its
+//! Leads jobs that several sessions share, with several receivers or from the nodes of a cluster, and reports how they
 //! end.
 
 use std::convert::Infallible;
@@ -231,7 +231,7 @@ fn own_node() -> NodeName {
         .expect("this is a name")
 }
 
-/// Returns the shape of a target with several receivers. A single file is sent into a directory too.
+/// Returns the shape of a target with several receivers, where even a single file is sent into a directory.
 fn of_several(shape: TargetShape) -> TargetShape {
     match shape {
         TargetShape::Single { name } => TargetShape::Directory { tops: vec![name] },
@@ -268,7 +268,7 @@ pub(crate) fn as_failure(error: JobError) -> anyhow::Error {
     let text = error.to_string();
     let exit = match error {
         JobError::Interrupted => Exit::Interrupted,
-        // The same exit code as if only files had found no room.
+        // A full target has the same exit code whether it affects single files or the whole job.
         JobError::NoRoom(_) => Exit::Partial,
         JobError::NotShared(_) => Exit::Target,
         JobError::Lost(_) | JobError::Queue(_) => Exit::Broken,
@@ -300,7 +300,7 @@ impl Listener for SessionWarnings {
     }
 }
 
-/// A note for a count in which more files are equal than at the start.
+/// Printed after a count of equal files that may include files moved by this push.
 const MOVED_BEFORE: &str =
     "(some of them may have been moved by this push, before a session was lost)\n";
 /// Maximum time for a receiver to answer a ping, which it does even if its storage is busy. After that another receiver

@@ -97,8 +97,7 @@ fn bare_name(settings: &PushSettings) -> Option<&Path> {
     (is_bare && is_shown && !target.exists()).then_some(target)
 }
 
-/// Reports that a directory of this name was created. There is none if the only source is a file, which is then created
-/// under this name.
+/// Reports that a directory of this name was created. Does nothing if a single file was created under this name.
 fn tell_made(name: &Path) {
     if name.is_dir() {
         terminal::say(format_args!(

@@ -1,8 +1,9 @@
 //! Rate limit for log lines that strangers can cause, so that nobody can fill the log.
 //!
 //! **Invariant:** the first event of a kind is logged immediately. Further events are logged as one line per second,
-//! with the last event and their number. Events with the address and reason of the first one have no line if they are
-//! no more than the connections of one transfer, because a refused push is refused on each of its connections.
+//! with the last event and their number. There is no such line if all of them have the address and reason of the first
+//! event and are no more than the connections of one transfer, because a refused push is refused on each of its
+//! connections.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -52,7 +53,8 @@ impl LogRateLimit {
     /// Returns whether to log an event immediately. Otherwise the event is held back.
     fn is_first(&self, kind: &'static str, from: Option<SocketAddr>, event: &DaemonEvent) -> bool {
         let whose = match event {
-            // A refused push has completed its handshake. A peer that fails the handshake is not a push.
+            // A refused push has completed its handshake. A peer that fails the handshake cannot be recognized as a
+            // push.
             DaemonEvent::Rejected {
                 kind,
                 address,

@@ -21,7 +21,7 @@ use crate::value::exit::Exit;
 pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Result<ExitCode> {
     let mut faults = Vec::new();
     if let Err(error) = own.demand_settings() {
-        // Root reads nothing from there.
+        // Root does not read files from this directory.
         terminal::warn(terminal::causes(&error));
         return Ok(Exit::Usage.into());
     }

@@ -172,8 +172,8 @@ async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
 }
 
 impl Visit<'_> {
-    /// Dials over TCP and QUIC at the same time. Does not wait for QUIC if another program uses the port, because the
-    /// silence of that program over QUIC has no meaning.
+    /// Dials over TCP and QUIC at the same time. Does not wait for QUIC if another program uses the port, because that
+    /// program is not expected to answer over QUIC.
     async fn reach_by_both(&self) -> Result<(Reachability, Option<Result<u16>>, Option<Dialled>)> {
         let mut by_quic = Box::pin(self.reach(TransportChoice::Quic));
         let mut over_quic = None;
@@ -215,7 +215,7 @@ impl Visit<'_> {
         };
         let (dialled, thought): (_, fn(_) -> _) = match self.dial(transport, policy).await {
             Err(DialError::UnknownHost { .. }) => {
-                // This key is not stored, and the question reveals nothing.
+                // The key is not stored, and the request reveals nothing to an unknown host.
                 let policy = HostPolicy::AcceptNew(FirstKey::default());
                 (self.dial(transport, policy).await, HostKey::Unknown)
             }

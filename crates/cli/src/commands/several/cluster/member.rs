@@ -65,7 +65,7 @@ async fn listen(cluster: &Cluster) -> Result<NoticeBoard> {
 struct Member<'a> {
     cluster: &'a Cluster,
     notices: NoticeBoard,
-    /// Name of the node, which is unique.
+    /// Unique name of the node.
     node: String,
     /// Key of the node, by which receivers know it.
     key: [u8; 32],

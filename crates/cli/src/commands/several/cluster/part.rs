@@ -26,7 +26,7 @@ use crate::display::terminal;
 use crate::settings::PushSettings;
 use crate::settings::cluster::Cluster;
 
-/// The work of a node in a job, over all its attempts. It is also the observer of that work.
+/// The work of a node in a job, over all its attempts. This type is also the observer of that work.
 #[derive(Default)]
 pub(super) struct Part {
     pub(super) served: Arc<Served>,
@@ -52,7 +52,7 @@ pub(super) struct Trouble {
 }
 
 impl Part {
-    /// Does the part of the node with this number, with the head's grant and lease. Sets `opened` when the part starts
+    /// Runs the part of the node with this number, with the head's grant and lease. Sets `opened` when the part starts
     /// to take work.
     pub(super) async fn work(
         self: Arc<Self>,
