@@ -37,7 +37,7 @@ pub(crate) struct ClusterInitArgs {
     /// Receivers that share the same target directory
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint, required = true)]
     pub(crate) receivers: Vec<Remote>,
-    /// URL of the broker: nats://HOST:PORT or tls://HOST:PORT, comma-separated
+    /// Broker URLs, comma-separated: nats://HOST:PORT or tls://HOST:PORT
     #[arg(long, value_name = "URL", required_unless_present = "local")]
     pub(crate) nats: Option<String>,
     /// Credentials for the broker: a NATS credentials file, or an nkey seed

@@ -49,7 +49,7 @@ pub(crate) struct GrantArgs {
     pub(crate) write: bool,
     /// Allow the sender to read below --root ('zmove pull')
     ///
-    /// This is the default without --write.
+    /// This is the default for a new key without --write.
     #[arg(long, requires = "roots")]
     pub(crate) read: bool,
     /// Directory that it may only read; may be repeated
