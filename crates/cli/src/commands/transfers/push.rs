@@ -192,7 +192,8 @@ fn scan_config(usual: ScanConfig, sources: &Sources, memory: &StorageMemory) -> 
     ScanConfig { threads, ..usual }
 }
 
-/// Maximum number of scan threads. Each scanned file is later opened, read and inspected again, which takes longer than
+/// Maximum number of scan threads. Scanning is only part of the work: each file is then opened, read and inspected
+/// again.
 /// the scan.
 const SCAN_THREADS_MAX: usize = 64;
 
