@@ -1,9 +1,9 @@
-//! The variables that a program gets which is run for jobs: those by which it finds the user's things, and no others. A
-//! runner may have been started where secrets of other programs are in the environment.
+//! The environment of the programs that run for jobs: the variables that locate the user's files and settings, and no
+//! others. The runner's own environment may contain secrets of unrelated programs.
 
 use std::ffi::{OsStr, OsString};
 
-/// This process's variables that are handed on.
+/// Returns the variables of this process that are passed to child processes.
 pub(crate) fn handed_on() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| is_handed_on(name))
 }
@@ -31,7 +31,7 @@ const NAMES: [&str; 11] = [
     "USER",
 ];
 const FAMILIES: [&str; 3] = ["LC_", "XDG_", "ZMOVE_"];
-/// Variables that were meant for the process that has started the runner.
+/// Prefix of variables that are meant only for the process that started the runner.
 const OF_ONE_PROCESS: &str = "ZMOVE_JOB_";
 
 #[cfg(test)]

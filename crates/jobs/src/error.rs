@@ -1,4 +1,4 @@
-//! The reasons why something cannot be done with jobs.
+//! Errors of the job store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use crate::job::JobId;
 use crate::state::IllegalStep;
 
-/// The reason why a store of jobs cannot be opened, read or written.
+/// The reason why a job store cannot be opened, read or changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -18,12 +18,12 @@ pub enum StoreError {
     Io {
         /// The operation that failed.
         operation: &'static str,
-        /// The file or directory concerned.
+        /// The file or directory.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// The directory is on a file system whose locks and memory other hosts share, or do not.
+    /// The directory is on a network file system, where locks and shared memory may not work.
     #[error(
         "'{}' is on a network file system, where a database can be damaged: name a directory of this host by ZMOVE_JOBS",
         path.display()
@@ -32,13 +32,13 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory, or a file in it, belongs to another user, or could be written by one.
+    /// The directory, or a file in it, belongs to another user or is writable by others.
     #[error("'{}' belongs to another user, or could be written by one", path.display())]
     Foreign {
         /// The directory or file.
         path: PathBuf,
     },
-    /// The directory is open to others, who may have put something there.
+    /// Other users have access to the directory and may have put files there.
     #[error(
         "'{}' is open to other users, and what jobs do is read from there: if all in it is yours, chmod 700 closes it; \
          else name another directory (ZMOVE_JOBS)",
@@ -48,7 +48,7 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
-    /// The database has a schema of another version.
+    /// The database has a different schema version.
     #[error(
         "'{}' has schema version {found}, and this zmove reads version {known}: use the zmove that wrote it, or move it away",
         path.display()
@@ -58,10 +58,10 @@ pub enum StoreError {
         path: PathBuf,
         /// The version of its schema.
         found: u32,
-        /// The version that this program reads.
+        /// The version that this program supports.
         known: u32,
     },
-    /// The file is no database, or one that is broken.
+    /// The file is not a database, or the database is corrupt.
     #[error(
         "'{}' is damaged: put a backup in its place ('zmove jobs backup' makes them), or move it away to begin anew: {why}",
         path.display()
@@ -69,22 +69,22 @@ pub enum StoreError {
     Damaged {
         /// The database.
         path: PathBuf,
-        /// What was found.
+        /// The error that was found.
         why: String,
     },
-    /// There is no room for what was to be written, which was not done.
+    /// The disk is full. Nothing was changed.
     #[error("no room to write '{}': nothing was changed", path.display())]
     Full {
         /// The database.
         path: PathBuf,
     },
-    /// Another process has held the database for too long.
+    /// Another process held the lock of the database for too long.
     #[error("'{}' is locked by another process: try again", path.display())]
     Locked {
         /// The database.
         path: PathBuf,
     },
-    /// Any other failure of the database.
+    /// Any other error of the database.
     #[error("use '{}': {source}", path.display())]
     Database {
         /// The database.
@@ -92,34 +92,34 @@ pub enum StoreError {
         /// The library's error.
         source: rusqlite::Error,
     },
-    /// There is no such job.
+    /// The job does not exist.
     #[error("there is no job {0}: see 'zmove jobs --all'")]
     NoJob(JobId),
-    /// The job is not in a state for that.
+    /// The job's state does not allow the operation.
     #[error("job {id}: {source}")]
     Illegal {
         /// The job.
         id: JobId,
-        /// The step that it cannot take.
+        /// The step that is not possible.
         source: IllegalStep,
     },
-    /// The submission's id is that of another job.
+    /// The id of the submission belongs to a different job.
     #[error(
         "submission '{submission}' is job {id}, which has other arguments or another directory"
     )]
     OtherSubmission {
         /// The submission's id.
         submission: String,
-        /// The job that has it.
+        /// The job with this id.
         id: JobId,
     },
-    /// Only a job that has ended can be done again.
+    /// The job has not ended, so it cannot be repeated.
     #[error("job {0} has not ended: nothing is to be done again")]
     NotEnded(JobId),
 }
 
 impl StoreError {
-    /// The error of an operation on a path, to be given to `map_err`.
+    /// Returns a closure for `map_err` that adds the operation and the path to an error.
     pub(crate) fn io<E: Into<io::Error>>(
         operation: &'static str,
         path: &Path,
@@ -132,7 +132,7 @@ impl StoreError {
         }
     }
 
-    /// The error of the database at a path.
+    /// Converts an error of the database at `path`.
     pub(crate) fn database(path: &Path, source: rusqlite::Error) -> Self {
         let path = path.to_owned();
         match source.sqlite_error_code() {
@@ -141,7 +141,7 @@ impl StoreError {
                 why: source.to_string(),
             },
             Some(ErrorCode::DiskFull) => Self::Full { path },
-            // a full disk has no room for the file by which processes share the log either
+            // On a full disk, SQLite also fails to extend the shared-memory file of the write-ahead log.
             _ if source
                 .sqlite_error()
                 .is_some_and(|error| error.extended_code == SQLITE_IOERR_SHMSIZE) =>
@@ -153,7 +153,7 @@ impl StoreError {
         }
     }
 
-    /// Whether the same may succeed later, with nothing done by anybody.
+    /// Returns whether the same operation may succeed later without any intervention.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(

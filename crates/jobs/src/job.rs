@@ -1,4 +1,4 @@
-//! What a job is: its words, its terms, and what has become of it.
+//! Types that describe a job: its command line, its settings and its current state.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::moment::Moment;
 use crate::schedule::{Schedule, StartTime};
 use crate::state::State;
 
-/// The number of a job, which no other job ever has in the same store.
+/// The number of a job. A store never reuses a number.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
@@ -37,12 +37,12 @@ impl FromStr for JobId {
     }
 }
 
-/// Words of a command line, or of its environment: none holds a NUL.
+/// Words of a command line or variables of its environment. No word contains a NUL byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Words(pub Vec<OsString>);
 
 impl Words {
-    /// The words, each with a NUL behind it.
+    /// Encodes the words. A NUL byte terminates each word.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         self.0
             .iter()
@@ -64,75 +64,75 @@ impl Words {
     }
 }
 
-/// The process that does a job: the words behind the program's name, and where and with what they mean what they did
-/// when they were typed.
+/// The command that executes a job: the arguments after the program's name, and the directory and environment in which
+/// they were typed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobWork {
-    /// The words behind the program's name.
+    /// Arguments after the program's name.
     pub arguments: Words,
-    /// The directory that relative paths begin at.
+    /// The working directory, to which relative paths refer.
     pub directory: PathBuf,
-    /// `NAME=VALUE`, over what the runner has.
+    /// Variables as `NAME=VALUE`, which override those of the runner.
     pub environment: Words,
 }
 
-/// A job to be.
+/// A job to submit.
 #[derive(Clone, Debug)]
 pub struct NewJob {
-    /// The submission's id: a second job with the same is the first one.
+    /// The id of the submission. A second submission with the same id returns the existing job.
     pub submission: Option<String>,
-    /// The user's name for it.
+    /// The user's name for the job.
     pub label: String,
-    /// The work.
+    /// The command to execute.
     pub work: JobWork,
-    /// What is moved, to be shown.
+    /// The source, for display.
     pub source: String,
-    /// Where to, to be shown and counted.
+    /// The target, for display and for the limit of jobs per target.
     pub target: String,
-    /// The other host, to be counted; empty: none.
+    /// The other host, for the limit of jobs per host. Empty if there is none.
     pub host: String,
-    /// Higher ones begin first.
+    /// The priority. Jobs with a higher priority start first.
     pub priority: i32,
-    /// The moment before which it does not begin.
+    /// The earliest start time.
     pub not_before: Option<Moment>,
-    /// The start time as it was typed, from which `not_before` is computed anew after the clock was corrected.
+    /// The start time as typed. `not_before` is recomputed from it after the clock was corrected.
     pub at: Option<StartTime>,
-    /// The times at which it is done again.
+    /// The schedule on which the job is repeated.
     pub schedule: Option<Schedule>,
-    /// The jobs that have to be done before.
+    /// Jobs that must be done before this one starts.
     pub after: Vec<JobId>,
-    /// The longest time in which nothing is moved before it is given up.
+    /// The maximum time without progress before the job is given up.
     pub deadline: Duration,
-    /// A text of the user for the hook and the webhook.
+    /// User text that is included in notifications.
     pub notify: Option<String>,
 }
 
-/// What a user asks of a job that is running, until the runner has done so.
+/// A pending request of the user for a running job. It is cleared when the runner has carried it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, AsRefStr, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Wish {
-    /// To be held.
+    /// Hold the job.
     Pause,
-    /// To be ended.
+    /// End the job.
     Cancel,
 }
 
-/// What attempts have moved that have ended, by their own word: what was there already is no part of it.
+/// Totals of finished attempts, as those attempts reported them. Data that was already at the target is not included.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Moved {
     /// Files moved.
     pub files: u64,
     /// Bytes moved.
     pub bytes: u64,
-    /// The time that took.
+    /// Time spent, in seconds.
     pub seconds: f64,
-    /// What limited the last one, in the words of `limited_by`.
+    /// The bottleneck of the latest attempt, as in `limited_by` of its events.
     pub limited_by: Option<String>,
 }
 
 impl Moved {
-    /// The sum of the attempts before and a later one.
+    /// Adds the totals of a later attempt to those of the earlier ones.
     #[must_use]
     pub fn sum(before: Option<Self>, later: Option<Self>) -> Option<Self> {
         match (before, later) {
@@ -150,74 +150,74 @@ impl Moved {
 /// The end of an attempt.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AttemptEnd {
-    /// The attempt's number, from 1 on.
+    /// The attempt's number, starting at 1.
     pub number: u32,
-    /// When it ended.
+    /// When the attempt ended.
     pub ended: Moment,
-    /// What the job was then.
+    /// The job's state after the attempt.
     pub state: State,
     /// The exit code, if it is known.
     pub exit: Option<i32>,
-    /// Why it ended so.
+    /// The reason for the result.
     pub message: Option<String>,
-    /// Files that it has moved.
+    /// Files moved by the attempt.
     pub files: u64,
-    /// Bytes that it has moved.
+    /// Bytes moved by the attempt.
     pub bytes: u64,
-    /// The time it took.
+    /// Duration of the attempt, in seconds.
     pub seconds: f64,
 }
 
-/// A job as the store has it, and as programs read it (`docs/schema/job.json`).
+/// A job as stored, and as programs read it (`docs/schema/job.json`).
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Job {
     /// The job's number.
     pub id: JobId,
-    /// The submission's id.
+    /// The id of the submission.
     pub submission: Option<String>,
-    /// The user's name for it.
+    /// The user's name for the job.
     pub label: String,
-    /// A text of the user for the hook and the webhook.
+    /// User text that is included in notifications.
     #[serde(skip)]
     pub notify: Option<String>,
-    /// What has become of it.
+    /// The current state.
     pub state: State,
-    /// What the runner has been asked to do with a running job.
+    /// A pending request of the user for a running job.
     #[serde(rename = "asked")]
     pub wish: Option<Wish>,
-    /// What is moved.
+    /// The source.
     pub source: String,
-    /// Where to.
+    /// The target.
     pub target: String,
-    /// The other host; empty: none.
+    /// The other host. Empty if there is none.
     pub host: String,
-    /// Higher ones begin first.
+    /// The priority. Jobs with a higher priority start first.
     pub priority: i32,
-    /// When it was submitted.
+    /// When the job was submitted.
     pub submitted: Moment,
-    /// When it begins, or tries again.
+    /// When the job starts, or when its next attempt starts.
     pub not_before: Option<Moment>,
-    /// When its first attempt began.
+    /// When the first attempt started.
     pub started: Option<Moment>,
-    /// When it ended.
+    /// When the job ended.
     pub ended: Option<Moment>,
-    /// The times at which it is done again, as in a crontab.
+    /// The schedule on which the job is repeated, in crontab syntax.
     pub schedule: Option<String>,
-    /// The longest time in which nothing is moved before it is given up.
+    /// The maximum time without progress before the job is given up.
     #[serde(rename = "deadline_seconds", serialize_with = "in_seconds")]
     #[schema(value_type = u64)]
     pub deadline: Duration,
-    /// The number of its last attempt.
+    /// The number of the latest attempt.
     #[serde(rename = "attempts")]
     pub attempt: u32,
-    /// The exit code of its last attempt, as of `zmove copy`.
+    /// The exit code of the latest attempt, as documented for `zmove copy`.
     pub exit: Option<i32>,
-    /// Why it is as it is, where there is something to say.
+    /// The reason for the current state, if there is one.
     pub message: Option<String>,
-    /// What all of its attempts have moved that have ended.
+    /// Totals of all finished attempts.
     #[serde(skip)]
     pub moved: Option<Moved>,
-    /// The job that this one does again.
+    /// The job that this job repeats.
     pub previous: Option<JobId>,
 }
 
@@ -225,25 +225,25 @@ fn in_seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S:
     serializer.serialize_u64(time.as_secs())
 }
 
-/// Something that has happened to a job.
+/// An event of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobEvent {
-    /// The event's number: later ones of any job have higher ones.
+    /// The event's number. Numbers increase over the events of all jobs.
     pub number: i64,
     /// The job.
     pub job: JobId,
-    /// When.
+    /// When the event occurred.
     pub time: Moment,
-    /// What: a state, or the name of an event of the transfer.
+    /// The kind: a state of the job, or the name of an event of the transfer.
     #[serde(rename = "event")]
     pub kind: String,
-    /// The attempt under way.
+    /// The number of the attempt during which the event occurred.
     pub attempt: u32,
-    /// More of it, for people.
+    /// Details for people.
     pub message: Option<String>,
 }
 
-/// A word of the environment, as `NAME=VALUE`.
+/// Returns an environment variable as `NAME=VALUE`.
 #[must_use]
 pub fn variable(name: &str, value: &OsStr) -> OsString {
     OsString::from_vec([name.as_bytes(), b"=", value.as_bytes()].concat())

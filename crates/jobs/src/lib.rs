@@ -1,7 +1,8 @@
-//! Transfers as jobs: a [`Store`] that keeps them and a [`Runner`] that has each done by a process of its own, until it
-//! is done, has failed for good, or its deadline is over. `zmove submit`, `jobs`, `job` and `runner` are made of this.
+//! Transfers as jobs: a [`Store`] that keeps jobs and a [`Runner`] that executes them. The runner starts a process for
+//! each job and retries the job until it is done, fails permanently or expires. `zmove submit`, `jobs`, `job` and
+//! `runner` use this crate.
 //!
-//! **Invariants:** a job that was taken is there until it is forgotten after its end, and it ends once.
+//! **Invariants:** an accepted job stays in the store until it has ended and is deleted. A job ends exactly once.
 
 mod environment;
 mod error;

@@ -1,21 +1,21 @@
-//! Moments that mean something after a reboot.
+//! Timestamps that stay valid across a reboot.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
-/// A moment by the clock on the wall: it has to mean something after a reboot. Programs read it in seconds since 1970.
+/// A wall-clock timestamp, which stays valid across a reboot. It is serialized in whole seconds since the Unix epoch.
 ///
-/// The value is in milliseconds since 1970.
+/// The value is in milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ToSchema)]
 pub struct Moment(pub i64);
 
 impl Moment {
-    /// Before all others.
+    /// The earliest timestamp.
     pub const FIRST: Self = Self(i64::MIN);
 
-    /// The present.
+    /// Returns the current time.
     #[must_use]
     pub fn now() -> Self {
         let since = SystemTime::now()
@@ -24,25 +24,25 @@ impl Moment {
         Self(millis(since))
     }
 
-    /// Seconds since 1970.
+    /// Returns the whole seconds since the Unix epoch.
     #[must_use]
     pub const fn seconds(self) -> i64 {
         self.0.div_euclid(1000)
     }
 
-    /// So much later.
+    /// Returns the timestamp `span` later.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(millis(span)))
     }
 
-    /// So much earlier.
+    /// Returns the timestamp `span` earlier.
     #[must_use]
     pub fn before(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(millis(span)))
     }
 
-    /// The time from an earlier moment to this one; none if the clock was set back.
+    /// Returns the time from `earlier` to this timestamp, or zero if `earlier` is later because the clock was set back.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))

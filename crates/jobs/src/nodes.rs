@@ -1,4 +1,4 @@
-//! The nodes that share the work of one push, as its head reports them: `nodes` of `docs/schema/events.json`.
+//! The nodes that share the work of a push, as reported by the head: `nodes` of `docs/schema/events.json`.
 
 use serde::{Deserialize, Serialize};
 use strum::AsRefStr;
@@ -7,63 +7,63 @@ use utoipa::ToSchema;
 /// The nodes that take part in a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Nodes {
-    /// What they are.
+    /// The kind of the nodes.
     pub kind: Party,
-    /// How many there are.
+    /// The number of nodes.
     pub count: u64,
-    /// Items of work that nobody has taken yet, if that is known.
+    /// Items of work that no node has taken yet, if known.
     pub items_waiting: Option<u64>,
-    /// The nodes, those first that hold up the others; 64 at most.
+    /// At most 64 nodes, the slowest ones first.
     pub nodes: Vec<Node>,
-    /// The receivers of the nodes of a cluster, in the same order. Empty if the nodes are receivers themselves.
+    /// The receivers of a cluster's nodes, in the same order. Empty if the nodes are receivers themselves.
     pub receivers: Vec<Node>,
 }
 
-/// What shares the work of a push.
+/// The kind of node that shares the work of a push.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, AsRefStr, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Party {
-    /// The nodes of a cluster.
+    /// A node of a cluster.
     #[default]
     Node,
-    /// Several receivers of one node.
+    /// One of several receivers to which one node sends.
     Receiver,
 }
 
-/// One node of several.
+/// The state and progress of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Node {
     /// The name of the node.
     pub name: String,
-    /// How it is.
+    /// The node's state.
     pub state: Pace,
-    /// Files that are at the target by it.
+    /// Files that the node has moved to the target.
     pub files: u64,
-    /// Bytes that it has brought there.
+    /// Bytes that the node has moved to the target.
     pub bytes: u64,
-    /// The rate of the last seconds.
+    /// The recent rate, in bytes per second.
     pub bytes_per_second: u64,
-    /// That rate in percent of the median of the others at work, where there is one.
+    /// The recent rate in percent of the median rate of the other working nodes. `None` if no other node is working.
     pub percent_of_others: Option<u64>,
 }
 
-/// How a node is.
+/// The state of a node.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, AsRefStr, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Pace {
-    /// The node has not been heard of for a while.
+    /// The node has not reported for a while.
     Silent,
-    /// The node moves less than half of what the others move.
+    /// The node moves data at less than half the rate of the others.
     Slow,
-    /// The node keeps up.
+    /// The node keeps up with the others.
     #[default]
     Works,
-    /// The node has ended its part.
+    /// The node has finished its part of the work.
     Ended,
 }

@@ -1,10 +1,11 @@
-//! Notifications: ends, stalls and late starts of jobs go to a command hook and to a webhook, at least once each.
+//! Notifications: a command hook and a webhook receive the ends, stalls and late starts of jobs, each at least once.
 //!
 //! `notify.toml` configures both. The store has a notification for each event and [`NotifyMethod`], written in the
-//! transaction that changes the job. For each method a thread of the runner's [`Notifier`] sends the notifications and
-//! records the results. If the runner is killed before the record, the event is sent again with the same id.
+//! transaction that changes the job. For each method, a thread of the runner's [`Notifier`] sends the notifications and
+//! records the results. If the runner is killed before it has recorded a result, the event is sent again with the same
+//! id.
 //!
-//! **Invariant:** nothing here holds up a job: each method has its own thread, and each attempt has a time limit.
+//! **Invariant:** notifications never delay a job: each method has its own thread, and each attempt has a timeout.
 
 mod config;
 mod event;

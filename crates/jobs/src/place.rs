@@ -1,7 +1,7 @@
-//! The directory of a user's jobs: the database, the runner's lock, and for each job a directory with the lock that its
-//! process holds, what that says, and what it says to people.
+//! The directory of a user's jobs. It holds the database, the runner's lock, and a directory for each job with the lock
+//! of the job's process, its events and its log.
 //!
-//! **Invariant:** nobody but the user can read it: names of files tell much.
+//! **Invariant:** only the user can read the directory, because file names can be confidential.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -17,15 +17,16 @@ use rustix::io::Errno;
 use crate::error::StoreError;
 use crate::job::JobId;
 
-/// The directory of jobs.
+/// The directory of a user's jobs.
 #[derive(Clone, Debug)]
 pub struct Place(PathBuf);
 
 impl Place {
-    /// The directory, which is made if it is not there.
+    /// Opens the directory and creates it if it does not exist.
     ///
     /// # Errors
-    /// It cannot be made, is another user's or open to others, or is on a network file system.
+    /// The directory cannot be created, belongs to another user, is accessible to others, or is on a network file
+    /// system.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
         create.map_err(StoreError::io("create", path))?;
@@ -41,8 +42,9 @@ impl Place {
             });
         }
         let place = Self(path.to_owned());
-        // What is in a directory that others can write may be theirs: the words of a job are those of a program that
-        // is run. One that others read for a reason stays as it is.
+        // Another user may have written the files of a directory that others can write, and the command line of a job
+        // comes from such a file. A directory that others can read may hold other files for a reason, so its mode is
+        // not changed.
         let others = metadata.mode() & 0o077;
         let is_for_jobs = || -> io::Result<bool> {
             Ok(place.database().exists() || std::fs::read_dir(path)?.next().is_none())
@@ -58,7 +60,7 @@ impl Place {
             let close = directory.set_permissions(Permissions::from_mode(0o700));
             close.map_err(StoreError::io("close to others", path))?;
         }
-        // They may have been put there before the directory was closed.
+        // Other users may have created these files before the directory was closed.
         [
             "jobs.db",
             "jobs.db-wal",
@@ -72,58 +74,58 @@ impl Place {
         Ok(place)
     }
 
-    /// The directory itself.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The database.
+    /// Returns the path of the database.
     #[must_use]
     pub fn database(&self) -> PathBuf {
         self.0.join("jobs.db")
     }
 
-    /// The lock of the one runner.
+    /// Returns the path of the lock that the only runner holds.
     pub(crate) fn runner_lock(&self) -> PathBuf {
         self.0.join("runner.lock")
     }
 
-    /// The FIFO by which the runner is woken.
+    /// Returns the path of the FIFO that wakes the runner.
     pub(crate) fn wake(&self) -> PathBuf {
         self.0.join("wake")
     }
 
-    /// What a runner that was started in the background says.
+    /// Returns the path of the log of a runner that was started in the background.
     #[must_use]
     pub fn runner_log(&self) -> PathBuf {
         self.0.join("runner.log")
     }
 
-    /// The directory of a job.
+    /// Returns the directory of a job.
     #[must_use]
     pub fn job(&self, id: JobId) -> PathBuf {
         self.0.join(id.to_string())
     }
 
-    /// The lock that a job's process holds as long as it lives.
+    /// Returns the path of the lock that a job's process holds while it lives.
     #[must_use]
     pub fn lock(&self, id: JobId) -> PathBuf {
         self.job(id).join("lock")
     }
 
-    /// The events that the process of an attempt prints.
+    /// Returns the path of the events that the process of an attempt prints.
     #[must_use]
     pub fn events(&self, id: JobId, attempt: u32) -> PathBuf {
         self.job(id).join(format!("events-{attempt}"))
     }
 
-    /// How far an attempt was from time to time, which is kept after its end.
+    /// Returns the path of an attempt's progress samples, which are kept after the attempt has ended.
     pub(crate) fn samples(&self, id: JobId, attempt: u32) -> PathBuf {
         self.job(id).join(format!("samples-{attempt}"))
     }
 
-    /// What the processes of a job say to people.
+    /// Returns the path of the log to which the processes of a job write messages for people.
     #[must_use]
     pub fn log(&self, id: JobId) -> PathBuf {
         self.job(id).join("log")
@@ -134,14 +136,14 @@ fn kind_of(status: &StatFs) -> u64 {
     u64::try_from(status.f_type & 0xffff_ffff).unwrap_or_default()
 }
 
-/// Whether a directory is on a file system that other hosts may change too.
+/// Returns whether a directory is on a file system that other hosts can change too.
 #[must_use]
 pub fn is_shared(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|status| NETWORK.contains(&kind_of(&status)))
 }
 
-/// Refuses a directory on a file system of this `f_type` if that is one of a network: locks may hold for one host alone
-/// there, and memory that processes share is none.
+/// Refuses a directory on a network file system, given the `f_type` of its file system. There, a lock may hold for one
+/// host only, and hosts do not share mapped memory.
 fn refuse_network(path: &Path, kind: u64) -> Result<(), StoreError> {
     if NETWORK.contains(&kind) {
         Err(StoreError::Network {
@@ -152,14 +154,14 @@ fn refuse_network(path: &Path, kind: u64) -> Result<(), StoreError> {
     }
 }
 
-/// Options to open a file of the place, for its user alone.
+/// Returns options that open a file of the directory with access for its user only.
 pub(crate) fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).mode(0o600);
     options
 }
 
-/// Opens a file, which is made if it is not there, and locks it; none while another process holds its lock.
+/// Opens a file, creates it if it does not exist, and locks it. Returns `None` if another process holds the lock.
 pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
     let file = private()
         .write(true)
@@ -173,17 +175,17 @@ pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Whether `path` names this open file.
+/// Returns whether `path` refers to this open file.
 pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     Ok(number_of(&file.metadata()?) == number_of(&path.symlink_metadata()?))
 }
 
-/// The device and the inode of a file.
+/// Returns the device and inode numbers of a file.
 pub(crate) fn number_of(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// The last bytes of a file; nothing if it is not there.
+/// Returns at most the last `bytes_max` bytes of a file, or nothing if the file does not exist.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -199,11 +201,12 @@ pub fn end_of(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(end)
 }
 
-/// Listens at a socket that is open to this user alone. One that a killed process has left is replaced. To be called
-/// while the process has one thread, since it sets the mask for new files meanwhile.
+/// Listens on a Unix socket that only this user can open, and replaces a socket that a killed process has left.
+///
+/// The function changes the umask of the process temporarily, so call it while the process has only one thread.
 ///
 /// # Errors
-/// Another process answers there, for which `is_taken` is the text, or the socket cannot be made.
+/// Another process listens on the socket, in which case the message is `is_taken`, or the socket cannot be created.
 pub fn bind_socket(path: &Path, is_taken: &str) -> io::Result<UnixListener> {
     if path
         .symlink_metadata()
@@ -222,7 +225,7 @@ pub fn bind_socket(path: &Path, is_taken: &str) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Makes the directory of a job, if it is not there.
+/// Creates the directory of a job if it does not exist.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     if is_foreign(path)? {
@@ -232,7 +235,7 @@ pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses what another user has put into the place.
+/// Refuses a file that another user has put into the directory.
 fn refuse_foreign(path: &Path) -> Result<(), StoreError> {
     match is_foreign(path) {
         Ok(true) => Err(StoreError::Foreign {
@@ -244,8 +247,8 @@ fn refuse_foreign(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Whether it is another user's, a link, which could lead to something of theirs, or has another name, where they could
-/// open it.
+/// Returns whether another user owns the file, can write it, or could have placed it. A symbolic link could lead to a
+/// file of that user, and a second hard link could be a name under which they can open the file.
 fn is_foreign(path: &Path) -> io::Result<bool> {
     let metadata = path.symlink_metadata()?;
     let has_other_name = metadata.is_file() && metadata.nlink() > 1;
@@ -256,7 +259,7 @@ fn is_foreign(path: &Path) -> io::Result<bool> {
         || metadata.is_file() && metadata.mode() & 0o022 != 0)
 }
 
-/// `f_type` of NFS, SMB (two), CIFS, FUSE, 9P, Ceph, AFS, Lustre, GPFS, BeeGFS, OCFS2, GFS2 and PanFS.
+/// `f_type` of NFS, SMB, SMB2, CIFS, FUSE, 9P, Ceph, AFS, Lustre, GPFS, BeeGFS, OCFS2, GFS2 and PanFS.
 const NETWORK: [u64; 14] = [
     0x6969,
     0x517b,

@@ -10,11 +10,11 @@ use std::process::Command;
 
 use crate::place::number_of;
 
-/// The file that this process executes, under the name that the kernel gives it. A child that is started by this name
-/// has the version of its parent, also after the file was replaced or removed.
+/// The kernel's path of the file that this process executes. A child started from this path runs the same version as
+/// its parent, even if the file was replaced or removed.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// The name of this host.
+/// Returns the name of this host.
 #[must_use]
 pub fn host_name() -> String {
     rustix::system::uname()
@@ -23,7 +23,7 @@ pub fn host_name() -> String {
         .into_owned()
 }
 
-/// A command that starts this program in the version of this process.
+/// Returns a command that starts the program version of this process.
 #[must_use]
 pub fn this_program() -> Command {
     let mut command = Command::new(THIS_PROGRAM);
@@ -31,22 +31,22 @@ pub fn this_program() -> Command {
     command
 }
 
-/// The program of this process and the place at which its next version appears.
+/// The program of this process, and the path at which an upgrade installs the next version.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode numbers.
     number: (u64, u64),
 }
 
 impl Program {
-    /// The program of this process.
+    /// Returns the program of this process.
     ///
     /// # Errors
     /// `/proc` cannot be read.
     pub fn of_this_process() -> io::Result<Self> {
         let path = std::fs::read_link(THIS_PROGRAM)?;
-        // The kernel marks a file without a name.
+        // The kernel appends this suffix to the path of a file that was removed.
         let plain = path.as_os_str().as_bytes().strip_suffix(b" (deleted)");
         let path = match plain.filter(|_| path.symlink_metadata().is_err()) {
             Some(plain) => OsString::from_vec(plain.to_vec()).into(),
@@ -56,7 +56,8 @@ impl Program {
         Ok(Self { path, number })
     }
 
-    /// Whether another program has taken the place of this one. A program that was only removed has no successor.
+    /// Returns whether a different executable exists at the program's path. A program that was only removed is not
+    /// replaced.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.path.metadata().is_ok_and(|there| {
@@ -66,8 +67,7 @@ impl Program {
         })
     }
 
-    /// Executes the program that has taken the place of this one, in this process and with the same arguments. Returns
-    /// only the error.
+    /// Replaces this process with the program at the same path, with the same arguments. Returns only if that fails.
     #[must_use]
     pub fn execute_successor(&self) -> io::Error {
         let mut arguments = std::env::args_os();
@@ -76,18 +76,18 @@ impl Program {
         command.args(arguments).env(SUCCESSOR, "1").exec()
     }
 
-    /// Whether this process has executed this program by [`execute_successor`](Self::execute_successor).
+    /// Returns whether this process was started by [`execute_successor`](Self::execute_successor).
     #[must_use]
     pub fn is_successor() -> bool {
         std::env::var_os(SUCCESSOR).is_some()
     }
 
-    /// The place of the program.
+    /// Returns the path of the program.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// The variable by which a program knows that it has replaced another version of itself in a process.
+/// The variable that marks a process which has replaced another version of the program.
 const SUCCESSOR: &str = "ZMOVE_JOB_RUNNER_SUCCESSOR";

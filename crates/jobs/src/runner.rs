@@ -1,11 +1,13 @@
-//! The runner: lets waiting jobs into the queue, starts a process for each, reads what that tells, and records its end.
+//! The runner: queues jobs when they are due, starts a process for each, reads the events that the process prints, and
+//! records the end of each attempt.
 //!
-//! One thread takes turns: each looks at all processes, then at the store, and rests until a process ends, the FIFO is
-//! written to, or time has passed. Nothing that the runner knows is lost with it: states are in the store, processes
-//! hold their locks, and what they tell is in files. So it has no way to stop but to be killed, and may be at any time.
+//! One thread runs a loop. In each turn it checks all processes, then the store. It then sleeps until a process ends,
+//! another process writes to the FIFO, or a timeout expires. All of the runner's state survives it: job states are in
+//! the store, processes hold the locks of their jobs, and events are in files. The runner therefore needs no orderly
+//! shutdown and may be killed at any time.
 //!
-//! **Invariants:** there is one runner in a place. A process is started only by who holds its job's lock and has
-//! recorded the attempt before; an attempt is settled once, after its process has ended.
+//! **Invariants:** a directory of jobs has at most one runner. A process is started only by a runner that holds the
+//! job's lock and has recorded the attempt. The end of an attempt is recorded once, after its process has ended.
 
 mod child;
 mod choice;
@@ -48,35 +50,35 @@ pub use wake::wake;
 /// The settings of a runner.
 #[derive(Clone, Debug)]
 pub struct RunnerConfig {
-    /// The program that does a job, and the words before the job's own.
+    /// The program that executes jobs, and arguments that precede those of the job.
     pub words: Vec<OsString>,
-    /// What an exit code of the program means.
+    /// Interprets an exit code of the program.
     pub judge: fn(i32) -> AttemptVerdict,
-    /// How many jobs run at once.
+    /// Limits of concurrent jobs.
     pub limits: Limits,
-    /// Whether it ends by itself.
+    /// Whether the runner ends when it is idle.
     pub stay: Stay,
-    /// The runner's own program, for whose successor it makes room; `None`: it looks for none.
+    /// The runner's own program. The runner ends when that was replaced. `None`: the runner does not check.
     pub program: Option<Program>,
     /// The file that configures notifications.
     pub notify: PathBuf,
 }
 
-/// Whether a runner ends by itself.
+/// Whether a runner ends when it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// No: until it is killed.
+    /// Never: it runs until it is killed.
     Always,
-    /// Once there has been nothing to do for so long.
+    /// Once it has been idle for this time.
     UntilIdle(Duration),
 }
 
-/// The reason why a runner returns.
+/// The reason why a runner ends without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd {
-    /// There has been nothing to do for long enough.
+    /// There was nothing to do for the configured time.
     Idle,
-    /// Another program has taken the place of the runner's, and no job needs the runner at this moment.
+    /// The runner's program was replaced, and no job needs the runner at the moment.
     Replaced,
 }
 
@@ -84,13 +86,13 @@ pub enum RunEnd {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunnerError {
-    /// There is one already.
+    /// Another runner is active.
     #[error("a runner is at work already{}", pid.map_or_else(String::new, |pid| format!(", process {pid}")))]
     Up {
         /// The runner's process.
         pid: Option<i32>,
     },
-    /// The directory of the jobs, or the runner's lock in it, was removed or replaced.
+    /// The directory of jobs, or the runner's lock in it, was removed or replaced.
     #[error("'{}' was removed or replaced while the runner was at work", path.display())]
     Replaced {
         /// The lock.
@@ -101,18 +103,19 @@ pub enum RunnerError {
     Store(#[from] StoreError),
 }
 
-/// A runner.
+/// The runner of a directory of jobs.
 #[derive(Debug)]
 pub struct Runner {
     place: Place,
     store: Store,
     config: RunnerConfig,
-    /// Held as long as it runs.
+    /// Held while the runner runs.
     lock: File,
     bell: Bell,
     attempts: BTreeMap<JobId, RunningAttempt>,
     copies: Copies,
-    /// How the store was when nothing in its queue could begin: reading thousands of jobs anew would show no other.
+    /// The state of the store when no queued job could start. Until it changes, reading the queue again, which may have
+    /// thousands of jobs, would have the same result.
     nothing_begins: Option<(i64, i64)>,
     notifier: Notifier,
     /// The last error, which is reported once.
@@ -120,7 +123,7 @@ pub struct Runner {
     idle_since: Option<Instant>,
 }
 
-/// An attempt whose process lives, or has ended and is not settled yet.
+/// An attempt whose process is running, or has ended and is not recorded yet.
 #[derive(Debug)]
 struct RunningAttempt {
     job: QueuedJob,
@@ -128,13 +131,13 @@ struct RunningAttempt {
     process: Process,
     tail: Tail,
     deadline: Duration,
-    /// The moment since which the process is asked to end.
+    /// When the process was asked to end.
     asked: Option<Instant>,
-    /// Whether it is asked because the user wants the job held or ended.
+    /// Whether it was asked because the user wants to hold or cancel the job.
     is_stopped: bool,
-    /// The exit code, once the process has ended.
+    /// The exit code, if known, once the process has ended.
     ended: Option<Option<i32>>,
-    /// Whether a notification says that it moves nothing.
+    /// Whether a stall was recorded for this attempt.
     stalled: bool,
 }
 
@@ -155,10 +158,10 @@ impl RunningAttempt {
 }
 
 impl Runner {
-    /// Becomes the runner of a place, after a look at the whole database.
+    /// Becomes the runner of a place. Checks the whole database first.
     ///
     /// # Errors
-    /// There is one already, or the store cannot be used.
+    /// Another runner is active, or the store cannot be used.
     pub fn begin(place: &Place, config: RunnerConfig) -> Result<Self, RunnerError> {
         let lock = become_the_one(&place.runner_lock())?;
         let store = Store::open(place)?;
@@ -179,10 +182,11 @@ impl Runner {
         })
     }
 
-    /// Runs jobs, and tells by `warn` what goes wrong with that. It returns only where it may.
+    /// Runs jobs and reports problems by `warn`. Returns when the runner is idle or replaced, if its settings allow
+    /// that.
     ///
     /// # Errors
-    /// The store cannot be used any more.
+    /// The store is no longer usable, or the lock was removed or replaced.
     pub fn run(mut self, warn: impl Fn(&str)) -> Result<RunEnd, RunnerError> {
         loop {
             self.check_lock()?;
@@ -200,7 +204,7 @@ impl Runner {
                         warn(&format!("{text}; trying again"));
                         self.trouble = Some(text);
                     }
-                    // The failed work is still due, so `rest` would return at once.
+                    // The failed work is still due, so `rest` would return immediately.
                     std::thread::sleep(TURN);
                     continue;
                 }
@@ -210,8 +214,8 @@ impl Runner {
         }
     }
 
-    /// Whether another program has taken the place of this one, and no job but those that watch has a process. Such a
-    /// job may never end, and its process does not need this runner.
+    /// Returns whether the runner can end in favor of a new program version: its program was replaced, and only jobs
+    /// that watch their sources are running. Such a job may never end, and its process does not need this runner.
     fn has_successor(&self) -> bool {
         let is_idle =
             || self.copies.is_empty() && self.attempts.values().all(|attempt| attempt.job.watches);
@@ -219,7 +223,7 @@ impl Runner {
         is_replaced == Some(true) && is_idle()
     }
 
-    /// Fails if the lock file was removed or replaced: another runner can begin then.
+    /// Fails if the lock file was removed or replaced, because another runner could then start.
     fn check_lock(&self) -> Result<(), RunnerError> {
         let path = self.place.runner_lock();
         let is_lost = match is_at(&self.lock, &path) {
@@ -233,9 +237,9 @@ impl Runner {
         }
     }
 
-    /// Becomes the runner of a place; none where one is at work. One that holds the lock and cannot be woken is about
-    /// to leave and may have looked for work a last time, or has just begun: it is waited for, so that no job is left
-    /// to nobody.
+    /// Becomes the runner of a place, or returns `None` if a runner is active. A runner that holds the lock but cannot
+    /// be woken has just started, or is about to end and may have checked for work the last time. This call waits for
+    /// such a runner, so that no job is left without one.
     ///
     /// # Errors
     /// The store cannot be used.
@@ -255,7 +259,7 @@ impl Runner {
         }
     }
 
-    /// Does what is to be done now, and returns how long there is nothing more; none where it may end.
+    /// Does one turn of work. Returns how long the runner may sleep, or `None` if it may end.
     fn work(&mut self, now: Moment, warn: &impl Fn(&str)) -> Result<Option<Duration>, StoreError> {
         if !self.bell.is_at(&self.place.wake()) {
             self.bell = open_bell(&self.place)?;
@@ -264,7 +268,7 @@ impl Runner {
             self.look_after(running);
         }
         let mut trouble = Ok(());
-        // What keeps one job's end from being recorded may be that job's alone.
+        // An error at one job's end may affect only that job, so the others are still handled.
         for id in self.attempts.keys().copied().collect::<Vec<_>>() {
             let attended = self.attend(id, now);
             trouble = trouble.and(attended);
@@ -288,7 +292,8 @@ impl Runner {
         }
     }
 
-    /// Adopts a job whose process another runner has started, and does what is asked of one that runs.
+    /// Adopts a job whose process an earlier runner has started. Asks the process to end if the user requested that or
+    /// it made no progress for the time of its deadline, and kills it if it does not comply.
     fn look_after(&mut self, running: RunningJob) {
         let RunningJob {
             job,
@@ -309,7 +314,7 @@ impl Runner {
         let is_stalled = !tail.is_idle && tail.moved_at.elapsed() >= attempt.deadline;
         match attempt.asked {
             None if wish.is_some() || is_stalled => {
-                // One that is not found yet is asked in the next turn.
+                // A process that was not found yet is signaled in the next turn.
                 let found = attempt.process.signal(&self.place, id, Signal::TERM);
                 attempt.asked = found.then(Instant::now);
                 attempt.is_stopped = found && wish.is_some();
@@ -321,7 +326,7 @@ impl Runner {
         }
     }
 
-    /// Reads the events of an attempt, and settles it if it has ended.
+    /// Reads the events of an attempt, and records its end if its process has ended.
     fn attend(&mut self, id: JobId, now: Moment) -> Result<(), StoreError> {
         let Self {
             place,
@@ -349,7 +354,8 @@ impl Runner {
             .read_on(&events)
             .map_err(StoreError::io("read", &events))?;
         let Some(exit) = attempt.ended else {
-            // The last object is to be read by whoever settles the attempt, which may be another runner.
+            // The final event must be read by the runner that records the end of the attempt, which may be a later
+            // runner.
             if !attempt.tail.unrecorded.is_empty() && attempt.tail.last.is_none() {
                 store.record(
                     id,
@@ -379,7 +385,8 @@ impl Runner {
         if state.is_some() {
             samples::keep(place, id, number);
         }
-        // How far it was is shown until the next attempt begins; then, and at the end, what matters is in the store.
+        // The progress of the last attempt is displayed until the next one starts. After that, and after the job has
+        // ended, the store has all that is needed, so the events are removed.
         let over = if state.is_some_and(State::is_final) {
             number
         } else {
@@ -389,8 +396,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes note of the end of processes that are no job's: as the first process of a container the runner inherits
-    /// what jobs leave, such as an ssh, and each would stay as a zombie.
+    /// Reaps child processes that do not belong to a job. The runner inherits the orphans of jobs, such as an ssh, if
+    /// it is the first process of a container. Without this, each would remain a zombie.
     fn bury_others(&self) {
         let Ok(children) = std::fs::read_to_string("/proc/thread-self/children") else {
             return;
@@ -398,7 +405,7 @@ impl Runner {
         let pids = children
             .split_whitespace()
             .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-        // A job's is taken note of with the job.
+        // The code that handles a job reaps its process.
         let is_ours = |pid: &Pid| {
             self.copies.has_child(*pid)
                 || self
@@ -431,7 +438,7 @@ impl Runner {
         self.nothing_begins = chosen.is_empty().then_some(changes);
         let mut trouble = Ok(());
         for job in chosen {
-            // What keeps one from being started may be that job's alone.
+            // An error at the start of one job may affect only that job, so the others are still started.
             trouble = trouble.and(self.start(job, now));
         }
         trouble
@@ -441,10 +448,10 @@ impl Runner {
         let id = job.id;
         let lock =
             take_lock(&self.place, id).map_err(StoreError::io("lock", &self.place.lock(id)))?;
-        // A process that was not ours, and has not gone quite yet.
+        // An adopted process has not quite ended yet and still holds the lock.
         let Some(lock) = lock else { return Ok(()) };
         let started = match self.store.start(id, now) {
-            // A user has held or ended it meanwhile.
+            // A user has held or cancelled the job since it was chosen.
             Err(StoreError::Illegal { .. }) => return Ok(()),
             started => started?,
         };
@@ -480,8 +487,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Whether it may end, since there has been nothing to do for long enough. Who submits a job finds the FIFO closed,
-    /// or has committed before the last look.
+    /// Returns whether the runner may end because it was idle for the configured time. The FIFO is removed before the
+    /// last check for work, so a process that submits a job has either committed it before that check or finds no FIFO.
     fn may_leave(&mut self) -> Result<bool, StoreError> {
         let Stay::UntilIdle(idle) = self.config.stay else {
             return Ok(false);
@@ -495,7 +502,7 @@ impl Runner {
         }
         let path = self.place.wake();
         match std::fs::remove_file(&path) {
-            // somebody has removed the whole place
+            // The whole directory was removed.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             removed => removed.map_err(StoreError::io("remove", &path))?,
         }
@@ -506,7 +513,7 @@ impl Runner {
         Ok(true)
     }
 
-    /// How long there is nothing to do, unless something happens.
+    /// Returns how long the runner may sleep unless an event wakes it.
     fn pause(&self, now: Moment) -> Result<Duration, StoreError> {
         if !self.attempts.is_empty() || !self.copies.is_empty() {
             return Ok(TURN);
@@ -515,9 +522,9 @@ impl Runner {
         Ok(due.map_or(PAUSE_MAX, |due| due.clamp(PAUSE_MIN, PAUSE_MAX)))
     }
 
-    /// Waits until a process ends, somebody wakes it, or so much time has passed.
+    /// Waits until a process ends, the runner is woken, or `pause` has passed.
     fn rest(&self, pause: Duration) {
-        // One that has ended and could not be recorded would wake it at once.
+        // A process that has ended but could not be recorded would end the wait immediately.
         let alive = self
             .attempts
             .values()
@@ -529,7 +536,7 @@ impl Runner {
         let pidfds = pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd, PollFlags::IN));
         let mut sources: Vec<_> = std::iter::once(bell).chain(pidfds).collect();
         let pause = Timespec::try_from(pause).ok();
-        // A signal, or whatever it may be, is a reason to look.
+        // Whatever ended the wait, a signal included, the next turn checks everything.
         let _woken = poll(&mut sources, pause.as_ref());
     }
 }
@@ -539,8 +546,8 @@ fn open_bell(place: &Place) -> Result<Bell, StoreError> {
     Bell::open(&path).map_err(StoreError::io("open", &path))
 }
 
-/// The end of an attempt whose process has ended with this exit code, or with one that nobody has seen: then its last
-/// object has it, and without one it has died before its end.
+/// Returns the end of an attempt whose process has ended. If the exit code was not observed, it is taken from the
+/// process's final event. Without a final event, the process died early.
 fn ending(
     attempt: &mut RunningAttempt,
     exit: Option<i32>,
@@ -578,7 +585,7 @@ fn ending(
     }
 }
 
-/// The last line of a log.
+/// Returns the last line of a log.
 fn last_line(log: &Path) -> Option<String> {
     let end = end_of(log, 4096).ok()?;
     let end = String::from_utf8_lossy(&end);
@@ -588,7 +595,7 @@ fn last_line(log: &Path) -> Option<String> {
         .map(|line| line.strip_prefix("zmove: ").unwrap_or(line).to_owned())
 }
 
-/// Takes the lock of the one runner, and writes its process into it.
+/// Takes the lock that only one runner can hold, and writes the id of this process into it.
 fn become_the_one(path: &Path) -> Result<File, RunnerError> {
     let Some(mut file) = lock(path).map_err(StoreError::io("lock", path))? else {
         return Err(RunnerError::Up {
@@ -606,18 +613,19 @@ fn read_pid(path: &Path) -> Option<i32> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Errors at the start of a process that do not pass: its directory or the program is gone, or closed to the user.
+/// Errors at the start of a process that a retry does not resolve: the directory or the program does not exist, or is
+/// not accessible.
 const IN_VAIN: [ErrorKind; 3] = [
     ErrorKind::NotFound,
     ErrorKind::PermissionDenied,
     ErrorKind::NotADirectory,
 ];
-/// How often it looks at processes that run, and how soon again after a failure.
+/// How often the runner checks running processes, and the wait after an error.
 const TURN: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// How often it looks where nothing is due: the clock may have been set.
+/// The maximum sleep if nothing is due. The clock may be set during the sleep.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// How often it is looked whether a runner that leaves has gone.
+/// The wait between two attempts to become the runner while another runner ends.
 const LEAVE_INTERVAL: Duration = Duration::from_millis(10);
-/// How long a process may take to end when it is asked to.
+/// How long a process may take to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! The times at which a job is done: once, or again and again as cron has them, in the host's time zone.
+//! Start times of jobs: a single time, or a schedule in crontab syntax. Times are in the host's time zone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use croner::Cron;
 
 use crate::moment::Moment;
 
-/// Times as a line of crontab has them: minute, hour, day of the month, month, day of the week.
+/// A schedule in crontab syntax: minute, hour, day of the month, month, day of the week.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     typed: String,
@@ -16,7 +16,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The first time after a moment; none if there is no other.
+    /// Returns the first time after `after`, or `None` if there is none.
     #[must_use]
     pub fn next(&self, after: Moment) -> Option<Moment> {
         self.next_in(&local(after)?)
@@ -50,7 +50,7 @@ impl FromStr for Schedule {
     }
 }
 
-/// The fields of a line of crontab, and how many values each has.
+/// The fields of a schedule and the number of values of each.
 const FIELDS: [(&str, u32); 5] = [
     ("minute", 60),
     ("hour", 24),
@@ -59,8 +59,8 @@ const FIELDS: [(&str, u32); 5] = [
     ("day of the week", 7),
 ];
 
-/// Refuses what would be read as something else than was meant: a field for seconds, a step beyond its field, a list
-/// with nothing between two commas.
+/// Refuses text that the parser would accept with a different meaning: a field for seconds, a step larger than its
+/// field, or an empty element of a list.
 fn refuse_what_cron_has_not(text: &str) -> Result<(), String> {
     let fields: Vec<_> = text.split_whitespace().collect();
     if matches!(fields[..], [word] if word.starts_with('@')) {
@@ -95,7 +95,7 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// The time at which a job is to begin, as it was typed, with the moment that the text named then.
+/// A start time as typed, and the time to which the text referred when it was parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartTime {
     typed: String,
@@ -103,11 +103,11 @@ pub struct StartTime {
 }
 
 impl StartTime {
-    /// Reads `2026-11-26T02:00:00+01:00`, `2026-11-26 02:00` or `02:00`, which is the next such time, both by the
-    /// host's clock.
+    /// Parses `2026-11-26T02:00:00+01:00`, `2026-11-26 02:00` or `02:00`. The last form means the next such time. The
+    /// forms without an offset are in the host's time zone.
     ///
     /// # Errors
-    /// The text is no time.
+    /// The text has none of these forms, or the time does not exist.
     pub fn parse(text: &str, now: Moment) -> Result<Self, String> {
         Ok(Self {
             typed: text.to_owned(),
@@ -115,21 +115,21 @@ impl StartTime {
         })
     }
 
-    /// The text.
+    /// Returns the text as typed.
     #[must_use]
     pub fn typed(&self) -> &str {
         &self.typed
     }
 
-    /// The moment.
+    /// Returns the start time.
     #[must_use]
     pub const fn moment(&self) -> Moment {
         self.moment
     }
 }
 
-/// The moment before which a job does not begin, by the clock as it is `now`; none where the job may begin at once. A
-/// clock that was wrong when the job was submitted has no effect on the result.
+/// Returns the earliest start time of a job as of `now`, or `None` if the job may start immediately. The result depends
+/// only on the typed texts and `now`, so a clock that was wrong at submission does not affect it.
 #[must_use]
 pub fn first_time(
     at: Option<&StartTime>,
@@ -142,11 +142,7 @@ pub fn first_time(
         .or(at)
 }
 
-/// Reads a moment: `2026-11-26T02:00:00+01:00`, `2026-11-26 02:00` or `02:00`, which is the next such time, both by the
-/// host's clock.
-///
-/// # Errors
-/// The text is none of these.
+/// Parses the forms that [`StartTime::parse`] documents.
 fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
     let fail = || {
         format!("'{text}' is no time: write '02:00', '2026-11-26 02:00' or '2026-11-26T02:00:00Z'")
@@ -175,7 +171,7 @@ fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
         .ok_or_else(fail)
 }
 
-/// A moment as the host's clock shows it.
+/// Formats a timestamp in the host's time zone.
 #[must_use]
 pub fn shown(moment: Moment) -> String {
     local(moment).map_or_else(String::new, |time| {
@@ -191,7 +187,7 @@ fn local(moment: Moment) -> Option<DateTime<Local>> {
     )
 }
 
-/// The first of the moments at which the clock shows this: none in the hour that summer time takes out.
+/// Returns the earliest time at which the local clock shows `time`, or `None` if daylight saving time skips it.
 fn from_local(time: NaiveDateTime) -> Option<Moment> {
     Some(Moment(
         time.and_local_timezone(Local)

@@ -9,7 +9,7 @@
 //!    └───────── Retry ─────┴──────────────┘   └─Expire─► expired
 //! ```
 //!
-//! What has not ended can be cancelled. **Invariant:** nothing leads out of a final state, so a job ends once.
+//! A job that has not ended can be cancelled. **Invariant:** no step leaves a final state, so a job ends exactly once.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ use serde::Serialize;
 use strum::{AsRefStr, Display, EnumString, VariantArray};
 use utoipa::ToSchema;
 
-/// What has become of a job.
+/// The state of a job.
 #[derive(
     Clone,
     Copy,
@@ -35,61 +35,61 @@ use utoipa::ToSchema;
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = unknown)]
 pub enum State {
-    /// Not to begin yet: its time has not come, or another job has to be done first.
+    /// The start time has not been reached, or another job must be done first.
     Waiting,
-    /// To begin as soon as there is room.
+    /// The job starts as soon as the limits of the runner allow it.
     Queued,
-    /// A process of its own is at work.
+    /// A process is executing the job.
     Running,
-    /// The user holds it.
+    /// Held by the user.
     Paused,
-    /// All is at the target.
+    /// Everything is at the target.
     Done,
-    /// Ended by an error that another attempt would meet too.
+    /// Ended by an error that would also stop another attempt.
     Failed,
-    /// The user has ended it.
+    /// Cancelled by the user.
     Cancelled,
-    /// Nothing was moved for as long as its deadline says.
+    /// No progress was made for the time of the job's deadline.
     Expired,
 }
 
-/// What happens to a job.
+/// A transition between two states of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The time has come, and the jobs before it are done.
+    /// The start time was reached, and the jobs that had to be done first are done.
     Release,
     /// A process is about to be started.
     Start,
-    /// The process has died without a word, and another one is to go on.
+    /// The process died without reporting a result, and the job is to continue.
     Requeue,
-    /// The attempt has failed by what may pass; there will be another.
+    /// The attempt failed, but another attempt may succeed.
     Retry,
-    /// All is at the target.
+    /// Everything is at the target.
     Finish,
-    /// The job has failed for good.
+    /// The job failed permanently.
     Fail,
-    /// The user holds it.
+    /// The user holds the job.
     Hold,
-    /// The user lets it go on.
+    /// The user resumes the job.
     Resume,
-    /// The user ends it.
+    /// The user cancels the job.
     Cancel,
-    /// The deadline is over.
+    /// The deadline passed without progress.
     Expire,
 }
 
-/// A step that a job cannot take.
+/// A step that is not possible in the job's current state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a job that {} cannot {step}", .state.phrase())]
 pub struct IllegalStep {
     /// The job's state.
     pub state: State,
-    /// What was to happen.
+    /// The rejected step.
     pub step: Step,
 }
 
 impl State {
-    /// Whether nothing more happens to the job.
+    /// Returns whether the job has ended.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(
@@ -98,17 +98,17 @@ impl State {
         )
     }
 
-    /// The state after a step.
+    /// Returns the state that follows a step.
     ///
     /// # Errors
-    /// The job cannot take this step.
+    /// The step is not possible in this state.
     pub fn after(self, step: Step) -> Result<Self, IllegalStep> {
         let next = match (self, step) {
             (Self::Waiting, Step::Release) | (Self::Running, Step::Requeue) => Self::Queued,
             (Self::Queued, Step::Start) => Self::Running,
             (Self::Running, Step::Retry) | (Self::Paused, Step::Resume) => Self::Waiting,
             (Self::Running, Step::Finish) => Self::Done,
-            // one that waits fails with the job that it waits for
+            // A waiting job fails when a job that it depends on does.
             (Self::Running | Self::Waiting, Step::Fail) => Self::Failed,
             (Self::Waiting | Self::Queued | Self::Running, Step::Hold) => Self::Paused,
             (Self::Waiting | Self::Queued | Self::Running | Self::Paused, Step::Cancel) => {
@@ -120,7 +120,7 @@ impl State {
         Ok(next)
     }
 
-    /// What a job in this state is or has done, for a sentence: "job 7 has failed".
+    /// Returns the predicate of a sentence about a job in this state, as in "job 7 has failed".
     #[must_use]
     pub fn phrase(self) -> &'static str {
         match self {

@@ -1,7 +1,7 @@
-//! The store of jobs: a database of SQLite in a directory of this host, which any process of the user may open.
+//! The job store: an SQLite database in a local directory, which any process of the user may open.
 //!
-//! **Invariants:** a state changes only by a [`Step`] that the job can take, in one transaction with its event and, at
-//! its end, with its notifications. What has been committed has been flushed.
+//! **Invariants:** a state changes only by a [`Step`] that the job can take. The change, its event and, at the end of a
+//! job, its notifications are written in one transaction. A committed transaction has been flushed.
 
 mod change;
 mod copies;
@@ -30,7 +30,7 @@ pub use notifications::{Notification, NotificationState, NotifyMethod};
 pub use read::{Page, Queued, QueuedJob, RunningJob};
 pub use submit::Submitted;
 
-/// The store.
+/// A connection to the job store.
 #[derive(Debug)]
 pub struct Store {
     connection: Connection,
@@ -38,20 +38,20 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store of a place, which is made if it is not there.
+    /// Opens the store of a place and creates it if it does not exist.
     ///
     /// # Errors
-    /// It cannot be read or written, is damaged, or has a schema of another version.
+    /// The store cannot be read or written, is damaged, or has a different schema version.
     pub fn open(place: &Place) -> Result<Self, StoreError> {
         let begun = Instant::now();
         loop {
             let opened = Self::open_once(place);
-            // Of processes that open a new database together, SQLite may have some fail at once instead of waiting.
+            // If several processes create a database at the same time, SQLite may fail immediately instead of waiting.
             if !matches!(opened, Err(StoreError::Locked { .. })) || begun.elapsed() >= LOCK_TIMEOUT
             {
                 return opened;
             }
-            // Two that wait equally long would meet again.
+            // Two processes that wait for the same time would collide again.
             std::thread::sleep(Duration::from_millis(
                 1 + u64::from(begun.elapsed().subsec_nanos() % 8),
             ));
@@ -60,7 +60,7 @@ impl Store {
 
     fn open_once(place: &Place) -> Result<Self, StoreError> {
         let path = place.database();
-        // What SQLite makes beside it, its log for one, has the database's mode.
+        // SQLite gives its other files, such as the write-ahead log, the mode of the database.
         let create = private()
             .write(true)
             .create(true)
@@ -85,7 +85,7 @@ impl Store {
 
     fn create_schema(&mut self) -> Result<(), StoreError> {
         self.transact(|transaction| {
-            // another process may have been first
+            // Another process may have created the schema already.
             if schema_version(transaction)? == NO_SCHEMA {
                 transaction.execute_batch(include_str!("store/schema.sql"))?;
                 transaction.pragma_update(None, "user_version", VERSION)?;
@@ -94,10 +94,10 @@ impl Store {
         })
     }
 
-    /// Reads all of the database, and looks whether it hangs together.
+    /// Reads the whole database and checks that it is consistent.
     ///
     /// # Errors
-    /// It does not.
+    /// The database cannot be read, or is damaged.
     pub fn check(&self) -> Result<(), StoreError> {
         let found: String = self.value("PRAGMA quick_check(1)", ())?;
         if found == "ok" {
@@ -109,10 +109,10 @@ impl Store {
         })
     }
 
-    /// Writes a copy of the store, as it is at this moment, into a new file, and flushes it.
+    /// Writes a snapshot of the store to a new file and flushes it.
     ///
     /// # Errors
-    /// The file is there, or cannot be written.
+    /// The file exists already, or cannot be written.
     pub fn back_up(&self, file: &Path) -> Result<(), StoreError> {
         let made = private()
             .write(true)
@@ -130,7 +130,7 @@ impl Store {
         copied.and_then(|_| made.sync_all().map_err(StoreError::io("flush", file)))
     }
 
-    /// Does what reads.
+    /// Runs `work`, which only reads.
     fn read<T>(
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
@@ -138,12 +138,12 @@ impl Store {
         work(&self.connection).map_err(|error| StoreError::database(&self.path, error))
     }
 
-    /// The one value of a query.
+    /// Returns the value of a query that yields a single value.
     fn value<T: FromSql>(&self, sql: &str, parameters: impl Params) -> Result<T, StoreError> {
         self.read(|connection| connection.query_row(sql, parameters, |row| row.get(0)))
     }
 
-    /// All rows of a query.
+    /// Returns all rows of a query.
     fn rows<T>(
         &self,
         sql: &str,
@@ -158,13 +158,14 @@ impl Store {
         })
     }
 
-    /// Does what changes the store, as a whole or not at all: what returns an error changes nothing.
+    /// Runs `work` in a transaction. The transaction is committed if `work` succeeds and rolled back if it fails.
     fn transact<T>(
         &mut self,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let path = &self.path;
-        // It is locked before anything is read, so that nothing changes between looking and writing.
+        // The write lock is taken before the first read, so that no other process changes the data between read and
+        // write.
         let begun = self
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate);
@@ -183,7 +184,7 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(LOCK_TIMEOUT)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    // Each commit is flushed, not only each checkpoint.
+    // Flush every commit, not only checkpoints.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     Ok(connection)
@@ -193,12 +194,12 @@ fn schema_version(connection: &Connection) -> rusqlite::Result<u32> {
     connection.query_row("PRAGMA user_version", (), |row| row.get(0))
 }
 
-/// The version of the schema.
+/// The schema version of this program.
 const VERSION: u32 = 1;
-/// The version of a database that SQLite has just made.
+/// The schema version of a database that SQLite has just created.
 const NO_SCHEMA: u32 = 0;
 
-/// How long a process waits for another's transaction, which takes milliseconds.
+/// How long a process waits for the transaction of another process. Transactions take milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

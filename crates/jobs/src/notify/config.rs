@@ -1,4 +1,4 @@
-//! `notify.toml`: the command hook and the webhook.
+//! `notify.toml`, which configures the command hook and the webhook.
 //!
 //! **Invariant:** only the owner can change the file, because it names a command. Secrets are in files that only the
 //! owner can read.
@@ -39,7 +39,7 @@ pub enum NotifyError {
         /// The system's error.
         source: io::Error,
     },
-    /// Other users could have their commands run.
+    /// Other users can change the file, and could have their commands run.
     #[error("'{}' names a command, and others can change it: chmod go-w", path.display())]
     Writable {
         /// The file.
@@ -56,7 +56,7 @@ pub enum NotifyError {
 }
 
 impl NotifyConfig {
-    /// Reads the file. Without a file there is neither a hook nor a webhook.
+    /// Reads the file. If the file does not exist, neither a hook nor a webhook is configured.
     ///
     /// # Errors
     /// The file cannot be read, can be changed by others, or is invalid.
@@ -79,7 +79,8 @@ impl NotifyConfig {
             }
             Ok(file) => io::read_to_string(file).map_err(io)?,
         };
-        // A writer that truncates the file first has not written it yet, and pending notifications would be dropped.
+        // An empty file is an error: a writer may have truncated the file and not written it yet. An empty
+        // configuration would drop all pending notifications.
         if text.is_empty() {
             return Err(invalid("the file is empty".to_owned()));
         }
@@ -87,7 +88,7 @@ impl NotifyConfig {
         Self::parse(&text, directory).map_err(invalid)
     }
 
-    /// Parses the file's text. Relative names of other files start from `directory`.
+    /// Parses the file's text. Relative paths in it start at `directory`.
     fn parse(text: &str, directory: &Path) -> Result<Self, String> {
         let mut config: Self = toml::from_str(text).map_err(|error| located(text, &error))?;
         if config.hook.as_ref().is_some_and(Hook::is_empty) {
@@ -99,13 +100,13 @@ impl NotifyConfig {
         Ok(config)
     }
 
-    /// How long a job moves nothing before a notification says so.
+    /// Returns how long a job makes no progress before a notification reports it.
     #[must_use]
     pub fn stalled_after(&self) -> Duration {
         Duration::from_secs(self.stalled_after_seconds)
     }
 
-    /// Whether events are sent by this method.
+    /// Returns whether this method is configured.
     #[must_use]
     pub fn has(&self, method: NotifyMethod) -> bool {
         match method {
@@ -114,7 +115,7 @@ impl NotifyConfig {
         }
     }
 
-    /// Sends a test event now.
+    /// Sends a test event immediately.
     ///
     /// # Errors
     /// The reason why the event was not accepted.
@@ -138,7 +139,7 @@ impl NotifyConfig {
 impl Default for NotifyConfig {
     fn default() -> Self {
         Self {
-            // longer than any pause that a transfer makes by itself
+            // Longer than any pause of a transfer that works.
             stalled_after_seconds: 600,
             timeout_seconds: 30,
             hook: None,
@@ -147,7 +148,7 @@ impl Default for NotifyConfig {
     }
 }
 
-/// The error and its line, on one line.
+/// Returns the error message with its line number, on one line.
 fn located(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map_or_else(String::new, |before| {

@@ -1,4 +1,4 @@
-//! The JSON document of an event, `docs/schema/notification.json`.
+//! The JSON document of an event, as described by `docs/schema/notification.json`.
 
 use serde_json::json;
 
@@ -6,17 +6,17 @@ use crate::job::{Job, JobEvent};
 use crate::moment::Moment;
 use crate::program::host_name;
 
-/// An event as the hook and the webhook get it.
+/// An event in the form that the hook and the webhook receive.
 #[derive(Clone, Debug)]
 pub(super) struct EventDocument {
-    /// The id of the event, which no other event of any store has.
+    /// The id of the event, which is unique among all stores.
     pub(super) id: String,
-    /// The document on one line: JSON escapes control characters, so that no text of a user makes another line.
+    /// The document on a single line. JSON escapes control characters, so text of a user cannot add a line.
     pub(super) json: String,
 }
 
 impl EventDocument {
-    /// An event, and its job at the time of the attempt.
+    /// Returns the document of an event, with the state of its job at the time of the attempt.
     pub(super) fn new(event: &JobEvent, job: &Job, store: &str) -> Self {
         let id = format!("{store}-{}", event.number);
         let moved = job.moved.as_ref();
@@ -42,7 +42,7 @@ impl EventDocument {
         Self { id, json }
     }
 
-    /// An event without a job, to try whether events arrive.
+    /// Returns a test event, which belongs to no job.
     pub(super) fn test(store: &str, time: Moment) -> Self {
         let id = format!("{store}-test-{}", time.0);
         let document = json!({ "id": id, "event": "test", "time": time, "host": host_name(), "message": null });

@@ -1,4 +1,4 @@
-//! The command hook: a program that reads the document of an event from standard input.
+//! The command hook: a program that reads the document of an event from its standard input.
 
 use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::event::EventDocument;
 use crate::environment;
 
-/// The program and its arguments, which no shell reads.
+/// The program and its arguments, which are not interpreted by a shell.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hook {
@@ -26,7 +26,7 @@ impl Hook {
         self.command.first().is_none_or(String::is_empty)
     }
 
-    /// Runs the command, which accepts the event by exit code 0.
+    /// Runs the command. Exit code 0 means that the command has accepted the event.
     pub(super) fn send(&self, event: &EventDocument, timeout: Duration) -> Result<(), String> {
         let program = &self.command[0];
         match self.run(event, timeout) {
@@ -40,13 +40,13 @@ impl Hook {
         }
     }
 
-    /// Returns `None` if the command was killed at its time limit.
+    /// Runs the command and returns its exit status, or `None` if it was killed at the timeout.
     fn run(&self, event: &EventDocument, timeout: Duration) -> io::Result<Option<ExitStatus>> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).current_dir("/");
         command.env_clear().envs(environment::handed_on());
         command.stdin(input(event)?).stdout(Stdio::null());
-        // The processes that the command starts are in its group too, and end with it.
+        // Processes that the command starts belong to its group, so the kill below includes them.
         let mut child = command.process_group(0).spawn()?;
         let group = Pid::from_child(&child);
         let ended = wait(&mut child, timeout);
@@ -58,7 +58,7 @@ impl Hook {
     }
 }
 
-/// The document as a file: a pipe would block if the command does not read it.
+/// Returns the document as a file. A pipe would block if the command does not read it.
 fn input(event: &EventDocument) -> io::Result<File> {
     let mut file = File::from(memfd_create("event", MemfdFlags::CLOEXEC)?);
     writeln!(file, "{}", event.json)?;
@@ -66,7 +66,7 @@ fn input(event: &EventDocument) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits for the end of a process. Returns `None` at the time limit.
+/// Waits for a process to end. Returns `None` at the timeout.
 fn wait(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
     let until = Instant::now() + timeout;
     let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
@@ -78,7 +78,7 @@ fn wait(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> 
         if left.is_zero() {
             return Ok(None);
         }
-        // A signal interrupts the poll, and the loop waits for the rest of the time.
+        // A signal can interrupt the poll. The loop then waits for the remaining time.
         let _woken = poll(
             &mut [PollFd::new(&pidfd, PollFlags::IN)],
             Timespec::try_from(left).ok().as_ref(),

@@ -1,4 +1,4 @@
-//! The notifier: a thread of the runner for each method, which sends one notification after the other.
+//! The notifier: a thread of the runner for each method, which sends notifications one after the other.
 //!
 //! **Invariant:** a notification is sent again until its result is recorded, so each event arrives at least once.
 
@@ -14,22 +14,22 @@ use crate::moment::Moment;
 use crate::place::Place;
 use crate::store::{Notification, NotifyMethod, Store};
 
-/// The runner's side of the threads.
+/// The runner's handle of the notifier threads.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     file: PathBuf,
     wakes: Vec<SyncSender<()>>,
-    /// How long a job moves nothing before a notification says so.
+    /// How long a job makes no progress before a notification reports it.
     pub(crate) stalled_after: Duration,
-    /// The last error of the file, which is reported once.
+    /// The last error of the configuration file, which is reported once.
     error: Option<String>,
 }
 
 impl Notifier {
-    /// Starts the threads, which send what is in the store of a place as this file configures it.
+    /// Starts the threads, which send the notifications in the store of `place` as `file` configures.
     ///
     /// # Errors
-    /// The store cannot be opened, or no thread started.
+    /// The store cannot be opened, or a thread cannot be started.
     pub(crate) fn begin(place: &Place, file: PathBuf) -> Result<Self, StoreError> {
         let mut wakes = Vec::new();
         for method in NotifyMethod::ALL {
@@ -56,8 +56,8 @@ impl Notifier {
         })
     }
 
-    /// Reads the file, drops the notifications for methods that it does not have, and wakes the threads. Returns an
-    /// error of the file, once, for people: all notifications wait until the file is valid.
+    /// Reads the configuration file, drops notifications for methods that are not configured, and wakes the threads.
+    /// Returns the message of an error in the file once. All notifications wait until the file is valid again.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -77,20 +77,20 @@ impl Notifier {
         absent.retain(|method| !config.has(*method));
         store.drop_notifications(&absent)?;
         for wake in &self.wakes {
-            // A full channel wakes the thread anyway.
+            // If the channel is full, the thread has a pending wakeup.
             let _wakes_anyway = wake.try_send(());
         }
         Ok(None)
     }
 }
 
-/// The thread of one method.
+/// The worker of one method, which runs in its own thread.
 struct Worker {
     method: NotifyMethod,
     store_id: String,
     store: Store,
     file: PathBuf,
-    /// The result of an attempt that could not be recorded yet.
+    /// The result of an attempt whose recording has failed.
     unrecorded: Option<(Notification, Result<(), String>)>,
 }
 
@@ -98,7 +98,7 @@ impl Worker {
     /// Sends notifications until the runner ends.
     fn run(mut self, wakeups: &Receiver<()>) {
         loop {
-            // The runner reports an error of the store, which it meets too.
+            // An error of the store is not reported here, because the runner encounters and reports it too.
             let pause = self.work(Moment::now()).unwrap_or(TURN);
             if wakeups.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
                 return;
@@ -106,7 +106,7 @@ impl Worker {
         }
     }
 
-    /// Sends the next notification, if one is due. Returns how long to wait.
+    /// Sends the next notification, if one is due. Returns how long to wait before the next call.
     fn work(&mut self, now: Moment) -> Result<Duration, StoreError> {
         if let Some((notification, result)) = &self.unrecorded {
             self.store.record_attempt(notification, result, now)?;
@@ -116,7 +116,8 @@ impl Worker {
             let next = self.store.next_attempt(self.method, now)?;
             return Ok(next.map_or(PAUSE_MAX, |next| next.since(now).clamp(TURN, PAUSE_MAX)));
         };
-        // The runner reads the file too, reports its errors and drops what has no method.
+        // Errors of the file are ignored here. The runner also reads it, reports its errors and drops notifications for
+        // methods that are not configured.
         let config = NotifyConfig::read(&self.file).unwrap_or_default();
         if !config.has(self.method) {
             return Ok(PAUSE_MAX);
@@ -130,7 +131,7 @@ impl Worker {
 
 /// The wait after an error of the store.
 const TURN: Duration = Duration::from_millis(100);
-/// The wait if nothing is due: the clock may be set.
+/// The maximum wait if nothing is due. The clock may be set during the wait.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Files of which the permissions matter: the configuration, and secrets, which only their owner can read.
+//! Files whose permissions are checked: the configuration, and secrets, which only their owner may be able to read.
 
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Reads a secret, without the white space around it.
+/// Reads a secret and removes leading and trailing white space.
 pub(super) fn read_secret(path: &Path) -> Result<String, String> {
     let fail = |error: io::Error| format!("read '{}': {error}", path.display());
     let file = File::open(path).map_err(fail)?;
@@ -23,7 +23,7 @@ pub(super) fn read_secret(path: &Path) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Whether the file belongs to this user or root, and gives other users none of these permissions.
+/// Returns whether the file belongs to this user or root and grants other users none of these permissions.
 pub(super) fn is_closed_to_others(file: &File, permissions: u32) -> io::Result<bool> {
     let metadata = file.metadata()?;
     let owner = metadata.uid();
@@ -31,7 +31,7 @@ pub(super) fn is_closed_to_others(file: &File, permissions: u32) -> io::Result<b
     Ok(is_owned && metadata.mode() & permissions == 0)
 }
 
-/// More than any secret has.
+/// Maximum number of bytes to read, more than any secret has.
 const BYTES_MAX: u64 = 64 << 10;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The webhook: a POST over HTTPS, signed as [Standard Webhooks](https://www.standardwebhooks.com) describes, for which
-//! libraries exist.
+//! The webhook: a POST request over HTTPS, signed according to [Standard Webhooks](https://www.standardwebhooks.com),
+//! for which libraries exist.
 //!
-//! **Invariant:** the event and its signature go to a server that has a trusted certificate for the host of the URL,
-//! and to no other: redirects are not followed.
+//! **Invariant:** the event and its signature are sent only to a server that has a trusted certificate for the host of
+//! the URL. Redirects are not followed.
 
 mod trust;
 
@@ -28,14 +28,14 @@ use super::event::EventDocument;
 use super::secret::read_secret;
 use crate::moment::Moment;
 
-/// The server that gets the events.
+/// The server that receives the events.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "WebhookTable")]
 pub(super) struct Webhook {
-    /// With brackets around an IPv6 address.
+    /// The host. An IPv6 address is in brackets.
     host: String,
     port: u16,
-    /// The path and the query, which may have a secret.
+    /// The path and query of the URL, which may contain a secret.
     path: String,
     secret_file: Option<PathBuf>,
     ca_file: Option<PathBuf>,
@@ -78,14 +78,15 @@ impl TryFrom<WebhookTable> for Webhook {
 }
 
 impl Webhook {
-    /// Has relative names of files start from a directory.
+    /// Resolves relative paths against a directory.
     pub(super) fn find_files_in(&mut self, directory: &Path) {
         for file in [&mut self.secret_file, &mut self.ca_file] {
             *file = file.take().map(|file| directory.join(file));
         }
     }
 
-    /// Posts the event, which the server accepts by any status of 2xx. An error names the server without the path.
+    /// Posts the event. A status of 2xx means that the server has accepted it. Errors name the server but not the path,
+    /// which may contain a secret.
     pub(super) fn send(&self, event: &EventDocument, timeout: Duration) -> Result<(), String> {
         let sent = self
             .request(event, Moment::now())
@@ -125,7 +126,7 @@ impl Webhook {
         let runtime = runtime.map_err(|error| format!("start: {error}"))?;
         let answered =
             runtime.block_on(async { tokio::time::timeout(timeout, self.ask(request)).await });
-        // A thread that still resolves the name is not waited for.
+        // Do not wait for a thread that is still resolving the host name.
         runtime.shutdown_background();
         let status = answered
             .unwrap_or_else(|_| Err(format!("no answer within {} s", timeout.as_secs())))?;
@@ -140,7 +141,7 @@ impl Webhook {
         }
     }
 
-    /// Sends a request and returns the status of the answer, whose body is not read.
+    /// Sends a request and returns the status of the response. The body of the response is not read.
     async fn ask(&self, request: Request<Full<Bytes>>) -> Result<StatusCode, String> {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         let server = ServerName::try_from(host.to_owned())
@@ -156,7 +157,7 @@ impl Webhook {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls))
             .await
             .map_err(|error| format!("HTTP: {error}"))?;
-        // The sender reports an error of the connection.
+        // The spawned task's own error is ignored, because `send_request` reports it.
         let _connection = tokio::spawn(connection);
         let response = sender.send_request(request).await;
         response
@@ -165,7 +166,7 @@ impl Webhook {
     }
 }
 
-/// Returns the key of a secret: the bytes whose base 64 follows `whsec_`, or else the text itself.
+/// Returns the key of a secret. The text after `whsec_` is base64. A secret without that prefix is used as is.
 fn key(secret: &str) -> Result<Vec<u8>, String> {
     let Some(encoded) = secret.strip_prefix("whsec_") else {
         return Ok(secret.as_bytes().to_vec());

@@ -1,5 +1,5 @@
-//! The process of an attempt. It holds its job's lock as its standard input, and prints its events into a file: both
-//! outlive the runner, so that another one finds whether it lives, and which events it has printed.
+//! The process of an attempt. Its standard input is the job's lock, and its standard output is a file of events. Both
+//! outlive the runner, so that the next runner finds out whether the process is alive and which events it has printed.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,32 +20,32 @@ use crate::place::{Place, lock, make_directory, private};
 use crate::program::THIS_PROGRAM;
 use crate::store::Started;
 
-/// A process that does a job.
+/// A process that executes a job.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// `None` where an earlier runner has started it.
+    /// `None` if an earlier runner has started the process.
     child: Option<Child>,
     pid: Option<Pid>,
-    /// `None` where the kernel has none, or the process could not be found.
+    /// `None` if the kernel does not support pidfds, or the process was not found.
     pidfd: Option<OwnedFd>,
 }
 
-/// Whether a process has ended.
+/// Whether a process is running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     Lives,
-    /// With this exit code, if it is known.
+    /// Ended with this exit code, if known.
     Ended(Option<i32>),
 }
 
-/// Takes a job's lock; none while a process holds it.
+/// Takes a job's lock. Returns `None` while a process holds it.
 pub(super) fn take_lock(place: &Place, id: JobId) -> io::Result<Option<File>> {
     make_directory(&place.job(id))?;
     lock(&place.lock(id))
 }
 
-/// Starts the process of an attempt, which gets the job's lock. `words` are the program and what stands before the
-/// job's own words.
+/// Starts the process of an attempt and passes it the job's lock. `words` are the program and arguments that precede
+/// those of the job.
 pub(super) fn start(
     place: &Place,
     id: JobId,
@@ -61,12 +61,14 @@ pub(super) fn start(
         .open(place.events(id, *attempt))?;
     let log = open_log(place, id)?;
     let mut command = command(work, words)?;
-    // It leaves the runner's terminal by itself, which a leader of a group could not.
+    // The process detaches from the runner's terminal by calling `setsid`, which fails for the leader of a process
+    // group.
     command.stdin(lock).stdout(events).stderr(log);
     Ok(Process::of(command.spawn()?))
 }
 
-/// Starts a process that ends a copy between two other hosts which a job has begun; it gets the job's lock.
+/// Starts a process that ends a copy between two other hosts which the job has started. The process receives the job's
+/// lock.
 pub(super) fn start_to_end(
     place: &Place,
     id: JobId,
@@ -95,7 +97,7 @@ fn open_log(place: &Place, id: JobId) -> io::Result<File> {
     Ok(log)
 }
 
-/// The program with a job's words, where and with what they mean what they did when they were typed.
+/// Returns the job's command with the directory and environment in which it was submitted.
 fn command(work: &JobWork, words: &[OsString]) -> io::Result<Command> {
     let own = work.environment.0.iter().filter_map(|variable| {
         let at = variable.as_bytes().iter().position(|&byte| byte == b'=')?;
@@ -111,7 +113,8 @@ fn command(work: &JobWork, words: &[OsString]) -> io::Result<Command> {
         command.arg0("zmove");
     }
     command.env_clear().envs(environment::handed_on());
-    // What is the submitter's own is not whoever's has started the runner.
+    // These variables must come from the submission of the job, not from the environment of whoever has started the
+    // runner.
     for name in OF_THE_SUBMITTER {
         command.env_remove(name);
     }
@@ -133,12 +136,12 @@ impl Process {
         }
     }
 
-    /// The process that holds a job's lock, which an earlier runner has started.
+    /// Finds the process that holds a job's lock and that an earlier runner has started.
     pub(super) fn adopt(place: &Place, id: JobId) -> Self {
         let lock = place.lock(id);
         let pid = holder(&lock);
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        // The number may have become another's before it was opened.
+        // The process may have ended, and its pid may have been reused, before the pidfd was opened.
         let pid = pid.filter(|pid| holds(*pid, &lock));
         Self {
             child: None,
@@ -147,7 +150,7 @@ impl Process {
         }
     }
 
-    /// Whether it has ended. One that is not ours has when its lock is free.
+    /// Returns whether the process has ended. An adopted process has ended when its lock is free.
     pub(super) fn life(&mut self, place: &Place, id: JobId) -> io::Result<Life> {
         match &mut self.child {
             Some(child) => Ok(child
@@ -157,35 +160,35 @@ impl Process {
         }
     }
 
-    /// What is readable at its end.
+    /// Returns the pidfd, which becomes readable when the process ends.
     pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Whether it is this child of the runner.
+    /// Returns whether `pid` is this process and the process is a child of the runner.
     pub(super) fn is_child(&self, pid: Pid) -> bool {
         self.child.is_some() && self.pid == Some(pid)
     }
 
-    /// Sends it a signal, if it lives; returns whether it was found. One that was not when it was adopted is looked for
-    /// again: it may not have had its lock as its standard input yet.
+    /// Sends a signal to the process if it is alive, and returns whether the process was found. An adopted process that
+    /// was not found is searched for again, because its standard input may not have been set yet.
     pub(super) fn signal(&mut self, place: &Place, id: JobId, signal: Signal) -> bool {
         if self.child.is_none() && self.pid.is_none() {
             *self = Self::adopt(place, id);
         }
         let sent = match (&self.child, &self.pidfd, self.pid) {
             (None, Some(pidfd), _) => pidfd_send_signal(pidfd, signal),
-            // Nobody but this thread takes its number away, by waiting for it.
+            // The pid cannot be reused: only this thread can reap the child.
             (Some(_), _, Some(pid)) => kill_process(pid, signal),
             (None, None, Some(pid)) if holds(pid, &place.lock(id)) => kill_process(pid, signal),
             _ => return false,
         };
-        // What has ended needs no signal.
+        // A process that has ended needs no signal.
         matches!(sent, Ok(()) | Err(Errno::SRCH))
     }
 }
 
-/// The process whose standard input a lock is.
+/// Returns the process whose standard input is the lock file.
 fn holder(lock: &Path) -> Option<Pid> {
     let entries = std::fs::read_dir("/proc").ok()?.flatten();
     let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
@@ -198,14 +201,15 @@ fn holds(pid: Pid, lock: &Path) -> bool {
     matches!((input, lock), (Ok(input), Ok(lock)) if (input.dev(), input.ino()) == (lock.dev(), lock.ino()))
 }
 
-/// Variables by which a process finds a user's keys and programs: a job has those of its submission, or none.
+/// Variables that locate a user's keys and programs. A job receives their values at its submission, or does not have
+/// them.
 pub const OF_THE_SUBMITTER: [&str; 5] =
     ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH_SOCK", "ZMOVE_HOME"];
 
-/// The variable by which a job's process is asked to end the copy of this id between two other hosts, and nothing else.
+/// The variable that makes a job's process end the copy with this id between two other hosts and do nothing else.
 pub const COPY_TO_END: &str = "ZMOVE_JOB_COPY_TO_END";
 
-/// The length from which on a job's log is begun anew with an attempt.
+/// The size above which a job's log is truncated at the start of an attempt, in bytes.
 const LOG_BYTES_MAX: u64 = 16 << 20;
 
 #[cfg(test)]

@@ -1,30 +1,30 @@
-//! Which queued jobs begin: the most urgent first, as many as there is room for, and of equally urgent ones those of
-//! whom the fewest run.
+//! Chooses the queued jobs to start. Jobs of higher priority come first. Among jobs of equal priority, the kind with
+//! the fewest running jobs comes first.
 //!
-//! A runner does the jobs of one user. What has to be fair is that five hundred jobs of one kind do not keep others
-//! waiting that were submitted after them. Jobs are of one kind if the user has given them the same label; those
-//! without a label of their own, if their sources lie in the same directory.
+//! A runner executes the jobs of a single user. Fairness here means that five hundred jobs of one kind do not delay
+//! jobs of other kinds that were submitted later. Jobs are of the same kind if the user gave them the same label. Jobs
+//! without a label are of the same kind if their sources are in the same directory.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsString;
 
 use crate::store::QueuedJob;
 
-/// How many jobs run at once. Those that watch their sources are not counted: they would take the room of others for
-/// ever, mostly without any use for it.
+/// Limits of concurrent jobs. Jobs that watch their sources are not counted, because they would occupy a slot forever
+/// and are idle most of the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// In all.
+    /// Maximum number of jobs.
     pub all: usize,
-    /// With the same other host; those within this host are counted together too.
+    /// Maximum number of jobs with the same remote host. Jobs within this host are counted together.
     pub host: usize,
-    /// With the same target.
+    /// Maximum number of jobs with the same target.
     pub target: usize,
-    /// With the same key, which is that of a home (`ZMOVE_HOME`).
+    /// Maximum number of jobs with the same key, which is that of a home (`ZMOVE_HOME`).
     pub key: usize,
 }
 
-/// The jobs that run or are about to, counted.
+/// The choice of jobs to start, with counts of the running and the chosen jobs.
 #[derive(Debug, Default)]
 pub(super) struct Choice {
     limits: Limits,
@@ -33,12 +33,12 @@ pub(super) struct Choice {
     targets: HashMap<String, usize>,
     keys: HashMap<OsString, usize>,
     kinds: HashMap<String, usize>,
-    /// Source and target: the same job is never done twice at once, whatever the limits.
+    /// Source and target. Two jobs with the same source and target never run at the same time, whatever the limits.
     pairs: HashMap<(String, String), usize>,
     chosen: Vec<QueuedJob>,
-    /// Equally urgent jobs, by kind, until all of them have been offered.
+    /// Jobs of the same priority, by kind, until all jobs of that priority were offered.
     rivals: BTreeMap<String, VecDeque<QueuedJob>>,
-    /// How many rivals there are with the same kind, host, target and key: no more are of use than have room.
+    /// Number of rivals with the same kind, host and target. More than `limits.all` of them could never start.
     offered: HashMap<[String; 3], usize>,
     priority: Option<i32>,
 }
@@ -71,7 +71,7 @@ impl Choice {
         *self.kinds.entry(kind(job)).or_default() += 1;
     }
 
-    /// Whether there is room for any job that is counted.
+    /// Returns whether the limit of all jobs allows another job.
     pub(super) fn has_room(&self) -> bool {
         self.all < self.limits.all
     }
@@ -91,7 +91,7 @@ impl Choice {
                 && of(self.keys.get(&job.home)) < self.limits.key
     }
 
-    /// Offers the next job, by priority; returns whether another is of use.
+    /// Offers the next job. Jobs must be offered in the order of priority.
     pub(super) fn offer(&mut self, job: QueuedJob) {
         if self.priority != Some(job.priority) {
             self.choose();
@@ -101,7 +101,7 @@ impl Choice {
             return;
         }
         let kind = kind(&job);
-        // Without limits by target, targets make no difference.
+        // Without a limit per target, targets make no difference.
         let target = if self.limits.target == usize::MAX {
             String::new()
         } else {
@@ -117,7 +117,8 @@ impl Choice {
         }
     }
 
-    /// Chooses of equally urgent jobs: each time the first of the kind of which the fewest run.
+    /// Chooses among jobs of equal priority. Each round takes the first job of the kind that has the fewest running
+    /// jobs.
     fn choose(&mut self) {
         self.offered.clear();
         let mut rivals = std::mem::take(&mut self.rivals);
@@ -142,14 +143,14 @@ impl Choice {
         }
     }
 
-    /// The jobs that are to begin.
+    /// Returns the jobs to start.
     pub(super) fn chosen(mut self) -> Vec<QueuedJob> {
         self.choose();
         self.chosen
     }
 }
 
-/// The kind of a job: its label, or where its source lies if the label is only the source's name.
+/// Returns the kind of a job: its label, or the directory of its source if the label is only the source's name.
 fn kind(job: &QueuedJob) -> String {
     let source = job.source.trim_end_matches('/');
     match source.strip_suffix(job.label.as_str()) {

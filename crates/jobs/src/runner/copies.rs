@@ -1,6 +1,6 @@
-//! Ends copies between two other hosts that go on although their jobs are held or over: no process was there that could
-//! have seen to it, or it was killed. A process of its own does that for each, which holds the job's lock, so that no
-//! attempt begins meanwhile.
+//! Ends copies between two other hosts that continue although their jobs are paused or have ended. That happens if the
+//! process of the job could not end its copy, or was killed. A separate process ends each copy and holds the job's
+//! lock, so that no attempt starts during that time.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,17 +17,17 @@ use crate::moment::Moment;
 use crate::place::Place;
 use crate::store::{COPY_ENDED, COPY_LEFT, Store};
 
-/// The copies that are to end, by job.
+/// The copies to end, by job.
 #[derive(Debug, Default)]
 pub(super) struct Copies(BTreeMap<JobId, Ender>);
 
-/// What sees to the end of one copy.
+/// Ends one copy.
 ///
 /// ```text
-///  waits ──its time, the job's lock is free──► process ──exit 0────────► let go
-///    ▲                                            │
-///    ├──────────── any other end ─────────────────┘
-///    └── no process starts: a try all the same;  after TRIES_MAX ───────► let go
+///  waits ──due, and the job's lock is free──► process ──exit 0────────► forget the copy
+///    ▲                                           │
+///    ├──────────── any other end ────────────────┘
+///    └── process does not start: counts as a try;  after TRIES_MAX ──► forget the copy
 /// ```
 #[derive(Debug)]
 struct Ender {
@@ -72,7 +72,7 @@ impl Ender {
         self.next = Instant::now() + WAIT_MAX.min(WAIT_MIN * (1 << self.tries.min(16)));
         self.tries += 1;
         if let Some(lock) = locked? {
-            // One that does not start is tried again as one that fails.
+            // A process that cannot be started is retried like one that fails.
             self.process = start_to_end(place, id, lock, &store.work(id)?, copy, words).ok();
         }
         Ok(())
@@ -80,7 +80,8 @@ impl Ender {
 }
 
 impl Copies {
-    /// Does what is to be done now; `words` are the program and what stands before a job's own words.
+    /// Starts and checks the processes that end copies. `words` are the program and arguments that precede those of the
+    /// job.
     pub(super) fn end(
         &mut self,
         place: &Place,
@@ -97,14 +98,14 @@ impl Copies {
             };
             self.0.entry(*id).or_insert_with(begun);
         }
-        // A job that goes on takes its copy up again.
+        // A job that continues takes over its copy again.
         self.0
             .retain(|id, ender| left.contains_key(id) || ender.process.is_some());
         let ends = self.0.iter_mut().map(|(id, ender)| {
             let copy = left.get(id).map(String::as_str);
             ender.step(place, store, *id, copy, words, now)
         });
-        // The trouble of one is no reason to leave the others.
+        // An error for one copy does not stop the others.
         ends.fold(Ok(()), Result::and)
     }
 
@@ -112,12 +113,12 @@ impl Copies {
         self.0.is_empty()
     }
 
-    /// What is readable at the end of a process.
+    /// Returns the pidfds, each of which becomes readable when its process ends.
     pub(super) fn pidfds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.processes().filter_map(Process::pidfd)
     }
 
-    /// Whether it is one of these processes.
+    /// Returns whether `pid` is one of these processes.
     pub(super) fn has_child(&self, pid: Pid) -> bool {
         self.processes().any(|process| process.is_child(pid))
     }
@@ -127,10 +128,10 @@ impl Copies {
     }
 }
 
-/// The time from the first try to the second; each is twice as long as the one before.
+/// The wait before the second try. Each further wait is twice as long.
 const WAIT_MIN: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(600);
-/// The tries before a copy is left to itself: those of a day.
+/// Number of tries before a copy is given up, which take about a day.
 const TRIES_MAX: u32 = 150;
 
 #[cfg(test)]

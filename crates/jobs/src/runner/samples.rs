@@ -1,5 +1,5 @@
-//! How far an attempt was from time to time, for pictures: read from the events of a running one, of which a few are
-//! kept when it has ended.
+//! Progress samples of attempts, for charts. Those of a running attempt are read from its events. A few are kept after
+//! the attempt has ended.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -10,7 +10,7 @@ use super::tail::AttemptProgress;
 use crate::job::JobId;
 use crate::place::{Place, private};
 
-/// How far an attempt was, so many times at most, from its begin to its end or to the present.
+/// Returns at most about `length_max` progress samples of an attempt, from its start to its end or the present.
 #[must_use]
 pub fn samples_of(
     place: &Place,
@@ -27,7 +27,7 @@ pub fn samples_of(
     }
 }
 
-/// Keeps how far an attempt was that has ended. That is for pictures alone, so what fails with it is no trouble.
+/// Keeps samples of an attempt that has ended. Errors are ignored because only charts use the samples.
 pub(super) fn keep(place: &Place, id: JobId, attempt: u32) {
     let samples = read(&place.events(id, attempt), KEPT_MAX).unwrap_or_default();
     if samples.len() < KEPT_MIN {
@@ -46,7 +46,7 @@ pub(super) fn keep(place: &Place, id: JobId, attempt: u32) {
     let _best_effort = file.and_then(|mut file| file.write_all(lines.as_bytes()));
 }
 
-/// Looks at so many places of a file of events, evenly spread, and at its end.
+/// Reads samples at `length_max` evenly spaced offsets of a file of events, and at its end.
 fn read(path: &Path, length_max: usize) -> io::Result<Vec<AttemptProgress>> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
@@ -68,7 +68,7 @@ fn read(path: &Path, length_max: usize) -> io::Result<Vec<AttemptProgress>> {
     let end = bytes - PIECE_BYTES as u64;
     for at in (0..=steps).map(|step| end / steps * step + end % steps * step / steps) {
         let length = read_at(&file, &mut piece, at)?;
-        // the first line may be the end of one
+        // The first line may be incomplete.
         let begin = piece[..length]
             .iter()
             .position(|&byte| byte == b'\n')
@@ -104,13 +104,13 @@ fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
     Ok(read)
 }
 
-/// How many of an ended attempt are kept.
+/// Maximum number of samples to keep of an ended attempt.
 const KEPT_MAX: usize = 240;
-/// The fewest of which a picture can be made.
+/// Minimum number of samples for a chart.
 const KEPT_MIN: usize = 3;
-/// The longest file that is read as a whole.
+/// Maximum size of a file that is read as a whole, in bytes.
 const WHOLE_BYTES: u64 = 256 << 10;
-/// Some lines.
+/// Bytes to read at each offset, enough for several lines.
 const PIECE_BYTES: usize = 4096;
 
 #[cfg(test)]

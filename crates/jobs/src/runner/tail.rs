@@ -1,4 +1,4 @@
-//! What the process of an attempt prints, read as far as it has come: events of `docs/schema/events.json`, a line each.
+//! Reads the events that the process of an attempt has printed so far, one per line, as in `docs/schema/events.json`.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -14,39 +14,39 @@ use crate::nodes::Nodes;
 use crate::place::Place;
 use crate::store::AttemptEvent;
 
-/// How far a running attempt is.
+/// The progress of a running attempt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttemptProgress {
-    /// Seconds since its first session began.
+    /// Time since the first session of the attempt began, in seconds.
     pub seconds: f64,
     /// Bytes at the target.
     pub bytes_done: u64,
-    /// Bytes found.
+    /// Bytes found at the source.
     pub bytes_found: u64,
     /// Files at the target.
     pub files_done: u64,
-    /// Files found.
+    /// Files found at the source.
     pub files_found: u64,
-    /// Whether all has been found.
+    /// Whether the scan of the source has ended.
     pub scan_ended: bool,
-    /// Bytes that the attempt has moved: the rest of `bytes_done` was there.
+    /// Bytes that the attempt has moved. The rest of `bytes_done` was at the target before.
     pub bytes_moved: u64,
     /// Files that the attempt has moved.
     pub files_moved: u64,
-    /// The present rate of what moves, once it is known.
+    /// The current rate, in bytes per second, once known.
     pub bytes_per_second: Option<f64>,
     /// Connections that carry data.
     pub lanes: u32,
-    /// What limits it.
+    /// The current bottleneck.
     pub limited_by: String,
-    /// How it watches its source, if it does.
+    /// The state of the watch, if the job watches its source.
     pub watch: Option<Watching>,
-    /// The nodes that take part, where there are several.
+    /// The nodes that share the work, if there are several.
     pub nodes: Option<Nodes>,
 }
 
 impl AttemptProgress {
-    /// What the attempt has moved so far.
+    /// Returns the totals of the attempt so far.
     #[must_use]
     pub fn moved(&self) -> Moved {
         Moved {
@@ -58,26 +58,26 @@ impl AttemptProgress {
     }
 }
 
-/// How a job watches its source.
+/// The state of a job that watches its source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Watching {
-    /// `events` of the kernel, or `walks` alone.
+    /// `events` if the kernel reports changes, or `walks` if the source is only scanned periodically.
     pub by: String,
-    /// The reason for walks alone.
+    /// The reason why the kernel does not report changes.
     pub why: Option<String>,
     /// Directories that the kernel watches.
     pub directories: u64,
-    /// Files that are to be moved now.
+    /// Files ready to be moved.
     pub ready: u64,
-    /// Files that change, or rest.
+    /// Files that are still changing, or changed too recently.
     pub changing: u64,
-    /// Whether the source is there.
+    /// Whether the source exists.
     pub there: bool,
-    /// Whether there is nothing to be moved.
+    /// Whether there is nothing to move.
     pub idle: bool,
 }
 
-/// The last object of an attempt.
+/// The final event of an attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Last {
     pub(super) exit: i32,
@@ -88,31 +88,31 @@ pub(super) struct Last {
 /// The reader of an attempt's events.
 #[derive(Debug)]
 pub(super) struct Tail {
-    /// How far whole lines have been read.
+    /// End of the last complete line that was read, in bytes.
     pub(super) read: u64,
     /// Events that are not recorded yet.
     pub(super) unrecorded: Vec<AttemptEvent>,
     pub(super) last: Option<Last>,
-    /// The furthest that it has come, in files and bytes.
+    /// The best progress of this attempt: files plus bytes at the target.
     pub(super) furthest: u64,
-    /// The moment when its counts last changed.
+    /// When the counts last changed.
     pub(super) moved_at: Instant,
     counts: [u64; 4],
     failures: usize,
-    /// The furthest that any attempt before has come.
+    /// The best progress of all earlier attempts.
     before: u64,
-    /// Whether it watches and has nothing to do.
+    /// Whether the job watches its source and has nothing to do.
     pub(super) is_idle: bool,
-    /// What it has moved by its last report.
+    /// The totals in the latest progress event.
     reported: Option<Moved>,
 }
 
-/// A line, of which each event has a part.
+/// A line of events. Each kind of event has some of the fields.
 #[derive(Deserialize)]
 struct Line {
     event: String,
     message: Option<String>,
-    /// Of a copy between two other hosts.
+    /// The id of a copy between two other hosts.
     id: Option<String>,
     exit: Option<i32>,
     files: Option<u64>,
@@ -123,7 +123,7 @@ struct Line {
 }
 
 impl Tail {
-    /// A reader that begins here; attempts before have come so far.
+    /// Returns a reader that starts at offset `read`. `before` is the best progress of earlier attempts.
     pub(super) fn new(read: u64, before: u64) -> Self {
         Self {
             read,
@@ -139,7 +139,7 @@ impl Tail {
         }
     }
 
-    /// What the attempt has moved: by its last word, else by its last report.
+    /// Returns the totals of the attempt from its final event, or else from its latest progress event.
     pub(super) fn moved(&self) -> Option<Moved> {
         self.last
             .as_ref()
@@ -147,7 +147,7 @@ impl Tail {
             .or_else(|| self.reported.clone())
     }
 
-    /// Reads what has come since. A file that is not there has nothing to tell.
+    /// Reads the events that were printed since the last call. A file that does not exist has no events.
     pub(super) fn read_on(&mut self, path: &Path) -> io::Result<()> {
         let mut file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -158,7 +158,7 @@ impl Tail {
             let mut bytes = Vec::new();
             (&mut file).take(PIECE_BYTES).read_to_end(&mut bytes)?;
             let Some(end) = bytes.iter().rposition(|&byte| byte == b'\n') else {
-                // a line without end is none of ours
+                // Skip a line that is too long to be an event.
                 self.read += if bytes.len() as u64 == PIECE_BYTES {
                     PIECE_BYTES
                 } else {
@@ -192,7 +192,7 @@ impl Tail {
             .max(now.bytes_done.saturating_add(now.files_done));
         self.is_idle = now.watch.as_ref().is_some_and(|watch| watch.idle);
         if self.is_idle {
-            // What has nothing left to do is further than whatever went before.
+            // An attempt that has nothing left to do has come further than every earlier attempt.
             self.furthest = self.furthest.max(self.before.saturating_add(1));
             self.moved_at = Instant::now();
         }
@@ -200,7 +200,7 @@ impl Tail {
     }
 
     fn take(&mut self, text: &[u8]) {
-        // What a cut of the power has left in the file may be anything.
+        // After a power failure, the file may contain arbitrary data.
         let Ok(line) = serde_json::from_slice::<Line>(text) else {
             return;
         };
@@ -242,13 +242,13 @@ fn last(exit: i32, line: Line) -> Last {
     }
 }
 
-/// How far the running attempt of a job is, by the last word of its process; none before its first.
+/// Returns the progress of a job's running attempt, or `None` before its first progress event.
 #[must_use]
 pub fn progress_of(place: &Place, id: JobId, attempt: u32) -> Option<AttemptProgress> {
     Follower::new(place, id, attempt).look()
 }
 
-/// The reader of how far a running attempt is, again and again.
+/// Reads the progress of a running attempt repeatedly.
 #[derive(Debug)]
 pub struct Follower {
     path: PathBuf,
@@ -257,7 +257,7 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// A reader for an attempt.
+    /// Returns a reader for an attempt.
     #[must_use]
     pub fn new(place: &Place, id: JobId, attempt: u32) -> Self {
         Self {
@@ -267,7 +267,7 @@ impl Follower {
         }
     }
 
-    /// How far the attempt is, if it has printed more since the last call.
+    /// Returns the progress of the attempt, if its process has printed anything since the last call.
     pub fn look(&mut self) -> Option<AttemptProgress> {
         let file = match &mut self.file {
             Some(file) => file,
@@ -282,7 +282,7 @@ impl Follower {
     }
 }
 
-/// The last report of progress: mostly it is near the end.
+/// Returns the last progress event. It is usually near the end of the file.
 fn last_progress(file: &File, bytes: u64) -> Option<AttemptProgress> {
     [NEAR_BYTES, LAST_BYTES].into_iter().find_map(|looked| {
         let mut end = vec![0; usize::try_from(looked.min(bytes)).ok()?];
@@ -293,13 +293,13 @@ fn last_progress(file: &File, bytes: u64) -> Option<AttemptProgress> {
     })
 }
 
-/// How much is read at once.
+/// Maximum number of bytes to read at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Where the last report of progress is looked for first.
+/// Bytes at the end of the file to search first.
 const NEAR_BYTES: u64 = 2 << 10;
-/// Where it is looked for then.
+/// Bytes at the end of the file to search second.
 const LAST_BYTES: u64 = 64 << 10;
-/// Failed entries of an attempt that become events: its log names all.
+/// Maximum number of failed entries of an attempt that are recorded as events. The job's log has all of them.
 const FAILURES_MAX: usize = 100;
 
 #[cfg(test)]

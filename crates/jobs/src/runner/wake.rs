@@ -1,4 +1,4 @@
-//! The FIFO by which a runner is woken, and by which it is seen that there is one.
+//! The FIFO that wakes the runner and shows whether a runner is active.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -10,13 +10,13 @@ use rustix::io::Errno;
 
 use crate::place::{Place, is_at};
 
-/// The runner's end, which is there as long as the runner is.
+/// The reading end of the FIFO, which exists while the runner runs.
 #[derive(Debug)]
 pub(super) struct Bell(File);
 
 impl Bell {
-    /// Opens the FIFO, which is made if it is not there. Whatever else has its name, as a backup may have left it,
-    /// goes: nobody could wake the runner by that.
+    /// Opens the FIFO and creates it if it does not exist. Any other file of that name, which a backup may have
+    /// restored, is moved out of the way because it cannot wake the runner.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         if let Some(other) = path
             .symlink_metadata()
@@ -29,14 +29,15 @@ impl Bell {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        // It is open for writing too, so that it is not at its end when those who have written close it.
+        // The runner also holds the FIFO open for writing. Otherwise the FIFO would be at end of file after the last
+        // writer closes it.
         let options = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
         let file = File::options()
             .read(true)
             .write(true)
             .custom_flags(options)
             .open(path)?;
-        // somebody has been quick
+        // Another process may have replaced the FIFO since it was created.
         if file.metadata()?.file_type().is_fifo() {
             Ok(Self(file))
         } else {
@@ -48,19 +49,19 @@ impl Bell {
         &self.0
     }
 
-    /// Whether the FIFO still has its name: else nobody finds it.
+    /// Returns whether the FIFO still exists at its path, where other processes look for it.
     pub(super) fn is_at(&self, path: &Path) -> bool {
         is_at(&self.0, path).unwrap_or(false)
     }
 
-    /// Takes what was written meanwhile.
+    /// Discards the bytes that wakers have written.
     pub(super) fn clear(&self) {
         let mut bytes = [0; 4096];
         while matches!(rustix::io::read(&self.0, &mut bytes), Ok(read) if read == bytes.len()) {}
     }
 }
 
-/// Frees the name of the FIFO. What a directory holds stays, under another name.
+/// Removes the file at the path of the FIFO. A directory that is not empty is renamed instead.
 fn put_aside(path: &Path, other: &Metadata) -> io::Result<()> {
     if !other.is_dir() {
         return std::fs::remove_file(path);
@@ -73,24 +74,25 @@ fn put_aside(path: &Path, other: &Metadata) -> io::Result<()> {
     }
 }
 
-/// Wakes the runner of a place; returns whether there is one. Call it after what it is to see has been committed: a
-/// runner that is about to end looks once more.
+/// Wakes the runner of a place and returns whether there is one. Call this after the change is committed: a runner that
+/// is about to end checks the store once more.
 ///
 /// # Errors
-/// The system's error.
+/// The FIFO cannot be opened or written.
 pub fn wake(place: &Place) -> io::Result<bool> {
     let Some(file) = writer(place)? else {
         return Ok(false);
     };
     match rustix::io::write(file, &[0]) {
-        // full: it will wake anyway
+        // The FIFO is full, so the runner will wake anyway.
         Ok(_) | Err(Errno::AGAIN) => Ok(true),
         Err(Errno::PIPE) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The FIFO, if it is one that somebody reads: in anything else nobody would find what is written.
+/// Opens the FIFO for writing. Returns `None` if it has no reader or is not a FIFO, because no runner would read the
+/// byte.
 fn writer(place: &Place) -> io::Result<Option<File>> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     match File::options()
@@ -101,7 +103,7 @@ fn writer(place: &Place) -> io::Result<Option<File>> {
         Ok(file) => Ok(file.metadata()?.file_type().is_fifo().then_some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => match Errno::from_io_error(&error) {
-            // no reader, a directory, a link, a socket
+            // No reader, a directory, a symbolic link, or a socket.
             Some(Errno::NXIO | Errno::ISDIR | Errno::LOOP) => Ok(None),
             _ => Err(error),
         },

@@ -1,4 +1,4 @@
-//! Changes of jobs: each is a [`Step`], an event and, at the end, its notifications, in one transaction.
+//! Changes of jobs. One transaction contains the [`Step`], its event and, at the end of a job, its notifications.
 
 use std::time::Duration;
 
@@ -15,75 +15,75 @@ use crate::job::{JobId, JobWork, Moved, Wish};
 use crate::moment::Moment;
 use crate::state::{State, Step};
 
-/// What has become of a user's order.
+/// The result of a user's request for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Done: the job has this state now.
+    /// Carried out: the job is in this state now.
     Now(State),
-    /// The job runs, and the runner is asked to do it.
+    /// The job is running, and the request was recorded for the runner.
     Asked,
 }
 
-/// An attempt that is about to begin.
+/// An attempt that is about to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// The attempt's number, from 1 on.
+    /// The attempt's number, starting at 1.
     pub attempt: u32,
-    /// The work.
+    /// The command to execute.
     pub work: JobWork,
-    /// The longest time in which nothing is moved before it is given up.
+    /// The maximum time without progress before the job is given up.
     pub deadline: Duration,
-    /// The furthest that any attempt has come.
+    /// The best progress of any attempt so far: files plus bytes at the target.
     pub furthest: u64,
 }
 
-/// An event that an attempt has printed.
+/// An event that the process of an attempt has printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptEvent {
     /// The name of the event.
     pub kind: String,
-    /// More of it.
+    /// Details of the event.
     pub message: Option<String>,
 }
 
-/// What the end of an attempt means.
+/// What the end of an attempt means for the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptVerdict {
-    /// All is at the target.
+    /// Everything is at the target.
     Done,
     /// Another attempt would fail in the same way.
     Fatal,
     /// Another attempt may succeed.
     Passing,
-    /// The process has died without a word.
+    /// The process died without reporting a result.
     Vanished,
-    /// The process has ended because the user wanted the job held or ended.
+    /// The process ended because the user asked to hold or cancel the job.
     Stopped,
 }
 
-/// The end of an attempt.
+/// The end of an attempt, for the store to record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
-    /// What it means.
+    /// What the end means for the job.
     pub verdict: AttemptVerdict,
     /// The exit code, if it is known.
     pub exit: Option<i32>,
-    /// Why it ended so.
+    /// The reason for the result.
     pub message: Option<String>,
-    /// What it has moved, by its own word.
+    /// Data that the attempt moved, as its process reported it.
     pub moved: Option<Moved>,
-    /// How far it has come, in files and bytes.
+    /// The progress of the attempt: files plus bytes at the target.
     pub furthest: u64,
-    /// The events that are not recorded yet.
+    /// Events that are not recorded yet.
     pub events: Vec<AttemptEvent>,
 }
 
 impl Store {
-    /// Begins an attempt. From here on the job counts as running: whoever finds its lock free and no last word goes on
-    /// with it.
+    /// Starts an attempt. The job counts as running from here on: a runner that finds the job's lock free and no result
+    /// takes the attempt for one whose process has died.
     ///
     /// # Errors
-    /// The job is not queued any more.
+    /// The job is no longer queued.
     pub fn start(&mut self, id: JobId, now: Moment) -> Result<Started, StoreError> {
         self.transact(|transaction| {
             transaction.execute(
@@ -106,8 +106,8 @@ impl Store {
         })
     }
 
-    /// Records events of a running attempt, and how far they have been read: both or neither, so that no event is
-    /// there twice.
+    /// Records events of a running attempt together with the position up to which they were read. Both are written in
+    /// one transaction, so that no event is recorded twice.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -132,7 +132,7 @@ impl Store {
         })
     }
 
-    /// Records the end of an attempt, once: returns nothing where that has been done.
+    /// Records the end of an attempt. Returns `None` if it was recorded before.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -171,7 +171,8 @@ impl Store {
                     step == Step::Finish,
                 ],
             )?;
-            // The message of a process that was asked to end is no news, and its advice is not meant for a job.
+            // The message of a process that was asked to end contains nothing new, and its advice does not apply to a
+            // job.
             let message = match step {
                 Step::Hold | Step::Cancel => None,
                 Step::Expire => Some(expired(terms.deadline, ending)),
@@ -181,7 +182,8 @@ impl Store {
             match take(transaction, id, step, message, now)? {
                 Ok(state) => {
                     add_attempt(transaction, id, attempt, state, message, ending, now)?;
-                    // The wish ends the schedule, also where the attempt was quicker.
+                    // A request to cancel ends the schedule, even if the attempt ended before the request was carried
+                    // out.
                     if state.is_final() && terms.wish != Some(Wish::Cancel) {
                         do_again(transaction, id, now)?;
                     }
@@ -192,26 +194,26 @@ impl Store {
         })
     }
 
-    /// Holds a job, or has the runner do so.
+    /// Holds a job, or asks the runner to hold it if it is running.
     ///
     /// # Errors
-    /// It has ended.
+    /// The job has ended.
     pub fn pause(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
         self.order(id, Step::Hold, Some(Wish::Pause), now)
     }
 
-    /// Ends a job, or has the runner do so. Its schedule ends with it.
+    /// Cancels a job and its schedule, or asks the runner to do so if the job is running.
     ///
     /// # Errors
-    /// It has ended.
+    /// The job has ended.
     pub fn cancel(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
         self.order(id, Step::Cancel, Some(Wish::Cancel), now)
     }
 
-    /// Lets a job go on that was held. Where its process has not ended yet, it is not held after all: it begins anew
-    /// once that has ended.
+    /// Resumes a held job. If the runner has not yet ended the process of a job that it was asked to hold, the request
+    /// is withdrawn. The job then starts again once that process has ended.
     ///
-    /// # Errors
+    /// The job is neither held nor about to be held.
     /// It is not held, and is not about to be.
     pub fn resume(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
         self.order(id, Step::Resume, None, now)
@@ -259,7 +261,7 @@ impl Store {
         })
     }
 
-    /// Records, once in an attempt, that nothing has been moved for long.
+    /// Records that a running attempt has made no progress for a long time, at most once per attempt.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -285,8 +287,8 @@ impl Store {
         })
     }
 
-    /// Forgets jobs that ended before a moment, unless one that has not ended needs them, or notifications of them
-    /// wait; returns which.
+    /// Deletes jobs that ended before a point in time and returns their ids. A job is kept while a job that has not
+    /// ended depends on it, or while a notification of it is pending.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -308,18 +310,18 @@ impl Store {
     }
 }
 
-/// The terms by which the end of an attempt is judged.
+/// The settings and the history of a job that determine the step after an attempt.
 struct Terms {
     wish: Option<Wish>,
     failures: u32,
     retry_until: Moment,
     deadline: Duration,
     furthest: i64,
-    /// What attempts before have moved.
+    /// Data that earlier attempts moved.
     moved: Option<Moved>,
 }
 
-/// What follows the end of an attempt.
+/// The step that follows the end of an attempt, and the values to store with it.
 struct After {
     step: Step,
     not_before: Option<Moment>,
@@ -340,7 +342,7 @@ impl Terms {
     }
 
     fn after(&self, ending: &Ending, now: Moment) -> After {
-        // More is left only where the clock was set back.
+        // `retry_until` is later than that only if the clock was set back.
         let left = self.retry_until.min(now.after(self.deadline));
         let (failures, retry_until) = if signed(ending.furthest) > self.furthest {
             (1, now.after(self.deadline))
@@ -358,14 +360,14 @@ impl Terms {
             (_, Some(Wish::Cancel)) => simple(Step::Cancel),
             (AttemptVerdict::Fatal, _) => simple(Step::Fail),
             (_, Some(Wish::Pause)) => simple(Step::Hold),
-            // Held, and let go on before its process had ended: nothing has failed.
+            // The job was to be held, and was resumed before its process had ended. Nothing has failed.
             (AttemptVerdict::Stopped, None) => After {
                 step: Step::Requeue,
                 not_before: None,
                 failures: self.failures,
                 retry_until,
             },
-            // Its time may have gone by while nothing ran here, and it has not been tried since.
+            // This comes before the check of the deadline, which may have passed while no runner was running.
             (AttemptVerdict::Vanished, None) if failures <= VANISHED_AT_ONCE => After {
                 step: Step::Requeue,
                 not_before: None,
@@ -386,7 +388,8 @@ impl Terms {
     }
 }
 
-/// Why a job has expired. A process that was running was asked to end then, which is no reason.
+/// Returns why a job has expired. If the process was running, it was asked to end, and its own message is not the
+/// reason.
 fn expired(deadline: Duration, ending: &Ending) -> String {
     let within = format!(
         "no attempt has come further within its deadline of {} s",
@@ -401,13 +404,13 @@ fn expired(deadline: Duration, ending: &Ending) -> String {
 /// The exit code of a transfer that was asked to end.
 const INTERRUPTED: i32 = 20;
 
-/// How long a job waits after so many attempts in a row that have come no further.
+/// Returns how long a job waits after `failures` attempts in a row without progress.
 fn retry_wait(failures: u32) -> Duration {
     let wait = RETRY_WAIT_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
     wait.min(Duration::from_millis(RETRY_WAIT_MAX_MILLIS.unsigned_abs()))
 }
 
-/// Adds the end of an attempt, which has left its job in this state.
+/// Records the end of an attempt that has brought its job to this state.
 fn add_attempt(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -455,6 +458,6 @@ fn add_events(
 }
 
 const RETRY_WAIT_MIN: Duration = Duration::from_secs(1);
-/// Processes in a row that died without a word before the job waits as after an error: what kills them may be the job
-/// itself, by the memory that it takes.
+/// The number of processes in a row that may die without reporting a result before the job waits as after an error. The
+/// job itself may be what kills them, for example by its use of memory.
 const VANISHED_AT_ONCE: u32 = 3;

@@ -1,5 +1,5 @@
-//! Copies between two other hosts, which go on without the process that has ordered them. A job has the id of its copy
-//! from the moment when that begins until it is known to have ended.
+//! Copies between two other hosts, which continue without the process that started them. A job's row contains the id of
+//! its copy from the start of the copy until the copy is known to have ended.
 
 use rusqlite::{Transaction, params};
 
@@ -11,7 +11,7 @@ use crate::job::{JobId, JobWork};
 use crate::moment::Moment;
 
 impl Store {
-    /// Copies that may go on although their jobs are held or over.
+    /// Returns copies that may still be running although their jobs are paused or have ended.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -20,10 +20,10 @@ impl Store {
         self.rows(&sql, (), |row| Ok((JobId(row.get(0)?), row.get(1)?)))
     }
 
-    /// The work of a job.
+    /// Returns the command of a job.
     ///
     /// # Errors
-    /// There is no such job.
+    /// The job does not exist, or the store cannot be read.
     pub fn work(&self, id: JobId) -> Result<JobWork, StoreError> {
         self.read(|connection| {
             let sql = "SELECT arguments, directory, environment FROM jobs WHERE id = ?1";
@@ -31,7 +31,7 @@ impl Store {
         })
     }
 
-    /// Notes by an event that a job's copy has ended, or is left to itself.
+    /// Removes the id of a copy from its job and records an event, because the copy has ended or is given up.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -43,7 +43,7 @@ impl Store {
         now: Moment,
     ) -> Result<(), StoreError> {
         self.transact(|transaction| {
-            // an attempt may have begun another one
+            // Another attempt may have started another copy since.
             let sql = "UPDATE jobs SET copy = NULL WHERE id = ?1 AND copy = ?2";
             if transaction.execute(sql, params![id.0, copy])? == 1 {
                 add_event(transaction, id, kind, Some(copy), now)?;
@@ -53,7 +53,7 @@ impl Store {
     }
 }
 
-/// Records an event of an attempt about its copy.
+/// Updates the copy id of a job if an event of its attempt reports the start or the end of a copy.
 pub(super) fn note_copy(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -72,11 +72,11 @@ pub(super) fn note_copy(
     Ok(())
 }
 
-/// The event of a copy that has begun; its message is the copy's id.
+/// The kind of event that reports the start of a copy. Its message is the copy's id.
 const COPY_RUNS: &str = "copy_runs";
-/// The event of a copy that has ended with its job.
+/// The kind of event that reports the end of a copy.
 pub(crate) const COPY_ENDED: &str = "copy_ended";
-/// The event of a copy that could not be ended.
+/// The kind of event that reports a copy which could not be ended.
 pub(crate) const COPY_LEFT: &str = "copy_left";
 
 pub(super) const IS_LEFT: &str =

@@ -1,7 +1,8 @@
-//! Notifications: an event and a method by which it is sent. They are written in the transaction that adds the event.
+//! Notifications. A notification is an event to be sent by one method. It is written in the transaction that adds the
+//! event.
 //!
-//! **Invariant:** a notification waits until a result is recorded that ends it, so each event is sent at least once.
-//! Only events of a method that is not configured are dropped.
+//! **Invariant:** a notification stays pending until a final result is recorded, so each event is sent at least once.
+//! Only events for methods that are not configured are dropped.
 
 use std::time::Duration;
 
@@ -14,38 +15,38 @@ use crate::error::StoreError;
 use crate::job::{JobEvent, JobId};
 use crate::moment::Moment;
 
-/// A way to send events.
+/// A method of sending events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString, AsRefStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum NotifyMethod {
-    /// A command of this host.
+    /// A local command.
     Hook,
-    /// A server.
+    /// An HTTPS server.
     Webhook,
 }
 
-/// An event that is sent by one method.
+/// An event and the state of its delivery by one method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notification {
     /// The event.
     pub event: JobEvent,
     /// The method.
     pub method: NotifyMethod,
-    /// The state.
+    /// The state of the delivery.
     pub state: NotificationState,
-    /// The number of attempts.
+    /// Number of attempts made.
     pub tries: u32,
-    /// The time of the next attempt, if it waits.
+    /// The time of the next attempt, if the notification is pending.
     pub due: Moment,
     /// The reason why the last attempt failed.
     pub error: Option<String>,
 }
 
-/// The state of a notification.
+/// The state of a notification's delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, AsRefStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum NotificationState {
-    /// To be sent.
+    /// Pending: to be sent.
     Waiting,
     /// Accepted by the hook or the server.
     Delivered,
@@ -58,8 +59,8 @@ impl NotifyMethod {
     pub const ALL: [Self; 2] = [Self::Hook, Self::Webhook];
 }
 
-/// Adds the notifications of an event. The runner drops those whose method is not configured: other processes, which
-/// add events too, do not read the configuration.
+/// Adds the notifications of an event for all methods. Other processes, which also add events, do not read the
+/// configuration, so the runner later drops notifications for methods that are not configured.
 pub(super) fn notify(
     transaction: &Transaction<'_>,
     number: i64,
@@ -74,7 +75,7 @@ pub(super) fn notify(
 }
 
 impl Store {
-    /// The id of this store, which no other store has.
+    /// Returns the id of this store, which is unique among all stores.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -82,15 +83,16 @@ impl Store {
         self.value("SELECT id FROM store", ())
     }
 
-    /// Drops the waiting notifications of methods that are not configured. Those that have failed stay visible as
-    /// given up.
+    /// Drops pending notifications for methods that are not configured. Notifications that have failed at least once
+    /// stay visible as given up.
     ///
     /// # Errors
     /// The store cannot be changed.
     pub fn drop_notifications(&mut self, methods: &[NotifyMethod]) -> Result<(), StoreError> {
         let words: Vec<_> = methods.iter().map(|method| format!("'{method}'")).collect();
         let waiting = format!("state = 'waiting' AND method IN ({})", words.join(", "));
-        // Each turn of the runner looks, and few have anything to change.
+        // Every turn of the runner makes this call, and most find nothing to change. Avoid taking the write lock for
+        // that.
         let exists = format!("SELECT EXISTS (SELECT 1 FROM notifications WHERE {waiting})");
         if !self.value(&exists, ())? {
             return Ok(());
@@ -104,8 +106,8 @@ impl Store {
         })
     }
 
-    /// The first notification of a method that is due. A wait that is longer than any began before the clock was set
-    /// back, and is over.
+    /// Returns the first notification of a method that is due. A notification that is due later than the maximum wait
+    /// was scheduled before the clock was set back, so it counts as due.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -123,7 +125,7 @@ impl Store {
         Ok(found.into_iter().next())
     }
 
-    /// The next time at which a notification of a method is due.
+    /// Returns the next time at which a notification of a method is due.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -137,7 +139,7 @@ impl Store {
         Ok(due.map(Moment))
     }
 
-    /// The notifications of a job.
+    /// Returns the notifications of a job.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -146,8 +148,9 @@ impl Store {
         self.rows(&sql, [id.0], read_notification)
     }
 
-    /// Records the result of an attempt. After a failure all notifications of the method wait, so that a server that is
-    /// down is not asked for each event. They are given up once the method has failed for too long.
+    /// Records the result of an attempt. A failure postpones all notifications of the method, so that a server that is
+    /// down does not receive a request for each event. A notification is given up once the method has failed for too
+    /// long.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -186,7 +189,7 @@ impl Store {
     }
 }
 
-/// The wait after this number of failed attempts.
+/// Returns the wait after `tries` failed attempts.
 fn wait_after(tries: u32) -> Duration {
     let wait = WAIT_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16));
     wait.min(Duration::from_millis(WAIT_MAX_MILLIS.unsigned_abs()))
@@ -208,11 +211,11 @@ fn read_notification(row: &Row<'_>) -> rusqlite::Result<Notification> {
 const NOTIFICATIONS: &str = "SELECT n.number, e.job, e.time, e.kind, e.attempt, e.message, n.method, n.state, \
     n.tries, n.due, n.error FROM notifications n JOIN events e ON e.number = n.number";
 
-/// The wait after the first attempt. Each wait is twice as long as the one before.
+/// The wait after the first failed attempt. Each further wait is twice as long.
 const WAIT_MIN: Duration = Duration::from_secs(10);
-/// The longest wait.
+/// The maximum wait.
 const WAIT_MAX_MILLIS: i64 = 60 * 60 * 1000;
-/// How long after its first failure a notification is given up.
+/// How long a method may fail before its notifications are given up.
 const GIVEN_UP_AFTER_MILLIS: i64 = 3 * 24 * 60 * 60 * 1000;
 
 #[cfg(test)]

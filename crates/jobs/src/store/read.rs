@@ -1,4 +1,4 @@
-//! What the store tells.
+//! Queries of the store.
 
 use std::cmp::Reverse;
 use std::ffi::{OsStr, OsString};
@@ -15,77 +15,77 @@ use crate::job::{AttemptEnd, Job, JobEvent, JobId, Moved, Wish, Words};
 use crate::moment::Moment;
 use crate::state::State;
 
-/// A piece of the list of jobs, the newest first.
+/// A request for one page of the list of jobs, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// Only jobs in these states; none: in any.
+    /// Only jobs in these states. Empty: jobs in any state.
     pub states: Vec<State>,
     /// Only jobs that were submitted before this one.
     pub before: Option<JobId>,
-    /// How many at most.
+    /// Maximum number of jobs.
     pub length_max: u32,
 }
 
-/// The queued jobs that are visited.
+/// Selects the queued jobs to visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queued {
-    /// All jobs.
+    /// All queued jobs.
     All,
     /// Jobs that watch their sources.
     ToWatch,
 }
 
-/// A job that may begin.
+/// A queued job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuedJob {
     /// The job.
     pub id: JobId,
-    /// The other host.
+    /// The other host. Empty if there is none.
     pub host: String,
-    /// What is moved.
+    /// The source.
     pub source: String,
-    /// Where to.
+    /// The target.
     pub target: String,
-    /// The user's name for it.
+    /// The user's name for the job.
     pub label: String,
-    /// Higher ones begin first.
+    /// The priority. Jobs with a higher priority start first.
     pub priority: i32,
-    /// The home of the keys that it uses; empty: the runner's.
+    /// The directory of the keys that the job uses. Empty: that of the runner.
     pub home: OsString,
-    /// Whether it goes on until it is cancelled, mostly without anything to do.
+    /// Whether the job watches its source: it runs until it is cancelled and is idle most of the time.
     pub watches: bool,
 }
 
-/// A job that is running, or was when its runner died.
+/// A running job, or a job that was running when its runner died.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunningJob {
-    /// The job, to be counted.
+    /// The job, as it counts against the limits.
     pub job: QueuedJob,
-    /// The attempt.
+    /// The number of the current attempt.
     pub attempt: u32,
-    /// How far its events have been read.
+    /// The position up to which the attempt's events were read, in bytes.
     pub events_read: u64,
-    /// What is asked of it.
+    /// A pending request of the user.
     pub wish: Option<Wish>,
-    /// The longest time in which nothing is moved before it is given up.
+    /// The maximum time without progress before the job is given up.
     pub deadline: Duration,
-    /// The furthest that any attempt has come.
+    /// The best progress of any attempt so far: files plus bytes at the target.
     pub furthest: u64,
-    /// What attempts before this one have moved.
+    /// Data that the earlier attempts moved.
     pub moved: Moved,
 }
 
 impl Store {
-    /// One job.
+    /// Returns a job.
     ///
     /// # Errors
-    /// There is no such job.
+    /// The job does not exist, or the store cannot be read.
     pub fn job(&self, id: JobId) -> Result<Job, StoreError> {
         let found = self.rows(&format!("{JOBS} WHERE id = ?1"), [id.0], read_job)?;
         found.into_iter().next().ok_or(StoreError::NoJob(id))
     }
 
-    /// The ends of a job's attempts, as far as they have ended.
+    /// Returns the ends of a job's finished attempts.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -108,7 +108,7 @@ impl Store {
         self.rows(sql, [id.0], read)
     }
 
-    /// The run of a job's schedule that has not ended, if the job is an ended one of a schedule; else the job itself.
+    /// Returns the unfinished run of the schedule to which a job belongs, or the job itself if there is none.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -121,8 +121,8 @@ impl Store {
         Ok(live.map_or(id, JobId))
     }
 
-    /// The jobs that have not ended, and those that ended after `since` ([`Moment::FIRST`]: all), in the order in which
-    /// they were submitted.
+    /// Returns the jobs that have not ended and those that ended after `since`, in the order of their submission.
+    /// [`Moment::FIRST`] selects all jobs.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -131,7 +131,7 @@ impl Store {
         self.rows(&sql, [since.0], read_job)
     }
 
-    /// A piece of the list of jobs, the newest first.
+    /// Returns one page of the list of jobs, newest first.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -157,7 +157,7 @@ impl Store {
         Ok(newest)
     }
 
-    /// How many jobs there are in each state that has some.
+    /// Returns the number of jobs in each state that occurs.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -168,7 +168,7 @@ impl Store {
         })
     }
 
-    /// What has happened to any job after the event with this number, so much of it at most.
+    /// Returns events of all jobs after the event `number`, at most `length_max`.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -178,7 +178,7 @@ impl Store {
         self.rows(sql, (number, length_max), read_event)
     }
 
-    /// The number of the last event; 0 before the first.
+    /// Returns the number of the latest event, or 0 if there is none.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -186,7 +186,7 @@ impl Store {
         self.value("SELECT coalesce(max(number), 0) FROM events", ())
     }
 
-    /// A number that is another one once any other connection has changed the store.
+    /// Returns a number that changes whenever another connection has changed the store.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -194,7 +194,7 @@ impl Store {
         self.value("PRAGMA data_version", ())
     }
 
-    /// A pair that is another one once anybody has changed the store, this one too.
+    /// Returns a pair of numbers that changes whenever any connection, including this one, has changed the store.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -203,7 +203,7 @@ impl Store {
         Ok((self.version_of_data()?, own))
     }
 
-    /// What has happened to a job after the event with this number, so much of it at most.
+    /// Returns events of one job after the event `after`, at most `length_max`.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -218,7 +218,7 @@ impl Store {
         self.rows(sql, (id.0, after, length_max), read_event)
     }
 
-    /// Visits the jobs that may begin, or only those that watch their sources, the most urgent first.
+    /// Visits the queued jobs, or only those that watch their sources, in the order of urgency.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -229,7 +229,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let condition = match which {
             Queued::All => "1",
-            // `--watch` and the NUL behind it
+            // `--watch` and the NUL byte after it.
             Queued::ToWatch => "instr(arguments, x'2d2d776174636800') > 0",
         };
         let sql = format!(
@@ -239,7 +239,7 @@ impl Store {
             .map(drop)
     }
 
-    /// The jobs that are running.
+    /// Returns the running jobs.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -261,8 +261,8 @@ impl Store {
         })
     }
 
-    /// The first moment after this at which a waiting job has its time; none if none has. What was due before waits for
-    /// something else.
+    /// Returns the earliest future start time of a waiting job, or `None` if there is none. Waiting jobs whose start
+    /// time has passed wait for another job.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -272,8 +272,8 @@ impl Store {
         Ok(found.map(Moment))
     }
 
-    /// Whether a runner has anything to do, now or later by itself, or notifications to send: paused jobs are not
-    /// its business.
+    /// Returns whether a runner has anything to do: jobs that start now or later without a request of the user, copies
+    /// to end, or notifications to send. Paused jobs do not count.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -287,16 +287,16 @@ impl Store {
     }
 }
 
-/// All that a [`Job`] has.
+/// Selects the columns of a [`Job`].
 const JOBS: &str = "SELECT id, submission, label, state, wish, source, target, host, priority, submitted, not_before, \
     started, ended, schedule, deadline, attempt, exit, message, files, bytes, seconds, limited_by, previous, notify FROM jobs";
 
-/// The newest jobs: before ?1, at most ?2.
+/// Selects the newest jobs before ?1, at most ?2.
 pub(super) fn newest_sql() -> String {
     format!("{JOBS} WHERE id < ?1 ORDER BY id DESC LIMIT ?2")
 }
 
-/// The newest jobs in state ?1: before ?2, at most ?3. The index has all that finds the numbers; only so many rows are
+/// Selects the newest jobs in state ?1 before ?2, at most ?3. The ids come from the index alone, so at most ?3 rows are
 /// read.
 pub(super) fn newest_in_state_sql() -> String {
     format!(
@@ -343,7 +343,7 @@ fn read_state(word: &str) -> rusqlite::Result<State> {
     word.parse().map_err(fail)
 }
 
-/// All that a [`QueuedJob`] has.
+/// The columns of a [`QueuedJob`].
 const QUEUED: &str = "id, host, source, target, label, priority, environment, arguments";
 
 fn read_queued(row: &Row<'_>) -> rusqlite::Result<QueuedJob> {

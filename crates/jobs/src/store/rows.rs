@@ -1,4 +1,4 @@
-//! What rows of the database hold.
+//! Conversions between rows of the database and types.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -8,7 +8,7 @@ use rusqlite::Row;
 use crate::job::{JobEvent, JobId, JobWork, Moved, Wish, Words};
 use crate::moment::Moment;
 
-/// The work, by the columns `arguments`, `directory` and `environment` from this one on.
+/// Reads a command from the columns `arguments`, `directory` and `environment`, which start at column `first`.
 pub(super) fn read_work(row: &Row<'_>, first: usize) -> rusqlite::Result<JobWork> {
     let words = |bytes: Vec<u8>| Words::from_bytes(&bytes);
     Ok(JobWork {
@@ -22,7 +22,8 @@ pub(super) fn read_wish(word: Option<String>) -> Option<Wish> {
     word?.parse().ok()
 }
 
-/// What has been moved, by the columns from this one on; `None` if it is not known.
+/// Reads the totals of finished attempts from four columns that start at column `first`. Returns `None` if they are
+/// unknown.
 pub(super) fn read_moved(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Moved>> {
     let Some(files) = row.get::<_, Option<i64>>(first)? else {
         return Ok(None);
@@ -35,7 +36,7 @@ pub(super) fn read_moved(row: &Row<'_>, first: usize) -> rusqlite::Result<Option
     }))
 }
 
-/// A number that was not negative when it was written.
+/// Reads an event from the first six columns.
 pub(super) fn read_event(row: &Row<'_>) -> rusqlite::Result<JobEvent> {
     Ok(JobEvent {
         number: row.get(0)?,
@@ -47,7 +48,7 @@ pub(super) fn read_event(row: &Row<'_>) -> rusqlite::Result<JobEvent> {
     })
 }
 
-/// A count in the form that the database takes.
+/// Converts a count to the integer type of the database.
 pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

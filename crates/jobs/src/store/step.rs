@@ -1,4 +1,4 @@
-//! A step of a job in the store: the one way in which a state changes.
+//! Steps of jobs in the store. A state changes only here.
 
 use rusqlite::{OptionalExtension, Transaction, params};
 
@@ -7,7 +7,7 @@ use crate::job::JobId;
 use crate::moment::Moment;
 use crate::state::{IllegalStep, State, Step};
 
-/// Lets a job take a step: its state, an event and, where it ends, notifications.
+/// Applies a step to a job. It writes the new state, an event and, if the job ends, notifications.
 pub(super) fn take(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -34,7 +34,7 @@ pub(super) fn take(
     Ok(Ok(next))
 }
 
-/// Adds an event; returns its number.
+/// Adds an event and returns its number.
 pub(super) fn add_event(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -50,7 +50,7 @@ pub(super) fn add_event(
     Ok(transaction.last_insert_rowid())
 }
 
-/// The state of a job; none if there is no such job.
+/// Returns the state of a job, or `None` if the job does not exist.
 pub(super) fn state_of(
     transaction: &Transaction<'_>,
     id: JobId,

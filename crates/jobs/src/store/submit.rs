@@ -1,4 +1,4 @@
-//! New jobs.
+//! Submission of jobs.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -17,15 +17,15 @@ use crate::state::State;
 pub struct Submitted {
     /// The job.
     pub id: JobId,
-    /// Whether it was there already, by the same submission.
+    /// Whether the submission was repeated and the job existed already.
     pub repeated: bool,
 }
 
 impl Store {
-    /// Takes a job. When this returns it has been flushed.
+    /// Adds a job to the store. The job has been flushed to disk when this returns.
     ///
     /// # Errors
-    /// The submission's id is that of another job, or a job that is to be done before is not there.
+    /// The id of the submission belongs to a different job, or a job in `after` does not exist.
     pub fn submit(&mut self, job: &NewJob, now: Moment) -> Result<Submitted, StoreError> {
         self.transact(|transaction| {
             if let Some(submission) = &job.submission
@@ -52,10 +52,10 @@ impl Store {
         })
     }
 
-    /// Submits once more what an ended job has done.
+    /// Submits a job that repeats the work of an ended job.
     ///
     /// # Errors
-    /// There is no such job, or it has not ended.
+    /// The job does not exist, or has not ended.
     pub fn rerun(&mut self, id: JobId, now: Moment) -> Result<JobId, StoreError> {
         self.transact(|transaction| {
             if !is_there(transaction, id)? {
@@ -69,7 +69,7 @@ impl Store {
     }
 }
 
-/// The job of a submission, and whether it has the same work.
+/// Returns the job of a submission and whether that job has the same arguments and directory.
 fn find_submission(
     transaction: &Transaction<'_>,
     submission: &str,
@@ -135,7 +135,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
     Ok(id)
 }
 
-/// What a job waits for, for people.
+/// Returns a message for people that names the jobs that a new job waits for.
 fn waits_for(after: &[JobId]) -> Option<String> {
     let numbers = after
         .iter()
@@ -151,7 +151,7 @@ pub(super) struct NextRun {
     pub(super) time: Moment,
 }
 
-/// Makes a job that does another one again: at once, or as the next run of its schedule.
+/// Submits a job that repeats the work of another: immediately, or as the next run of its schedule.
 pub(super) fn again(
     transaction: &Transaction<'_>,
     id: JobId,

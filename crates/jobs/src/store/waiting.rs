@@ -1,4 +1,4 @@
-//! Jobs that wait: for their time, for others, or for another attempt; and the runs of schedules.
+//! Jobs that wait for a start time, for other jobs or for another attempt, and the repetition of scheduled jobs.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ use crate::schedule::{Schedule, StartTime, first_time, shown};
 use crate::state::{State, Step};
 
 impl Store {
-    /// Lets those jobs into the queue that have waited for a time or for others, and ends those that wait in vain.
+    /// Queues the jobs whose start time has been reached and whose dependencies are done. Fails the jobs whose
+    /// dependencies can no longer be done.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -42,7 +43,7 @@ impl Store {
                 }
             }
             for id in due {
-                // a user may have been quicker
+                // A user may have changed the job since the query.
                 if state_of(transaction, id)? != Some(State::Waiting) {
                     continue;
                 }
@@ -53,8 +54,8 @@ impl Store {
         })
     }
 
-    /// Computes the times of waiting jobs anew that were submitted before the clock was set back: first runs of
-    /// schedules, later ones, and jobs with a typed start time.
+    /// Recomputes the start times of waiting jobs that were submitted before the clock was set back. That affects
+    /// scheduled jobs and jobs with a typed start time.
     fn bring_forward(&mut self, now: Moment) -> Result<(), StoreError> {
         let sql = "SELECT id FROM jobs WHERE state = 'waiting' AND attempt = 0 AND submitted > ?1
                  AND (schedule IS NOT NULL OR at IS NOT NULL)";
@@ -74,8 +75,8 @@ impl Store {
         })
     }
 
-    /// Records of jobs that wait for another attempt, once since they last came further, that they have not for so
-    /// long.
+    /// Records that jobs which wait for another attempt have made no progress for at least `after`. Each is recorded
+    /// once per period without progress.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -93,7 +94,7 @@ impl Store {
         }
         self.transact(|transaction| {
             for (id, why, further) in stalled {
-                // a user may have been quicker
+                // A user may have changed the job since the query.
                 if state_of(transaction, id)? == Some(State::Waiting) {
                     let message = format!(
                         "nothing moved for {} s: {why}",
@@ -108,8 +109,7 @@ impl Store {
     }
 }
 
-/// Adds an event to a waiting job whose time was missed, if it is one of a schedule and late: it is done now,
-/// once.
+/// Records that a scheduled job starts late. Runs that were missed are not repeated: the job runs once, now.
 fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
     let sql = "SELECT not_before FROM jobs WHERE id = ?1 AND attempt = 0 AND schedule IS NOT NULL";
     let due: Option<Option<i64>> = transaction
@@ -125,8 +125,8 @@ fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusql
     Ok(())
 }
 
-/// Makes the next job of the schedule, if the job has one: times that have passed meanwhile are left out, so that no
-/// two overlap.
+/// Submits the next run of the job's schedule, if the job has one. Times that have passed since the last run are
+/// skipped, so that no two runs overlap.
 pub(super) fn do_again(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -138,7 +138,7 @@ pub(super) fn do_again(
     Ok(())
 }
 
-/// The time of a job by its schedule and its typed start time.
+/// Returns the start time of a job according to its schedule and its typed start time.
 fn time_of(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -153,7 +153,7 @@ fn time_of(
     Ok(first_time(at.as_ref(), schedule.as_ref(), now))
 }
 
-/// A job's schedule, and the time of the next run after this moment; none if there is none.
+/// Returns a job's schedule and the time of its next run after `now`, or `None` if there is none.
 fn next_run(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -169,7 +169,7 @@ fn next_run(
     Ok(time.map(|time| NextRun { schedule, time }))
 }
 
-/// A job that has to be done before this one and never will be.
+/// Returns a job that must be done before this one and has ended without being done.
 fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<(i64, State)>> {
     let sql = "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
          WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1";
@@ -181,23 +181,24 @@ fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Opt
     Ok(failed.and_then(|(needed, word)| Some((needed, word.parse().ok()?))))
 }
 
-/// Jobs whose time has come. A wait for another attempt that is longer than any was begun before the clock was set
-/// back, and is over.
+/// Selects waiting jobs that may be queued. A retry that is due later than the maximum wait was scheduled before the
+/// clock was set back, so it counts as due.
 const DUE: &str = "SELECT id FROM jobs j WHERE state = 'waiting'
     AND (not_before IS NULL OR not_before <= ?1 OR failures > 0 AND not_before > ?1 + ?2)
     AND NOT EXISTS (SELECT 1 FROM dependencies d JOIN jobs b ON b.id = d.needs WHERE d.job = j.id AND b.state <> 'done')
     ORDER BY id";
-/// Jobs that wait for another attempt and last came further before this moment, without an event for it. Whenever a job
-/// comes further, `retry_until` is set to its deadline after that.
+/// Selects jobs that wait for another attempt, made their last progress before ?1 and have no event about it. The time
+/// of the last progress is `retry_until` minus the deadline, because each progress sets `retry_until` to one deadline
+/// later.
 const STALLED: &str = "SELECT id, message, retry_until - deadline FROM jobs j
     WHERE state = 'waiting' AND failures > 0 AND retry_until - deadline <= ?1
     AND NOT EXISTS (SELECT 1 FROM events e WHERE e.job = j.id AND kind = 'stalled' AND time >= retry_until - deadline)";
-/// Jobs that wait for one that will never be done.
+/// Selects waiting jobs that depend on a job which has ended without being done.
 const VAIN: &str =
     "SELECT DISTINCT j.id FROM jobs j JOIN dependencies d ON d.job = j.id JOIN jobs b ON b.id = d.needs
     WHERE j.state = 'waiting' AND b.state IN ('failed', 'cancelled', 'expired')";
 
-/// The longest wait for another attempt.
+/// The maximum wait before another attempt.
 pub(super) const RETRY_WAIT_MAX_MILLIS: i64 = 10 * 60 * 1000;
-/// How late a scheduled job begins before an event reports it.
+/// How late a scheduled job may start before an event records it.
 const MISSED_AFTER: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! The authorities that vouch for the server: those of the host, or those in a file.
+//! The certificate authorities that are trusted for the server: those of the host, or those in a file.
 
 use std::path::Path;
 use std::sync::Arc;
