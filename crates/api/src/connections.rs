@@ -1,4 +1,4 @@
-//! The connections of the API: which are taken, how many, and what each has to show.
+//! The connections of the API: listeners, limits and authentication.
 
 pub(crate) mod guard;
 pub(crate) mod host_name;

@@ -1,4 +1,4 @@
-//! The reasons why the API cannot be served.
+//! Errors that prevent the API from being served.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ pub enum ApiError {
     Io {
         /// The operation that failed.
         operation: &'static str,
-        /// The file concerned.
+        /// The file or socket.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// The address cannot be listened at.
+    /// The API cannot listen on the address.
     #[error("listen at {address}: {source}")]
     Listen {
         /// The address.

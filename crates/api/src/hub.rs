@@ -1,7 +1,7 @@
-//! What all streams of events are fed from: one thread looks at the store and at running jobs four times a second, as
-//! long as there is a stream, and words are made once for all of them.
+//! The source of all event streams. While there is a stream, one thread checks the store and the running jobs four
+//! times a second. It encodes each message once for all streams.
 //!
-//! **Invariant:** a stream that falls behind holds nobody up and keeps a bounded number of words.
+//! **Invariant:** a slow stream never delays others, and its backlog is bounded.
 
 mod watch;
 
@@ -18,25 +18,25 @@ use zmove_jobs::Place;
 use watch::Watch;
 pub(crate) use watch::numbered;
 
-/// A message for all streams.
+/// A message to all streams.
 #[derive(Clone, Debug)]
 pub(crate) enum Message {
-    /// An event of the store, with its number: each comes to every stream.
+    /// An event of the store and its number. Every stream sends it.
     Numbered(i64, Bytes),
-    /// From now on messages come: what has happened before is to be read in the store.
+    /// The thread has started to watch. A stream must read earlier events from the store.
     Begin,
-    /// How things are: a later one takes its place.
+    /// A snapshot of the current state. A later one replaces it.
     Passing(Bytes),
 }
 
-/// The sender of messages.
+/// Sends messages to all streams.
 #[derive(Debug)]
 pub(crate) struct Hub {
     messages: broadcast::Sender<Message>,
-    /// Told of each new stream.
+    /// Notified of each new stream.
     wanted: Condvar,
     lock: Mutex<()>,
-    /// The last words about the daemon. They are sent when something has changed, and a new stream has not had them.
+    /// The last message about the daemon. It is sent only when the status changes, so a new stream receives this copy.
     daemon: Mutex<Option<Bytes>>,
 }
 
@@ -54,13 +54,13 @@ impl Hub {
         let for_jobs = Arc::clone(&hub);
         let for_daemon = Arc::clone(&hub);
         let place = place.clone();
-        // They end with the process, as the runner does.
+        // The threads are never joined. They end with the process, as the runner does.
         Builder::new().spawn(move || for_jobs.watch_jobs(&place))?;
         Builder::new().spawn(move || for_daemon.watch_daemon(daemon))?;
         Ok(hub)
     }
 
-    /// A stream of all messages from now on.
+    /// Returns a receiver of all messages from now on.
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<Message> {
         let _changing = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let receiver = self.messages.subscribe();
@@ -68,7 +68,7 @@ impl Hub {
         receiver
     }
 
-    /// The last words about the daemon, if any are known.
+    /// Returns the last message about the daemon, if there is one.
     pub(crate) fn daemon(&self) -> Option<Bytes> {
         self.lock_daemon().clone()
     }
@@ -89,7 +89,7 @@ impl Hub {
     }
 
     fn send(&self, message: Message) {
-        // Nobody may listen any more.
+        // There may be no stream any more.
         let _nobody = self.messages.send(message);
     }
 
@@ -97,7 +97,7 @@ impl Hub {
         let mut watch = None;
         loop {
             if self.messages.receiver_count() == 0 {
-                // What has happened meanwhile is nobody's: who comes reads the store first.
+                // Events from the time without streams need no message: each new stream reads the store first.
                 watch = None;
                 self.wait();
             }
@@ -108,7 +108,7 @@ impl Hub {
                     self.send(Message::Begin);
                 }),
             };
-            // The store may be locked, full or gone for a while; streams go on when it is back.
+            // The store may be locked, full or missing for a while. Streams continue when it is available again.
             std::thread::sleep(if looked.is_ok() {
                 INTERVAL
             } else {
@@ -140,19 +140,19 @@ impl Hub {
     }
 }
 
-/// An event of a stream, as its format has it.
+/// Encodes an event in the format of server-sent events.
 pub(crate) fn words(event: &str, number: Option<i64>, data: &impl serde::Serialize) -> Bytes {
     let id = number.map_or_else(String::new, |number| format!("id: {number}\n"));
     let data = serde_json::to_string(data).expect("what is told has only names for keys");
-    // JSON on one line has no line breaks.
+    // JSON on one line contains no line breaks.
     format!("{id}event: {event}\ndata: {data}\n\n").into()
 }
 
-/// How often jobs are looked at.
+/// How often jobs are checked.
 const INTERVAL: Duration = Duration::from_millis(250);
 const TROUBLE_INTERVAL: Duration = Duration::from_secs(1);
 const DAEMON_INTERVAL: Duration = Duration::from_secs(1);
-/// How often a daemon is looked for.
+/// How often to look for a daemon that did not respond.
 const NO_DAEMON_INTERVAL: Duration = Duration::from_secs(5);
-/// How many messages a stream may be behind before it reads the store again.
+/// Maximum number of messages in the backlog of a stream. A stream that is further behind reads the store again.
 const BACKLOG_MAX: usize = 256;

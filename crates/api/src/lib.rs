@@ -1,8 +1,9 @@
-//! The API of a runner: jobs over HTTP, as REST and as a stream of events, and the page that shows them.
-//! `zmove runner --http` serves it; `docs/schema/openapi.json` describes it.
+//! The HTTP API of a runner: a REST interface to jobs, a stream of events, and a web page that displays jobs. `zmove
+//! runner --http` serves it, and `docs/schema/openapi.json` describes it.
 //!
-//! **Invariants:** nothing is answered before the request has shown that it is the user's own ([`Token`] or the
-//! socket's mode) and comes from no other site. What a client does not take costs a bounded number of bytes.
+//! **Invariants:** a request is answered only if it is proven to come from the user ([`Token`] or the mode of the
+//! socket) and does not come from another site. A client that does not read its responses costs a bounded amount of
+//! memory.
 
 mod connections;
 mod error;

@@ -1,5 +1,5 @@
-//! The options of a transfer and of a job: what `zmove submit` takes of them is told by the program itself, so that the
-//! API takes the same, but for what is not for others to say.
+//! The options of a transfer and of a job that a client may set. The program provides them from its own definition of
+//! `zmove submit`, so the API accepts the same options, except for those that clients must not set.
 
 use std::collections::BTreeMap;
 
@@ -12,39 +12,39 @@ use crate::problem::Problem;
 /// An option of `zmove submit` that a client may set.
 #[derive(Clone, Debug)]
 pub struct SubmitOption {
-    /// The name on the command line, without the dashes before it.
+    /// The name on the command line, without the leading dashes.
     pub word: String,
-    /// What it is for.
+    /// The help text.
     pub help: String,
-    /// What it takes.
+    /// The type of its value.
     pub takes: Takes,
-    /// Whether it may be given again and again.
+    /// Whether the option may be repeated.
     pub repeats: bool,
-    /// Whether it is of the job, and has no meaning where nothing is done.
+    /// Whether the option concerns the job. Such options are ignored in a plan.
     pub of_job: bool,
 }
 
-/// What an option takes.
+/// The type of an option's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// Nothing: it is there or not.
+    /// No value: the option is a flag.
     Nothing,
-    /// A whole number.
+    /// An integer.
     Number,
-    /// One of these words, or any if there are none here.
+    /// One of these words. Any text if the list is empty.
     Text(Vec<String>),
-    /// A file of this host, from `/` on.
+    /// An absolute path on this host.
     File,
 }
 
 impl SubmitOption {
-    /// The name as a field.
+    /// Returns the name of the option as a JSON field.
     #[must_use]
     pub fn name(&self) -> String {
         self.word.replace('-', "_")
     }
 
-    /// The words for a value.
+    /// Returns the command-line arguments that set the option to a value.
     fn words(&self, value: &Value) -> Result<Vec<String>, Problem> {
         let values = match value {
             Value::Null | Value::Bool(false) => &[],
@@ -105,7 +105,8 @@ impl SubmitOption {
     }
 }
 
-/// The words for these fields, of those options that `are_meant`.
+/// Returns the command-line arguments for these fields. Options for which `are_meant` returns false are checked but
+/// left out.
 pub(crate) fn words(
     known: &[SubmitOption],
     fields: &BTreeMap<String, Value>,
@@ -121,7 +122,7 @@ pub(crate) fn words(
     Ok(words)
 }
 
-/// Adds the options to the description of an object.
+/// Adds the options to the schema of an object.
 pub(crate) fn describe(api: &mut OpenApi, object: &str, options: &[SubmitOption]) {
     let described = api
         .components

@@ -1,13 +1,13 @@
-//! The page, which is part of the program: no other host is asked for any of it, and nothing builds it.
+//! The web page. It is embedded in the program, loads nothing from other hosts and needs no build step.
 //!
-//! **Invariant:** what it shows of jobs becomes text, never markup; the browser is told to refuse all else
-//! (`guard.rs`).
+//! **Invariant:** the page inserts data of jobs as text, never as markup. The headers in `guard.rs` make the browser
+//! refuse everything else.
 
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 
-/// The files of the page.
+/// Returns the routes of the page's files.
 pub(crate) fn routes<State: Clone + Send + Sync + 'static>() -> Router<State> {
     FILES
         .into_iter()

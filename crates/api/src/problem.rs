@@ -1,4 +1,4 @@
-//! What a client is told that does not get what it asked for.
+//! The error responses of the API.
 
 use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -9,14 +9,14 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use zmove_jobs::StoreError;
 
-/// An error: what went wrong, and the exit code that `zmove` would have ended with where one was run.
+/// An error response. It includes the exit code if a `zmove` command was run for the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Problem {
     #[serde(skip)]
     pub(crate) status: u16,
-    /// What went wrong, for people.
+    /// The error message, for people.
     pub(crate) error: String,
-    /// The exit code of the command that was run for it, as of `zmove submit` or `zmove copy`.
+    /// The exit code of the command that was run for the request, as documented for `zmove submit` and `zmove copy`.
     pub(crate) exit: Option<i32>,
 }
 
@@ -80,5 +80,5 @@ impl From<PathRejection> for Problem {
     }
 }
 
-/// When to ask again where there was no room.
+/// The value of `Retry-After` if the server is overloaded or the store is locked, in seconds.
 const RETRY_AFTER_SECONDS: &str = "5";

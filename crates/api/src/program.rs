@@ -1,5 +1,5 @@
-//! What a request has done by a `zmove` of its own: a job is taken, and previewed, by the words that a user would type,
-//! so that it is checked and refused in the same way.
+//! Runs `zmove` for requests. Jobs are submitted and transfers planned with the command line that a user would type, so
+//! that they are checked and refused in the same way.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,18 +17,18 @@ use crate::options;
 use crate::problem::Problem;
 use crate::state::Api;
 
-/// A transfer to be: what `zmove submit` takes. What `exclude` leaves out, `include` takes in again.
+/// The transfer to submit, as for `zmove submit`. `include` overrides `exclude`.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 pub(crate) struct Submission {
-    /// What to send: paths of this host from `/` on, or `HOST:PATH`. `dir` arrives under its name, `dir/` means what is
-    /// in it.
+    /// The sources: absolute paths on this host, or `HOST:PATH`. `dir` creates the directory `dir` at the target, and
+    /// `dir/` copies only its contents.
     #[schema(min_items = 1, required)]
     sources: Vec<String>,
-    /// Where to: `HOST:PATH`, `USER@HOST:PATH` (over ssh), or a directory of this host from `/` on.
+    /// The target: `HOST:PATH`, `USER@HOST:PATH` (over ssh), or an absolute path of a directory on this host.
     #[schema(required)]
     target: String,
-    /// The options of the transfer and of the job, by their names: `submission_id`.
+    /// Options of the transfer and of the job, with underscores in their names as in `submission_id`.
     #[serde(flatten)]
     #[schema(ignore)]
     options: BTreeMap<String, Value>,
@@ -51,14 +51,14 @@ impl Submission {
                 return Err(Problem::bad(text));
             }
         }
-        // Nobody is there who could be asked for a key.
+        // There is no user who could be asked about an unknown host key.
         let words = command
             .iter()
             .copied()
             .chain(["--strict"])
             .map(str::to_owned)
             .chain(options);
-        // What follows is no option, whatever it begins with.
+        // The arguments after this are not options, even if they start with a dash.
         let words: Vec<_> = words
             .chain(["--".to_owned()])
             .chain(paths.cloned())
@@ -69,7 +69,8 @@ impl Submission {
         Ok(words.into_iter().map(OsString::from).collect())
     }
 
-    /// Takes it as a job, and returns that one's number. It is taken although the client may be gone.
+    /// Submits the transfer as a job and returns the job's number. The submission completes even if the client
+    /// disconnects.
     pub(crate) async fn submit(&self, api: &Api) -> Result<i64, Problem> {
         let options = options::words(&api.host.options, &self.options, |_| true)?;
         let words = self.words(&["submit", "--json"], options)?;
@@ -83,7 +84,7 @@ impl Submission {
         id.ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not submitted"))
     }
 
-    /// What would be done.
+    /// Returns what the transfer would do.
     pub(crate) async fn plan(&self, api: &Api) -> Result<Plan, Problem> {
         let options = options::words(&api.host.options, &self.options, |option| !option.of_job)?;
         let words = self.words(&["copy", "--dry-run", "--json"], options)?;
@@ -101,42 +102,42 @@ impl Submission {
     }
 }
 
-/// What a transfer would do.
+/// A preview of a transfer.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(crate) struct Plan {
-    /// Entries that the target does not have.
+    /// Entries that are missing at the target.
     added: u64,
-    /// Entries that differ there.
+    /// Entries that differ at the target.
     changed: u64,
-    /// Entries that would be removed.
+    /// Entries that would be removed from the target.
     removed: u64,
     /// Files that would be sent.
     files: u64,
     /// Bytes that would be sent.
     bytes: u64,
-    /// The first of these entries.
+    /// The first of the affected entries, at most 200.
     sample: Vec<Change>,
 }
 
-/// What a transfer would do with an entry.
+/// A change that a transfer would make.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Change {
     /// `added`, `changed` or `removed`.
     event: String,
-    /// The entry, below the target.
+    /// The path of the entry below the target.
     path: String,
-    /// Why it counts as changed.
+    /// The reason why the entry counts as changed.
     why: Option<String>,
 }
 
-/// What a process has printed.
+/// The events that a process has printed.
 #[derive(Default)]
 struct Ran {
     last: Option<Value>,
     sample: Vec<Change>,
 }
 
-/// Runs this program, and returns what it has printed if it ended well.
+/// Runs this program with `words` as arguments. Returns the events that it printed, or an error if it failed.
 async fn run(api: &Api, words: Vec<OsString>, time_max: Duration) -> Result<Ran, Problem> {
     let _room = api
         .processes
@@ -193,7 +194,7 @@ async fn attend(mut child: Child) -> std::io::Result<Result<Ran, Problem>> {
     Ok(Err(problem))
 }
 
-/// What a command says before it refers to its help.
+/// Returns the error message of a command, without its prefix and the reference to the help.
 fn reason(said: &str) -> &str {
     let said = said
         .split("\n\nFor more information")
@@ -206,7 +207,7 @@ fn reason(said: &str) -> &str {
         .unwrap_or(said)
 }
 
-/// Reads all lines, and keeps the last and the first changes.
+/// Reads all events. Keeps the first changes and the last other event.
 async fn read_events(stdout: impl AsyncRead + Unpin) -> Ran {
     let mut ran = Ran::default();
     let mut reader = BufReader::new(stdout);
@@ -239,25 +240,25 @@ async fn read_events(stdout: impl AsyncRead + Unpin) -> Ran {
     }
 }
 
-/// Reads all words, and keeps the first.
+/// Reads the standard error stream to its end and keeps the first [`WORDS_BYTES_MAX`] bytes.
 async fn read_words(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut words = Vec::new();
     let _best_effort = (&mut stderr)
         .take(WORDS_BYTES_MAX)
         .read_to_end(&mut words)
         .await;
-    // The process must not wait for somebody to read the rest.
+    // The process would block if the rest were not read.
     let _rest = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
     String::from_utf8_lossy(&words).into_owned()
 }
 
 const SUBMIT_TIME_MAX: Duration = Duration::from_secs(30);
 const PLAN_TIME_MAX: Duration = Duration::from_secs(120);
-/// The entries of a plan that are told.
+/// Maximum number of entries in a plan.
 const SAMPLE_MAX: usize = 200;
-/// The longest event that is understood, in bytes.
+/// Maximum length of an event, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// What is kept of what a process says to people, in bytes.
+/// Maximum number of bytes to keep of a process's standard error.
 const WORDS_BYTES_MAX: u64 = 4096;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What can be asked, and by what name.
+//! The routes of the API.
 
 mod extract;
 mod host;
@@ -59,7 +59,7 @@ fn api_routes() -> OpenApiRouter<Api> {
         .routes(routes!(host::openapi))
 }
 
-/// The description of the API, as in `docs/schema/openapi.json`.
+/// Returns the OpenAPI description of the API, as in `docs/schema/openapi.json`.
 #[must_use]
 pub fn description(options: &[SubmitOption]) -> String {
     let mut described = api_routes().to_openapi();
@@ -68,10 +68,10 @@ pub fn description(options: &[SubmitOption]) -> String {
     described.expect("what is described has only names for keys") + "\n"
 }
 
-/// Serves the API at all listeners, without end.
+/// Serves the API on all listeners. Returns only after an error.
 ///
 /// # Errors
-/// A listener cannot be used.
+/// A listener fails.
 pub async fn serve(api: Api, listeners: Vec<ApiListener>) -> io::Result<()> {
     let (routes, _) = api_routes().split_for_parts();
     let routes = routes
@@ -93,7 +93,7 @@ pub async fn serve(api: Api, listeners: Vec<ApiListener>) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up a request whose body does not come, or which takes too long.
+/// Aborts a request whose body does not arrive or whose response takes too long.
 async fn in_time(request: Request, next: Next) -> Response {
     let late = || Problem::new(StatusCode::REQUEST_TIMEOUT, "it took too long").into_response();
     tokio::time::timeout(REQUEST_TIME_MAX, next.run(request))
@@ -101,8 +101,8 @@ async fn in_time(request: Request, next: Next) -> Response {
         .unwrap_or_else(|_| late())
 }
 
-/// Takes a request in, and keeps the connection's place from when it is whole until all of the answer is sent: a client
-/// whose request does not come is waited for as any that says nothing.
+/// Reads the body of a request, and then protects the connection from being replaced until the whole response is sent.
+/// A client that has not sent its complete request counts as idle, like one that has sent nothing.
 pub(crate) async fn at_work(
     Extension(visitor): Extension<Arc<Visitor>>,
     request: Request,
@@ -114,7 +114,7 @@ pub(crate) async fn at_work(
     };
     let work = visitor.seat.work();
     let answer = next.run(Request::from_parts(head, body.into())).await;
-    // The body of the answer holds it, and goes once it is handed on.
+    // The body of the response holds the guard, and is dropped once it was passed on completely.
     answer.map(|body| {
         Body::new(body.map_err(move |error| {
             let _held = &work;
@@ -137,7 +137,7 @@ async fn no_method() -> Problem {
     )
 }
 
-/// The longest body of a request, in bytes.
+/// Maximum size of a request's body, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
-/// The longest that a request may take, which is a little longer than a plan may.
+/// Maximum time for a request. It is a little longer than the maximum time for a plan.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(150);

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State that all requests share.
 
 use std::fmt;
 use std::io;
@@ -13,16 +13,16 @@ use crate::hub::Hub;
 use crate::options::SubmitOption;
 use crate::stores::Stores;
 
-/// What the program tells the API of itself and of the host.
+/// Properties of the program and its host.
 #[derive(Clone)]
 pub struct Host {
-    /// This program, which is run to submit a job and to preview one.
+    /// Path of this program, which the API runs to submit jobs and to plan transfers.
     pub program: PathBuf,
     /// The options of `zmove submit` that a client may set.
     pub options: Arc<[SubmitOption]>,
-    /// The release.
+    /// The version of the program.
     pub version: String,
-    /// The status of this host's daemon, or why it is not known. It may block.
+    /// Returns the status of this host's daemon, or the reason why it is unknown. The call may block.
     pub daemon: fn() -> Result<Value, String>,
 }
 
@@ -34,19 +34,19 @@ impl fmt::Debug for Host {
     }
 }
 
-/// What all requests share.
+/// State that all requests share.
 #[derive(Clone, Debug)]
 pub struct Api {
     pub(crate) place: Place,
     pub(crate) host: Host,
     pub(crate) stores: Arc<Stores>,
-    /// Held by each process that a request has run.
+    /// Permits for the processes that requests start.
     pub(crate) processes: Arc<Semaphore>,
     pub(crate) hub: Arc<Hub>,
 }
 
 impl Api {
-    /// The API of the jobs of a place.
+    /// Returns the API for the jobs of a place.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -61,5 +61,6 @@ impl Api {
     }
 }
 
-/// How many processes requests run at once: each is a `zmove` that takes a job or looks what there is to do.
+/// Maximum number of processes that requests run at the same time. Each process is a `zmove` that submits a job or
+/// plans a transfer.
 const PROCESSES_MAX: usize = 4;

@@ -1,4 +1,5 @@
-//! The stores that requests use: each at a time by one, on a thread that may wait for the storage.
+//! A pool of store connections for requests. One request at a time uses a connection, on a thread that may block on
+//! storage.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +9,7 @@ use zmove_jobs::{Place, Store};
 
 use crate::problem::Problem;
 
-/// Stores of one place.
+/// The pool of connections to the store of one place.
 #[derive(Debug)]
 pub(crate) struct Stores {
     place: Place,
@@ -25,7 +26,7 @@ impl Stores {
         })
     }
 
-    /// Does something with a store.
+    /// Runs `work` with a store on a blocking thread.
     pub(crate) async fn with<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Place, &mut Store) -> Result<T, Problem> + Send + 'static,
@@ -66,5 +67,5 @@ impl Stores {
     }
 }
 
-/// How many requests use the store at once; others wait.
+/// Maximum number of requests that use the store at the same time. Further requests wait.
 const STORES_MAX: usize = 4;

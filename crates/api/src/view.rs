@@ -1,4 +1,4 @@
-//! Jobs and events as programs read them: the objects of `docs/schema/job.json`, which `zmove jobs --json` prints too.
+//! Jobs and events as programs read them: the objects of `docs/schema/job.json`, which `zmove jobs --json` also prints.
 
 use std::time::Duration;
 
@@ -8,55 +8,56 @@ use zmove_jobs::{
     AttemptProgress, Job, JobEvent, JobId, Moved, Nodes, Place, State, Watching, progress_of,
 };
 
-/// A job, and how far it is if it runs.
+/// A job and its progress.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobView {
-    /// The version of this object.
+    /// The schema version of this object.
     schema: u32,
     /// The job.
     #[serde(flatten)]
     job: Job,
-    /// How far it is.
+    /// The job's progress.
     #[serde(flatten)]
     pub figures: Figures,
-    /// How it watches its source, if it does.
+    /// The state of the watch, if the job watches its source.
     watch: Option<Watching>,
 }
 
-/// How far a job is: what changes while it runs.
+/// Figures of a job that change while it runs.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Figures {
-    /// Files that all of its attempts have moved.
+    /// Files moved by all attempts.
     pub files: Option<u64>,
-    /// Bytes that all of its attempts have moved.
+    /// Bytes moved by all attempts.
     pub bytes: Option<u64>,
-    /// Files at the target of those that its last attempt has found, also those that were there before; null once the
-    /// job has ended, as is what follows to `scan_ended`.
+    /// Files at the target, including files that were there before, out of the files that the latest attempt has found.
+    /// This and the following fields up to `scan_ended` are null once the job has ended.
     pub files_done: Option<u64>,
-    /// Bytes at the target, counted as `files_done` are.
+    /// Bytes at the target, counted like `files_done`.
     pub bytes_done: Option<u64>,
-    /// Files found by that attempt.
+    /// Files found by the latest attempt.
     files_found: Option<u64>,
-    /// Bytes found by that attempt.
+    /// Bytes found by the latest attempt.
     pub bytes_found: Option<u64>,
-    /// Whether that attempt has found all.
+    /// Whether the latest attempt has found all files.
     scan_ended: Option<bool>,
-    /// How long that attempt has taken; of an ended job, all of them together.
+    /// Duration of the latest attempt. If the job has ended: total duration of all attempts.
     seconds: Option<f64>,
-    /// The present rate of what moves; of an ended job, that of all its attempts.
+    /// The current rate. If the job has ended: the average rate of all attempts.
     pub bytes_per_second: Option<f64>,
-    /// The time that is left at the present rate.
+    /// Estimated time left at the current rate.
     pub eta_seconds: Option<u64>,
     /// Connections that carry data.
     lanes: Option<u32>,
-    /// What limits it, or did: as in `docs/schema/events.json`.
+    /// The current or last bottleneck, as in `docs/schema/events.json`.
     pub limited_by: Option<String>,
-    /// The nodes that take part, while it runs and where there are several.
+    /// The nodes that share the work, while the job runs and if there are several.
     nodes: Option<Nodes>,
 }
 
 impl Figures {
-    /// The figures of a job of which ended attempts have moved this, and whose last one is, or was, so far.
+    /// Returns the figures of a job. `moved` has the totals of its finished attempts, and `progress` is that of its
+    /// latest attempt.
     fn new(moved: Option<&Moved>, progress: Option<&AttemptProgress>, state: State) -> Self {
         let now = progress.filter(|_| state == State::Running);
         let at_the_end = moved.filter(|_| state.is_final());
@@ -86,13 +87,13 @@ impl Figures {
 }
 
 impl JobView {
-    /// A job as it is now.
+    /// Returns a job with its current progress.
     #[must_use]
     pub fn of(place: &Place, job: &Job) -> Self {
         Self::new(job, reached(place, job).as_ref())
     }
 
-    /// A job whose last attempt is, or was, so far.
+    /// Returns a job with the progress of its latest attempt.
     #[must_use]
     pub fn new(job: &Job, progress: Option<&AttemptProgress>) -> Self {
         Self {
@@ -104,18 +105,18 @@ impl JobView {
     }
 }
 
-/// How far a running job is: the fields of the job that change.
+/// The progress of a running job: the fields of the job that change.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(crate) struct ProgressView {
     /// The job's number.
     id: JobId,
-    /// How far it is.
+    /// The job's progress.
     #[serde(flatten)]
     figures: Figures,
 }
 
 impl ProgressView {
-    /// That of a job whose attempts before this one have moved so much.
+    /// Returns the progress of a job whose earlier attempts have moved `moved`.
     pub(crate) fn new(id: JobId, moved: &Moved, progress: &AttemptProgress) -> Self {
         Self {
             id,
@@ -124,8 +125,8 @@ impl ProgressView {
     }
 }
 
-/// How far the last attempt of a job is, or was, that has not ended: one that is held or tried again shows what it has
-/// come to.
+/// Returns the progress of a job's latest attempt, unless the job has ended. A job that is paused or waits for another
+/// attempt has the progress that its latest attempt reached.
 #[must_use]
 pub fn reached(place: &Place, job: &Job) -> Option<AttemptProgress> {
     let has_come = job.attempt > 0 && !job.state.is_final();
@@ -134,7 +135,7 @@ pub fn reached(place: &Place, job: &Job) -> Option<AttemptProgress> {
         .flatten()
 }
 
-/// The rate of an ended attempt.
+/// Returns the average rate of finished attempts, in bytes per second.
 #[expect(
     clippy::cast_precision_loss,
     reason = "a rate is shown with three digits"
@@ -143,10 +144,10 @@ fn rate(moved: &Moved) -> Option<f64> {
     (moved.seconds > 0.0 && moved.bytes > 0).then(|| moved.bytes as f64 / moved.seconds)
 }
 
-/// The time that is left at the present rate.
+/// Returns the estimated time left at the current rate.
 #[expect(clippy::cast_precision_loss, reason = "a time that is left is a guess")]
 fn left(progress: &AttemptProgress) -> Option<Duration> {
-    // More may come where it is watched for.
+    // A watched source may change at any time, so there is no end to estimate.
     let rate = progress.bytes_per_second.filter(|rate| *rate >= 1.0)?;
     if !progress.scan_ended || progress.watch.is_some() {
         return None;
@@ -158,22 +159,22 @@ fn left(progress: &AttemptProgress) -> Option<Duration> {
     Duration::try_from_secs_f64(left / rate).ok()
 }
 
-/// Whether what has been moved tells how long the rest takes. A large file counts by groups: on a slow path the first
-/// takes a minute, and until then the rate is that of a few small files.
+/// Returns whether enough was moved to estimate the remaining time. The bytes of a large file count by group. On a slow
+/// path the first group takes a minute, and until it is complete the rate is that of a few small files.
 #[must_use]
 pub fn tells_time_left(bytes_moved: u64, bytes_found: u64) -> bool {
     bytes_moved > 0 && bytes_moved >= TELLING_BYTES.min(bytes_found / TELLING_SHARE)
 }
 
-/// The size of a group.
+/// The size of a group, in bytes.
 const TELLING_BYTES: u64 = 4 << 20;
-/// Of what is smaller than many groups, one part in so many tells.
+/// If the job is smaller than this many groups, this fraction of the job is enough.
 const TELLING_SHARE: u64 = 20;
 
-/// Something that has happened to a job.
+/// An event of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct EventView {
-    /// The version of this object.
+    /// The schema version of this object.
     schema: u32,
     /// The event.
     #[serde(flatten)]
@@ -189,7 +190,7 @@ impl From<JobEvent> for EventView {
     }
 }
 
-/// The version of the objects, which `docs/schema/job.json` describes.
+/// The schema version of the objects, which `docs/schema/job.json` describes.
 const SCHEMA: u32 = 1;
 
 #[cfg(test)]

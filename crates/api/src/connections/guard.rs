@@ -1,10 +1,10 @@
-//! What each request has to show before it is looked at, and what each answer tells a browser.
+//! Checks each request before it is processed, and adds security headers to each response.
 //!
-//! A page of another site cannot read what is answered here, but may try to send orders, or have its own name resolve
-//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback or the public name of a reverse proxy,
-//! and an `Origin` has to be that very host; what a browser says of a request's site has to agree. That holds for the
-//! socket too: ssh may have forwarded it. No header of a proxy (`Forwarded`, `X-Forwarded-*`) is read, so that nobody
-//! gains anything by sending one.
+//! A page of another site cannot read the responses, but it may try to send requests, or have its own name resolve to
+//! this host (DNS rebinding). Therefore `Host` must be a name of the loopback interface or the public name of a reverse
+//! proxy, and `Origin` must be that same host. The browser's `Sec-Fetch-Site` must agree. The checks apply to the Unix
+//! socket too, because ssh may forward it. Proxy headers (`Forwarded`, `X-Forwarded-*`) are never read, so a client
+//! gains nothing by sending them.
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -19,21 +19,21 @@ use crate::connections::host_name::{PublicName, is_loopback};
 use crate::connections::token::Token;
 use crate::problem::Problem;
 
-/// How a listener recognizes its user, and by which names clients reach it.
+/// How a listener authenticates its user, and the names by which clients may address it.
 #[derive(Clone, Debug)]
 pub(crate) enum Proof {
     /// Only the user can open the socket.
     Socket,
-    /// Each request for the API has the token.
+    /// Each API request must contain the token.
     Token {
         token: Token,
-        /// The name of a reverse proxy, which speaks https with its clients.
+        /// The public name of a reverse proxy, which uses HTTPS with its clients.
         public_name: Option<PublicName>,
     },
 }
 
 impl Proof {
-    /// The scheme of the page that a browser shows for this `Host`, or `None` if this listener has no such name.
+    /// Returns the scheme of the page's URL for this `Host`, or `None` if the listener does not have that name.
     fn scheme(&self, host: &str) -> Option<&'static str> {
         match self {
             Self::Token {
@@ -45,7 +45,7 @@ impl Proof {
     }
 }
 
-/// Lets a request through that is the user's own.
+/// Passes on requests that come from the user and rejects all others.
 pub(crate) async fn guard(State(proof): State<Proof>, request: Request, next: Next) -> Response {
     let mut response = match admit(&proof, &request) {
         Ok(()) => next.run(request).await,
@@ -77,7 +77,7 @@ fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
     let is_api = request.uri().path().starts_with(API);
     let is_own =
         one(headers, &ORIGIN).is_none_or(|origin| origin.strip_prefix(scheme).is_some_and(is_host));
-    // The page itself tells nothing, and may be linked to.
+    // The page itself contains no data of the user, so other sites may link to it.
     let is_visit = !is_api
         && *request.method() == Method::GET
         && one(headers, &FETCH_MODE) == Some("navigate")
@@ -105,24 +105,24 @@ fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The value of a header that is there once.
+/// Returns the value of a header that occurs exactly once.
 fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.to_str().ok()?;
     values.next().is_none().then_some(value)
 }
 
-/// What needs the token.
+/// Path prefix of the requests that need the token.
 const API: &str = "/api/";
-/// The reason for a refused `Host`.
+/// The error message for a refused `Host`.
 const OTHER_HOST: &str = "the Host is not localhost, 127.0.0.1 or [::1], nor the name of a proxy (zmove runner --http-name)";
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// Nothing but what comes from here runs, is shown or is asked, and nobody shows the page within another. Text cannot
-/// become markup: a script that tries fails.
+/// The browser loads and runs only content of this origin, and other sites cannot embed the page in a frame. A script
+/// that tries to insert text as markup fails.
 const SECURITY: [(HeaderName, &str); 7] = [
     (
         CONTENT_SECURITY_POLICY,

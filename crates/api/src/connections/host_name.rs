@@ -1,10 +1,11 @@
-//! The names by which a client may address a listener in `Host`: those of the loopback, and that of a reverse proxy.
+//! The names by which a client may address a listener in `Host`: those of the loopback interface and the public name of
+//! a reverse proxy.
 
 use std::str::FromStr;
 
 use axum::http::uri::Authority;
 
-/// The name of a reverse proxy as a browser sends it in `Host`: `NAME`, or `NAME:PORT` if the port is not 443.
+/// The public name of a reverse proxy as it appears in `Host`: `NAME`, or `NAME:PORT` if the port is not 443.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicName(String);
 
@@ -27,7 +28,7 @@ impl PublicName {
     }
 }
 
-/// Whether a `Host` names this host's loopback, with any port.
+/// Returns whether a `Host` is a name of the loopback interface, with any port.
 pub(crate) fn is_loopback(host: &str) -> bool {
     without_port(host).is_some_and(|name| {
         LOOPBACK
@@ -36,7 +37,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
     })
 }
 
-/// The host of `HOST` or `HOST:PORT`.
+/// Returns the host of `HOST` or `HOST:PORT`.
 fn without_port(authority: &str) -> Option<&str> {
     let end = authority.find(']').map_or(0, |end| end + 1);
     let Some(colon) = authority[end..].find(':') else {

@@ -1,4 +1,4 @@
-//! The listeners of the API, and the limits of their connections: number, bytes and time.
+//! The listeners of the API and the limits of their connections: number, memory and time.
 
 use std::future::poll_fn;
 use std::io;
@@ -31,23 +31,25 @@ use crate::error::ApiError;
 /// A listener of the API.
 #[derive(Debug)]
 pub enum ApiListener {
-    /// A socket that only the user can open.
+    /// A Unix socket that only the user can open.
     Unix(std::os::unix::net::UnixListener),
-    /// An address of the loopback. Clients have the token, and may come through a reverse proxy with this name.
+    /// An address of the loopback interface. Clients authenticate with the token, and may connect through a reverse
+    /// proxy that has this public name.
     Tcp(std::net::TcpListener, Token, Option<PublicName>),
 }
 
-/// The socket of the jobs of a place.
+/// Returns the path of the API's socket for the jobs of a place.
 #[must_use]
 pub fn socket(place: &Place) -> PathBuf {
     place.path().join("api.sock")
 }
 
-/// Makes the socket, for the user alone. To be called while the process has one thread, since it sets the mask for new
-/// files meanwhile.
+/// Creates the Unix socket, which only the user can open.
+///
+/// The function changes the umask of the process temporarily, so call it while the process has only one thread.
 ///
 /// # Errors
-/// The system's, or another runner answers there.
+/// The socket cannot be created, or another runner listens on it.
 pub fn bind_unix(place: &Place) -> Result<ApiListener, ApiError> {
     let path = socket(place);
     match bind_socket(&path, "another runner answers there") {
@@ -60,10 +62,11 @@ pub fn bind_unix(place: &Place) -> Result<ApiListener, ApiError> {
     }
 }
 
-/// Listens at an address of the loopback, for clients of this host and of a reverse proxy with a public name.
+/// Listens on an address of the loopback interface, for clients on this host and for a reverse proxy with a public
+/// name.
 ///
 /// # Errors
-/// The system's, or other hosts can reach that address.
+/// The address cannot be used, or other hosts can reach it.
 pub fn bind_tcp(
     address: SocketAddr,
     token: Token,
@@ -104,12 +107,12 @@ pub(crate) async fn serve_listener(
     Ok(())
 }
 
-/// The connection of a request, which is among the extensions of the request.
+/// The connection on which a request arrived. It is an extension of the request.
 #[derive(Debug)]
 pub(crate) struct Visitor {
-    /// The place of the connection.
+    /// The slot of the connection.
     pub(crate) seat: Arc<Seat>,
-    /// The streams of events that the listener has room for.
+    /// Permits for the event streams of the listener.
     pub(crate) streams: Arc<Semaphore>,
 }
 
@@ -124,7 +127,7 @@ async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        // While all connections have a request, further ones wait to be accepted.
+        // While every connection has a request in progress, further ones wait to be accepted.
         let guest = connections.enter().await;
         let visitor = Visitor {
             seat: Arc::clone(&guest.seat),
@@ -135,7 +138,7 @@ async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     }
 }
 
-/// Answers one client until its place is given to another connection.
+/// Serves one connection until it closes or its slot is given to another connection.
 async fn converse(
     socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
@@ -153,18 +156,18 @@ async fn converse(
         .header_read_timeout(HEAD_TIME_MAX)
         .max_buf_size(BUFFER_BYTES);
     tokio::select! {
-        // A client that is slow, gone or makes no sense is ignored.
+        // The connection is closed without a response if the client is slow, disconnects or violates HTTP.
         _ended = http.serve_connection(TokioIo::new(socket), answer) => {}
         _given_up = guest.given_up => {}
     }
 }
 
-/// A connection whose client has to take what it is sent within [`STALL_TIME_MAX`].
+/// A connection that fails if its client reads nothing for [`STALL_TIME_MAX`].
 struct Patient<Socket> {
     socket: Socket,
-    /// The end of the time while something waits to be taken.
+    /// The end of that time while a write is pending.
     until: Option<Pin<Box<Sleep>>>,
-    /// The place of the connection, which learns when all is taken.
+    /// The slot of the connection, which is notified when all data has been sent.
     seat: Arc<Seat>,
 }
 
@@ -229,17 +232,17 @@ impl<Socket: AsyncWrite + Unpin> AsyncWrite for Patient<Socket> {
     }
 }
 
-/// Maximum number of connections of one listener that are served at once. Further ones wait.
+/// Maximum number of connections of one listener. Further ones wait.
 const CONNECTIONS_MAX: usize = 64;
-/// Maximum number of them that are streams of events, so that connections are left for all else.
+/// Maximum number of connections that are event streams. The other connections remain available for requests.
 const STREAMS_MAX: usize = 32;
-/// How long a client may take for the head of a request, and between two requests.
+/// Maximum time that a client may take for the head of a request, including the time between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a client may leave what it is sent.
+/// Maximum time that a client may leave sent data unread.
 const STALL_TIME_MAX: Duration = Duration::from_secs(30);
-/// What is kept of a request's head, and of an answer that is not taken yet.
+/// Maximum number of bytes to buffer of a request's head or of an unread response.
 const BUFFER_BYTES: usize = 32 << 10;
-/// How long to pause when the system has no descriptors left.
+/// The pause after an accept failed, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,26 +1,27 @@
-//! The places for the connections of one listener. If all are taken, the connection that has waited longest for its
-//! client gives way to a new one.
+//! The connection slots of one listener. If all slots are taken, a new connection replaces the connection that has been
+//! idle for the longest time.
 //!
-//! **Invariant:** a connection with a request keeps its place until the client has taken the last byte of the answer.
+//! **Invariant:** a connection with a request keeps its slot until the client has received the last byte of the
+//! response.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, oneshot};
 
-/// The places of one listener.
+/// The connection slots of one listener.
 #[derive(Debug)]
 pub(crate) struct ConnectionRoom {
     places_max: usize,
     taken: Mutex<TakenPlaces>,
-    /// Notified whenever a place may be free.
+    /// Notified whenever a slot may be free.
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct TakenPlaces {
     places: Vec<Place>,
-    /// The last number that was given to a place or to the begin of a wait.
+    /// The last number that was assigned to a slot or to the start of an idle period.
     last: u64,
 }
 
@@ -28,22 +29,22 @@ struct TakenPlaces {
 struct Place {
     number: u64,
     state: State,
-    /// Dropped with the place, which ends the connection.
+    /// Dropped with the slot, which ends the connection.
     _held: oneshot::Sender<Infallible>,
 }
 
 /// The state of a connection.
 ///
 /// ```text
-/// Waiting ──work──► Serving ──end of the answer──► Sending ──all taken──► Waiting
+/// Waiting ──work──► Serving ──end of the response──► Sending ──all sent──► Waiting
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
-    /// The client has to send a request. A wait with a lower number began earlier.
+    /// The client has to send a request. A lower number means that the connection has been idle for longer.
     Waiting { since: u64 },
     /// A request is being answered.
     Serving,
-    /// The whole answer is known, and not yet sent.
+    /// The response is complete, but not all of it has been sent.
     Sending,
 }
 
@@ -56,7 +57,7 @@ impl ConnectionRoom {
         })
     }
 
-    /// Takes a place for a new connection. Waits until there is one.
+    /// Takes a slot for a new connection. Waits until one is available.
     pub(crate) async fn enter(self: &Arc<Self>) -> Guest {
         loop {
             let freed = self.freed.notified();
@@ -113,15 +114,15 @@ impl Place {
     }
 }
 
-/// A connection that has a place.
+/// A connection that has a slot.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) seat: Arc<Seat>,
-    /// Ends when another connection has got the place.
+    /// Resolves when the slot was given to another connection.
     pub(crate) given_up: oneshot::Receiver<Infallible>,
 }
 
-/// A handle of a place, which is free again when the handle is dropped.
+/// A handle of a slot. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct Seat {
     room: Arc<ConnectionRoom>,
@@ -129,13 +130,13 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Keeps the place until the result is dropped, and then until the client has taken all that was to be sent.
+    /// Protects the slot from reuse until the returned guard is dropped and all data has been sent.
     pub(crate) fn work(self: &Arc<Self>) -> AnswerInProgress {
         self.change(|_, _| Some(State::Serving));
         AnswerInProgress(Arc::clone(self))
     }
 
-    /// Reports that nothing is left to be sent.
+    /// Notes that no data is left to send.
     pub(crate) fn sent(&self) {
         self.change(|state, now| {
             (state == State::Sending).then_some(State::Waiting { since: now })

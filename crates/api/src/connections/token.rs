@@ -1,7 +1,7 @@
-//! The word by which a client over TCP shows that it is the user's own: it can read a file that only the user can.
+//! The token by which a TCP client proves that it acts for the user: only the user can read the file that contains it.
 //!
-//! **Invariant:** a word is that of one runner. Who comes to listen where a runner has been is sent its word by clients
-//! that do not know that it has gone, and could use it at the next one.
+//! **Invariant:** each runner has its own token. A process that listens on the port of a runner that has ended receives
+//! that runner's token from clients, but cannot use it with the next runner.
 
 use std::fmt::{self, Write as _};
 use std::fs::OpenOptions;
@@ -13,7 +13,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::error::ApiError;
 
-/// The token.
+/// A secret that authenticates clients.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -24,11 +24,11 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// A new token, which takes the place of what the file held. What others have done to the old file, or as whom it
-    /// was made, does not matter: nothing of it is used.
+    /// Generates a token and replaces the file that contains the previous one. The new file is created from scratch, so
+    /// the owner, the mode and the content of the old file do not matter.
     ///
     /// # Errors
-    /// The system's.
+    /// The file cannot be written, or the system provides no random bytes.
     pub fn renewed(path: &Path) -> Result<Self, ApiError> {
         let fail = |operation| {
             move |source| ApiError::Io {
@@ -46,7 +46,7 @@ impl Token {
             .try_for_each(|byte| write!(text, "{byte:02x}"))
             .expect("a string takes all");
         let new = path.with_extension("new");
-        // A runner that was killed may have left one.
+        // A runner that was killed may have left this file.
         match std::fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(fail("remove the copy of")(error));
@@ -63,7 +63,7 @@ impl Token {
         Ok(Self(text))
     }
 
-    /// Whether this is the token. The time that it takes tells nothing but the length.
+    /// Compares the token in a time that depends only on its length.
     #[must_use]
     pub(crate) fn is(&self, said: &[u8]) -> bool {
         let own = self.0.as_bytes();

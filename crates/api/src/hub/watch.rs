@@ -1,4 +1,4 @@
-//! One look after another at the store and at running jobs: what is new becomes messages.
+//! Compares the store and the running jobs with their previous state, and sends a message for each change.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,43 +10,44 @@ use zmove_jobs::{Follower, JobEvent, JobId, Moved, Place, Store, StoreError, Wis
 use super::{Message, words};
 use crate::view::{EventView, JobView, ProgressView};
 
-/// What was seen last.
+/// The state at the last check.
 #[derive(Debug)]
 pub(super) struct Watch {
     place: Place,
     store: Store,
-    /// The last event that was told.
+    /// The number of the last event that was sent.
     last: i64,
-    /// Of the store, when it was last read.
+    /// The data version of the store at the last check.
     version: Option<i64>,
     running: BTreeMap<JobId, Seen>,
-    /// When jobs were last counted; none if they never were.
+    /// When jobs were last counted. `None` if they were not counted yet.
     counted: Option<Instant>,
-    /// Of the store, when jobs were last counted.
+    /// The data version of the store when jobs were last counted.
     counted_version: Option<i64>,
 }
 
-/// A running job.
+/// The last known state of a running job.
 #[derive(Debug)]
 struct Seen {
     attempt: u32,
     wish: Option<Wish>,
-    /// What attempts before have moved.
+    /// Data that earlier attempts have moved.
     moved: Moved,
     follower: Follower,
 }
 
-/// What a numbered event tells, and one without a number of a job that is asked something.
+/// The content of a `job` event. It has a number if it reports an event of the store, and none if only the pending
+/// request for a job has changed.
 #[derive(Serialize)]
 struct Change {
-    /// Null: nothing but what the job is asked has changed.
+    /// The event. `None` if only the pending request has changed.
     event: Option<EventView>,
-    /// The job as it is when this is told; null: it is forgotten.
+    /// The current state of the job. `None` if the job was deleted.
     job: Option<JobView>,
 }
 
 impl Watch {
-    /// Begins with what is there now.
+    /// Starts from the current state of the store.
     pub(super) fn begin(place: &Place) -> Result<Self, StoreError> {
         let store = Store::open(place)?;
         let last = store.last_event()?;
@@ -62,7 +63,7 @@ impl Watch {
         })
     }
 
-    /// Tells what is new.
+    /// Sends messages for all changes since the last call.
     pub(super) fn look(&mut self, mut tell: impl FnMut(Message)) -> Result<(), StoreError> {
         let version = self.store.version_of_data()?;
         if self.version != Some(version) {
@@ -141,7 +142,7 @@ impl Watch {
     }
 }
 
-/// Events of the store after this number, and each job as it is now.
+/// Returns the events of the store after the event `after`, encoded with the current state of their jobs.
 pub(crate) fn numbered(
     place: &Place,
     store: &Store,
@@ -173,6 +174,6 @@ fn change(
     Ok(Change { event, job })
 }
 
-/// How often jobs are counted while their number changes: of 100,000 that takes milliseconds.
+/// Minimum time between two counts of the jobs. Counting 100,000 jobs takes milliseconds.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 const EVENTS_AT_ONCE: u32 = 500;

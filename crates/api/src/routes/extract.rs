@@ -1,4 +1,4 @@
-//! The parts of a request, with refusals as all others are.
+//! Extractors whose rejections are error responses of the API.
 
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -9,7 +9,7 @@ use zmove_jobs::JobId;
 
 use crate::problem::Problem;
 
-/// The job in the path.
+/// The job id in the path.
 #[derive(IntoParams)]
 #[into_params(names("id"), parameter_in = Path)]
 pub(super) struct Id(
@@ -27,7 +27,7 @@ impl<State: Send + Sync> FromRequestParts<State> for Id {
     }
 }
 
-/// What stands behind the question mark.
+/// The parameters of the query string.
 pub(super) struct Asked<T>(pub(super) T);
 
 impl<T: DeserializeOwned, State: Send + Sync> FromRequestParts<State> for Asked<T> {
@@ -39,7 +39,7 @@ impl<T: DeserializeOwned, State: Send + Sync> FromRequestParts<State> for Asked<
     }
 }
 
-/// The body.
+/// The JSON body of the request.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<T: DeserializeOwned, State: Send + Sync> FromRequest<State> for Body<T> {

@@ -1,4 +1,4 @@
-//! What is known of the runner and its host.
+//! Routes that show the status of the runner and of its host.
 
 use std::collections::BTreeMap;
 
@@ -16,24 +16,24 @@ use super::description;
 use crate::problem::Problem;
 use crate::state::Api;
 
-/// The runner at this moment.
+/// The status of the runner.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Status {
-    /// The release.
+    /// The version of the program.
     version: String,
-    /// The process that answers.
+    /// The process id of the runner.
     pid: u32,
-    /// This host's name.
+    /// The name of this host.
     host: String,
-    /// The present by this host's clock, in seconds since 1970.
+    /// The current time of this host, in seconds since the Unix epoch.
     time: Moment,
-    /// How many jobs are in each state that has some.
+    /// The number of jobs in each state that occurs.
     jobs: BTreeMap<String, u64>,
-    /// The number of the last event.
+    /// The number of the latest event.
     last_event: i64,
 }
 
-/// Shows the runner, and how many jobs there are.
+/// Shows the status of the runner and the number of jobs.
 #[utoipa::path(get, path = "/api/v1/status", responses((status = 200, body = Status), (status = 401, body = Problem)))]
 pub(super) async fn status(Shared(api): Shared<Api>) -> Result<Json<Status>, Problem> {
     let version = api.host.version.clone();
@@ -54,17 +54,17 @@ pub(super) async fn status(Shared(api): Shared<Api>) -> Result<Json<Status>, Pro
     api.stores.with(read).await
 }
 
-/// The daemon of this host, which takes transfers of others.
+/// The daemon of this host, which receives transfers from other hosts.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Daemon {
-    /// The status, as in `docs/schema/status.json`; null: it is not known.
+    /// The status, as in `docs/schema/status.json`. Null if it is unknown.
     #[schema(value_type = Option<Object>)]
     status: Option<Value>,
-    /// Why it is not known.
+    /// The reason why the status is unknown.
     why: Option<String>,
 }
 
-/// Shows the transfers of this host's daemon, where its socket can be opened.
+/// Shows the status of this host's daemon, if its socket can be opened.
 #[utoipa::path(get, path = "/api/v1/daemon", responses((status = 200, body = Daemon), (status = 401, body = Problem)))]
 pub(super) async fn daemon(Shared(api): Shared<Api>) -> Result<Json<Daemon>, Problem> {
     let asked = tokio::task::spawn_blocking(api.host.daemon).await;

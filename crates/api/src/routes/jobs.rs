@@ -1,4 +1,4 @@
-//! Jobs, and what has happened to them.
+//! Routes that list and show jobs and their events.
 
 use axum::Json;
 use axum::extract::State as Shared;
@@ -14,29 +14,29 @@ use crate::problem::Problem;
 use crate::state::Api;
 use crate::view::{EventView, JobView, ProgressView};
 
-/// Which jobs are listed.
+/// Selects jobs.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Which {
-    /// Only jobs in these states, with commas between them: `running,queued`.
+    /// Only jobs in these states, separated by commas: `running,queued`.
     state: Option<String>,
-    /// Only jobs with lower numbers: the `next` of an earlier answer.
+    /// Only jobs with lower numbers: the `next` of an earlier response.
     before: Option<JobId>,
-    /// How many at most, up to 500; 100 by default.
+    /// Maximum number of jobs, up to 500. The default is 100.
     limit: Option<u32>,
 }
 
-/// A piece of the list.
+/// One page of the list of jobs.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Jobs {
-    /// Jobs, the newest first.
+    /// The jobs, newest first.
     jobs: Vec<JobView>,
-    /// What to ask for as `before` to get older ones; null: there are none.
+    /// The value of `before` for the next page. Null if there are no older jobs.
     next: Option<i64>,
 }
 
-/// Lists jobs, the newest first, a piece at a time.
+/// Lists jobs, newest first, in pages.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs",
@@ -87,28 +87,28 @@ pub(super) async fn show(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<Jo
         .await
 }
 
-/// Which events are listed.
+/// Selects events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Since {
-    /// Only events with higher numbers: the `next` of an earlier answer.
+    /// Only events with higher numbers: the `next` of an earlier response.
     #[serde(default)]
     after: i64,
-    /// How many at most, up to 500; 100 by default.
+    /// Maximum number of events, up to 500. The default is 100.
     limit: Option<u32>,
 }
 
-/// A piece of what has happened.
+/// One page of a job's events.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Events {
-    /// Events, the oldest first.
+    /// The events, oldest first.
     events: Vec<EventView>,
-    /// What to ask for as `after` to get later ones; null: there are none yet.
+    /// The value of `after` for the next page. Null if there are no more events yet.
     next: Option<i64>,
 }
 
-/// Lists what has happened to a job.
+/// Lists the events of a job.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/events",
@@ -123,7 +123,7 @@ pub(super) async fn events(
     let length_max = since.limit.unwrap_or(LENGTH_DEFAULT).clamp(1, LENGTH_MAX);
     let read = move |_: &_, store: &mut zmove_jobs::Store| {
         store.job(id)?;
-        // One more shows whether there are more.
+        // One additional event shows whether there are more.
         let mut events = store.events(id, since.after, length_max + 1)?;
         let length_max = usize::try_from(length_max).unwrap_or(usize::MAX);
         let is_more = events.len() > length_max;
@@ -137,16 +137,16 @@ pub(super) async fn events(
     api.stores.with(read).await
 }
 
-/// How far an attempt was from time to time.
+/// Progress samples of an attempt.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Samples {
-    /// The attempt.
+    /// The number of the attempt.
     attempt: u32,
-    /// From its begin to its end, or to the present.
+    /// Samples from the start of the attempt to its end or the present.
     samples: Vec<ProgressView>,
 }
 
-/// Shows how far an attempt of a job was from time to time, the last one that took some seconds: up to 240 samples.
+/// Shows up to 241 progress samples of the latest attempt that has at least two.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/samples",
@@ -163,7 +163,7 @@ pub(super) async fn samples(
         let attempts = (1..=last).rev().take(ATTEMPTS_MAX).map(of);
         let found = attempts.into_iter().find(|(_, samples)| samples.len() > 1);
         let (attempt, samples) = found.unwrap_or((last, Vec::new()));
-        // What attempts before have moved is no part of the picture.
+        // The chart shows this attempt only, so earlier attempts do not count.
         let nothing = Moved::default();
         let samples = samples
             .iter()
@@ -174,7 +174,7 @@ pub(super) async fn samples(
     api.stores.with(read).await
 }
 
-/// Shows the last that the processes of a job have said, 64 KiB at most.
+/// Shows the end of the job's log, at most 64 KiB.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/log",
@@ -200,6 +200,6 @@ pub(super) async fn log(Shared(api): Shared<Api>, Id(id): Id) -> Result<Response
 const LENGTH_DEFAULT: u32 = 100;
 const LENGTH_MAX: u32 = 500;
 const SAMPLES_MAX: usize = 240;
-/// How many attempts are looked at for samples.
+/// Maximum number of attempts to search for samples.
 const ATTEMPTS_MAX: usize = 5;
 const LOG_BYTES_MAX: u64 = 64 << 10;

@@ -1,4 +1,4 @@
-//! What a client has done: jobs submitted, held, ended and done again.
+//! Routes that submit jobs and change their state.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -37,8 +37,9 @@ pub(super) async fn submit(
     Ok((StatusCode::CREATED, Json(job)))
 }
 
-/// Tells what a transfer would do, and does nothing, as `zmove copy --dry-run` does. What concerns the job alone does
-/// not matter here.
+/// Shows what a transfer would do without doing it, as `zmove copy --dry-run` does.
+///
+/// Options that concern only the job are ignored.
 #[utoipa::path(
     post,
     path = "/api/v1/plans",
@@ -52,22 +53,24 @@ pub(super) async fn plan(
     Ok(Json(submission.plan(&api).await?))
 }
 
-/// What is to become of a job.
+/// A request to change a job's state.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum JobOrder {
-    /// The job is held. What is at the target stays, and the job goes on from there later.
+    /// Hold the job. Data at the target stays there, and the job can continue from it later.
     Pause,
-    /// The job goes on.
+    /// Resume the job.
     Resume,
-    /// The job ends, and its schedule. What is at the target stays.
+    /// Cancel the job and its schedule. Data at the target stays there.
     Cancel,
-    /// What the job has done is submitted once more if the job has ended. The answer is the new job.
+    /// Submit the work of an ended job again. The response is the new job.
     Rerun,
 }
 
-/// Holds a job (`pause`), lets it go on (`resume`), ends it with its schedule (`cancel`), or submits once more what it
-/// has done (`rerun`, the answer is the new job). What is at the target stays.
+/// Holds, resumes, cancels or repeats a job.
+///
+/// `pause` holds the job, `resume` resumes it, and `cancel` ends it and its schedule. `rerun` submits its work again,
+/// and the response is the new job. Data at the target stays there.
 #[utoipa::path(
     post,
     path = "/api/v1/jobs/{id}/{order}",
@@ -90,7 +93,8 @@ pub(super) async fn order(
             JobOrder::Cancel => store.cancel(id, now).map(|_| id),
             JobOrder::Rerun => store.rerun(id, now),
         }?;
-        // Without one the next runner finds it; this process becomes it if it is not.
+        // If no runner is active, this process may become the runner and finds the change. Otherwise the next runner
+        // does.
         let _woken = wake(place);
         Ok(Json(JobView::of(place, &store.job(id)?)))
     };

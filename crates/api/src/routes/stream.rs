@@ -1,5 +1,5 @@
-//! The stream of events: those of the store by number, from where a client has come to, and between them how far
-//! running jobs are.
+//! The stream of events: the numbered events of the store, starting after the last one that the client has seen, and
+//! the progress of running jobs in between.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -22,13 +22,14 @@ use crate::hub::{Message, numbered, words};
 use crate::problem::Problem;
 use crate::state::Api;
 
-/// Streams what happens, as server-sent events.
+/// Streams events as server-sent events.
 ///
-/// The first is `hello`: `{"last": N, "reset": false}`. `reset` is true where the stream does not go on from what the
-/// client has seen (it has said nothing, or a number that no event has yet, or one of too long ago): it reads the lists
-/// anew then. `job` tells `{"event": …, "job": …}`, each with its number as `id`; without one a job is asked something
-/// that it has not done yet. `progress` is an array of how far running jobs are, four times a second at most; `counts`
-/// is how many jobs are in each state; `daemon` is as `/api/v1/daemon`.
+/// The first event is `hello`: `{"last": N, "reset": false}`. `reset` is true if the stream cannot continue after the
+/// event that the client has seen last, because the client sent no `Last-Event-ID`, a number that does not exist yet,
+/// or one that is too old. The client must then read the lists again. `job` contains `{"event": …, "job": …}` and has
+/// the event's number as `id`. A `job` event without `id` reports that the pending request for the job has changed.
+/// `progress` is an array with the progress of running jobs, at most four times a second. `counts` has the number of
+/// jobs in each state. `daemon` has the content of `/api/v1/daemon`.
 #[utoipa::path(
     get,
     path = "/api/v1/events",
@@ -56,7 +57,7 @@ pub(super) async fn events(
     let too_many = |_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY);
     let streams = Arc::clone(&visitor.streams);
     let permit = streams.try_acquire_owned().map_err(too_many)?;
-    // Before the store is read, so that nothing falls between.
+    // Subscribe before the store is read, so that no event is missed in between.
     let messages = api.hub.subscribe();
     let last = api.stores.with(|_, store| Ok(store.last_event()?)).await?;
     let from = seen.filter(|seen| (last.saturating_sub(CATCH_UP_MAX)..=last).contains(seen));
@@ -88,21 +89,21 @@ fn no_number() -> Problem {
     )
 }
 
-/// The feeder of one stream.
+/// The task that feeds one stream.
 struct Feeder {
     api: Api,
     messages: broadcast::Receiver<Message>,
     sender: mpsc::Sender<Bytes>,
-    /// The last event that was sent.
+    /// The number of the last event that was sent.
     sent: i64,
     _permit: OwnedSemaphorePermit,
 }
 
-/// The client is gone, or the store.
+/// The client has disconnected, or the store cannot be read.
 struct Ended;
 
 impl Feeder {
-    /// Feeds the stream until the client is gone.
+    /// Feeds the stream until the client disconnects.
     async fn feed(mut self, hello: Bytes) {
         let ended = async {
             self.send(hello).await?;
@@ -114,7 +115,7 @@ impl Feeder {
                         self.sent = number;
                         self.send(words).await?;
                     }
-                    // It was among what the store had when that was read.
+                    // The event was already sent when the store was read.
                     Ok(Ok(Message::Numbered(..))) => {}
                     Ok(Ok(Message::Passing(words))) => self.send(words).await?,
                     Ok(Ok(Message::Begin)) => self.catch_up().await?,
@@ -123,7 +124,7 @@ impl Feeder {
                         self.tell_daemon().await?;
                     }
                     Ok(Err(RecvError::Closed)) => return Err::<(), _>(Ended),
-                    // So that a client that is gone is seen to be.
+                    // Sending a comment detects a client that has disconnected.
                     Err(_silent) => self.send(Bytes::from_static(b":\n\n")).await?,
                 }
             }
@@ -135,7 +136,7 @@ impl Feeder {
         self.sender.send(words).await.map_err(|_| Ended)
     }
 
-    /// Sends how the daemon is, which is not sent again until that changes.
+    /// Sends the last status of the daemon, because the hub sends it only when it changes.
     async fn tell_daemon(&self) -> Result<(), Ended> {
         match self.api.hub.daemon() {
             Some(words) => self.send(words).await,
@@ -143,7 +144,7 @@ impl Feeder {
         }
     }
 
-    /// Sends what the store has since.
+    /// Sends the events that were added to the store since the last one sent.
     async fn catch_up(&mut self) -> Result<(), Ended> {
         loop {
             let after = self.sent;
@@ -163,7 +164,7 @@ impl Feeder {
     }
 }
 
-/// The body of the answer.
+/// The body of the response.
 struct Stream(mpsc::Receiver<Bytes>);
 
 impl hyper::body::Body for Stream {
@@ -181,11 +182,11 @@ impl hyper::body::Body for Stream {
 }
 
 const TOO_MANY: &str = "there are too many streams of events";
-/// How many events a client may have missed to be told them.
+/// Maximum number of missed events to send. A client that has missed more must read the lists again.
 const CATCH_UP_MAX: i64 = 10_000;
-/// How many events are read at once for a stream.
+/// Maximum number of events to read from the store at a time.
 const AT_ONCE: u32 = 100;
-/// How many messages wait to be taken by the connection.
+/// Maximum number of encoded messages that wait for the connection.
 const TAKEN_AHEAD: usize = 4;
-/// How long a stream says nothing.
+/// Time without a message after which a comment is sent.
 const SILENCE_MAX: Duration = Duration::from_secs(15);

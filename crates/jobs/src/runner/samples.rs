@@ -10,7 +10,7 @@ use super::tail::AttemptProgress;
 use crate::job::JobId;
 use crate::place::{Place, private};
 
-/// Returns at most about `length_max` progress samples of an attempt, from its start to its end or the present.
+/// Returns up to `length_max + 1` progress samples of an attempt, from its start to its end or the present.
 #[must_use]
 pub fn samples_of(
     place: &Place,
