@@ -1,10 +1,10 @@
-//! The common parts of all pictures: an SVG narrow enough for a phone and dark enough for print.
+//! Common parts of all charts: an SVG that is narrow enough for a phone and dark enough for print.
 //!
-//! The colours are those of Okabe and Ito, some of them darker, which colour-blind people can tell apart; dashes and
-//! marks tell the curves apart in a print without colours.
+//! The colors are those of Okabe and Ito, some of them darker, which people with color blindness can distinguish. In a
+//! print without colors, dashes and markers distinguish the curves.
 //!
-//! Diagrams are laid out here and written as SVG by the crate `svg`. A plotting library would save little: `zmove
-//! trace` and `zmove scan` alone need all but a few lines of this module.
+//! Charts are laid out here and written as SVG by the crate `svg`. A plotting library would save little code: `zmove
+//! trace` and `zmove scan` alone need nearly all of this module.
 
 pub mod classes;
 mod picture;

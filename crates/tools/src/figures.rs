@@ -1,9 +1,9 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
 use time::OffsetDateTime;
 use zmove_types::{ByteCount, SizeClass};
 
-/// A span of time in the unit that fits it.
+/// Formats a time span in a suitable unit.
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
         _ if seconds < 10.0 => format!("{seconds:.2} s"),
@@ -13,19 +13,19 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// The columns of a text that is broken at spaces.
+/// The layout of a text that is wrapped at spaces.
 #[derive(Clone, Copy, Debug)]
 pub struct Wrapping {
-    /// The column at which the first line begins.
+    /// The column at which the first line starts.
     pub first: usize,
-    /// The column at which the others begin.
+    /// The column at which all other lines start.
     pub indent: usize,
-    /// The columns of a whole line.
+    /// The width of a line, in columns.
     pub columns: usize,
 }
 
 impl Wrapping {
-    /// The text in lines; a word that is longer than a line stays whole.
+    /// Returns the text in lines. A word that is longer than a line is not broken.
     #[must_use]
     pub fn of(self, text: &str) -> String {
         let Self {
@@ -53,7 +53,7 @@ impl Wrapping {
     }
 }
 
-/// A number of things, in singular or plural.
+/// Formats a count with its noun in the singular or plural.
 pub fn counted(number: u64, thing: &str) -> String {
     match thing.strip_suffix('y') {
         _ if number == 1 => format!("{number} {thing}"),
@@ -62,12 +62,12 @@ pub fn counted(number: u64, thing: &str) -> String {
     }
 }
 
-/// A rate of bytes in binary units.
+/// Formats a rate in bytes per second with a binary unit.
 pub(crate) fn bytes_per_second(rate: f64) -> String {
     format!("{}/s", ByteCount(rounded(rate)))
 }
 
-/// A rate as a whole number.
+/// Rounds a rate to a whole number.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -77,17 +77,17 @@ pub(crate) fn rounded(rate: f64) -> u64 {
     rate.round() as u64
 }
 
-/// A rate of files without its unit, with a fraction where they are few.
+/// Formats a rate of files without its unit. Rates below 10 have two decimals.
 pub fn files_per_second(rate: f64) -> String {
     format!("{rate:.*}", usize::from(rate < 10.0) * 2)
 }
 
-/// A share as a percentage.
+/// Formats a fraction as a percentage.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// The share of a part in a whole; zero of nothing.
+/// Returns `part` as a fraction of `whole`, or zero if `whole` is zero.
 pub(crate) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 {
         0.0
@@ -96,7 +96,7 @@ pub(crate) fn share(part: u64, whole: u64) -> f64 {
     }
 }
 
-/// The name of a size class in JSON.
+/// Returns the JSON name of a size class.
 pub(crate) const fn class_key(class: SizeClass) -> &'static str {
     match class {
         SizeClass::Losf => "losf",
@@ -105,25 +105,25 @@ pub(crate) const fn class_key(class: SizeClass) -> &'static str {
     }
 }
 
-/// A moment in seconds since 1970, to the minute.
+/// Formats a time in seconds since the Unix epoch, to the minute.
 pub fn minute(seconds: u64) -> String {
     let moment = moment(seconds);
     let date = moment.date();
     format!("{date} {:02}:{:02} UTC", moment.hour(), moment.minute())
 }
 
-/// The date of a moment in seconds since 1970, in UTC.
+/// Formats the UTC date of a time in seconds since the Unix epoch.
 pub(crate) fn day(seconds: u64) -> String {
     moment(seconds).date().to_string()
 }
 
-/// A moment in seconds since 1970. Where the calendar ends, that is its last second.
+/// Converts seconds since the Unix epoch. Times after the year 9999 become its last second.
 fn moment(seconds: u64) -> OffsetDateTime {
     let seconds = seconds.min(SECONDS_MAX).cast_signed();
     OffsetDateTime::from_unix_timestamp(seconds).expect("the calendar has the moment")
 }
 
-/// The end of the year 9999, after which years have five digits.
+/// The end of the year 9999. Later years have five digits.
 const SECONDS_MAX: u64 = 253_402_300_799;
 
 #[cfg(test)]

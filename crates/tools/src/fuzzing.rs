@@ -1,12 +1,11 @@
-//! The fuzz target of this crate; `crates/fuzz` runs it.
+//! The fuzz target of this crate, which `crates/fuzz` runs.
 
 use crate::trace::Trace;
 
-/// Reads, sums up and draws a whole trace, and checks that its lines keep their meaning when they are written
-/// again.
+/// Reads, summarizes and draws a trace. Checks that its lines are unchanged after they are written and read again.
 ///
 /// # Panics
-/// When a line that is written and read again differs.
+/// A line differs after it was written and read again.
 pub fn trace(bytes: &[u8]) {
     let trace = match Trace::read(bytes) {
         Ok(trace) => trace,

@@ -1,4 +1,4 @@
-//! The histogram of a tree as text and as a picture, and what follows from it.
+//! The histogram of a file tree as text and as a chart, and advice based on it.
 
 mod advice;
 mod picture;

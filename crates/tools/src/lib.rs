@@ -1,8 +1,8 @@
-//! Measuring and drawing: sweeps of storage, traces of transfers, the results of probes, histograms of trees, and
-//! pictures.
+//! Measurement and visualization: sweeps of storage, traces of transfers, results of probes, and histograms of file
+//! trees.
 //!
-//! **Invariant:** the crates that move data do not use this one. A receiver measures storage by a function that its
-//! caller passes ([`sweep::measure_target`]).
+//! **Invariant:** the crates that move data do not depend on this crate. A receiver measures storage by a function that
+//! its caller passes ([`sweep::measure_target`]).
 //!
 //! ```no_run
 //! use std::sync::atomic::AtomicBool;

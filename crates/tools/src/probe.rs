@@ -1,7 +1,7 @@
-//! The results of a probe, and what follows from them, as text and as JSON.
+//! The results of a probe and the advice based on them, as text and as JSON.
 //!
-//! **Invariant:** every figure is measured on the thing that it describes; anything not measured is reported as
-//! unknown.
+//! **Invariant:** every figure was measured on the object that it describes. A figure that was not measured is reported
+//! as unknown.
 
 mod advice;
 mod json;
@@ -24,39 +24,39 @@ pub use storage::StorageRates;
 /// All results of a probe.
 #[derive(Debug)]
 pub struct ProbeResults {
-    /// The receiver, as it is shown.
+    /// The display name of the receiver.
     pub host: String,
     /// The name of the transport.
     pub transport: String,
-    /// The measurements of the path.
+    /// The measurements of the network path.
     pub report: ProbeReport,
-    /// The largest number of lanes that was asked for.
+    /// The largest number of lanes that the user requested.
     pub lanes_asked: u16,
-    /// The storage of this side, if it is known.
+    /// The storage of the sender, if known.
     pub source: Option<StorageRates>,
-    /// The storage of the receiver, if it was measured.
+    /// The storage of the receiver, if measured.
     pub target: Option<StorageRates>,
-    /// The tree whose push is predicted.
+    /// The tree whose push is predicted, if any.
     pub tree: Option<ProbedTree>,
 }
 
-/// A tree whose push is predicted.
+/// The tree whose push is predicted.
 #[derive(Debug)]
 pub struct ProbedTree {
-    /// The path of the tree, as it is shown.
+    /// The display path of the tree.
     pub name: String,
-    /// The least size of each bucket of a histogram, and its files.
+    /// The lower bound of each bucket of the histogram, and the bucket's files.
     pub sizes: Vec<(u64, Share)>,
 }
 
 impl ProbeResults {
-    /// The results as text, whose tables fit a terminal of 80 columns.
+    /// Returns the results as text. Its tables fit into 80 columns.
     #[must_use]
     pub fn text(&self) -> String {
         table::of(self)
     }
 
-    /// The results as one JSON object, with the unit of each figure in its name.
+    /// Returns the results as a JSON object. The name of each figure contains its unit.
     #[must_use]
     pub fn json(&self) -> Value {
         json::of(self)
@@ -66,13 +66,14 @@ impl ProbeResults {
         advice::of(&self.report, self.lanes_asked, cores())
     }
 
-    /// The prediction for the tree; `None` if it has no files, or nothing is known of the path.
+    /// Returns the prediction for the tree. `None` if the tree has no files or the path was not measured.
     fn prediction(&self) -> Option<Prediction> {
         let ceiling =
             |storage: &Option<StorageRates>, direction| storage.as_ref()?.ceiling(direction);
         let reads = ceiling(&self.source, IoDirection::Read);
         let writes = ceiling(&self.target, IoDirection::Write);
-        // A push begins to send without waiting for the receiver's greeting and permission.
+        // A push starts to send without waiting for the receiver's greeting and permission, which saves two round
+        // trips.
         let ahead = self.report.round_trips.min * 2;
         let way = Way {
             source: reads.as_ref(),
@@ -84,7 +85,7 @@ impl ProbeResults {
     }
 }
 
-/// The round with the highest rate.
+/// Returns the round with the highest rate.
 fn best(report: &ProbeReport) -> Option<&Round> {
     let rate = |round: &Round| round.steady.bytes_per_second();
     report.rounds.iter().reduce(|best, round| {
@@ -96,7 +97,7 @@ fn best(report: &ProbeReport) -> Option<&Round> {
     })
 }
 
-/// The rate of a round.
+/// Returns the rate of a round.
 fn rate(round: &Round) -> ByteRate {
     ByteRate(round.steady.bytes_per_second())
 }
@@ -110,7 +111,7 @@ fn milliseconds(time: Duration) -> String {
     }
 }
 
-/// The CPU seconds for each GiB that came.
+/// Returns the CPU time per GiB received, in seconds.
 fn cpu_per_gib(cpu: Duration, round: &Round) -> Option<f64> {
     let gib = ByteCount(round.steady.bytes).as_f64() / GIB;
     (gib > 0.0).then(|| cpu.as_secs_f64() / gib)

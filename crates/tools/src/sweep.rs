@@ -1,14 +1,14 @@
-//! The speed of a storage: files of one size after the other, written and read as a transfer would, within a budget of
-//! bytes and time.
+//! Measures the speed of storage. A sweep writes and reads files of one size after the other, in the same way as a
+//! transfer, within a budget of bytes and time.
 //!
-//! The sizes are those of elbencho's storage sweep, in the classes of "When to use rsync" (Fang, Cottrell,
-//! Kissel): LOSF from 1 KiB, medium from 1 MiB, large from 1 GiB.
+//! The sizes are those of elbencho's storage sweep, in the classes of "When to use rsync" (Fang, Cottrell, Kissel):
+//! LOSF from 1 KiB, medium from 1 MiB, large from 1 GiB.
 //!
-//! A sweep does what a transfer does, with the same storage engine (`zmove-disk`): small files are made in
-//! staging directories, large ones under hidden names, reserved and written group by group, and both are
-//! flushed over and over and at the end. It keeps to its time on slow storage too (`pace.rs`).
+//! A sweep uses the storage engine of transfers (`zmove-disk`) in the same way. Small files are created in staging
+//! directories. Large files have hidden names, and their space is reserved before they are written group by group. Both
+//! are flushed repeatedly and at the end. A sweep observes its time limit on slow storage too (`pace.rs`).
 //!
-//! A sweep checks for room, plans, measures one cell after the other, and removes everything.
+//! A sweep checks the free space, plans the sizes, measures one size after the other, and removes all its files.
 
 mod ceiling;
 mod cell;
@@ -50,22 +50,23 @@ pub(crate) use target::swept;
 /// The settings of a sweep.
 #[derive(Clone, Debug)]
 pub struct SweepConfig {
-    /// The directory below which the sweep works, in a directory of its own.
+    /// The directory in which the sweep creates its own directory.
     pub path: PathBuf,
-    /// The directory at `path`, if it has been opened already: `path` is then used for messages alone.
-    /// Default: the directory is opened by `path`.
+    /// The directory at `path`, if it is already open. `path` is then used only for messages. Default: `path` is
+    /// opened.
     pub opened: Option<Tree>,
-    /// The most that is written in all, in bytes. Default: 10 GiB. A larger budget gives larger files and steadier
-    /// figures.
+    /// Maximum number of bytes to write. Default: 10 GiB. A larger budget allows larger files and makes the results
+    /// more stable.
     pub budget: ByteCount,
-    /// How long the sweep may take. Default: two minutes. More time gives steadier figures and, from some
-    /// three minutes on, sizes in powers of two.
+    /// Maximum duration of the sweep. Default: two minutes. A longer sweep has more stable results. From about three
+    /// minutes on, it measures sizes in powers of two.
     pub time: Duration,
-    /// Threads that write or read. Default: the number of cores, 2 to 16. Each has a buffer of 4 MiB.
+    /// Number of threads that write or read. Default: the number of cores, between 2 and 16. Each thread has a buffer
+    /// of 4 MiB.
     pub threads: usize,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
-    /// Whether files are written past the page cache. Default: where it pays, as for a push.
+    /// Whether writes bypass the page cache. Default: when that is faster, as for a push.
     pub direct: Direct,
 }
 
@@ -73,27 +74,28 @@ pub struct SweepConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SweepEvent {
-    /// A directory that an earlier sweep had left has been removed.
+    /// A directory that an earlier sweep left behind was removed.
     Removed(PathBuf),
-    /// A directory that looks like a sweep's stays: it is another user's or host's, or it is not certain to be one.
+    /// A directory with the name of a sweep was left in place, because it belongs to another user or host or may not be
+    /// a sweep's.
     Stays(PathBuf),
-    /// One size is being measured.
+    /// The measurement of a size has started.
     Measuring {
-        /// The number of the size, from 0.
+        /// The index of the size, starting at 0.
         number: usize,
-        /// The number of sizes in all.
+        /// The number of sizes.
         of: usize,
         /// The size of each file, in bytes.
         file_bytes: u64,
-        /// Whether files are written or read.
+        /// Whether the files are being written or read.
         direction: IoDirection,
     },
-    /// Everything that was written is being removed.
+    /// The files of the sweep are being removed.
     Removing,
 }
 
 impl SweepConfig {
-    /// The default settings, below this path.
+    /// Returns the default settings for a sweep in `path`.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -108,10 +110,10 @@ impl SweepConfig {
     }
 }
 
-/// Measures the storage at a path, until all sizes are through, time is over, or `stop` is set.
+/// Measures the storage at a path. Stops when all sizes are measured, the time is over, or `stop` is set.
 ///
 /// # Errors
-/// [`SweepError`]; the written files have been removed then too, unless the error says otherwise.
+/// The sweep failed. The written files have been removed unless the error states otherwise.
 pub fn sweep(
     config: &SweepConfig,
     stop: &AtomicBool,
@@ -156,7 +158,7 @@ pub fn sweep(
     })
 }
 
-/// Measures all cells until `end`, each in an equal share of the time that is left for them.
+/// Measures all cells until `end`. Each cell gets an equal share of the time that remains.
 fn measure(
     config: &SweepConfig,
     plan: &[Cell],
@@ -203,7 +205,7 @@ fn measure(
     Ok(sizes)
 }
 
-/// Refuses a sweep that would leave others without room; returns the most files that one size may have.
+/// Refuses a sweep that would leave too little free space. Returns the maximum number of files per size.
 fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepError> {
     let SweepConfig { path, budget, .. } = config;
     let stat = rustix::fs::fstatvfs(directory).map_err(SweepError::io("open", path))?;
@@ -218,7 +220,7 @@ fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepErr
             reserve: ByteCount(reserve),
         });
     }
-    // A file system that counts no inodes has no bound.
+    // A file system that does not count inodes has no limit.
     let files = if stat.f_files == 0 {
         u64::MAX
     } else {
@@ -227,15 +229,15 @@ fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepErr
     Ok(files.min(FILES_MAX))
 }
 
-/// The space that is left to others: this part of the file system, at most `RESERVE_BYTES_MAX`.
+/// The reserve that a sweep leaves free is this fraction of the file system, but at most `RESERVE_BYTES_MAX`.
 const RESERVE_PART: u64 = 20;
 const RESERVE_BYTES_MAX: u64 = 10 << 30;
-/// The share of the time for measuring. Removing everything has the rest: small files can take longer to remove than to
-/// make.
+/// The fraction of the time for measurements. The rest is for the removal of the files, which can take longer than
+/// their creation if they are small.
 const MEASURE_SHARE: f64 = 0.65;
-/// The most sizes of a sweep: all LOSF and medium ones, and some large ones.
+/// Maximum number of sizes of a sweep: all LOSF and medium sizes, and some large ones.
 const SIZES_MAX: u64 = 32;
-/// The most files of one size.
+/// Maximum number of files per size.
 const FILES_MAX: u64 = 1 << 15;
-/// The shortest slice in which a size can be measured.
+/// Minimum time to measure a size.
 const SLICE_MIN: Duration = Duration::from_millis(5);

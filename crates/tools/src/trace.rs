@@ -1,4 +1,4 @@
-//! The trace of a transfer: written by `push --trace` while it runs, and summed up or drawn by `zmove trace`.
+//! The trace of a transfer. `push --trace` writes it during the transfer, and `zmove trace` summarizes or draws it.
 
 mod file;
 mod line;
@@ -13,7 +13,7 @@ pub use read::{LineFault, ReadTraceError};
 
 use line::{About, TraceLine};
 
-/// A whole trace, with at least one line.
+/// A complete trace with at least one line.
 #[derive(Debug, PartialEq)]
 pub struct Trace {
     pub(crate) lines: Vec<TraceLine>,
@@ -21,13 +21,13 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The trace as a few lines of text.
+    /// Returns a summary of the trace as text.
     #[must_use]
     pub fn summary(&self) -> String {
         table::summary(&self.lines, &self.about)
     }
 
-    /// The trace as an SVG.
+    /// Returns the trace as an SVG chart.
     #[must_use]
     pub fn picture(&self) -> String {
         let seconds = self.lines.last().map_or(0.0, |line| line.seconds);

@@ -1,33 +1,34 @@
-//! An axis of file sizes by powers of two, with the size classes as bands behind the plot.
+//! An axis of file sizes in powers of two. The size classes are drawn as bands behind the plot.
 
 use svg::node::element::{Group, Rectangle};
 
 use super::picture::{LEFT, LETTER_WIDTH, PLOT_WIDTH, rounded, words};
 use super::scale::{power_label, powers_apart};
 
-/// A horizontal axis of file sizes, by their powers of two.
+/// A horizontal axis of file sizes. Positions on the axis are powers of two.
 #[derive(Clone, Copy, Debug)]
 pub struct SizeAxis {
-    /// The least power shown.
+    /// The first power on the axis.
     pub first: f64,
-    /// The greatest power shown.
+    /// The last power on the axis.
     pub last: f64,
-    /// How far before its first power the band of a class begins, in powers.
+    /// How far the band of a class starts before the class's first power, in powers.
     pub lead: f64,
 }
 
 impl SizeAxis {
-    /// The x coordinate of a power.
+    /// Returns the x coordinate of a power.
     pub fn place(&self, power: f64) -> f64 {
         rounded(LEFT + PLOT_WIDTH * (power - self.first) / (self.last - self.first))
     }
 
-    /// The width of one power.
+    /// Returns the width of one power.
     pub fn step(&self) -> f64 {
         PLOT_WIDTH / (self.last - self.first)
     }
 
-    /// The bands of the classes behind a plot, with the classes' names above it where there is room.
+    /// Draws the bands of the classes behind a plot. The name of a class is drawn above its band if the band is wide
+    /// enough.
     pub fn bands(&self, top: f64, height: f64) -> Group {
         let mut group = Group::new();
         for (name, from, to, colour) in CLASSES {
@@ -50,14 +51,14 @@ impl SizeAxis {
         group
     }
 
-    /// The labels of the sizes, below a plot.
+    /// Draws the labels of the sizes below a plot.
     pub fn labels(&self, bottom: f64) -> Group {
         let mut group = Group::new().set("text-anchor", "middle");
         let apart = powers_apart(self.step());
         for power in (0..64).step_by(apart as usize) {
             let place = f64::from(power);
             if (self.first..=self.last).contains(&place) {
-                // Half of the longest label must have room at either end of the axis.
+                // At either end of the axis, half of the longest label must fit.
                 let x = self
                     .place(place)
                     .clamp(LEFT + 4.0, LEFT + PLOT_WIDTH - 12.0);
@@ -68,11 +69,11 @@ impl SizeAxis {
     }
 }
 
-/// The size classes of "When to use rsync": name, first and last power of two, colour.
+/// The size classes of "When to use rsync": name, first and last power of two, color.
 const CLASSES: [(&str, f64, f64, &str); 3] = [
     ("LOSF", -2.0, 20.0, "#f3f3f3"),
     ("medium", 20.0, 30.0, "#e9e9e9"),
     ("large", 30.0, 64.0, "#dedede"),
 ];
-/// The height of the strip above a plot that holds the classes' names.
+/// The height of the strip above a plot for the names of the classes.
 pub const NAMES: f64 = 18.0;

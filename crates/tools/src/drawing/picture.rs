@@ -1,40 +1,40 @@
-//! The parts of a picture: paper, heading, legend, lines and text.
+//! The parts of a chart: background, heading, legend, lines and text.
 
 use svg::Document;
 use svg::node::element::{
     Description, Group, Line as Stroke, Polyline, Rectangle, Style, Text, Title,
 };
 
-/// The heading above the diagrams.
+/// The heading above the charts.
 #[derive(Debug)]
 pub struct Heading {
     /// The first line, in bold.
     pub title: String,
-    /// The line below the title.
+    /// The second line, below the title.
     pub below: String,
 }
 
-/// The look of a line.
+/// The style of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pen {
-    /// The colour, as `#rrggbb`.
+    /// The color, as `#rrggbb`.
     pub colour: &'static str,
-    /// The lengths of dashes and gaps, as `stroke-dasharray` takes them; `None` for a solid line.
+    /// The lengths of dashes and gaps, in the format of `stroke-dasharray`. `None` for a solid line.
     pub dashes: Option<&'static str>,
-    /// The width in units of the picture, which is [`WIDTH`] wide.
+    /// The line width, in units of the image, which is [`WIDTH`] wide.
     pub width: f64,
 }
 
-/// The size of a picture.
+/// The size of an image.
 #[derive(Clone, Copy, Debug)]
 pub struct Paper {
     /// The width, usually [`WIDTH`].
     pub width: f64,
-    /// The height in the same units.
+    /// The height, in the same units.
     pub height: f64,
 }
 
-/// A picture as SVG; its diagrams begin at [`TOP`].
+/// Returns an image as SVG. Its charts start at [`TOP`].
 pub fn document(heading: &Heading, described: &str, paper: Paper, body: Group) -> String {
     let Paper { width, height } = paper;
     let title = within(HEADING_WIDTH, &heading.title, 18.0 * BOLDNESS);
@@ -62,8 +62,8 @@ pub fn document(heading: &Heading, described: &str, paper: Paper, body: Group) -
     format!("{document}\n")
 }
 
-/// Gives each colour its counterpart where the reader's screen is dark. A viewer that knows no media queries shows the
-/// colours that stand in the elements.
+/// Returns style rules that replace each color by its dark variant on a dark screen. A viewer that does not support
+/// media queries shows the colors of the elements.
 fn on_dark() -> String {
     let rules = DARK.iter().fold(String::new(), |rules, (light, dark)| {
         rules + &format!("[fill=\"{light}\"]{{fill:{dark}}}[stroke=\"{light}\"]{{stroke:{dark}}}")
@@ -71,7 +71,7 @@ fn on_dark() -> String {
     format!("@media (prefers-color-scheme:dark){{{rules}}}")
 }
 
-/// A legend in one row: a sample of each line, with the line's name.
+/// Draws a legend in one row: a sample of each line, followed by the line's name.
 pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group {
     let mut group = Group::new();
     let mut x = LEFT;
@@ -87,7 +87,7 @@ pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -
     group
 }
 
-/// A group whose lines are drawn with `pen`.
+/// Returns a group whose lines have the style `pen`.
 pub fn drawn(pen: Pen) -> Group {
     let group = Group::new()
         .set("fill", "none")
@@ -100,7 +100,7 @@ pub fn drawn(pen: Pen) -> Group {
     }
 }
 
-/// A straight line.
+/// Returns a straight line.
 pub fn stroke(from: [f64; 2], to: [f64; 2]) -> Stroke {
     Stroke::new()
         .set("x1", from[0])
@@ -109,18 +109,18 @@ pub fn stroke(from: [f64; 2], to: [f64; 2]) -> Stroke {
         .set("y2", to[1])
 }
 
-/// A line through all points.
+/// Returns a line through all points.
 pub fn polyline(points: impl Iterator<Item = (f64, f64)>) -> Polyline {
     let points: Vec<_> = points.map(|(x, y)| format!("{x},{y}")).collect();
     Polyline::new().set("points", points.join(" "))
 }
 
-/// An empty group for the lines of a grid.
+/// Returns an empty group for grid lines.
 pub fn grid() -> Group {
     Group::new().set("stroke", GRID).set("stroke-width", 1)
 }
 
-/// Adds a line across the plot for each height; returns the grid, and the labels at its left.
+/// Adds a horizontal grid line for each tick. Returns the grid and the labels to its left.
 pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>) -> [Group; 2] {
     ticks.fold(
         [grid, Group::new().set("text-anchor", "end")],
@@ -133,24 +133,25 @@ pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>)
     )
 }
 
-/// Text that begins, or is anchored, at a place.
+/// Returns text at a position, which is its start unless the group has another anchor.
 pub fn words(content: &str, x: f64, y: f64) -> Text {
     Text::new(content).set("x", rounded(x)).set("y", rounded(y))
 }
 
-/// A title: text in bold.
+/// Returns text in bold, for titles.
 pub fn bold(content: &str, x: f64, y: f64) -> Text {
     words(content, x, y).set("font-weight", "bold")
 }
 
-/// A text that fits into a width, and its size.
+/// A text that was fitted into a width, and its font size.
 #[derive(Debug, PartialEq)]
 struct Fitting {
     text: String,
     size: f64,
 }
 
-/// Makes a text smaller where it is too long for a width, and cuts it where it would become too small to read.
+/// Reduces the font size of a text that is too long for `width`. A text that would become too small to read is
+/// truncated.
 fn within(width: f64, text: &str, size: f64) -> Fitting {
     let widths = |letters: usize| (0..letters).map(|_| LETTER_WIDTH / TEXT_SIZE).sum::<f64>();
     let letters = text.chars().count();
@@ -170,7 +171,7 @@ fn within(width: f64, text: &str, size: f64) -> Fitting {
     }
 }
 
-/// The end of a text, cut to so many letters; an ellipsis stands for what is left out.
+/// Truncates a text to its last `letters_max` characters. An ellipsis replaces the omitted beginning.
 pub(crate) fn fitted(text: &str, letters_max: usize) -> String {
     let letters = text.chars().count();
     if letters <= letters_max {
@@ -180,52 +181,52 @@ pub(crate) fn fitted(text: &str, letters_max: usize) -> String {
     std::iter::once('…').chain(end).collect()
 }
 
-/// A coordinate to a tenth of a unit, which is less than a screen shows.
+/// Rounds a coordinate to a tenth of a unit, which is finer than a screen can show.
 pub fn rounded(place: f64) -> f64 {
     (place * 10.0).round() / 10.0
 }
 
-/// The number of letters in a wide font that fit into the title of a picture.
+/// Number of characters of a wide font that fit into the title.
 pub(crate) const TITLE_LETTERS: usize = 36;
-/// The width of every picture, in its own units.
+/// The width of every image, in its own units.
 pub const WIDTH: f64 = 480.0;
-/// The x coordinate at which plots begin.
+/// The x coordinate at which plots start.
 pub const LEFT: f64 = 48.0;
 /// The width of a plot.
 pub const PLOT_WIDTH: f64 = WIDTH - LEFT - 16.0;
-/// The y coordinate at which the first diagram begins.
+/// The y coordinate at which the first chart starts.
 pub const TOP: f64 = 66.0;
-/// The space between two diagrams.
+/// The space between two charts.
 pub const GAP: f64 = 24.0;
 const SAMPLE_WIDTH: f64 = 20.0;
-/// The size of text.
+/// The font size.
 const TEXT_SIZE: f64 = 13.0;
-/// The size below which text cannot be read.
+/// The smallest legible font size.
 const SIZE_MIN: f64 = 7.0;
-/// How much wider bold letters are.
+/// The width of bold letters relative to regular ones.
 const BOLDNESS: f64 = 1.15;
-/// The room for the lines of the heading.
+/// The width available for the heading.
 const HEADING_WIDTH: f64 = WIDTH - LEFT - 8.0;
-/// The width of a letter of a wide font, at the size of the text.
+/// The width of a character of a wide font at [`TEXT_SIZE`].
 pub(crate) const LETTER_WIDTH: f64 = 7.6;
-/// The colour of the grid lines behind the curves.
+/// The color of the grid lines behind the curves.
 const GRID: &str = "#d9d9d9";
 const INK: &str = "#222222";
 const PAPER: &str = "#ffffff";
-/// The colour of curves that are there to be compared with, and not to be told apart.
+/// The color of curves that serve only for comparison and need not be distinguished from each other.
 pub const GREY: &str = "#8a8a8a";
-/// All colours of the pictures, each with its counterpart on dark paper.
+/// All colors of the charts, each with its dark variant.
 const DARK: [(&str, &str); 15] = [
     (PAPER, "#0d1117"),
     (INK, "#e6edf3"),
     (GRID, "#30363d"),
     (GREY, "#7d8590"),
-    // the bands of the size classes, and their names
+    // The bands of the size classes, and their names.
     ("#f3f3f3", "#151b23"),
     ("#e9e9e9", "#1c2430"),
     ("#dedede", "#242e3c"),
     ("#555555", "#9aa4af"),
-    // the curves
+    // The curves.
     ("#0072b2", "#58a6e8"),
     ("#d55e00", "#ff8a3d"),
     ("#007a5a", "#2fbf94"),

@@ -1,27 +1,27 @@
-//! Axes: units that keep numbers short, ticks at 1, 2 or 5 times a power of ten or at the powers, and file sizes by
-//! powers of two.
+//! Axes and units: units that keep numbers short, ticks at 1, 2 or 5 times a power of ten or at the powers themselves,
+//! and file sizes in powers of two.
 
 /// A unit of a quantity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Unit {
-    /// The unit's name, as it is written behind a number.
+    /// The name, as written after a number.
     pub(crate) name: &'static str,
-    /// The unit's size, as a multiple of the quantity's basic unit.
+    /// The size, as a multiple of the quantity's base unit.
     pub(crate) size: f64,
 }
 
-/// The units of a quantity, each of which is the same multiple of the one before.
+/// The units of a quantity. Each unit is the same multiple of the previous one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnitScale {
-    /// The names, that of the smallest unit first.
+    /// The names, smallest unit first.
     names: &'static [&'static str],
-    /// The size of the smallest unit, as a multiple of the quantity's basic unit.
+    /// The size of the smallest unit, as a multiple of the quantity's base unit.
     least: f64,
     factor: f64,
 }
 
 impl UnitScale {
-    /// The largest unit that `most` has at least one of; the smallest if there is none.
+    /// Returns the largest unit that is not larger than `most`, or the smallest unit if there is none.
     pub(crate) fn fitting(self, most: f64) -> Unit {
         let mut unit = Unit {
             name: self.names[0],
@@ -45,7 +45,7 @@ pub(crate) const BYTES: UnitScale = UnitScale {
     factor: 1_024.0,
 };
 
-/// Units of bit rates, with their sizes in bytes per second.
+/// Units of bit rates. Their sizes are in bytes per second.
 pub(crate) const RATES: UnitScale = UnitScale {
     names: &["bit/s", "kbit/s", "Mbit/s", "Gbit/s"],
     least: 0.125,
@@ -59,18 +59,18 @@ pub(crate) const TIMES: UnitScale = UnitScale {
     factor: 60.0,
 };
 
-/// A linear axis that begins at zero.
+/// A linear axis that starts at zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// The value at which the axis ends.
+    /// The value at the end of the axis.
     pub most: f64,
-    /// The values that get a line and a label.
+    /// The values with a grid line and a label.
     pub ticks: Vec<f64>,
     decimals: usize,
 }
 
 impl Axis {
-    /// An axis that ends with a tick at or above `most`, with at most `ticks_max` steps.
+    /// Returns an axis that ends with a tick at or above `most` and has at most `ticks_max` steps.
     pub fn to_tick(most: f64, ticks_max: u32) -> Self {
         let most = if most > 0.0 { most } else { 1.0 };
         let axis = Self::to_value(most, ticks_max);
@@ -83,7 +83,7 @@ impl Axis {
         }
     }
 
-    /// An axis that ends at `most`, with at most `ticks_max` steps.
+    /// Returns an axis that ends at `most` and has at most `ticks_max` steps.
     pub fn to_value(most: f64, ticks_max: u32) -> Self {
         let most = if most > 0.0 { most } else { 1.0 };
         let rough = most / f64::from(ticks_max);
@@ -100,22 +100,22 @@ impl Axis {
         }
     }
 
-    /// The label of a tick.
+    /// Returns the label of a tick.
     pub fn label(&self, tick: f64) -> String {
         format!("{tick:.*}", self.decimals)
     }
 }
 
-/// A logarithmic axis, from one power of ten to another.
+/// A logarithmic axis whose ends are powers of ten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogAxis {
-    /// The exponents at the two ends.
+    /// The exponents at both ends.
     least: i32,
     most: i32,
 }
 
 impl LogAxis {
-    /// The shortest axis that holds all values above zero.
+    /// Returns the shortest axis that contains all positive values.
     pub fn around(values: impl Iterator<Item = f64>) -> Self {
         let logs = values.filter(|value| *value > 0.0).map(f64::log10);
         let ends = logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), log| {
@@ -129,17 +129,17 @@ impl LogAxis {
         }
     }
 
-    /// The place of a value on the axis, from 0 at the beginning to 1 at the end.
+    /// Returns the position of a value on the axis, from 0 at the start to 1 at the end.
     pub fn place(self, value: f64) -> f64 {
         (value.log10() - f64::from(self.least)) / f64::from(self.most - self.least)
     }
 
-    /// The values that get a line and a label.
+    /// Returns the values with a grid line and a label.
     pub fn ticks(self) -> impl Iterator<Item = f64> {
         (self.least..=self.most).map(|power| 10f64.powi(power))
     }
 
-    /// The label of a tick.
+    /// Returns the label of a tick.
     pub fn label(tick: f64) -> String {
         match tick {
             _ if tick >= 999_999.0 => format!("{:.0}M", tick / 1e6),
@@ -158,7 +158,7 @@ fn exponent(log: f64) -> i32 {
     log.clamp(-9.0, 18.0) as i32
 }
 
-/// A size as text: exact if it is a power of two, else as [`ByteCount`](zmove_types::ByteCount) prints it.
+/// Formats a size: exactly if it is a power of two, otherwise like [`ByteCount`](zmove_types::ByteCount).
 pub fn size_label(bytes: u64) -> String {
     match bytes.checked_ilog2() {
         Some(power) if bytes.is_power_of_two() => power_label(power),
@@ -166,13 +166,13 @@ pub fn size_label(bytes: u64) -> String {
     }
 }
 
-/// Two to a power, as a size with its unit.
+/// Formats two to the power of `power` as a size with its unit.
 pub(crate) fn power_label(power: u32) -> String {
     let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][(power / 10).min(6) as usize];
     format!("{} {unit}", 1_u64 << (power - (power / 10).min(6) * 10))
 }
 
-/// How many powers of two apart labels stand, where one power is `width` wide.
+/// Returns the number of powers of two between two labels, if one power is `width` wide.
 pub(crate) fn powers_apart(width: f64) -> u32 {
     [1, 2, 5]
         .into_iter()
@@ -180,10 +180,10 @@ pub(crate) fn powers_apart(width: f64) -> u32 {
         .unwrap_or(10)
 }
 
-/// The room that the longest label of a size needs.
+/// The width of the longest label of a size.
 const LABEL_WIDTH: f64 = 52.0;
 
-/// Multiples of `step` from zero; always two at least.
+/// Returns the multiples of `step` from zero, at least two.
 fn ticks(step: f64, steps: f64) -> Vec<f64> {
     let mut ticks = vec![0.0, step];
     while ticks[ticks.len() - 1] < steps * step * 0.999_999 {
@@ -192,7 +192,7 @@ fn ticks(step: f64, steps: f64) -> Vec<f64> {
     ticks
 }
 
-/// The number of decimals that tell one step from the next.
+/// Returns the number of decimals that distinguish one step from the next.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

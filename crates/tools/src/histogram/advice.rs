@@ -1,5 +1,5 @@
-//! Advice drawn from a histogram: which size class takes the most time, and the least time that the storage
-//! would need for that class.
+//! Advice based on a histogram: the size class that takes the most time, and the minimum time that the storage needs to
+//! read the tree.
 
 use serde::Serialize;
 use zmove_scan::{Histogram, Share};
@@ -8,20 +8,20 @@ use zmove_types::{ByteCount, SizeClass};
 use crate::figures::{bytes_per_second, duration, percent, share};
 use crate::sweep::{Ceiling, IoDirection, Sweep};
 
-/// The least time that reading a tree takes.
+/// The minimum time to read a tree.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReadTime {
     seconds: f64,
     files_per_second: f64,
     bytes_per_second: f64,
-    /// The share of the time that small files take.
+    /// The fraction of the time that small files take.
     losf_share: f64,
-    /// The day of the sweep that the figures come from.
+    /// The date of the sweep on which the figures are based.
     sweep: String,
 }
 
 impl ReadTime {
-    /// The expectation from a sweep of the storage; `None` where nothing is to be read.
+    /// Estimates the time from a sweep of the storage. `None` if there is nothing to read.
     #[must_use]
     pub fn of(histogram: &Histogram, sweep: &Sweep) -> Option<Self> {
         let ceiling = Ceiling::of(sweep, IoDirection::Read)?;
@@ -47,7 +47,7 @@ impl ReadTime {
     }
 }
 
-/// The lines below the table; `name` is the tree as it was typed.
+/// Returns the lines below the table. `name` is the tree as the user typed it.
 #[must_use]
 pub fn advice(histogram: &Histogram, expected: Option<&ReadTime>, name: &str) -> String {
     let Histogram { files, losf, .. } = histogram;

@@ -1,4 +1,4 @@
-//! The size classes as an SVG: how many files, and how many bytes, are in each; and what follows from it.
+//! The size classes as an SVG chart: the number of files and of bytes in each class, with advice below.
 
 use svg::node::element::{Group, Rectangle};
 use zmove_scan::{Histogram, Share};
@@ -10,7 +10,7 @@ use crate::drawing::{
 };
 use crate::figures::{Wrapping, counted, percent, share};
 
-/// The size classes as an SVG: two bars for each class, and below them the advice in words.
+/// Draws the size classes as SVG: two bars for each class, and the advice as text below.
 #[must_use]
 pub fn picture(histogram: &Histogram, advice: &str, name: &str) -> String {
     let files = histogram.files;
@@ -47,7 +47,7 @@ pub fn picture(histogram: &Histogram, advice: &str, name: &str) -> String {
     document(&heading, "files and bytes by size class", paper, body)
 }
 
-/// The shares of a class in the number of all files and in their bytes.
+/// Draws the fractions of all files and of all bytes that belong to a class.
 fn bars(class: Share, all: Share, top: f64) -> Group {
     let by_count = share(class.files, all.files);
     let by_size = share(class.bytes, all.bytes);
@@ -59,9 +59,9 @@ fn bars(class: Share, all: Share, top: f64) -> Group {
         .add(bar(by_size, "#007a5a", &size, top + ROW))
 }
 
-/// A bar as long as a share of the whole, with words at its right.
+/// Draws a bar whose length is a fraction of the whole, with a label to its right.
 fn bar(share: f64, colour: &str, label: &str, top: f64) -> Group {
-    // A bar that stands for anything is visible, however little that is.
+    // A bar for a positive value is always visible, however small the value is.
     let width = if share <= 0.0 {
         0.0
     } else {
@@ -76,7 +76,7 @@ fn bar(share: f64, colour: &str, label: &str, top: f64) -> Group {
         .add(words(label, LEFT + width + 6.0, top + ROW - 7.0))
 }
 
-/// The text, broken where the picture ends.
+/// Wraps text at the right edge of the image.
 fn wrapped(text: &str) -> String {
     let wrapping = Wrapping {
         first: 0,
@@ -86,14 +86,14 @@ fn wrapped(text: &str) -> String {
     text.lines().map(|line| wrapping.of(line) + "\n").collect()
 }
 
-/// The longest bar; the rest of the width is for the words beside it.
+/// The maximum length of a bar. The rest of the width is for the label next to it.
 const BAR_WIDTH: f64 = PLOT_WIDTH - 220.0;
 const BAR_MIN: f64 = 1.5;
 const ROW: f64 = 19.0;
-/// The height of a class: its name, two bars and some air.
+/// The height of a class: its name, two bars and some space.
 const CLASS: f64 = 72.0;
 const LINE: f64 = 18.0;
-/// The letters that fit into a line.
+/// Number of characters that fit into a line.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

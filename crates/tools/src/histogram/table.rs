@@ -1,7 +1,7 @@
-//! The histogram as text: one line per power of two with bars for counts and for bytes.
+//! The histogram as text, with one line per power of two and bars for counts and bytes.
 //!
-//! **Invariant:** no line but those that show a path is wider than the given columns (from 66), and every bucket that
-//! holds something has a bar.
+//! **Invariant:** only lines that show a path can be wider than the given number of columns (at least 66). Every bucket
+//! that is not empty has a bar.
 
 use zmove_scan::{Extreme, Histogram, Share};
 use zmove_types::ByteCount;
@@ -9,7 +9,7 @@ use zmove_types::ByteCount;
 use crate::drawing::scale::size_label;
 use crate::figures::{counted, percent, share};
 
-/// The histogram as text of at most `columns` columns, but at least 66; paths are not cut.
+/// Returns the histogram as text of at most `columns` columns, but at least 66. Paths are not truncated.
 #[must_use]
 pub fn table(histogram: &Histogram, columns: usize) -> String {
     let mut text = String::new();
@@ -107,14 +107,14 @@ fn extremes(histogram: &Histogram) -> String {
     })
 }
 
-/// A bar of blocks, at least one for any value above zero.
+/// Returns a bar of block characters, at least one for a positive value.
 fn bar(value: u64, most: Option<u64>, columns: usize) -> String {
     let most = u128::from(most.unwrap_or(0).max(1));
     let blocks = (u128::from(value) * columns as u128).div_ceil(most);
     "▇".repeat(usize::try_from(blocks).unwrap_or(columns))
 }
 
-/// The columns of a bucket's line beside its two bars.
+/// The width of a bucket's line without its two bars, in columns.
 const FIXED_COLUMNS: usize = 34;
 const BAR_COLUMNS_MIN: usize = 8;
 

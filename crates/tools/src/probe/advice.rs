@@ -1,4 +1,4 @@
-//! The evident faults of a path, and their remedies: a line each.
+//! Detects evident problems of a network path and suggests remedies, one per line.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use zmove_sender::{PathReport, ProbeReport, Round};
 use super::{best, milliseconds, rate};
 use crate::figures::counted;
 
-/// The advice that follows from a probe by a host with so many cores; `asked` is the largest number of lanes that was
-/// asked for.
+/// Returns the advice for a probe by a host with `cores` cores. `asked` is the largest number of lanes that the user
+/// requested.
 pub(super) fn of(report: &ProbeReport, asked: u16, cores: usize) -> Vec<String> {
     let Some(best) = best(report) else {
         return Vec::new();
@@ -29,7 +29,7 @@ fn clamped(report: &ProbeReport, asked: u16) -> Option<String> {
     (asked > most).then(|| format!("the receiver takes {most} lanes, and {asked} were asked for"))
 }
 
-/// Advice where one lane, or the smallest number, is far slower than the best.
+/// Returns advice if one lane, or the smallest number of lanes, is much slower than the best.
 fn few_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
     let few = report.rounds.iter().min_by_key(|round| round.lanes)?;
     let share = few.steady.bytes_per_second() / best.steady.bytes_per_second().max(1.0);
@@ -73,7 +73,7 @@ fn lost(best: &Round) -> Option<String> {
     })
 }
 
-/// Advice where the largest number of lanes is the best by far.
+/// Returns advice if the largest number of lanes is the fastest by far.
 fn more_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
     let fewer = report
         .rounds
@@ -115,10 +115,10 @@ fn busy(best: &Round, cores: usize) -> Option<String> {
     })
 }
 
-/// The share of the best rate below which the smallest number of lanes is worth a line.
+/// The fraction of the best rate below which the smallest number of lanes is mentioned.
 const FAR_BELOW: f64 = 0.5;
 const WORTH_SAYING: f64 = 0.2;
-/// Loss that a long path feels: one segment of a thousand.
+/// The packet loss that slows down a long path: one segment in a thousand.
 const LOSS: f64 = 0.001;
 const STILL_GROWS: f64 = 1.25;
 const QUEUE_MIN: Duration = Duration::from_millis(20);

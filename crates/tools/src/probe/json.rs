@@ -1,11 +1,11 @@
-//! A probe for programs: one JSON object, with the unit of each figure in its name.
+//! The results of a probe as a JSON object. The name of each figure contains its unit.
 
 use serde_json::{Value, json};
 use zmove_sender::{PathReport, ProbeReport, Round};
 
 use super::{ProbeResults, best, cpu_per_gib};
 
-/// The whole object.
+/// Returns the whole object.
 pub(super) fn of(found: &ProbeResults) -> Value {
     let ProbeReport {
         round_trips,

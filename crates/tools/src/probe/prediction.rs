@@ -1,13 +1,13 @@
-//! A prediction of how long a push of a tree would take, from what was measured: arithmetic alone.
+//! Predicts the duration of a push from measurements. This is pure arithmetic.
 //!
-//! In each class of sizes the slowest of source reads, path and target writes counts, because these overlap.
-//! The classes overlap only in part, so their times are added, and the start is added to them. Storage times
-//! come from the sweeps by file size ([`Ceiling`]). The path's time comes from its best round, for the files'
-//! bytes and some more for each file. The start is the time until the first byte less the two round trips
-//! that a push does not wait for.
+//! Within a size class, source reads, the network path and target writes overlap, so the slowest of the three counts.
+//! The classes overlap only partly, so their times are added, together with the start time. Storage times come from the
+//! sweeps by file size ([`Ceiling`]). The time of the path is that of its best round, for the bytes of the files and an
+//! overhead per file. The start time is the time to the first byte, minus two round trips for which a push does not
+//! wait.
 //!
-//! A value that was not measured counts as no limit, and is shown as unknown. The prediction ignores files that are at
-//! the target already, the CPU that reading and storing take beside the path, and other transfers.
+//! A value that was not measured does not limit the prediction and is shown as unknown. The prediction ignores files
+//! that are already at the target, the CPU time of reading and storing, and other transfers.
 
 use serde::Serialize;
 use zmove_scan::Share;
@@ -16,20 +16,20 @@ use zmove_types::{ByteCount, SizeClass};
 use crate::figures::class_key;
 use crate::sweep::Ceiling;
 
-/// The measured limits on the way from storage to storage.
+/// The measured limits of a transfer from storage to storage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way<'a> {
-    /// The speed at which the source's storage reads; `None` counts as no limit.
+    /// The read speed of the source's storage. `None` does not limit the prediction.
     pub(super) source: Option<&'a Ceiling>,
     /// The rate of the path, in bytes per second.
     pub(super) path: f64,
-    /// The speed at which the target's storage writes and flushes; `None` counts as no limit.
+    /// The speed at which the target's storage writes and flushes. `None` does not limit the prediction.
     pub(super) target: Option<&'a Ceiling>,
-    /// The time from the start until the first byte arrives, in seconds.
+    /// The time from the start to the arrival of the first byte, in seconds.
     pub(super) start: f64,
 }
 
-/// The part of the transfer that limits its rate.
+/// The part of a transfer that limits its rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Limit {
@@ -39,7 +39,7 @@ pub(super) enum Limit {
     Target,
 }
 
-/// The prediction for one class of files.
+/// The prediction for one size class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct ClassTime {
     pub(super) class: &'static str,
@@ -48,12 +48,12 @@ pub(super) struct ClassTime {
     pub(super) source_seconds: Option<f64>,
     pub(super) path_seconds: f64,
     pub(super) target_seconds: Option<f64>,
-    /// The time of the slowest of source, path and target.
+    /// The time of the slowest of source, path and target, in seconds.
     pub(super) seconds: f64,
     pub(super) limited_by: Limit,
 }
 
-/// The prediction for a whole tree.
+/// The prediction for a tree.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Prediction {
     pub(super) seconds: f64,
@@ -65,9 +65,8 @@ pub(super) struct Prediction {
     pub(super) classes: Vec<ClassTime>,
 }
 
-/// Predicts the push of files that are given by size: the least size of each bucket, and its files. Each class of sizes
-/// takes as long as the slowest of source, path and target, which overlap; the classes overlap only in part, and are
-/// added. `None` without files.
+/// Predicts the push of files whose sizes are given as the lower bound of each bucket and the bucket's files. Returns
+/// `None` if there are no files.
 pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Prediction> {
     let classes = [SizeClass::Losf, SizeClass::Medium, SizeClass::Large];
     let classes: Vec<_> = classes
@@ -144,7 +143,7 @@ fn class_time(class: SizeClass, sizes: &[(u64, Share)], way: &Way<'_>) -> Option
     })
 }
 
-/// The bytes sent for each file besides its contents: name, mode, time, length and hash.
+/// Bytes sent for each file in addition to its contents: name, mode, time, length and hash.
 const ENTRY_BYTES: u64 = 100;
 
 impl Limit {

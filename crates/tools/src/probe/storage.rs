@@ -1,4 +1,4 @@
-//! The speed of a storage, from a sweep of either side.
+//! The speed of the sender's or the receiver's storage, from a sweep.
 
 use serde::Serialize;
 use zmove_types::{ByteCount, Printable};
@@ -8,13 +8,13 @@ use crate::drawing::scale::size_label;
 use crate::figures::{bytes_per_second, files_per_second};
 use crate::sweep::{Ceiling, IoDirection, Sweep, swept};
 
-/// The storage of one side.
+/// The storage of one side and its rates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StorageRates {
-    /// The storage that was swept, as it is shown.
+    /// A display description of the storage and its sweep.
     about: String,
     complete: bool,
-    /// The reason why there are no sizes.
+    /// The reason why there are no rates.
     fault: Option<String>,
     sizes: Vec<SizeRates>,
 }
@@ -28,14 +28,14 @@ struct SizeRates {
 }
 
 impl StorageRates {
-    /// This side's storage, as measured now or kept from earlier.
+    /// Returns the rates of this host's storage, from a new or a saved sweep.
     #[must_use]
     pub fn here(sweep: &Sweep) -> Self {
         let about = format!("{} (sweep of {})", sweep.storage.path, sweep.day());
         Self::there(about, &swept(sweep))
     }
 
-    /// The receiver's storage, as the receiver has swept it.
+    /// Returns the rates of the receiver's storage, as the receiver has measured them.
     #[must_use]
     pub fn there(about: String, swept: &Swept) -> Self {
         let rate = |rate: Option<u64>| rate.map(|rate| ByteCount(rate).as_f64());
@@ -65,7 +65,7 @@ impl StorageRates {
         Ceiling::of_rates(self.sizes.iter().filter_map(rate))
     }
 
-    /// The rates as a table.
+    /// Returns the rates as a text table.
     pub(super) fn text(&self, name: &str) -> String {
         let mut text = format!("{name}: {}\n", Printable(&self.about));
         if let Some(fault) = &self.fault {

@@ -1,4 +1,4 @@
-//! A probe as text, whose tables fit a terminal of 80 columns.
+//! The results of a probe as text. Its tables fit into 80 columns.
 
 use zmove_sender::{PathReport, ProbeReport, Round};
 use zmove_types::{ByteCount, ByteRate, Printable};
@@ -8,7 +8,7 @@ use super::{ProbeResults, best, cpu_per_gib, milliseconds, rate};
 use crate::figures::{counted, duration};
 use crate::sweep::IoDirection;
 
-/// The whole text.
+/// Returns the whole text.
 pub(super) fn of(found: &ProbeResults) -> String {
     let mut text = path(found);
     if let Some(storage) = &found.source {

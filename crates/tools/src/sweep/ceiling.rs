@@ -1,29 +1,29 @@
-//! The least time that files would take, by the results of a sweep: between two sizes the time for a file goes from one
-//! to the other in equal proportions.
+//! The minimum time to move files, according to a sweep. Between two measured sizes, the time per file is interpolated
+//! linearly on logarithmic scales.
 //!
-//! **Invariant:** the sizes are in order and every time is above zero.
+//! **Invariant:** the sizes are in ascending order, and all times are positive.
 
 use zmove_types::ByteCount;
 
 use crate::sweep::result::{IoDirection, Measured, Sweep};
 
-/// The fastest that a storage can be in one direction.
+/// The speed limit of storage in one direction.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ceiling {
-    /// The sizes, and the seconds that a file of each takes, as logarithms.
+    /// The logarithms of the measured sizes and of the time per file, in bytes and seconds.
     times: Vec<(f64, f64)>,
 }
 
 impl Ceiling {
-    /// The ceiling of a sweep; `None` where it has measured nothing in that direction.
+    /// Returns the ceiling of a sweep. `None` if nothing was measured in this direction.
     pub(crate) fn of(sweep: &Sweep, direction: IoDirection) -> Option<Self> {
         let rate =
             |size: &Measured| Some((size.file_bytes, size.moved(direction)?.bytes_per_second));
         Self::of_rates(sweep.sizes.iter().filter_map(rate))
     }
 
-    /// The ceiling by sizes in ascending order and their rates, in bytes per second; impossible sizes and rates are
-    /// ignored. `None` without any.
+    /// Returns the ceiling for sizes in ascending order and their rates in bytes per second. Invalid sizes and rates
+    /// are ignored. `None` if there are no valid ones.
     pub(crate) fn of_rates(rates: impl IntoIterator<Item = (u64, f64)>) -> Option<Self> {
         let mut times: Vec<(f64, f64)> = Vec::new();
         for (file_bytes, rate) in rates {
@@ -36,7 +36,7 @@ impl Ceiling {
         (!times.is_empty()).then_some(Self { times })
     }
 
-    /// The least time for so many files of so many bytes together, all of about the same size.
+    /// Returns the minimum time for `files` files with a total of `bytes` bytes, if the files are of similar size.
     pub(crate) fn seconds(&self, files: u64, bytes: u64) -> f64 {
         if files == 0 {
             return 0.0;
@@ -45,8 +45,8 @@ impl Ceiling {
         files * self.file_seconds(ByteCount(bytes).as_f64() / files)
     }
 
-    /// The seconds that one file takes. Below the smallest size they stay the same, above the largest they grow with
-    /// the bytes.
+    /// Returns the time for one file, in seconds. Below the smallest measured size it is constant. Above the largest
+    /// size it is proportional to the number of bytes.
     fn file_seconds(&self, bytes: f64) -> f64 {
         let size = bytes.max(1.0).ln();
         let above = self.times.partition_point(|(edge, _)| *edge < size);

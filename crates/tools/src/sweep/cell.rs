@@ -1,5 +1,5 @@
-//! The measurement of one size: files are written, dropped from the page cache, and read. They stay until the end:
-//! where many were just removed, file systems are slower to make new ones.
+//! Measures one size: files are written, dropped from the page cache, and read. They are kept until the end of the
+//! sweep, because file systems create files more slowly after many were removed.
 
 mod groups;
 mod large;
@@ -27,17 +27,17 @@ use large::LargeFiles;
 use pace::CellPace;
 use small::SmallFiles;
 
-/// All that is needed to measure a cell.
+/// The context for measuring a cell.
 pub(crate) struct Bench<'a> {
     pub(crate) cell: Cell,
-    /// The number of the cell in the sweep.
+    /// The index of the cell in the sweep.
     pub(crate) number: usize,
     pub(crate) place: &'a SweepDirectory,
     pub(crate) file_io: &'a Arc<dyn FileIo>,
     pub(crate) direct: Direct,
     pub(crate) threads: usize,
     pub(crate) mtime: Timestamp,
-    /// The kinds of metadata that the file system has shown to keep.
+    /// The kinds of metadata that the file system is known to preserve.
     pub(crate) proven: ProvenKinds,
     pub(crate) stop: &'a AtomicBool,
 }
@@ -47,16 +47,16 @@ enum CellFiles {
     Large(LargeFiles),
 }
 
-/// The files that have been written.
+/// The files that were written.
 struct WrittenFiles {
     files: CellFiles,
-    /// The whole files, and all bytes.
+    /// Number of complete files, and of all bytes.
     total: FileTotal,
     way: CacheUse,
 }
 
 impl Bench<'_> {
-    /// Measures the cell within a slice of time.
+    /// Measures the cell in a time of `slice`.
     pub(crate) fn measure(
         &self,
         slice: Duration,
@@ -70,7 +70,7 @@ impl Bench<'_> {
             .expect("one name is no long path");
         let made = self.place.tree.ensure_directory(&directory);
         let directory = made.map_err(self.cannot("make a directory in"))?;
-        // Data that others have written must not be flushed in the time of this cell.
+        // Flush data that others have written, so that its flush does not count as time of this cell.
         rustix::fs::syncfs(self.place.tree.fd()).map_err(self.cannot("flush"))?;
         let mut measured = Measured::nothing(&self.cell);
         begin(IoDirection::Write);
@@ -96,7 +96,7 @@ impl Bench<'_> {
             let pace = &pace;
             scope
                 .spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
-            // A push has files of one group in batches, and larger ones by groups.
+            // A push sends files of up to one group in batches, and larger files by group.
             let written = if self.cell.file_bytes <= GROUP_BYTES {
                 SmallFiles::write(self, directory, pace)
             } else {
@@ -133,7 +133,7 @@ impl Bench<'_> {
         Ok(Throughput::new(self.cell.file_bytes, counted, took, way))
     }
 
-    /// Runs `work` on every thread; the first error of one ends all.
+    /// Runs `work` on every thread. The first error is recorded and makes all threads stop.
     fn on_threads(
         &self,
         pace: &CellPace<'_>,
@@ -151,7 +151,7 @@ impl Bench<'_> {
         });
     }
 
-    /// The seed of a thread's noise, another for each thread of each cell.
+    /// Returns the seed of a thread's noise, which is different for each thread of each cell.
     fn seed(&self, thread: usize) -> u64 {
         (self.number as u64) << 32 | thread as u64
     }
@@ -172,7 +172,7 @@ impl Bench<'_> {
             .map_err(self.cannot("open a file in"))
     }
 
-    /// Reads `len` bytes of a file, and fails if the file has become shorter; returns the buffer.
+    /// Reads `len` bytes of a file and returns the buffer. Fails if the file is too short.
     fn read_whole(
         &self,
         file: &DataFile,
@@ -190,29 +190,29 @@ impl Bench<'_> {
         Ok(buffer)
     }
 
-    /// The error of an operation in the sweep's directory, to be given to `map_err`.
+    /// Returns a closure for `map_err` that adds the operation and the sweep's path to an error.
     fn cannot<E: Into<io::Error>>(&self, operation: &'static str) -> impl FnOnce(E) -> SweepError {
         SweepError::io(operation, &self.place.path)
     }
 }
 
-/// Whether the page cache holds most of a file; `false` where the kernel does not report it.
+/// Returns whether the page cache holds most of a file. `false` if the kernel does not report it.
 fn is_cached(file: &File, bytes: u64) -> bool {
     zmove_disk::cached_bytes(file.as_fd(), 0..bytes).is_ok_and(|cached| cached > bytes / 2)
 }
 
-/// The name of a file, or of a directory of small ones.
+/// Returns the name of a file, or of a directory of small files.
 fn name_of(number: u64) -> Name {
     Name::from_bytes(number.to_string().as_bytes()).expect("digits")
 }
 
 /// The mode of every file.
 const MODE: u32 = 0o600;
-/// The share of a slice for writing; the last flush and reading have the rest.
+/// The fraction of a slice for writing. The rest is for the last flush and for reading.
 const WRITE_SHARE: f64 = 0.5;
-/// The share for reading of the time that is left then; dropping the page cache has the rest.
+/// The fraction of the remaining time for reading. The rest is for dropping files from the page cache.
 const READ_SHARE: f64 = 0.8;
-/// The time for reading where writing has taken all of the slice.
+/// The minimum time for reading, if writing has used up the slice.
 const READ_MIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

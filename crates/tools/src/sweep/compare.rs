@@ -1,9 +1,10 @@
 //! The postulation of "When to use rsync" (Chin Fang, R. "Les" A. Cottrell, Ezra Kissel), section "A precaution and a
-//! postulation": the best that the transfer rate of another site lets one expect here, `U_b = F_s × F_c × E_1`.
+//! postulation". It derives the best transfer rate to expect here from the transfer rate of a reference site: `U_b =
+//! F_s × F_c × E_1`.
 //!
-//! There `F_s` is the attainable storage throughput here over that of the reference, `F_c` the same for the
-//! computational power of the processor, whose clock the paper's appendix compares, and `E_1` the transfer rate that
-//! the reference has reached. A transfer reads and writes, so the lesser of both ratios is the `F_s` of a size.
+//! `F_s` is the ratio of the storage throughput here to that of the reference. `F_c` is the same ratio for the speed of
+//! the processor, for which the appendix of the paper compares clock frequencies. `E_1` is the transfer rate of the
+//! reference. A transfer reads and writes, so `F_s` for a size is the smaller of both ratios.
 
 use std::str::FromStr;
 
@@ -12,10 +13,10 @@ use zmove_types::{ByteCount, ByteRate, ParseRateError, Printable, RateLimit, par
 use crate::drawing::scale::size_label;
 use crate::sweep::result::{IoDirection, Measured, Sweep};
 
-/// A transfer rate that the reference has reached, `E_1`.
+/// A transfer rate that the reference has achieved, `E_1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReferenceRate {
-    /// The size of the files that the rate is for; `None`: any other size.
+    /// The file size to which the rate applies. `None`: all sizes without a rate of their own.
     pub file_bytes: Option<u64>,
     /// The rate.
     pub rate: RateLimit,
@@ -43,8 +44,8 @@ impl FromStr for ReferenceRate {
     }
 }
 
-/// The sweep from `here` beside a reference as text, and the transfer rates that this lets one expect; `None` if they
-/// share no size, or a core's speed is not known.
+/// Returns a text that compares the sweep of `here` with a reference and derives the transfer rates to expect. `None`
+/// if the sweeps have no size in common, or the speed of a core is unknown.
 #[must_use]
 pub fn compare(here: &Sweep, reference: &Sweep, rates: &[ReferenceRate]) -> Option<String> {
     let comparison = Comparison::new(here, reference)?;
@@ -81,24 +82,24 @@ pub fn compare(here: &Sweep, reference: &Sweep, rates: &[ReferenceRate]) -> Opti
 pub(crate) struct Comparison {
     /// The sizes that both sweeps have measured.
     pub(crate) sizes: Vec<Compared>,
-    /// `F_c`: the speed of a core here divided by that of a core of the reference.
+    /// `F_c`: the ratio of the speed of a core here to that of a core of the reference.
     pub(crate) cpu: f64,
 }
 
-/// The results for one file size, divided by those of the reference.
+/// The ratios of the results for one file size to those of the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Compared {
     /// The size of each file, in bytes.
     pub(crate) file_bytes: u64,
-    /// The ratio for writing, if both sweeps have measured that.
+    /// The ratio for writing, if both sweeps have measured it.
     pub(crate) write: Option<f64>,
-    /// The ratio for reading, if both sweeps have measured that.
+    /// The ratio for reading, if both sweeps have measured it.
     pub(crate) read: Option<f64>,
 }
 
 impl Comparison {
-    /// Compares the sweep from `here` with a reference; `None` where they share no size, or a core's speed is not
-    /// known.
+    /// Compares the sweep of `here` with a reference. `None` if they have no size in common, or the speed of a core is
+    /// unknown.
     pub(crate) fn new(here: &Sweep, reference: &Sweep) -> Option<Self> {
         let speed = |sweep: &Sweep| sweep.host.core_operations_per_second;
         let cpu = speed(here) / speed(reference);
@@ -118,7 +119,7 @@ impl Comparison {
 }
 
 impl Compared {
-    /// `F_s`: the lesser of both ratios.
+    /// Returns `F_s`: the smaller of both ratios.
     pub(crate) fn storage(&self) -> f64 {
         self.write
             .into_iter()
@@ -147,7 +148,7 @@ F_s is the lesser of writing and reading: a transfer does both. By the postulati
 (Chin Fang, R. \"Les\" A. Cottrell, Ezra Kissel); E_1 is the transfer rate that the reference has reached (--e1).
 ";
 
-/// The bound itself where the rate of the reference is known, else the factor of that rate.
+/// Formats the bound if the rate of the reference is known, and otherwise the factor to apply to that rate.
 fn bound(size: &Compared, cpu: f64, rates: &[ReferenceRate]) -> String {
     let of_this_size = rates
         .iter()

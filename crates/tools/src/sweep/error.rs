@@ -1,11 +1,11 @@
-//! The reasons why a sweep did not come to its end.
+//! Errors that end a sweep.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use zmove_types::ByteCount;
 
-/// The reason why there is no sweep.
+/// The reason why a sweep has failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SweepError {
@@ -14,27 +14,27 @@ pub enum SweepError {
     Io {
         /// The operation that failed.
         operation: &'static str,
-        /// The file or directory concerned.
+        /// The file or directory.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// Less space is free than the sweep may write and others need.
+    /// The free space is less than the budget plus the reserve.
     #[error("'{}' has {free} free, and {budget} are to be written with {reserve} left for others: take a smaller --budget", path.display())]
     NoRoom {
         /// The directory of the sweep.
         path: PathBuf,
-        /// The space that is free there.
+        /// The free space.
         free: ByteCount,
-        /// The most bytes that the sweep would write.
+        /// Maximum number of bytes to write.
         budget: ByteCount,
-        /// The space that the sweep leaves for others.
+        /// The space that must stay free.
         reserve: ByteCount,
     },
-    /// Not one file fits into the budget.
+    /// The budget is too small for a single file.
     #[error("a budget of {0} has no room for a file: take 1 MiB or more")]
     NothingFits(ByteCount),
-    /// Another sweep runs in the same directory on this host.
+    /// Another sweep is running in the same directory on this host.
     #[error("another sweep is running in '{}': both would measure each other", path.display())]
     Running {
         /// The directory of that sweep.
@@ -46,7 +46,7 @@ pub enum SweepError {
     /// The files of the sweep could not be removed.
     #[error("'{}' could not be removed, and may be by hand: {source}", path.display())]
     Left {
-        /// The sweep's directory, which is left.
+        /// The sweep's directory, which was left behind.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -54,7 +54,7 @@ pub enum SweepError {
 }
 
 impl SweepError {
-    /// The error of an operation on a path, to be given to `map_err`.
+    /// Returns a closure for `map_err` that adds the operation and the path to an error.
     pub(crate) fn io<E: Into<io::Error>>(
         operation: &'static str,
         path: &Path,

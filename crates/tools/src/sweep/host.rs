@@ -1,4 +1,4 @@
-//! The host that measures: its name, its processor, and the speed of one core.
+//! The host of a sweep: its name, its processor, and the speed of one core.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use zmove_disk::cores;
 use crate::sweep::result::SweptHost;
 
 impl SweptHost {
-    /// Describes this host. Takes some hundredths of a second of CPU time.
+    /// Describes this host. The call takes some hundredths of a second of CPU time.
     pub(crate) fn this() -> Self {
         let core_operations_per_second = (0..RUNS)
             .map(|_| operations_per_second())
@@ -21,7 +21,7 @@ impl SweptHost {
         }
     }
 
-    /// The name of this host, by `uname`.
+    /// Returns the name of this host, from `uname`.
     pub(crate) fn own_name() -> String {
         rustix::system::uname()
             .nodename()
@@ -30,7 +30,7 @@ impl SweptHost {
     }
 }
 
-/// The processor's name in `/proc/cpuinfo`.
+/// Returns the name of the processor, from `/proc/cpuinfo`.
 fn cpu() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text
@@ -42,8 +42,7 @@ fn cpu() -> String {
     )
 }
 
-/// The rate of one chain in which each operation waits for the one before, so that nothing but the clock makes it
-/// faster.
+/// Measures the rate of a chain of dependent operations, which depends only on the clock frequency.
 fn operations_per_second() -> f64 {
     let started = Instant::now();
     let mut number = black_box(1_u64);
@@ -56,7 +55,7 @@ fn operations_per_second() -> f64 {
     f64::from(OPERATIONS) / started.elapsed().as_secs_f64().max(1e-9)
 }
 
-/// The operations of one run, about 5 ms at 3 GHz.
+/// Number of operations per run, about 5 ms at 3 GHz.
 const OPERATIONS: u32 = 4_000_000;
-/// The number of runs, of which the fastest counts: others may have the core meanwhile.
+/// Number of runs. The fastest counts, because other processes may use the core during a run.
 const RUNS: u32 = 5;

@@ -1,4 +1,4 @@
-//! A sweep as an SVG.
+//! The results of a sweep as an SVG chart.
 
 use svg::node::element::{Circle, Group};
 use zmove_types::ByteCount;
@@ -12,7 +12,7 @@ use crate::drawing::{
 use crate::sweep::result::{IoDirection, Measured, Sweep, Throughput};
 
 impl Sweep {
-    /// The sweep as an SVG: bytes and files per second over file sizes, in both directions.
+    /// Returns the sweep as SVG: bytes and files per second by file size, for reading and writing.
     #[must_use]
     pub fn picture(&self) -> String {
         draw(self)
@@ -53,10 +53,10 @@ fn draw(sweep: &Sweep) -> String {
     )
 }
 
-/// One diagram.
+/// One chart.
 struct Panel {
     title: &'static str,
-    /// The value that is shown, for each direction.
+    /// Returns the value to show.
     value: fn(&Throughput) -> f64,
 }
 
@@ -121,7 +121,7 @@ impl Panel {
                     .set("cy", y)
                     .set("r", 3.2)
                     .set("stroke", pen.colour);
-                // A full mark is for writing, a hollow one for reading.
+                // Filled markers are for writing, hollow ones for reading.
                 let fill = if pen.dashes.is_none() {
                     pen.colour
                 } else {
@@ -134,7 +134,7 @@ impl Panel {
     }
 }
 
-/// The axis from the smallest size to the largest, with some air.
+/// Returns an axis from the smallest to the largest size, with a margin at both ends.
 fn axis(sweep: &Sweep) -> SizeAxis {
     let powers = || {
         sweep
@@ -161,7 +161,7 @@ const READ: Pen = Pen {
     dashes: Some("7 3"),
     width: 1.8,
 };
-/// The most letters that are shown of the file system's source.
+/// Maximum number of characters to show of the file system's source.
 const SOURCE_LETTERS: usize = 24;
 const MIB: f64 = 1_048_576.0;
 const HEAD: f64 = 44.0 + NAMES;

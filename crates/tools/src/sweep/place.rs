@@ -1,9 +1,11 @@
-//! The one directory in which a sweep works.
+//! The directory in which a sweep works.
 //!
-//! The directory is hidden, named `.zmove-sweep-NUMBER`, open to its owner alone, and locked while the sweep
-//! lives. **Invariant:** nothing outside it is changed but leftovers of a sweep of this user on this host: a directory
-//! of such a name that nobody holds the lock of and whose mark names this very directory, not one that it was copied
-//! from. Others may rename it meanwhile, so what is in it is removed by its descriptor and not by its name.
+//! The directory is hidden, is named `.zmove-sweep-NUMBER`, is accessible only to its owner, and is locked while the
+//! sweep runs. **Invariant:** a sweep changes nothing outside its directory, except that it removes directories that
+//! earlier sweeps of this user on this host left behind. Such a directory has the name of a sweep's directory, is not
+//! locked, and contains a mark that identifies this very directory and not one from which it was copied. Another
+//! process may rename a directory during the sweep, so entries are removed relative to its descriptor and not by its
+//! path.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -23,18 +25,18 @@ use crate::sweep::result::SweptHost;
 /// The directory of a running sweep.
 #[derive(Debug)]
 pub(crate) struct SweepDirectory {
-    /// The directory in which the sweep's directory lies.
+    /// The parent of the sweep's directory.
     parent: Tree,
     name: Name,
     /// The path of the directory, for messages.
     pub(crate) path: PathBuf,
-    /// The directory itself, opened.
+    /// The open directory.
     pub(crate) tree: Tree,
     removed: bool,
 }
 
 impl SweepDirectory {
-    /// Makes a directory in `parent`, which is called `path`, and looks at those that other sweeps have left there.
+    /// Creates a sweep's directory in `parent`, which is at `path`. Removes directories that earlier sweeps left there.
     pub(crate) fn make_in(
         parent: Tree,
         path: &Path,
@@ -67,7 +69,7 @@ impl SweepDirectory {
             tree: Self::new_tree(opened)?,
             removed: false,
         };
-        // Where there are no locks, the next sweep only reports a directory that is left.
+        // If the file system does not support locks, the next sweep only reports a directory that was left behind.
         let _no_locks =
             rustix::fs::flock(place.tree.fd(), FlockOperation::NonBlockingLockExclusive);
         let flags =
@@ -77,8 +79,8 @@ impl SweepDirectory {
         Ok(place)
     }
 
-    /// The tree at a directory that has just been made and opened. Others may have given its name to another directory
-    /// between the two, whose entries would go at the end, so it must be empty.
+    /// Returns the tree at a directory that was just created and opened. It must be empty: another process may have
+    /// replaced it in between, and the sweep would remove the entries of that other directory at its end.
     fn new_tree(opened: Arc<OwnedFd>) -> io::Result<Tree> {
         if names(opened.as_fd(), |_| true)?.is_empty() {
             Ok(Tree::at(opened))
@@ -87,7 +89,7 @@ impl SweepDirectory {
         }
     }
 
-    /// Empties and removes a directory of the sweep by several threads, since that takes part of the sweep's time.
+    /// Empties and removes a subdirectory with several threads, because the removal counts as time of the sweep.
     fn empty(&self, directory: &Name, threads: usize) -> Result<(), SweepError> {
         let path = beneath(directory);
         let shown = self.path.join(directory.as_os_str());
@@ -97,7 +99,7 @@ impl SweepDirectory {
         std::thread::scope(|scope| {
             for part in all.chunks(all.len().div_ceil(threads.max(1)).max(1)) {
                 let path = &path;
-                // An entry that stays makes the removal of the directory fail, which is reported.
+                // An entry that cannot be removed makes the removal of the directory fail, which is reported.
                 scope.spawn(move || remove_entries(&self.tree, path, part.iter(), |_, _| {}));
             }
         });
@@ -109,13 +111,13 @@ impl SweepDirectory {
         self.left_by(failed)
     }
 
-    /// Removes the sweep's directory with all that is in it.
+    /// Removes the sweep's directory and its contents.
     pub(crate) fn remove(mut self, threads: usize) -> Result<(), SweepError> {
         self.removed = true;
         let directories =
             names(self.tree.fd(), |name| name.as_bytes() != MARK.as_bytes()).unwrap_or_default();
         for directory in directories {
-            // A directory that stays is met again below, where the error is reported.
+            // A directory that could not be removed is tried again below, where the error is reported.
             let _best_effort = self.empty(&directory, threads);
         }
         self.remove_itself()
@@ -142,21 +144,21 @@ impl SweepDirectory {
 impl Drop for SweepDirectory {
     fn drop(&mut self) {
         if !self.removed {
-            // The error that led here is reported already.
+            // The error that led to this drop has been reported already.
             let _best_effort = self.remove_itself();
         }
     }
 }
 
-/// Looks at another directory of such a name, and removes it if it was left. Returns what became of it;
-/// `None` if it has gone.
+/// Checks another directory with a sweep's name, and removes it if an earlier sweep left it behind. Returns the result,
+/// or `None` if the directory no longer exists.
 fn look(parent: &Tree, name: &Name, path: PathBuf) -> Result<Option<SweepEvent>, SweepError> {
     let directory = match parent.open_directory(&beneath(name)) {
         Ok(directory) => directory,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(_) => return Ok(Some(SweepEvent::Stays(path))),
     };
-    // Whoever else may write in a directory can give it a mark.
+    // Another user who can write to a directory could forge a mark.
     let own = rustix::fs::fstat(&directory).is_ok_and(|stat| {
         let mode = Mode::from_raw_mode(stat.st_mode);
         stat.st_uid == rustix::process::geteuid().as_raw()
@@ -189,12 +191,12 @@ fn is_marked(directory: &OwnedFd) -> bool {
     read.is_ok() && mark(directory.as_fd()).is_ok_and(|mark| mark == text)
 }
 
-/// The text that identifies a directory among all others.
+/// Returns the text that identifies a directory uniquely.
 fn mark(directory: BorrowedFd<'_>) -> io::Result<String> {
     let asked = StatxFlags::INO | StatxFlags::BTIME;
     let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked)?;
     let birth = stat.stx_btime;
-    // Two hosts may have the same name, or be made from one image.
+    // Two hosts may have the same name, or may have been created from the same image.
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     Ok(format!(
         "zmove sweep {:x} {:x}.{:x} {} {}\n",
@@ -213,7 +215,7 @@ fn fresh_name() -> io::Result<Name> {
     Ok(Name::from_bytes(name.as_bytes()).expect("digits are a short name"))
 }
 
-/// The names in a directory that are `wanted`.
+/// Returns the names of the directory's entries for which `wanted` returns true.
 fn names(directory: BorrowedFd<'_>, wanted: impl Fn(&Name) -> bool) -> io::Result<Vec<Name>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {

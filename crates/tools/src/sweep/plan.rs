@@ -1,22 +1,22 @@
-//! The plan of a sweep: the sizes to measure, and the number of files for each, within a budget of bytes and the time.
+//! Plans a sweep: the sizes to measure and the number of files of each size, within a budget of bytes and time.
 //!
-//! **Invariant:** the files of all cells, in whole pages, are within the budget, whatever that is.
+//! **Invariant:** the files of all cells, rounded up to whole pages, never exceed the budget.
 
 use std::time::Duration;
 
 use zmove_types::{ByteCount, PAGE_BYTES};
 
-/// Files of one size.
+/// A size to measure, and its number of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
     /// The size of each file.
     pub(crate) file_bytes: u64,
-    /// How many files are to be written, if there is time enough.
+    /// Number of files to write, if the time is long enough.
     pub(crate) files: u64,
 }
 
-/// The cells of a sweep, from the smallest files to the largest: sizes in powers of two where bytes and time are enough
-/// for all of them, in powers of four otherwise. No size has more than `files_max` files.
+/// Returns the cells of a sweep, smallest files first. The sizes are powers of two if the budget and the time are large
+/// enough for all of them, and powers of four otherwise. No size has more than `files_max` files.
 pub(crate) fn cells_within(budget: ByteCount, time: Duration, files_max: u64) -> Vec<Cell> {
     let fine = in_steps_of(2, budget, files_max);
     let has_large = fine.last().is_some_and(|cell| cell.file_bytes >= LARGE);
@@ -29,8 +29,9 @@ pub(crate) fn cells_within(budget: ByteCount, time: Duration, files_max: u64) ->
     in_steps_of(4, budget, files_max)
 }
 
-/// The cells for sizes in such steps. Large files get two fifths of the budget, medium ones two thirds of what is left
-/// then, and small ones the rest; what the larger ones cannot use goes to the smaller ones.
+/// Returns the cells for sizes that grow by a factor of `step`. Large files get two fifths of the budget, medium files
+/// two thirds of the remainder, and small files the rest. Bytes that the larger files cannot use go to the smaller
+/// ones.
 fn in_steps_of(step: u64, ByteCount(budget): ByteCount, files_max: u64) -> Vec<Cell> {
     let large = class_cells(budget / 5 * 2, sizes(LARGE..=LARGEST, 4), files_max);
     let left = budget - written(&large);
@@ -45,8 +46,8 @@ fn sizes(range: std::ops::RangeInclusive<u64>, step: u64) -> impl Iterator<Item 
     std::iter::successors(Some(*range.start()), next).take_while(move |size| range.contains(size))
 }
 
-/// The cells of one class: as many of the sizes, from the smallest on, as get at least one file each from an equal
-/// share.
+/// Returns the cells of one class. The sizes share the budget equally, and the largest sizes are left out until each
+/// remaining size can have at least one file.
 fn class_cells(share: u64, sizes: impl Iterator<Item = u64>, files_max: u64) -> Vec<Cell> {
     let sizes: Vec<_> = sizes.collect();
     let fits = |count: &usize| share / *count as u64 >= on_disk(sizes[*count - 1]);
@@ -61,7 +62,7 @@ fn class_cells(share: u64, sizes: impl Iterator<Item = u64>, files_max: u64) -> 
     sizes[..count].iter().map(cell).collect()
 }
 
-/// The bytes that cells write in all, in whole pages.
+/// Returns the total number of bytes that cells write, in whole pages.
 fn written(cells: &[Cell]) -> u64 {
     cells
         .iter()
@@ -69,7 +70,7 @@ fn written(cells: &[Cell]) -> u64 {
         .sum()
 }
 
-/// The bytes that a file takes at least: whole pages.
+/// Returns the minimum space that a file occupies: whole pages.
 fn on_disk(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE_BYTES as u64)
 }
@@ -77,9 +78,9 @@ fn on_disk(bytes: u64) -> u64 {
 const SMALLEST: u64 = 1 << 10;
 const MEDIUM: u64 = 1 << 20;
 const LARGE: u64 = 1 << 30;
-/// The largest size, at which the paper's sweep ends.
+/// The largest size. The sweep of the paper ends there too.
 const LARGEST: u64 = 1 << 40;
-/// The time that each size needs for a fine sweep to be worth it.
+/// The minimum time per size for a sweep in powers of two.
 const FINE_CELL_TIME: Duration = Duration::from_secs(8);
 
 #[cfg(test)]

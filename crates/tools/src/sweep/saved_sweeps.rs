@@ -1,6 +1,6 @@
-//! The sweeps that are remembered: one file for each storage of each host, in a directory beside the keys.
+//! Saved sweeps: one file per host and storage, in a directory next to that of the keys.
 //!
-//! **Invariant:** kept sweeps are advice. A file that cannot be read or parsed counts as none.
+//! **Invariant:** saved sweeps are advice. A file that cannot be read or parsed is ignored.
 
 use std::fs;
 use std::io::{self, Read};
@@ -9,19 +9,18 @@ use std::path::{Path, PathBuf};
 use crate::sweep::result::{Storage, Sweep, SweptHost};
 use crate::sweep::storage::plain_name;
 
-/// The directory of kept sweeps.
+/// The directory of saved sweeps.
 #[derive(Clone, Debug)]
 pub struct SavedSweeps {
-    /// The path of the directory, which need not exist.
+    /// The path of the directory, which may not exist yet.
     pub directory: PathBuf,
 }
 
 impl SavedSweeps {
-    /// Keeps a sweep in the place of an earlier one of the same storage, and removes the oldest where there are too
-    /// many.
+    /// Saves a sweep, replacing an earlier one of the same storage. Removes the oldest sweeps if there are too many.
     ///
     /// # Errors
-    /// The system's error.
+    /// The sweep cannot be written, or an old one cannot be removed.
     pub fn keep(&self, sweep: &Sweep) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
         zmove_disk::replace_file(
@@ -31,10 +30,10 @@ impl SavedSweeps {
         self.forget_oldest()
     }
 
-    /// The sweep of the storage of these paths, if they are all on one that has been swept. For a path that does not
-    /// exist yet the directory above counts. Without a sweep, or where a storage cannot be identified, there is none.
+    /// Returns the sweep of the storage of `paths`, if all paths are on the same storage and a sweep of it is saved. If
+    /// a path does not exist, its nearest existing ancestor counts. Returns `None` if a storage cannot be identified.
     pub fn of_paths<'p>(&self, paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
-        // Most users have never swept anything: then their storage is not looked at either.
+        // Most users have never run a sweep. In that case the storage is not examined at all.
         fs::read_dir(&self.directory).ok()?.next()?.ok()?;
         let mut storages = paths.into_iter().map(storage);
         let first = storages.next()??;
@@ -44,7 +43,7 @@ impl SavedSweeps {
         self.find(&first)
     }
 
-    /// The sweep of a storage by this host, if one is kept.
+    /// Returns the saved sweep of a storage by this host, if there is one.
     fn find(&self, storage: &Storage) -> Option<Sweep> {
         let host = SweptHost::own_name();
         let mut text = String::new();
@@ -55,7 +54,7 @@ impl SavedSweeps {
     }
 
     fn file(&self, host: &str, storage: &Storage) -> PathBuf {
-        // If two storages share a file, the later sweep stays. `find` compares the whole names.
+        // If two storages have the same file name, the later sweep is kept. `find` compares the full identity.
         let key = [host, &storage.kind, &storage.source, &storage.id].join("-");
         self.directory.join(plain_name(&key) + ".json")
     }

@@ -1,6 +1,6 @@
-//! How near to the limits of its storage a push comes, by earlier sweeps.
+//! Compares a push with the limits of its storage, according to earlier sweeps.
 //!
-//! **Invariant:** this is advice: without a sweep there is none, and nothing fails.
+//! **Invariant:** the comparison is advice. If there is no sweep, there is no comparison, and nothing fails.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use zmove_wire::FileTotal;
 use crate::sweep::ceiling::Ceiling;
 use crate::sweep::result::{IoDirection, Sweep};
 
-/// The files and bytes that a push has moved, by size.
+/// Files and bytes that a push has moved, by size.
 #[derive(Debug, Default)]
 pub struct MovedSizes(Lock<SizeCounts>);
 
 #[derive(Clone, Debug, Default)]
 struct SizeCounts {
-    /// Files and bytes of batches, by powers of two of their mean size.
+    /// Files and bytes in batches. The index is the power of two of the mean file size of the batch.
     small: Vec<FileTotal>,
-    /// Files that were sent in groups, and the bytes of these.
+    /// Files that were sent in groups, and their bytes.
     large: FileTotal,
 }
 
 impl MovedSizes {
-    /// Adds one report of the receiver: a batch of whole files, a group of a large one, or the end of a large one.
+    /// Adds one report of the receiver: a batch of whole files, a group of a large file, or the end of a large file.
     pub fn add(&self, files: u64, bytes: u64) {
         let mut counts = self.0.lock();
         let total = match bytes.checked_div(files) {
@@ -40,7 +40,7 @@ impl MovedSizes {
         total.add(FileTotal { files, bytes });
     }
 
-    /// All files and bytes.
+    /// Returns the total of all files and bytes.
     #[must_use]
     pub fn total(&self) -> FileTotal {
         let SizeCounts { small, large } = &*self.0.lock();
@@ -50,7 +50,7 @@ impl MovedSizes {
         })
     }
 
-    /// The least time that moving these files takes.
+    /// Returns the minimum time to move these files, in seconds.
     fn seconds(&self, ceiling: &Ceiling) -> f64 {
         let SizeCounts { small, mut large } = self.0.lock().clone();
         if large.bytes > 0 {
@@ -63,7 +63,7 @@ impl MovedSizes {
     }
 }
 
-/// The shares of its storage's speed that a push has reached.
+/// The rates of a push as fractions of the speed of its storage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Shares {
     reads: Option<Share>,
@@ -73,15 +73,15 @@ pub struct Shares {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Share {
     share: f64,
-    /// The day of the sweep that the share is measured against, in UTC.
+    /// The UTC date of the sweep with which the push is compared.
     sweep: String,
 }
 
-/// The shortest run of which shares are told.
+/// Minimum duration of a push for a comparison.
 const TIME_MIN: Duration = Duration::from_secs(1);
 
 impl Shares {
-    /// The shares of a push from `source` to `target`, as far as both have been swept.
+    /// Compares a push from `source` to `target` with the sweeps that are given.
     #[must_use]
     pub fn of(
         moved: &MovedSizes,
@@ -89,7 +89,7 @@ impl Shares {
         source: Option<&Sweep>,
         target: Option<&Sweep>,
     ) -> Self {
-        // A share of so short a time says more about start and end than about the storage.
+        // A shorter push consists mostly of its start and end, and says little about the storage.
         if took < TIME_MIN {
             return Self::default();
         }
@@ -107,7 +107,7 @@ impl Shares {
         }
     }
 
-    /// A line for the summary, or an empty text.
+    /// Returns a line for the summary, or an empty string.
     #[must_use]
     pub fn line(&self) -> String {
         let told = |what, share: &Option<Share>, whose| {

@@ -1,4 +1,4 @@
-//! The identity of the file system that a path lies on, by which an earlier sweep of it is found again.
+//! The identity of a file system, by which an earlier sweep of it is found.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,13 +10,13 @@ use zmove_disk::{Mount, mounts};
 use crate::sweep::result::Storage;
 
 impl Storage {
-    /// The storage at a path that exists.
+    /// Returns the storage at an existing path.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         Self::of(opened.as_fd(), path)
     }
 
-    /// The storage of an open directory; `path`, which should lead to it, is for people.
+    /// Returns the storage of an open directory. `path` should refer to that directory and is used for display.
     pub(crate) fn of(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let mount = Mount::of(&mounts(), directory, &path);
@@ -30,13 +30,13 @@ impl Storage {
         })
     }
 
-    /// Whether both are the same file system.
+    /// Returns whether both are the same file system.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (&self.kind, &self.source, &self.id) == (&other.kind, &other.source, &other.id)
     }
 }
 
-/// The text with only such letters as may stand in a file's name.
+/// Replaces all characters of a text that may not appear in a portable file name.
 pub(crate) fn plain_name(text: &str) -> String {
     let letter = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let plain = text

@@ -1,4 +1,4 @@
-//! A sweep as text: a line for each size and each class, and the way of the bytes.
+//! The results of a sweep as text: a line for each size and each class, and a note on the use of the page cache.
 
 use zmove_types::{ByteCount, Printable, SizeClass};
 
@@ -7,7 +7,7 @@ use crate::figures::{bytes_per_second, files_per_second};
 use crate::sweep::result::{CacheUse, IoDirection, Measured, Sweep, Throughput};
 
 impl Sweep {
-    /// The sweep as text.
+    /// Returns the sweep as text.
     #[must_use]
     pub fn table(&self) -> String {
         table(self)
@@ -69,7 +69,7 @@ fn line(name: &str, write: Option<&Throughput>, read: Option<&Throughput>) -> St
     format!("{name:>9} {} {}\n", shown(write), shown(read))
 }
 
-/// The sum over a class, as if its sizes had been one run.
+/// Returns the total over a class, as if its sizes had been measured in one run.
 fn together<'a>(
     sizes: impl Iterator<Item = &'a Measured>,
     direction: IoDirection,
@@ -96,7 +96,7 @@ fn together<'a>(
     })
 }
 
-/// The way of the bytes between memory and storage, and what that means.
+/// Describes how the data passed the page cache.
 fn ways(sweep: &Sweep) -> String {
     let from = |direction| {
         let direct = |size: &&Measured| {

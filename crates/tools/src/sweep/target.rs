@@ -1,4 +1,4 @@
-//! The sweep of a receiver's target, which a probe asks for.
+//! The sweep of a receiver's target, which a probe requests.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::figures::rounded;
 use crate::sweep::result::{Measured, Throughput};
 use crate::sweep::{Sweep, SweepConfig, SweepError, sweep};
 
-/// Measures the storage of a receiver's target as a transfer would use it. A receiver calls this for a probe.
+/// Measures the storage of a receiver's target in the same way as a transfer. A receiver calls this function for a
+/// probe.
 pub fn measure_target(target: SweepTarget, order: SweepOrder, stop: &AtomicBool) -> Swept {
     let config = SweepConfig {
         opened: Some(target.tree),
@@ -32,7 +33,7 @@ pub fn measure_target(target: SweepTarget, order: SweepOrder, stop: &AtomicBool)
     }
 }
 
-/// A sweep as a receiver reports it.
+/// Converts a sweep to the form in which a receiver reports it.
 pub(crate) fn swept(sweep: &Sweep) -> Swept {
     let size = |size: &Measured| {
         let rate = |moved: &Option<Throughput>| Some(rounded(moved.as_ref()?.bytes_per_second));
@@ -61,7 +62,7 @@ fn fault_of(error: &SweepError) -> (Operation, FaultCode) {
     }
 }
 
-/// Error numbers as Linux has them.
+/// Error numbers of Linux.
 const EINTR: i32 = 4;
 const ENOSPC: i32 = 28;
 

@@ -1,6 +1,6 @@
 //! The file to which the trace of a running transfer is written.
 //!
-//! **Invariant:** each failure is returned once, and nothing is written after it.
+//! **Invariant:** a failure is returned once, and nothing is written after it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,20 +15,20 @@ use super::line::{About, TraceLine};
 /// The time between two lines.
 pub const INTERVAL: Duration = Duration::from_millis(100);
 
-/// A file of samples.
+/// A trace file that is being written.
 #[derive(Debug)]
 pub struct TraceFile(Lock<TraceState>);
 
 #[derive(Debug)]
 struct TraceState {
-    /// The open file; `None` once a write has failed.
+    /// The open file. `None` after a write has failed.
     file: Option<File>,
-    /// What the next line says of the whole transfer.
+    /// The properties of the transfer that the next line will contain.
     about: About,
     last: Option<TraceLine>,
 }
 
-/// A line as it is written.
+/// A line as written to the file.
 #[derive(Serialize)]
 struct Written<'a> {
     #[serde(flatten)]
@@ -38,10 +38,10 @@ struct Written<'a> {
 }
 
 impl TraceFile {
-    /// A trace of a transfer between these two hosts.
+    /// Creates the trace file of a transfer between two hosts.
     ///
     /// # Errors
-    /// The system's error.
+    /// The file cannot be created.
     pub fn create(path: &Path, from: &str, to: &str) -> io::Result<Self> {
         let about = About {
             from: Some(from.to_owned()),
@@ -56,19 +56,19 @@ impl TraceFile {
         })))
     }
 
-    /// Adds a line.
+    /// Writes a line.
     ///
     /// # Errors
-    /// The system's error.
+    /// The line cannot be written.
     pub fn write(&self, sample: &Sample) -> io::Result<()> {
         let mut state = self.0.lock();
         state.write(TraceLine::from(sample))
     }
 
-    /// Adds the last line again, with what limited the transfer, and closes the file.
+    /// Repeats the last line with the bottleneck of the transfer, and closes the file.
     ///
     /// # Errors
-    /// The system's error.
+    /// The file cannot be written or closed.
     pub fn close(&self, limited_by: &str) -> io::Result<()> {
         let mut state = self.0.lock();
         if let Some(last) = state.last {

@@ -1,16 +1,16 @@
-//! The lines of a trace: one JSON object each, ten times a second from when the receiver lets the transfer begin, and
-//! one at the end.
+//! The lines of a trace. Each line is a JSON object. A line is written ten times a second after the receiver has
+//! accepted the transfer, and once at its end.
 //!
-//! - `seconds`: since the command started.
-//! - `bytes_read`, `bytes_handed_over`, `bytes_stored`: payload from the start that was read and hashed;
-//!   given to lanes; stored and verified, as far as receipts are here.
-//! - `bytes_acked`, `segments_retransmitted`: the kernel's counts over all lanes, with TLS and heads; null within one
-//!   process.
-//! - `packs_waiting`, `frames_waiting`, `items_outstanding`: batches before the readers, frames before the
-//!   lanes, batches and groups without a receipt.
-//! - `lanes`: lanes that are up.
-//! - `from`, `to`, `at`, in the first line alone: the hosts, and when it was written, in seconds since 1970.
-//! - `limited_by`, in the last line alone, which repeats the one before: what limited the transfer that has ended well.
+//! - `seconds`: time since the command started.
+//! - `bytes_read`, `bytes_handed_over`, `bytes_stored`: payload bytes since the start that were read and hashed, passed
+//!   to lanes, and stored and verified according to the receipts that have arrived.
+//! - `bytes_acked`, `segments_retransmitted`: counts of the kernel over all lanes, including TLS and headers. Null for
+//!   a transfer within one process.
+//! - `packs_waiting`, `frames_waiting`, `items_outstanding`: batches queued for the readers, frames queued for the
+//!   lanes, and batches and groups without a receipt.
+//! - `lanes`: open lanes.
+//! - `from`, `to`, `at`, only in the first line: the hosts, and the time of the line in seconds since the Unix epoch.
+//! - `limited_by`, only in the last line, which repeats the line before: the bottleneck of a successful transfer.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::Sample;
@@ -28,7 +28,7 @@ pub(crate) struct About {
     pub(super) limited_by: Option<String>,
 }
 
-/// The progress of each stage at one moment. The keys are described at the head of this module.
+/// The progress of each stage at one time. The module documentation describes the keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TraceLine {
     pub(super) seconds: f64,

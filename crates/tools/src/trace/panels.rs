@@ -1,9 +1,9 @@
-//! The curves as which a trace is drawn.
+//! The curves of a trace.
 //!
-//! The totals of the stages lie on each other as long as nothing stalls, so only the last one is drawn, and the
-//! distances between them as a backlog of their own. A stage has the same colour and line in every panel. The colours
-//! are those of Okabe and Ito, which colour-blind people can tell apart; the dashes tell the curves apart in a print
-//! without colours.
+//! While nothing stalls, the totals of all stages coincide. Therefore only the total of the last stage is drawn, and
+//! the differences between stages are drawn as a backlog. A stage has the same color and line style in every panel. The
+//! colors are those of Okabe and Ito, which people with color blindness can distinguish. In a print without colors,
+//! dashes distinguish the curves.
 
 use zmove_types::ByteCount;
 
@@ -12,7 +12,7 @@ use super::series::{Pieces, Points, count};
 use crate::drawing::Pen;
 use crate::drawing::scale::{self, Axis, UnitScale};
 
-/// A diagram over time.
+/// A chart over time.
 #[derive(Debug)]
 pub(super) struct Panel {
     pub(super) title: String,
@@ -21,7 +21,7 @@ pub(super) struct Panel {
     pub(super) curves: Vec<Curve>,
 }
 
-/// One line of a diagram, in the diagram's units.
+/// A curve of a panel, in the panel's units.
 #[derive(Debug)]
 pub(super) struct Curve {
     pub(super) name: &'static str,
@@ -29,7 +29,7 @@ pub(super) struct Curve {
     pub(super) points: Points,
 }
 
-/// All diagrams of a trace, from the top.
+/// Returns all panels of a trace, from top to bottom.
 pub(super) fn panels(lines: &[TraceLine]) -> Vec<Panel> {
     let pieces = Pieces::of(lines, PIECES_MAX);
     let kernel_tells = lines.iter().any(|line| line.bytes_acked.is_some());
@@ -78,7 +78,7 @@ fn rates(pieces: &Pieces<'_>) -> Panel {
     panel
 }
 
-/// What one stage has done and the next has not: bytes pile up before whatever limits the transfer.
+/// Draws the bytes that one stage has processed and the next stage has not. Bytes accumulate before the bottleneck.
 fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
     let lag = |name, pen, ahead: fn(&TraceLine) -> u64, behind: fn(&TraceLine) -> u64| Curve {
         name,
@@ -87,7 +87,7 @@ fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
     };
     let given: fn(&TraceLine) -> u64 = |line| line.bytes_handed_over;
     let stored: fn(&TraceLine) -> u64 = |line| line.bytes_stored;
-    // The kernel counts TLS and heads too, so that what is on the path may come out some thousandths too small.
+    // The kernel also counts TLS and headers, so the bytes on the path may come out some thousandths too small.
     let acked: fn(&TraceLine) -> u64 =
         |line| line.bytes_acked.unwrap_or(0).min(line.bytes_handed_over);
     let mut curves = vec![lag("for lanes", READ, |line| line.bytes_read, given)];
@@ -119,7 +119,7 @@ fn resent(pieces: &Pieces<'_>) -> Panel {
     counted("Sent again, segments per second", 4.0, curves)
 }
 
-/// A low panel of plain numbers, whose axis goes at least to `least`.
+/// Returns a low panel of plain numbers. Its axis ends at `least` or above.
 fn counted(title: &str, least: f64, curves: Vec<Curve>) -> Panel {
     Panel {
         title: title.to_owned(),
@@ -129,7 +129,7 @@ fn counted(title: &str, least: f64, curves: Vec<Curve>) -> Panel {
     }
 }
 
-/// A panel whose values are shown in the unit that fits the largest.
+/// Returns a panel in the unit that suits its largest value.
 fn scaled(title: &str, units: UnitScale, mut curves: Vec<Curve>) -> Panel {
     let unit = units.fitting(most(&curves));
     for (_, value) in curves.iter_mut().flat_map(|curve| &mut curve.points) {
@@ -176,13 +176,13 @@ const RESENT: Pen = Pen {
     dashes: None,
     width: 1.4,
 };
-/// The most points of a curve: about one for every two units of the picture's width.
+/// Maximum number of points of a curve, about one for every two units of the image's width.
 const PIECES_MAX: usize = 200;
-/// The steps of a tall panel's axis.
+/// Maximum number of steps on the axis of a tall panel.
 const STEPS_MAX: u32 = 6;
 const TALL: f64 = 150.0;
 const LOW: f64 = 60.0;
-/// The steps of a low panel's axis.
+/// Maximum number of steps on the axis of a low panel.
 const LOW_STEPS: u32 = 2;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Panels as an SVG: one above the other over the same time, narrow enough for a phone, and dark enough for print.
+//! Draws panels as SVG, one above the other with a common time axis. The image is narrow enough for a phone and dark
+//! enough for print.
 
 use svg::node::element::Group;
 
@@ -9,7 +10,7 @@ use crate::drawing::{
     grid_with_labels, legend, polyline, rounded, stroke, words,
 };
 
-/// Draws the panels over `seconds`.
+/// Draws the panels over a time of `seconds`.
 pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String {
     let time = Time::up_to(seconds);
     let mut body = Group::new();
@@ -32,7 +33,7 @@ pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String 
     )
 }
 
-/// The axis that all panels share.
+/// The time axis of all panels.
 struct Time {
     axis: Axis,
     unit: Unit,
@@ -47,7 +48,7 @@ impl Time {
         }
     }
 
-    /// The x coordinate of a value of the axis.
+    /// Returns the x coordinate of a value on the axis.
     fn place(&self, value: f64) -> f64 {
         rounded(LEFT + PLOT_WIDTH * value / self.axis.most)
     }
@@ -61,7 +62,7 @@ impl Time {
     }
 }
 
-/// The height of the title and legend above a panel's plot.
+/// Returns the height of the title and the legend above a panel's plot.
 fn head(panel: &Panel) -> f64 {
     if panel.curves.len() > 1 { 44.0 } else { 24.0 }
 }
@@ -112,7 +113,7 @@ fn time_labels(time: &Time, bottom: f64) -> Group {
     group.add(words(&title, LEFT + PLOT_WIDTH / 2.0, bottom + 35.0))
 }
 
-/// The least number of a unit of time that is shown: time is given in the largest unit of which it has so many.
+/// The axis uses the largest unit of time that fits at least this many times into the duration.
 const TIME_UNITS_MIN: f64 = 5.0;
 
 #[cfg(test)]

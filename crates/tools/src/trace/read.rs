@@ -1,9 +1,10 @@
-//! Reads the lines of a trace again.
+//! Reads a trace.
 //!
-//! A key that is not known is ignored. A file is refused, with the line's number, if a line cannot be parsed, or time
-//! or a stage's bytes go back.
+//! Unknown keys are ignored. A file is refused, with a line number, if a line cannot be parsed, or if the time or a
+//! byte count of a stage decreases.
 //!
-//! **Invariant:** a trace that was read has at least one line, and neither time nor any stage's bytes go back in it.
+//! **Invariant:** a trace that was read has at least one line, and neither the time nor the byte count of any stage
+//! decreases in it.
 
 use std::io::{self, BufRead, Read};
 
@@ -12,7 +13,7 @@ use super::Trace;
 use super::line::{About, TraceLine};
 
 impl About {
-    /// What a later line says in addition.
+    /// Adds the properties from a later line.
     fn with(self, later: Self) -> Self {
         Self {
             from: self.from.or(later.from),
@@ -23,44 +24,45 @@ impl About {
     }
 }
 
-/// The reason why a file is no trace.
+/// The reason why a file is not a trace.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadTraceError {
-    /// The file has no line.
+    /// The file has no lines.
     #[error("it is empty: the push ended before its receiver answered")]
     Empty,
-    /// The first line is not one of a trace.
+    /// The first line is not a line of a trace.
     #[error("not a trace of 'zmove push --trace': line 1: {0}")]
     Foreign(LineFault),
-    /// A later line is not one of a trace, or does not follow the line before.
+    /// A later line is not a line of a trace, or contradicts the line before it.
     #[error("line {number}: {fault}")]
     Line {
-        /// The number of the line, from 1.
+        /// The line number, starting at 1.
         number: usize,
         /// The reason.
         fault: LineFault,
     },
 }
 
-/// The reason why a line cannot be read.
+/// The reason why a line is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineFault {
     /// Reading the file failed.
     #[error("{0}")]
     Read(io::Error),
-    /// The line does not end where it should.
+    /// The line has no line break, or is too long.
     #[error("it has no end, or more than {LINE_BYTES_MAX} bytes")]
     Endless,
-    /// The line is no JSON of a sample.
-    // The place within the line is of no use, and would be taken for one in the file.
+    /// The line is not the JSON of a sample.
+    // The position of the error counts within the line. It is removed, because it would be mistaken for a position in
+    // the file.
     #[error("{}", .0.to_string().split(" at line ").next().unwrap_or_default())]
     Json(serde_json::Error),
-    /// No trace has such a time.
+    /// The time is out of range.
     #[error("seconds is {0}")]
     Seconds(f64),
-    /// The time is before that of the line before.
+    /// The time is earlier than in the line before.
     #[error("seconds goes back from {before} to {now}")]
     TimeBack {
         /// The time of the line before.
@@ -68,7 +70,7 @@ pub enum LineFault {
         /// The time of this line.
         now: f64,
     },
-    /// A count is below that of the line before.
+    /// A count is smaller than in the line before.
     #[error("{key} goes back from {before} to {now}")]
     CountBack {
         /// The name of the count.
@@ -90,7 +92,7 @@ impl TraceLine {
         }
     }
 
-    /// The values of a line that never fall from one line to the next, with their names.
+    /// Returns the counts that never decrease, with their names.
     fn counters(&self) -> [(&'static str, u64); 3] {
         [
             ("bytes_read", self.bytes_read),
@@ -120,7 +122,7 @@ impl Trace {
     /// Reads a whole trace.
     ///
     /// # Errors
-    /// The number of the line that is no line of a trace, and the reason.
+    /// A line is invalid. The error has its number and the reason.
     pub fn read(mut from: impl BufRead) -> Result<Self, ReadTraceError> {
         let mut lines: Vec<TraceLine> = Vec::new();
         let mut about = About::default();
@@ -157,9 +159,9 @@ fn parse_next(text: &[u8], before: Option<&TraceLine>) -> Result<TraceLine, Line
     Ok(line)
 }
 
-/// The longest line that is read, in bytes; no line of a trace comes near.
+/// Maximum length of a line, in bytes. Lines of a trace are much shorter.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// The longest time in a trace, some 300 years; beyond it arithmetic would lose its digits.
+/// Maximum time in a trace, in seconds, which is about 300 years. Larger values would lose precision.
 const SECONDS_MAX: f64 = 1e10;
 
 #[cfg(test)]

@@ -1,34 +1,35 @@
-//! A trace as curves: thinned to what an eye can distinguish, so that a long push makes no larger picture, and with
-//! counters turned into rates. A rate is taken over a part of the whole push, since many receipts come at once.
+//! Converts a trace to curves. The points are thinned to what the eye can distinguish, so that the chart of a long push
+//! is not larger. Counters are converted to rates. A rate is an average over a window that grows with the length of the
+//! push, because many receipts arrive at the same time.
 
 use super::file::INTERVAL;
 use super::line::TraceLine;
 
-/// The bytes that a stage has moved; `None` where nobody counts them.
+/// Returns the bytes that a stage has processed. `None` if they are not counted.
 pub(super) type Counter = fn(&TraceLine) -> Option<u64>;
 
-/// The stages in the order in which bytes pass them.
+/// The stages, in the order in which data passes through them.
 pub(super) const STAGES: [(&str, Counter); 4] = [
     ("read", |line| Some(line.bytes_read)),
     ("given to lanes", |line| Some(line.bytes_handed_over)),
-    // only the kernel can report these
+    // Only the kernel can report these.
     ("acknowledged", |line| line.bytes_acked),
     ("stored", |line| Some(line.bytes_stored)),
 ];
 
-/// Points of a curve, as time and value.
+/// The points of a curve, as time and value.
 pub(super) type Points = Vec<(f64, f64)>;
 
-/// The lines of a trace in as many pieces as are drawn.
+/// The lines of a trace, divided into the pieces that are drawn.
 #[derive(Debug)]
 pub(super) struct Pieces<'a> {
-    /// The line before the first: nothing had moved when the command started.
+    /// A line before the first one: when the command started, nothing had been moved.
     start: TraceLine,
     pieces: Vec<&'a [TraceLine]>,
 }
 
 impl<'a> Pieces<'a> {
-    /// At most `pieces_max` pieces of nearly the same number of lines.
+    /// Divides the lines into at most `pieces_max` pieces of almost equal length.
     pub(super) fn of(lines: &'a [TraceLine], pieces_max: usize) -> Self {
         let each = lines.len().div_ceil(pieces_max).max(1);
         Self {
@@ -37,14 +38,14 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// The value of a counter at the end of each piece.
+    /// Returns the value of a counter at the end of each piece.
     pub(super) fn totals(&self, counter: impl Fn(&TraceLine) -> f64) -> Points {
         self.ends()
             .map(|line| (line.seconds, counter(line)))
             .collect()
     }
 
-    /// The growth of a counter per second, over windows of nearly the same time.
+    /// Returns the increase of a counter per second, over windows of almost equal duration.
     pub(super) fn rates(&self, counter: impl Fn(&TraceLine) -> f64) -> Points {
         let ends = self.windows();
         let pairs = ends.iter().zip(ends.iter().skip(1));
@@ -56,15 +57,15 @@ impl<'a> Pieces<'a> {
             .collect()
     }
 
-    /// The length of a rate's window, in seconds. Many receipts come at once: over a tenth of a second a rate would be
-    /// all peaks.
+    /// Returns the duration of a rate's window, in seconds. Many receipts arrive at the same time, so the rate over a
+    /// single sample would consist of spikes.
     pub(super) fn window(&self) -> f64 {
         let seconds = self.ends().last().map_or(0.0, |line| line.seconds);
         let sample = INTERVAL.as_secs_f64();
         (seconds / WINDOWS_MAX / sample).ceil().max(1.0) * sample
     }
 
-    /// The lines at which windows begin and end; the rest at the end belongs to the last window.
+    /// Returns the lines at the ends of the windows. The remainder at the end belongs to the last window.
     fn windows(&self) -> Vec<&TraceLine> {
         let shortest = self.window() * 0.99;
         let mut ends: Vec<&TraceLine> = Vec::new();
@@ -86,7 +87,7 @@ impl<'a> Pieces<'a> {
         std::iter::once(&self.start).chain(self.pieces.iter().copied().flatten())
     }
 
-    /// The mean over each piece of a value that goes up and down.
+    /// Returns the mean of a gauge over each piece.
     #[expect(clippy::cast_precision_loss, reason = "a piece has few lines")]
     pub(super) fn means(&self, gauge: impl Fn(&TraceLine) -> f64) -> Points {
         let mean =
@@ -105,7 +106,7 @@ impl<'a> Pieces<'a> {
 
 const WINDOWS_MAX: f64 = 40.0;
 
-/// A count as a value that can be drawn.
+/// Converts a count to a value of a curve.
 #[expect(clippy::cast_precision_loss, reason = "a picture has no more digits")]
 pub(super) fn count(number: usize) -> f64 {
     number as f64

@@ -1,4 +1,4 @@
-//! A trace in a few lines of text.
+//! The summary of a trace as text.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::series::{Counter, STAGES};
 use crate::drawing::Heading;
 use crate::figures::{counted, minute};
 
-/// The heading in two lines: what was moved and how fast, and over how many lanes.
+/// Returns the heading in two lines: the amount of data and the rate, and the hosts and the number of lanes.
 pub(super) fn heading(lines: &[TraceLine], about: &About) -> Heading {
     let last = lines.last().copied().unwrap_or_default();
     let rate = ByteRate::new(last.bytes_stored, Duration::from_secs_f64(last.seconds));
@@ -34,7 +34,7 @@ pub(super) fn heading(lines: &[TraceLine], about: &About) -> Heading {
     Heading { title, below }
 }
 
-/// The whole summary.
+/// Returns the whole summary.
 pub(super) fn summary(lines: &[TraceLine], about: &About) -> String {
     let Heading { title, below } = heading(lines, about);
     let mut text = format!(
@@ -58,8 +58,8 @@ pub(super) fn summary(lines: &[TraceLine], about: &About) -> String {
     text
 }
 
-/// One row for a stage: when its first and its last byte moved, and its highest rate over a second (over the whole push
-/// where that was shorter). `None` if the bytes were not counted.
+/// Returns the row of a stage: when its first and last bytes were processed, and its highest rate over one second (or
+/// over the whole push if that was shorter). `None` if the bytes were not counted.
 fn stage(name: &str, lines: &[TraceLine], bytes: Counter) -> Option<String> {
     let last = bytes(lines.last()?)?;
     let at = |reached: &dyn Fn(u64) -> bool| {
@@ -76,7 +76,7 @@ fn stage(name: &str, lines: &[TraceLine], bytes: Counter) -> Option<String> {
 
 fn queue(name: &str, lines: &[TraceLine], pieces: impl Fn(&TraceLine) -> usize) -> String {
     let most = lines.iter().map(&pieces).max().unwrap_or(0);
-    // A damaged trace may hold numbers whose sum is too large.
+    // The numbers in a damaged trace may be so large that their sum needs 128 bits.
     let sum: u128 = lines.iter().map(|line| pieces(line) as u128).sum();
     let mean = sum / lines.len().max(1) as u128;
     format!("{name:<16} {mean:>11} {most:>11}\n")
@@ -91,7 +91,7 @@ fn fastest(lines: &[TraceLine], bytes: Counter) -> ByteRate {
         }
         let before = &lines[first];
         let (from, seconds) = match line.seconds - before.seconds {
-            // Nothing had moved when the command started.
+            // Nothing had been moved when the command started.
             time if time < SECOND / 2.0 => (0, line.seconds),
             time => (bytes(before).unwrap_or(0), time),
         };

@@ -1,5 +1,5 @@
-//! Hands the groups of large files to threads, one file after the other, as a push does: any thread takes the
-//! next group.
+//! Distributes the groups of large files to threads, one file after the other. As in a push, any thread takes the next
+//! group.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,7 +8,7 @@ use zmove_types::{GroupSpan, Lock};
 
 use crate::sweep::error::SweepError;
 
-/// The files of a cell, opened when their first group is taken.
+/// The files of a cell. A file is opened when its first group is taken.
 pub(crate) struct Groups<T, F> {
     open: F,
     cursor: Lock<Cursor<T>>,
@@ -20,14 +20,14 @@ struct Cursor<T> {
     opened: Option<Arc<OpenFile<T>>>,
 }
 
-/// A file that is written or read by groups.
+/// A file that is being written or read by group.
 pub(crate) struct OpenFile<T> {
-    /// The number of the file in its cell.
+    /// The index of the file in its cell.
     pub(crate) number: u64,
     pub(crate) file: T,
     /// The length of the file.
     pub(crate) bytes: u64,
-    /// The bytes that have been written or read.
+    /// Number of bytes that were written or read.
     pub(crate) moved: AtomicU64,
 }
 
@@ -35,8 +35,8 @@ pub(crate) struct OpenFile<T> {
 pub(crate) type Piece<T> = (Arc<OpenFile<T>>, GroupSpan);
 
 impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
-    /// Groups of the files that `open` returns by number, each with its length in bytes; `None` for a number without a
-    /// file.
+    /// Returns the groups of the files that `open` returns. `open` receives the index of a file and returns the file
+    /// and its length in bytes, or `None` if there is no such file.
     pub(crate) fn new(open: F) -> Self {
         Self {
             open,
@@ -48,8 +48,8 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
         }
     }
 
-    /// The next group if `admit` takes its length. Once all its groups are handed out, a file is held only by the
-    /// threads that work on it.
+    /// Returns the next group if `admit` accepts its length. When all groups of a file were returned, only the threads
+    /// that work on the file hold it.
     pub(crate) fn next(&self, admit: impl Fn(u64) -> bool) -> Result<Option<Piece<T>>, SweepError> {
         let mut cursor = self.cursor.lock();
         let file = match &cursor.opened {
@@ -80,7 +80,7 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
         Ok(Some((file, span)))
     }
 
-    /// The file some of whose groups have not been handed out.
+    /// Returns the file that still has groups which were not distributed, if any.
     pub(crate) fn into_open(self) -> Option<Arc<OpenFile<T>>> {
         self.cursor.into_inner().opened
     }

@@ -1,4 +1,4 @@
-//! Files of several groups: written as a receiver stores them, read as a sender reads them.
+//! Files of more than one group, written as by a receiver and read as by a sender.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::sweep::cell::{Bench, CellFiles, MODE, WrittenFiles, is_cached, name_o
 use crate::sweep::error::SweepError;
 use crate::sweep::result::CacheUse;
 
-/// The large files of a cell that have been written.
+/// The large files of a cell that were written.
 pub(crate) struct LargeFiles {
     directory: Arc<OwnedFd>,
-    /// The number and the length of each file.
+    /// The index and the length of each file.
     files: Vec<(u64, u64)>,
 }
 
 impl LargeFiles {
-    /// Writes files as long as there is time; the last one may be cut short.
+    /// Writes files until the time is over. The last files may be incomplete.
     pub(super) fn write(
         bench: &Bench<'_>,
         directory: Arc<OwnedFd>,
@@ -87,7 +87,7 @@ impl LargeFiles {
         WrittenFiles { files, total, way }
     }
 
-    /// Drops the files from the page cache; returns the way by which they will be read.
+    /// Drops the files from the page cache. Returns how they will be read.
     pub(crate) fn drop_cached(&self, bench: &Bench<'_>) -> Result<CacheUse, SweepError> {
         let mut way = CacheUse::Direct;
         for (number, bytes) in &self.files {
@@ -105,7 +105,7 @@ impl LargeFiles {
         Ok(way)
     }
 
-    /// Reads the files as long as there is time.
+    /// Reads the files until the time is over.
     pub(crate) fn read(&self, bench: &Bench<'_>, pace: &CellPace<'_>) -> FileTotal {
         let files = AtomicU64::new(0);
         let bytes = AtomicU64::new(0);
@@ -140,8 +140,8 @@ impl LargeFiles {
     }
 }
 
-/// Finishes a large file: sets its time, flushes it and gives it its name. A file that was cut short gets the length
-/// that was written, and one without any bytes is dropped.
+/// Finishes a large file: sets its modification time, flushes it and renames it into place. An incomplete file is
+/// truncated to the bytes that were written, and a file without bytes is dropped.
 fn finish(bench: &Bench<'_>, written: OpenFile<Staged>) -> Result<Option<(u64, u64)>, SweepError> {
     let OpenFile {
         number,
@@ -164,7 +164,7 @@ fn finish(bench: &Bench<'_>, written: OpenFile<Staged>) -> Result<Option<(u64, u
     Ok(Some((number, bytes)))
 }
 
-/// The use of the page cache for reading: none, unless the sweep was asked for it.
+/// Returns whether reads bypass the page cache: always, unless direct I/O is turned off for the sweep.
 fn read_direct(bench: &Bench<'_>) -> Direct {
     if bench.direct == Direct::Off {
         Direct::Off

@@ -1,16 +1,16 @@
-//! The data that is written: bytes that neither compress nor repeat, so that storage that compresses or shares blocks
-//! has to store them.
+//! The data to write: bytes that are neither compressible nor repeated, so that storage with compression or
+//! deduplication must store them.
 
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, PAGE_BYTES};
 
-/// One thread's buffer of noise.
+/// A thread's buffer of random data.
 pub(crate) struct Noise {
     buffer: Buffer,
     state: u64,
 }
 
 impl Noise {
-    /// A buffer of one group.
+    /// Returns a buffer for one group.
     pub(crate) fn new(seed: u64) -> Self {
         let mut buffer = group_buffer();
         let mut state = scattered(seed.wrapping_add(1));
@@ -21,7 +21,7 @@ impl Noise {
         Self { buffer, state }
     }
 
-    /// The next bytes; each page of them differs from all before.
+    /// Returns the next bytes. Each page of them differs from all previous pages.
     pub(crate) fn take(&mut self, bytes: usize) -> Buffer {
         let mut buffer = std::mem::replace(&mut self.buffer, Buffer::empty());
         for page in buffer.room()[..bytes].chunks_mut(PAGE_BYTES) {
@@ -34,13 +34,13 @@ impl Noise {
         buffer
     }
 
-    /// Takes the buffer back.
+    /// Takes back the buffer that [`take`](Self::take) has returned.
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
         self.buffer = buffer;
     }
 }
 
-/// A buffer for one group, which begins at a page.
+/// Returns a page-aligned buffer for one group.
 pub(crate) fn group_buffer() -> Buffer {
     let bytes = usize::try_from(GROUP_BYTES).expect("4 MiB fits any usize");
     BufferPool::new(bytes, 1)
@@ -48,7 +48,7 @@ pub(crate) fn group_buffer() -> Buffer {
         .expect("the pool is new and open")
 }
 
-/// A step of SplitMix64, which passes through all numbers.
+/// Returns the next state of SplitMix64, which visits all values.
 fn scattered(state: u64) -> u64 {
     let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,8 +1,8 @@
-//! Keeps writers to their slice of time: the bytes that are written and not flushed are never more than storage can
-//! take in the time that is left.
+//! Limits the writers of a cell to their time slice. The bytes that are written but not flushed never exceed the amount
+//! that the storage can flush in the remaining time.
 //!
-//! A thread flushes over and over, as at the receiver of a push. **Invariant:** a writer that was admitted reports that
-//! it is done, also when it failed.
+//! A thread flushes repeatedly, as at the receiver of a push. **Invariant:** every write that was admitted is reported
+//! as complete, even if it failed.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -28,14 +28,14 @@ struct PaceState {
     admitted: u64,
     completed: u64,
     flushed: u64,
-    /// The bytes that may be written and not flushed.
+    /// Maximum number of bytes that may be written but not flushed.
     allowance: u64,
     ended: bool,
     failed: Option<SweepError>,
 }
 
 impl PaceState {
-    /// Whether so many more bytes may be written now.
+    /// Returns whether `bytes` more bytes may be written now.
     fn takes(&self, bytes: u64) -> bool {
         let waiting = self.admitted - self.flushed;
         waiting == 0 || waiting + bytes <= self.allowance
@@ -43,9 +43,9 @@ impl PaceState {
 }
 
 impl<'a> CellPace<'a> {
-    /// A pace for so many threads, until the given moment, or until `stop` is set.
+    /// Returns a pace for `threads` threads that ends at `until` or when `stop` is set.
     pub(crate) fn new(until: Instant, stop: &'a AtomicBool, threads: usize) -> Self {
-        // Each thread has a group under way, also where nothing need be flushed.
+        // Every thread can write a group at the same time, even if nothing needs a flush.
         let allowance = FIRST_BYTES.max(2 * GROUP_BYTES * threads as u64);
         let state = PaceState {
             allowance,
@@ -59,12 +59,12 @@ impl<'a> CellPace<'a> {
         }
     }
 
-    /// Whether there is time for anything more.
+    /// Returns whether the cell still has time.
     pub(crate) fn goes_on(&self) -> bool {
         self.may_go_on(&self.state.lock())
     }
 
-    /// Waits until so many bytes may be written; `false` when the time is over.
+    /// Waits until `bytes` bytes may be written. Returns `false` if the time is over.
     pub(crate) fn admit(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         while self.may_go_on(&state) {
@@ -77,12 +77,12 @@ impl<'a> CellPace<'a> {
         false
     }
 
-    /// Books bytes that have been written through the page cache.
+    /// Records bytes that were written through the page cache.
     pub(crate) fn complete(&self, bytes: u64) {
         self.state.lock().completed += bytes;
     }
 
-    /// Books bytes that have been written and need no flush.
+    /// Records bytes that were written and need no flush.
     pub(crate) fn complete_flushed(&self, bytes: u64) {
         let mut state = self.state.lock();
         state.completed += bytes;
@@ -90,24 +90,24 @@ impl<'a> CellPace<'a> {
         self.changed.notify_all();
     }
 
-    /// Notes an error, which makes all threads of the cell stop.
+    /// Records an error, which makes all threads of the cell stop.
     pub(crate) fn fail(&self, error: SweepError) {
         self.state.lock().failed.get_or_insert(error);
         self.changed.notify_all();
     }
 
-    /// The first error of any thread, as an `Err`, if there was one.
+    /// Returns the first error of any thread, if there was one.
     pub(crate) fn failure(&self) -> Result<(), SweepError> {
         self.state.lock().failed.take().map_or(Ok(()), Err)
     }
 
-    /// Ends the cell: no more bytes will come to be flushed.
+    /// Ends the cell: no more bytes will be written.
     pub(crate) fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Flushes repeatedly until the end of the cell, and then once more.
+    /// Flushes repeatedly until the cell has ended, and then once more.
     pub(crate) fn flush_over_and_over(
         &self,
         directory: BorrowedFd<'_>,
@@ -138,8 +138,9 @@ impl<'a> CellPace<'a> {
         }
     }
 
-    /// Books a flush, which took `took` and covers all bytes completed `before`. The next allowance is twice as much if
-    /// that was less than half of the time that is left, and else as much as fits into that half.
+    /// Records a flush that took `took` and covers all bytes completed at `before`. If the flush took less than half of
+    /// the remaining time, the allowance doubles. Otherwise it becomes the number of bytes that can be flushed in that
+    /// half.
     fn flushed(&self, before: u64, took: Duration) {
         let mut state = self.state.lock();
         let bytes = before.saturating_sub(state.flushed);
@@ -151,7 +152,7 @@ impl<'a> CellPace<'a> {
             / 2;
         let twice = state.allowance.saturating_mul(2);
         if bytes > 0 {
-            // A flush costs time of its own: as long as it is short, flushing more at once costs less.
+            // Each flush has a fixed cost, so as long as flushes are short, flushing more bytes at a time costs less.
             let in_time =
                 ByteCount(bytes).as_f64() * half.as_secs_f64() / took.as_secs_f64().max(1e-9);
             let low = FIRST_BYTES / 8;
@@ -189,13 +190,13 @@ fn whole(bytes: f64) -> u64 {
     bytes.max(0.0) as u64
 }
 
-/// The bytes that may be written before it is known how fast storage is.
+/// Number of bytes that may be written before the speed of the storage is known.
 const FIRST_BYTES: u64 = 64 << 20;
-/// The shortest pause between two flushes, as at a receiver.
+/// The pause between two flushes, as at a receiver.
 const FLUSH_PAUSE: Duration = Duration::from_millis(50);
 /// The time that the last flush may take beyond the slice.
 const LAST_FLUSH: Duration = Duration::from_millis(500);
-/// How often a waiting writer looks whether it is to stop.
+/// How often a waiting writer checks whether it must stop.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Files of one group at most: created as a receiver creates them, a directory's together, and read whole, as a sender
-//! reads them.
+//! Files of at most one group. They are created as by a receiver, one directory at a time, and read whole, as by a
+//! sender.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::sweep::cell::{Bench, CellFiles, MODE, WrittenFiles, is_cached, name_o
 use crate::sweep::error::SweepError;
 use crate::sweep::result::CacheUse;
 
-/// The small files of a cell that have been written.
+/// The small files of a cell that were written.
 pub(crate) struct SmallFiles {
-    /// The directories, each with the number of files in it; the files are named by their numbers.
+    /// The directories, each with its number of files. The names of the files are consecutive numbers.
     directories: Vec<(Arc<OwnedFd>, u64)>,
 }
 
-/// The state that all threads of a cell share.
+/// State that all threads of a cell share.
 struct Writers<'a> {
     bench: &'a Bench<'a>,
     parent: Arc<OwnedFd>,
@@ -31,7 +31,7 @@ struct Writers<'a> {
 }
 
 impl SmallFiles {
-    /// Writes files as long as there is time.
+    /// Writes files until the time is over.
     pub(super) fn write(
         bench: &Bench<'_>,
         parent: Arc<OwnedFd>,
@@ -84,8 +84,7 @@ impl SmallFiles {
         WrittenFiles { files, total, way }
     }
 
-    /// Drops the files from the page cache as long as `pace` goes on; files that were not reached then will not be
-    /// read.
+    /// Drops the files from the page cache until `pace` ends. Directories that were not reached by then are not read.
     pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &CellPace<'_>) -> CacheUse {
         let next = AtomicUsize::new(0);
         let kept = AtomicUsize::new(0);
@@ -115,7 +114,7 @@ impl SmallFiles {
         }
     }
 
-    /// Reads the files as long as there is time.
+    /// Reads the files until the time is over.
     pub(crate) fn read(&self, bench: &Bench<'_>, pace: &CellPace<'_>) -> FileTotal {
         let next = AtomicUsize::new(0);
         let read = AtomicU64::new(0);
@@ -148,7 +147,8 @@ impl SmallFiles {
 }
 
 impl Writers<'_> {
-    /// Makes a directory with so many files, fewer when the time is over; `None` if it was over before the first.
+    /// Creates a directory with at most `files` files, fewer if the time is over. Returns `None` if there was no time
+    /// for any.
     fn fill(
         &self,
         number: u64,
@@ -200,7 +200,7 @@ impl Writers<'_> {
     }
 }
 
-/// The number of files in one directory, such that each thread has several directories to fill.
+/// Returns the number of files per directory, chosen so that each thread has several directories to fill.
 fn files_each(files: u64, threads: usize) -> u64 {
     (files / (threads as u64 * 4)).clamp(8, DIRECTORY_FILES_MAX)
 }
