@@ -1,4 +1,4 @@
-//! The results of a sweep, as they are kept and written for programs: JSON of one version.
+//! The results of a sweep, and their versioned JSON format for storage and for other programs.
 
 use std::time::Duration;
 
@@ -12,56 +12,56 @@ use crate::sweep::plan::Cell;
 /// The version of the JSON format.
 pub(crate) const FORMAT: u64 = 1;
 
-/// One sweep of one storage.
+/// The results of one sweep of one storage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sweep {
     /// The version of this format.
     pub(crate) format: u64,
-    /// The version of the zmove that has measured.
+    /// The version of the zmove that ran the sweep.
     pub(crate) zmove: String,
-    /// When the sweep began, in seconds since 1970.
+    /// When the sweep started, in seconds since the Unix epoch.
     pub(crate) unix_seconds: u64,
     /// The storage that was measured.
     pub(crate) storage: Storage,
-    /// The host that has measured.
+    /// The host that ran the sweep.
     pub(crate) host: SweptHost,
-    /// The number of threads that wrote and read.
+    /// Number of threads that wrote and read.
     pub(crate) threads: usize,
-    /// The most bytes that were to be written.
+    /// Maximum number of bytes to write.
     pub(crate) budget_bytes: u64,
-    /// The time that the sweep was given.
+    /// The time limit of the sweep, in seconds.
     pub(crate) time_seconds: f64,
-    /// The time that the sweep took.
+    /// The duration of the sweep, in seconds.
     pub(crate) seconds: f64,
-    /// Whether everything that was planned has been measured, if only in part.
+    /// Whether every planned size was measured, at least in part.
     pub(crate) complete: bool,
-    /// The results by file size, from the smallest to the largest.
+    /// The results by file size, smallest first.
     pub(crate) sizes: Vec<Measured>,
 }
 
 /// The identity of a file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Storage {
-    /// The directory that was named.
+    /// The directory that the user named.
     pub(crate) path: String,
-    /// The kind of file system, as `mount` names it.
+    /// The type of the file system, as shown by `mount`.
     pub(crate) kind: String,
     /// The source of the mount: a device, or a host and its export.
     pub(crate) source: String,
-    /// The file system's id (`f_fsid` of `statvfs`), in hex.
+    /// The id of the file system (`f_fsid` of `statvfs`), in hexadecimal.
     pub(crate) id: String,
 }
 
-/// The host that has measured.
+/// The host that ran the sweep.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SweptHost {
     /// The host's name.
     pub(crate) name: String,
     /// The processor's name.
     pub(crate) cpu: String,
-    /// The number of cores that the process could use.
+    /// Number of cores available to the process.
     pub(crate) cores: usize,
-    /// The rate at which one core runs a fixed chain of integer operations: it follows the clock under load.
+    /// The rate at which one core runs a fixed chain of integer operations. It follows the clock under load.
     pub(crate) core_operations_per_second: f64,
 }
 
@@ -72,44 +72,45 @@ pub(crate) struct Measured {
     pub(crate) file_bytes: u64,
     /// The size class: `losf`, `medium` or `large`.
     pub(crate) class: String,
-    /// The number of files that there would have been with time enough.
+    /// Number of files planned. Fewer are written if the time is too short.
     pub(crate) files_planned: u64,
-    /// The result of writing the files, with the flush.
+    /// The result of writing the files, including the flush.
     pub(crate) write: Option<Throughput>,
-    /// The result of reading the files, not from the page cache unless [`Throughput::way`] is [`CacheUse::Cached`].
+    /// The result of reading the files. They were read from storage unless [`Throughput::way`] is [`CacheUse::Cached`].
     pub(crate) read: Option<Throughput>,
 }
 
-/// The files and bytes that were moved, and their rates.
+/// The files and bytes that were moved, and the rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Throughput {
-    /// The number of whole files.
+    /// Number of complete files.
     pub(crate) files: u64,
-    /// All bytes, including those of files that were cut short.
+    /// Number of bytes, including those of incomplete files.
     pub(crate) bytes: u64,
-    /// The time that moving the bytes took.
+    /// Duration, in seconds.
     pub(crate) seconds: f64,
-    /// The rate in bytes.
+    /// The rate in bytes per second.
     pub(crate) bytes_per_second: f64,
-    /// The rate in files of this size.
+    /// The rate in files of this size per second.
     pub(crate) files_per_second: f64,
-    /// The way of the bytes between memory and storage.
+    /// How the data passed the page cache.
     pub(crate) way: CacheUse,
 }
 
-/// The way of bytes between memory and storage.
+/// How data passes the page cache on its way between memory and storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CacheUse {
-    /// Past the page cache (`O_DIRECT`).
+    /// Bypasses the page cache (`O_DIRECT`).
     Direct,
-    /// Through the page cache: written and flushed, or read after the cache was dropped.
+    /// Through the page cache: written and flushed, or read after the files were dropped from the cache.
     Buffered,
-    /// From the page cache, which kept the file: no figure of the storage, unless that is memory.
+    /// From the page cache, which did not drop the file. This is no measurement of the storage, unless the storage is
+    /// memory.
     Cached,
 }
 
-/// The direction of data.
+/// The direction of a data transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoDirection {
     /// From storage.
@@ -118,29 +119,29 @@ pub enum IoDirection {
     Write,
 }
 
-/// The reason why a file holds no sweep.
+/// The reason why a file does not contain a valid sweep.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The sweep is of another version of the format.
+    /// The file has a different format version.
     #[error("its format is {found}, and this zmove reads {known}", known = FORMAT)]
     Format {
         /// The version in the file.
         found: u64,
     },
-    /// The file is no JSON of a sweep.
+    /// The file is not the JSON of a sweep.
     #[error("it is no sweep: {0}")]
     Json(#[from] serde_json::Error),
-    /// A figure in the sweep is impossible.
+    /// A value in the sweep is impossible.
     #[error("it says what cannot be: {0}")]
     Impossible(&'static str),
 }
 
 impl Sweep {
-    /// Parses a sweep that [`to_json`](Self::to_json) has written.
+    /// Parses the output of [`to_json`](Self::to_json).
     ///
     /// # Errors
-    /// [`ReadError`] for anything else, another version too.
+    /// The text is not a valid sweep of this format version.
     pub fn from_json(text: &str) -> Result<Self, ReadError> {
         #[derive(Deserialize)]
         struct Head {
@@ -155,28 +156,28 @@ impl Sweep {
         Ok(sweep)
     }
 
-    /// The sweep as JSON, indented for people.
+    /// Returns the sweep as indented JSON.
     ///
     /// # Panics
-    /// Never: plain fields can always be written.
+    /// Never: the fields are plain values, which can always be serialized.
     #[must_use]
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("plain fields") + "\n"
     }
 
-    /// The day on which the sweep began, in UTC.
+    /// Returns the UTC date on which the sweep started.
     pub(crate) fn day(&self) -> String {
         day(self.unix_seconds)
     }
 
-    /// The sizes of a class.
+    /// Returns the results for the sizes of a class.
     pub(crate) fn of_class(&self, class: SizeClass) -> impl Iterator<Item = &Measured> {
         self.sizes
             .iter()
             .filter(move |size| SizeClass::of(size.file_bytes) == class)
     }
 
-    /// Checks the figures that others divide by.
+    /// Checks the figures that are used as divisors.
     fn check(&self) -> Result<(), ReadError> {
         let moved = self
             .sizes
@@ -204,7 +205,7 @@ impl Sweep {
 }
 
 impl Measured {
-    /// The results of a size that has not been measured yet.
+    /// Returns an empty result for a size that has not been measured yet.
     pub(crate) fn nothing(cell: &Cell) -> Self {
         let class = class_key(SizeClass::of(cell.file_bytes)).to_owned();
         Self {
@@ -216,7 +217,7 @@ impl Measured {
         }
     }
 
-    /// The result in one direction.
+    /// Returns the result in one direction.
     pub(crate) fn moved(&self, direction: IoDirection) -> Option<&Throughput> {
         match direction {
             IoDirection::Read => self.read.as_ref(),
@@ -226,7 +227,7 @@ impl Measured {
 }
 
 impl Throughput {
-    /// The result of moving the counted files in this time; `None` if nothing was moved.
+    /// Returns the result of moving files in a given time. `None` if nothing was moved.
     pub(crate) fn new(
         file_bytes: u64,
         FileTotal { files, bytes }: FileTotal,
