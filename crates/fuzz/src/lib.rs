@@ -1,8 +1,8 @@
-//! Every decoder of zmove, run on any bytes: by libFuzzer, and over a kept corpus by `cargo test`.
+//! Runs every decoder of zmove on arbitrary bytes: with libFuzzer, and on a saved corpus with `cargo test`.
 //!
-//! A [`Target`] is a function that takes bytes and panics when a decoder breaks a promise. `.ci/fuzz` runs
-//! all of them; docs/RELIABILITY.md says how. **Invariant:** a run of a target that
-//! takes more memory than the target may is stopped as one that panics is.
+//! A [`Target`] is a function that takes bytes and panics if a decoder violates one of its guarantees. `.ci/fuzz` runs
+//! all targets, as docs/RELIABILITY.md describes. **Invariant:** a run that needs more memory than its target allows is
+//! aborted, which counts as a failure like a panic.
 
 mod memory;
 mod seeds;

@@ -1,4 +1,4 @@
-//! Lists targets, writes their seeds, and runs one on given files, without libFuzzer.
+//! Lists the targets, writes their seeds, and runs a target on given files without libFuzzer.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -36,7 +36,7 @@ fn named(name: &str) -> io::Result<Target> {
     Target::named(name).ok_or_else(|| io::Error::other(format!("there is no target '{name}'")))
 }
 
-/// Lists the files that decode.
+/// Lists the files that can be decoded.
 fn list_decoding(name: &str, files: &[&str]) -> io::Result<()> {
     for file in files {
         if decodes(name, &fs::read(file)?) == Some(true) {

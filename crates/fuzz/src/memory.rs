@@ -1,4 +1,4 @@
-//! How much memory a run takes: beyond the limit there is none.
+//! A memory limit for runs of targets. Allocations beyond the limit fail.
 
 use std::alloc::System;
 use std::panic;
@@ -9,7 +9,7 @@ use cap::Cap;
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 
-/// Runs something that may take so many bytes at once and no more: the process is aborted when it asks for more.
+/// Runs a function that may allocate up to `bytes` bytes. The process is aborted if the function needs more.
 pub(crate) fn within(bytes: usize, run: impl FnOnce()) {
     static HOOKED: Once = Once::new();
     HOOKED.call_once(lift_when_panicking);
@@ -17,7 +17,7 @@ pub(crate) fn within(bytes: usize, run: impl FnOnce()) {
     run();
 }
 
-/// A panic's report takes memory of its own, and would wait for itself when it is refused some.
+/// The report of a panic allocates memory itself, and would deadlock if the limit made that fail.
 fn lift_when_panicking() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -26,7 +26,7 @@ fn lift_when_panicking() {
     }));
 }
 
-/// Ends the limit also when the run panics.
+/// Lifts the memory limit when dropped, even if the run panics.
 struct Limit;
 
 impl Limit {

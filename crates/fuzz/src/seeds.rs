@@ -1,4 +1,4 @@
-//! Inputs to begin with, as zmove's own encoders write them: fuzzers then need not find the formats themselves.
+//! Initial inputs, written by zmove's own encoders, so that the fuzzer need not discover the formats.
 
 mod messages;
 
@@ -73,7 +73,7 @@ fn metadata() -> Metadata {
     )
 }
 
-/// A batch with an entry of each kind; its one file has three bytes.
+/// Returns a batch with an entry of each kind. Its only file has three bytes.
 fn sample_batch() -> Batch {
     let root = Root(*SAMPLE_ROOT);
     let file = FileEntry {
@@ -105,7 +105,7 @@ fn sample_batch() -> Batch {
     }
 }
 
-/// What `abc` hashes to.
+/// The hash of `abc`.
 const SAMPLE_ROOT: &[u8; 32] = b"\x64\x37\xb3\xac\x38\x46\x51\x33\xff\xb6\x3b\x75\x27\x3a\x8d\xb5\
     \x48\xc5\x58\x46\x5d\x79\xdb\x03\xfd\x35\x9c\x6c\xd5\xbd\x9d\x85";
 const SAMPLE_DATA: &[u8; 3] = b"abc";
@@ -125,7 +125,7 @@ fn sample_file() -> FileHead {
     }
 }
 
-/// Metadata with something of each kind.
+/// Returns metadata with every kind of attribute.
 fn whole_metadata() -> Metadata {
     let account = |id, name: &str| {
         Some(Account {
@@ -160,7 +160,7 @@ fn whole_metadata() -> Metadata {
     }
 }
 
-/// Entries that have everything, and the last one the owner of those before it.
+/// Returns a batch whose entries have all metadata. The last entry has the same owner as the ones before it.
 fn extended_batch() -> Batch {
     let owned = Extra {
         xattrs: Vec::new(),
@@ -187,7 +187,7 @@ fn extended_batch() -> Batch {
     }
 }
 
-/// A file of 64 KiB with three bytes of data.
+/// Returns a batch with a file of 64 KiB that has three bytes of data.
 fn sparse_batch() -> Batch {
     let data = DataRanges::new(
         64 << 10,
@@ -236,7 +236,7 @@ pub(crate) fn file_head() -> Vec<Vec<u8>> {
     vec![sample_file().encode(), extended.encode(), sparse.encode()]
 }
 
-/// One frame of each kind, end to end and each by itself.
+/// Returns one frame of each kind: all in sequence, and each separately.
 pub(crate) fn frames() -> Vec<Vec<u8>> {
     let (batch, file) = (sample_batch().encode(), sample_file().encode());
     let frame = |kind, head: &[u8], data: &[u8]| {
@@ -259,7 +259,7 @@ pub(crate) fn frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// Inputs for `zmove_receiver::fuzzing::sealed_frame`.
+/// Returns inputs for `zmove_receiver::fuzzing::sealed_frame`.
 pub(crate) fn sealed_frame() -> Vec<Vec<u8>> {
     let (batch, file) = (sample_batch().encode(), sample_file().encode());
     let frame = |kind, head: &[u8], data: &[u8], file_bytes: u64| {
@@ -285,7 +285,7 @@ pub(crate) fn sealed_frame() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Inputs for `zmove_transport::fuzzing::records`: one step of each kind.
+/// Returns inputs for `zmove_transport::fuzzing::records`: one step of each kind.
 pub(crate) fn records() -> Vec<Vec<u8>> {
     let steps: [&[u8]; 8] = [
         &[0, 3, 1, 2, 3],
@@ -303,7 +303,7 @@ pub(crate) fn records() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Inputs for `zmove_receiver::fuzzing::journal_records`.
+/// Returns inputs for `zmove_receiver::fuzzing::journal_records`.
 pub(crate) fn journal_records() -> Vec<Vec<u8>> {
     let whole = [
         journal_begin(),
@@ -328,7 +328,7 @@ fn with_length(body: Vec<u8>) -> Vec<u8> {
     [length.to_le_bytes().to_vec(), body].concat()
 }
 
-/// Inputs for `zmove_receiver::fuzzing::job_journal`.
+/// Returns inputs for `zmove_receiver::fuzzing::job_journal`.
 pub(crate) fn job_journal() -> Vec<Vec<u8>> {
     let records = [
         journal_begin(),
@@ -356,7 +356,7 @@ fn journal_groups(file: u64, first: u32, flushed: bool) -> Vec<u8> {
     journal_step(&(2_u32, file, first, vec![[8_u8; 32]], flushed))
 }
 
-/// The same with checksums, as a file has them.
+/// Returns the same records with checksums, as in a file.
 pub(crate) fn journal() -> Vec<Vec<u8>> {
     journal_records()
         .iter()

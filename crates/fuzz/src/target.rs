@@ -1,21 +1,20 @@
-//! The targets by name, each with what it may take.
+//! The targets, with their limits.
 //!
-//! A new decoder gets a row here, a function beside it that decodes, encodes and decodes again, and seeds in
-//! `seeds.rs`.
+//! A new decoder needs a row here, a function that decodes, encodes and decodes again, and seeds in `seeds.rs`.
 
 use std::path::Path;
 use std::{fs, io};
 
 use crate::{memory, seeds, wire};
 
-/// One decoder, or some that belong together.
+/// A decoder, or several related ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// What it is called, here and in the corpus.
+    /// The name of the target and of its corpus.
     pub name: &'static str,
-    /// The longest input, in bytes: what lets each part of the format come several times.
+    /// Maximum length of an input, in bytes. It allows each part of the format to occur several times.
     pub input_bytes_max: usize,
-    /// The most memory that one input may cost, in bytes.
+    /// Maximum memory for one input, in bytes.
     memory_bytes_max: usize,
     decode: fn(&[u8]),
     seeds: fn() -> Vec<Vec<u8>>,
@@ -23,7 +22,7 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
-    // what a peer sends
+    // Data from a peer.
     Target::new("greeting", 64, 64 << 10, wire::greeting, seeds::greeting),
     Target::new(
         "frame_header",
@@ -103,7 +102,7 @@ pub const TARGETS: &[Target] = &[
         zmove_engine::fuzzing::ssh_words,
         seeds::ssh_words,
     ),
-    // what was written here, perhaps by another version, perhaps damaged
+    // Files that zmove has written. They may come from another version, or be damaged.
     Target::new(
         "journal",
         4 << 10,
@@ -146,7 +145,7 @@ pub const TARGETS: &[Target] = &[
         zmove_tools::fuzzing::trace,
         seeds::trace,
     ),
-    // what people write
+    // Text that people write.
     Target::new(
         "known_hosts",
         1 << 10,
@@ -222,27 +221,28 @@ impl Target {
         }
     }
 
-    /// The target of that name.
+    /// Returns the target with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         TARGETS.iter().find(|target| target.name == name).copied()
     }
 
-    /// Runs it on one input.
+    /// Runs the target on one input.
     ///
     /// # Panics
-    /// When a decoder breaks a promise; the process is aborted where it asks for more memory than the target may have.
+    /// A decoder violates one of its guarantees. If the run needs more memory than the target allows, the process is
+    /// aborted.
     pub fn run(self, input: &[u8]) {
         memory::within(self.memory_bytes_max, || (self.decode)(input));
     }
 
-    /// Inputs as this version of zmove writes them.
+    /// Returns inputs as this version of zmove encodes them.
     #[must_use]
     pub fn seeds(self) -> Vec<Vec<u8>> {
         (self.seeds)()
     }
 
-    /// Writes the seeds to files in a directory, which it makes if it is missing.
+    /// Writes the seeds to files in a directory, and creates the directory if it does not exist.
     ///
     /// # Errors
     /// The directory or a file cannot be written.
@@ -256,7 +256,7 @@ impl Target {
     }
 }
 
-/// Prints the names of all targets, each with its longest input in bytes.
+/// Prints the names of all targets, each with its maximum input length in bytes.
 pub fn list_targets() {
     for target in TARGETS {
         println!("{} {}", target.name, target.input_bytes_max);

@@ -1,4 +1,5 @@
-//! The decoders of `zmove-wire`, which are public: what is decoded is encoded and decoded again, and must be the same.
+//! The public decoders of `zmove-wire`. An input that decodes is encoded and decoded again, and the result must be the
+//! same.
 
 use serde::{Serialize, de::DeserializeOwned};
 use zmove_wire::{
@@ -6,7 +7,7 @@ use zmove_wire::{
     ToSource, decode_message, encode_message,
 };
 
-/// Whether an input of one of these decoders decodes; `None` for a target that is none of them.
+/// Returns whether an input of one of these decoders can be decoded. `None` if `target` is not one of them.
 #[must_use]
 pub fn decodes(target: &str, input: &[u8]) -> Option<bool> {
     Some(match target {
@@ -31,7 +32,7 @@ pub fn decodes(target: &str, input: &[u8]) -> Option<bool> {
     })
 }
 
-/// Whether a control connection begins with a message that decodes.
+/// Returns whether the first message of a control connection can be decoded.
 fn first_message_decodes(bytes: &[u8]) -> bool {
     let Some((header, rest)) = bytes.split_first_chunk() else {
         return false;
@@ -65,7 +66,7 @@ pub(crate) fn frame_header(bytes: &[u8]) {
     }
 }
 
-/// Four bytes say how much data the frame has; the rest is its head.
+/// Decodes a batch. The first four bytes are the amount of data in the frame, and the rest is its header.
 pub(crate) fn batch(bytes: &[u8]) {
     let Some((data_bytes, head)) = bytes.split_first_chunk() else {
         return;

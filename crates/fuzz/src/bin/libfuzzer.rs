@@ -1,7 +1,7 @@
-//! libFuzzer with the target that `ZMOVE_FUZZ_TARGET` names; `.ci/fuzz` builds and runs it.
+//! Runs libFuzzer with the target that `ZMOVE_FUZZ_TARGET` names. `.ci/fuzz` builds and runs this program.
 //!
-//! Without a target it lists all of them, as `zmove-fuzz list` does, so that `.ci/fuzz` builds one program and not two.
-//! It writes the target's seeds to `ZMOVE_FUZZ_SEEDS` before it reads any input.
+//! Without a target it lists all targets like `zmove-fuzz list`, so that `.ci/fuzz` needs to build only one program.
+//! Before it reads any input, it writes the target's seeds to the directory `ZMOVE_FUZZ_SEEDS`.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! One control message of each kind, with something in each of its lists.
+//! Seeds for control messages: one message of each kind, with at least one element in each of its lists.
 
 use serde::Serialize;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ pub(crate) fn job_grant() -> Vec<Vec<u8>> {
     vec![signed.encode()]
 }
 
-/// An order with something in each of its lists.
+/// Returns a fetch order with at least one element in each of its lists.
 fn fetch() -> Fetch {
     let mapping = |from| Mapping {
         to: Account {
@@ -132,7 +132,7 @@ fn fetch() -> Fetch {
     }
 }
 
-/// What a later release may add, and this one skips.
+/// Returns extensions that a later release may add and this one ignores.
 fn later() -> Extensions {
     Extensions(vec![Extension {
         number: 1,
@@ -175,7 +175,7 @@ fn receipt() -> SignedReceipt {
     }
 }
 
-/// All that a sender can say beside a transfer.
+/// Returns the messages of a sender that are not part of a transfer.
 #[expect(clippy::too_many_lines, reason = "a table with a seed of each message")]
 fn relays() -> Vec<ToReceiver> {
     let change = |kind, form| Event::Listed {
@@ -260,13 +260,13 @@ fn relays() -> Vec<ToReceiver> {
     relays.map(ToReceiver::Relay).into()
 }
 
-/// A greeting and all that a sender can say.
+/// Returns a greeting followed by all messages of a sender.
 pub(crate) fn control() -> Vec<Vec<u8>> {
     let greeting = greeting_of(Role::Control).encode().to_vec();
     vec![[greeting, encoded(&requests(), 0).concat()].concat()]
 }
 
-/// The messages without their first bytes, which may be their length.
+/// Encodes the messages and removes the first `skipped` bytes of each, which may be its length.
 fn encoded<M: Serialize>(messages: &[M], skipped: usize) -> Vec<Vec<u8>> {
     messages
         .iter()
@@ -337,7 +337,7 @@ fn requests() -> Vec<ToReceiver> {
     requests
 }
 
-/// All that a sender can order in a job.
+/// Returns all orders of a sender in a job.
 fn job_orders() -> Vec<ToReceiver> {
     let orders = [
         SharedJobOrder::Settle,
@@ -356,7 +356,7 @@ fn job_orders() -> Vec<ToReceiver> {
         .collect()
 }
 
-/// An opening with a part in a job.
+/// Returns the opening of a transfer that is part of a job.
 fn in_a_job() -> Open {
     let node = NodeName::new("dtn1").expect("it is a name");
     let shared_job = Some(Box::new(SharedJobOpening {
@@ -371,7 +371,7 @@ fn in_a_job() -> Open {
     }
 }
 
-/// All that a receiver can answer to that.
+/// Returns all answers of a receiver to the orders of a job.
 fn job_answers() -> Vec<ToSender> {
     let fault = EntryFault {
         entry: 0,
@@ -658,7 +658,7 @@ fn replies_in_transfers() -> Vec<ToSender> {
     ]
 }
 
-/// Replies of previews, mirrors, probes and sweeps, among others.
+/// Returns replies that are not part of a transfer: those of previews, mirrors, probes and sweeps, among others.
 fn replies_beside_transfers() -> Vec<ToSender> {
     vec![
         reply(Answer::Extraneous(ExtraneousNames {
