@@ -1,4 +1,4 @@
-//! What is copied, where it comes to lie, and whether both are the same.
+//! The data to copy, the file systems of the targets, and the comparison of both trees.
 
 pub(crate) mod datasets;
 pub(crate) mod trees;

@@ -1,4 +1,4 @@
-//! `zmove-lab jobs`: what jobs cost and give, each against what a user would do without them.
+//! `zmove-lab jobs` measures the cost and benefit of jobs in comparison with what a user would do without them.
 
 mod many;
 mod queue;
@@ -15,10 +15,10 @@ use clap::{Args, Subcommand};
 use crate::network::hosts::LinkArgs;
 use crate::units::{ByteCount, RoundTrip};
 
-/// Which question, and with which zmove.
+/// The measurement to run, and the zmove binary to use.
 #[derive(Args, Debug)]
 pub(crate) struct JobsArgs {
-    /// The zmove binary. Default: beside this program, else target/release/zmove, else on the PATH.
+    /// The zmove binary. Default: next to this program, then target/release/zmove, then on the PATH.
     #[arg(long, global = true)]
     zmove: Option<PathBuf>,
     #[command(subcommand)]
@@ -27,59 +27,60 @@ pub(crate) struct JobsArgs {
 
 #[derive(Debug, Subcommand)]
 enum Question {
-    /// Many jobs to one host, against as many rsync to its daemon, eight at a time, and as many pushes in turn.
+    /// Run many jobs to one host. Compare with the same number of rsync processes, eight at a time, and with pushes in
+    /// turn.
     Many(ManyArgs),
-    /// A long queue: what a submission, a list and a job's own overhead cost.
+    /// Measure a long queue: the cost of a submission, of a list, and the overhead of a job.
     Queue(QueueArgs),
-    /// Files that a generator writes and a job watches: how late they arrive, and whether all do.
+    /// Let a generator write files that a job watches: measure their latency, and check that all of them arrive.
     Watch(WatchArgs),
 }
 
 #[derive(Args, Debug)]
 struct ManyArgs {
-    /// Round trip in milliseconds.
+    /// Round-trip time in milliseconds.
     #[arg(long, default_value = "90")]
     rtt: RoundTrip,
     #[command(flatten)]
     link: LinkArgs,
-    /// Jobs, each of one file.
+    /// Number of jobs, each with one file.
     #[arg(long, default_value_t = 500)]
     count: usize,
     /// Size of a file.
     #[arg(long, default_value = "20MB")]
     size: ByteCount,
-    /// Directory for source and target, which takes all files of one run. Default: the lab's own, on /run.
+    /// Directory for source and target, with space for all files of one run. Default: the lab's directory below /run.
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Jobs that the runner does at once, and with one host.
+    /// Maximum number of jobs that the runner runs at the same time, in total and per host.
     #[arg(long, default_value_t = 8)]
     max: usize,
 }
 
 #[derive(Args, Debug)]
 struct QueueArgs {
-    /// Jobs in the queue.
+    /// Number of jobs in the queue.
     #[arg(long, default_value_t = 10_000)]
     count: usize,
-    /// Rounds of each measurement.
+    /// Repetitions of each measurement.
     #[arg(long, default_value_t = 20)]
     rounds: usize,
 }
 
 #[derive(Args, Debug)]
 struct WatchArgs {
-    /// Files.
+    /// Number of files.
     #[arg(long, default_value_t = 10_000)]
     count: usize,
-    /// Seconds over which they are written.
+    /// Time in which the files are written, in seconds.
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// Kills of runner, watcher and batch in turn, at even intervals.
+    /// Number of kills at even intervals. The runner, the watcher and the batch are killed in turn.
     #[arg(long, default_value_t = 0)]
     kills: usize,
 }
 
-/// Asks one of the questions.
+/// Runs one of the measurements.
 pub(crate) fn jobs(arguments: &JobsArgs) -> Result<ExitCode> {
     let zmove = crate::measurements::peers::zmove_binary(arguments.zmove.as_deref())?;
     match &arguments.question {
@@ -89,7 +90,7 @@ pub(crate) fn jobs(arguments: &JobsArgs) -> Result<ExitCode> {
     }
 }
 
-/// The middle of some times, the time that all but one in a hundred keep, and the longest, in milliseconds.
+/// Formats the median, the 99th percentile and the maximum of some times, in milliseconds.
 fn spread(mut times: Vec<Duration>) -> String {
     times.sort_unstable();
     let at = |share: usize| {

@@ -1,7 +1,7 @@
-//! `kills` and `half`: what the same command moves, and how long it takes, after a side was killed.
+//! `kills` and `half` measure the data and time that the same command needs after one side was killed.
 //!
-//! All of it on loopback, with a daemon of its own. `torture` asks whether what comes out is right; this asks
-//! for the price.
+//! Everything runs on the loopback interface, with a separate daemon. `torture` checks that the result is correct, and
+//! this test measures the cost.
 
 mod counted;
 mod half;
@@ -24,25 +24,25 @@ use crate::torture::dice::Dice;
 
 pub(crate) use self::half::{HalfArgs, half};
 
-/// The settings of the kill test: how many transfers of which data are killed, and where.
+/// The settings of the kill test.
 #[derive(Args, Debug)]
 pub(crate) struct KillsArgs {
-    /// Transfers to kill; every second one at the receiver.
+    /// Number of transfers to kill. In every second one, the receiver is killed.
     #[arg(long, default_value_t = 100)]
     runs: u64,
-    /// Decides the moments. Default: 1.
+    /// Seed of the random times. Default: 1.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Data set.
+    /// The data set.
     #[arg(long, default_value = "g2")]
     data: String,
-    /// Rate of each push, as `zmove push --limit` takes it; so long that there is a middle to be killed in.
+    /// Rate limit of each push, as for `zmove push --limit`. It makes the push long enough to be killed in the middle.
     #[arg(long, default_value = "10Gbit")]
     limit: String,
-    /// Directory of the data sets, in which the targets lie as well.
+    /// Directory of the data sets and, by default, of the targets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     dir: PathBuf,
-    /// Directory for the targets. Default: that of the data sets.
+    /// Directory of the targets. Default: that of the data sets.
     #[arg(long)]
     target_dir: Option<PathBuf>,
     /// The zmove binary. Default: as for `compare`.
@@ -50,7 +50,7 @@ pub(crate) struct KillsArgs {
     zmove: Option<PathBuf>,
 }
 
-/// Kills transfers, lets the same command finish them, and prints what that moved.
+/// Kills transfers, completes them with the same command, and prints the data that the completion moved.
 pub(crate) fn kills(arguments: &KillsArgs) -> Result<ExitCode> {
     let set = datasets::ensure(&arguments.data, &arguments.dir)?;
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
@@ -75,7 +75,7 @@ pub(crate) fn kills(arguments: &KillsArgs) -> Result<ExitCode> {
     })
 }
 
-/// A directory that nobody else uses; it stays where something goes wrong.
+/// Creates a directory for this process alone. It is kept if the test fails.
 fn new_place(parent: &std::path::Path) -> Result<PathBuf> {
     let place = parent.join(format!("zmove-kills-{}", std::process::id()));
     fs::create_dir_all(&place).with_context(|| format!("failed to create {}", place.display()))?;

@@ -1,8 +1,9 @@
-//! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
+//! `zmove-lab` tests and measures zmove and comparable tools between two hosts, which are network namespaces connected
+//! by an emulated path.
 //!
-//! Runs as root on Linux, but for `figures`, `torture`, `wake`, `kills`, `half`, `soak`, `siege`, `jobs queue` and
-//! `jobs watch`, which need no hosts.
-//! Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
+//! It must run as root on Linux, except for `figures`, `torture`, `wake`, `kills`, `half`, `soak`, `siege`, `jobs
+//! queue` and `jobs watch`, which do not need emulated hosts. The names of all namespaces, mounts and processes contain
+//! the process id of the lab, and all of them are removed when it ends.
 
 mod data;
 mod jobs;
@@ -47,7 +48,7 @@ use crate::torture::TortureArgs;
 use crate::units::RoundTrip;
 use crate::wake::WakeArgs;
 
-/// Measures zmove and its peers between two emulated hosts.
+/// Measures zmove and comparable tools between two emulated hosts.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -57,45 +58,46 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Sets two hosts up, and runs a command beside them or waits for the end of standard input.
+    /// Set up two hosts, and run a command or wait for the end of standard input.
     Hosts(HostsArgs),
-    /// Measures the bare path with echoes and iperf3.
+    /// Measure the path itself with echoes and iperf3.
     Calibrate(CalibrateArgs),
-    /// Makes data sets.
+    /// Create data sets.
     Data(DataArgs),
-    /// Copies data sets with several tools in turn.
+    /// Copy data sets with several tools in turn.
     Compare(CompareArgs),
-    /// Asks the questions of the paper "When to use rsync" again: every tool, over file sizes and round trips.
+    /// Repeat the measurements of the paper "When to use rsync": every tool, over file sizes and round-trip times.
     Paper(PaperArgs),
-    /// Draws what `paper` has measured, and writes its tables.
+    /// Draw the charts and write the tables of the results of `paper`.
     Figures(FiguresArgs),
-    /// Copies between four sites, each with each, and prints a table of rates from and to them.
+    /// Copy between all pairs of four sites, and print a table of rates per site.
     Matrix(MatrixArgs),
-    /// Slows the path down and asks whether zmove says so.
+    /// Slow down the path, and check that zmove names the bottleneck.
     Verdicts(VerdictsArgs),
-    /// Mounts a directory on storage that answers late, for a command to copy from or to.
+    /// Mount a directory on storage with high latency, for a command to copy from or to.
     Late(LateArgs),
-    /// Makes or reads files with many threads, to see what storage takes.
+    /// Create or read files with many threads, to measure the storage.
     Bare(BareArgs),
-    /// Kills, cuts and confuses transfers at random, and asks whether the same command finishes them.
+    /// Kill, interrupt and disturb transfers at random, and check that the same command completes them.
     Torture(TortureArgs),
-    /// Stops receivers at random instants, and asks whether they store old contents when they wake up.
+    /// Stop receivers at random times, and check that they store no outdated contents when they resume.
     Wake(WakeArgs),
-    /// Cuts the power of a disk under transfers, and asks whether the same command finishes them after the reboot.
+    /// Cut the power of a disk during transfers, and check that the same command completes them after the reboot.
     Powercut(PowercutArgs),
-    /// Kills transfers at random moments, and says what the same command then moves beyond what was missing.
+    /// Kill transfers at random times, and report the data that the same command then moves in addition to the missing
+    /// data.
     Kills(KillsArgs),
-    /// Kills the transfer of one large file half-way, and says what the other half takes.
+    /// Kill the transfer of one large file halfway, and report the cost of the second half.
     Half(HalfArgs),
-    /// Sends hundreds of transfers through one daemon, and asks whether it holds more at the end than at the beginning.
+    /// Run hundreds of transfers through one daemon, and check that its use of resources does not grow.
     Soak(SoakArgs),
-    /// Pushes beside somebody who opens connections that come to nothing, and says how fast that is.
+    /// Measure pushes while another host opens connections without a handshake.
     Siege(SiegeArgs),
-    /// Asks what jobs cost and give: many over a long path, a long queue, a watched directory.
+    /// Measure the cost and benefit of jobs: many jobs over a long path, a long queue, a watched directory.
     Jobs(JobsArgs),
-    /// Moves one data set with more and more nodes on both sides, and says what each further node gives.
+    /// Move one data set with an increasing number of nodes on both sides, and report the gain per node.
     Scale(ScaleArgs),
-    /// Clears up behind labs that were killed.
+    /// Clean up after labs that were killed.
     Clean,
     #[command(hide = true)]
     Inside(InsideArgs),
@@ -105,7 +107,7 @@ enum Task {
 
 #[derive(Args, Debug)]
 struct HostsArgs {
-    /// Round trip in milliseconds.
+    /// Round-trip time in milliseconds.
     #[arg(long)]
     rtt: RoundTrip,
     #[command(flatten)]
@@ -117,12 +119,12 @@ struct HostsArgs {
 
 #[derive(Args, Debug)]
 struct CalibrateArgs {
-    /// Round trips in milliseconds.
+    /// Round-trip times in milliseconds.
     #[arg(long, value_delimiter = ',', default_value = "0.2,10,90")]
     rtt: Vec<RoundTrip>,
     #[command(flatten)]
     link: LinkArgs,
-    /// Seconds that each iperf3 run counts.
+    /// Duration of each iperf3 run in seconds, without its warm-up.
     #[arg(long, default_value_t = 8)]
     seconds: u32,
     /// Print JSON instead of a table.
@@ -135,7 +137,7 @@ struct DataArgs {
     /// Data sets: k1, k16, k128, m1, m8, m64, g2, e500k, real.
     #[arg(required = true)]
     names: Vec<String>,
-    /// Directory to make them in.
+    /// Directory for the data sets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     dir: PathBuf,
 }

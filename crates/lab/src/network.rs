@@ -1,7 +1,8 @@
-//! Several hosts and the paths between them: each host a network namespace, each path emulated on its own,
-//! with addresses of its own at both of its ends.
+//! Several hosts and the paths between them. Each host is a network namespace. Each path is emulated separately and has
+//! its own addresses at both ends.
 //!
-//! `network/hosts.rs` makes two of them and one path. **Invariant:** a path goes before the namespaces that it joins.
+//! `network/hosts.rs` sets up two hosts with one path. **Invariant:** a path is removed before the namespaces that it
+//! connects.
 
 pub(crate) mod hosts;
 mod path;
@@ -21,14 +22,14 @@ use hosts::{Emulator, LinkArgs};
 use path::Path;
 use tun::Segments;
 
-/// Hosts that stand, and the paths that have been made between them.
+/// The hosts that were set up, and the paths between them.
 #[derive(Debug)]
 pub(crate) struct Network {
     routes: Vec<(Pair, Arc<Route>)>,
     hosts: Arc<Namespaces>,
 }
 
-/// Two of the hosts, by their numbers.
+/// Two of the hosts, by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     pub(crate) from: usize,
@@ -45,7 +46,7 @@ impl Pair {
 }
 
 impl Network {
-    /// Sets hosts up that no path joins yet.
+    /// Sets up hosts without paths between them.
     pub(crate) fn open(session: &Session, names: &[&str], congestion: &str) -> Result<Self> {
         allow_congestion_control(congestion)?;
         let mut hosts = Namespaces(Vec::new());
@@ -63,7 +64,7 @@ impl Network {
         })
     }
 
-    /// Makes a path between two hosts, for both directions.
+    /// Creates a path between two hosts, for both directions.
     pub(crate) fn join(
         &mut self,
         pair: Pair,
@@ -76,7 +77,7 @@ impl Network {
         Ok(())
     }
 
-    /// The path from one host to another; none if they are not joined.
+    /// Returns the path from one host to another. `None` if there is no path between them.
     pub(crate) fn between(&self, pair: Pair) -> Option<Way> {
         self.routes.iter().find_map(|(joined, route)| {
             let ends = match pair {
@@ -93,38 +94,38 @@ impl Network {
     }
 }
 
-/// One direction of a path. It keeps the path and its hosts.
+/// One direction of a path. It keeps the path and its hosts alive.
 #[derive(Debug)]
 pub(crate) struct Way {
-    /// Which end of the route is the source, and which the target.
+    /// The indexes of the source and the target among the ends of the route.
     ends: [usize; 2],
     route: Arc<Route>,
     _hosts: Arc<Namespaces>,
 }
 
 impl Way {
-    /// The namespaces of source and target.
+    /// Returns the namespaces of source and target.
     pub(crate) fn names(&self) -> [String; 2] {
         self.ends.map(|end| self.route.names[end].clone())
     }
 
-    /// The addresses of source and target.
+    /// Returns the addresses of source and target.
     pub(crate) fn addresses(&self) -> [String; 2] {
         self.ends.map(|end| self.route.address(end))
     }
 
-    /// Of the whole path.
+    /// Returns the round-trip time of the path.
     pub(crate) fn round_trip(&self) -> RoundTrip {
         self.route.round_trip
     }
 
-    /// The name that the path's device has at either end.
+    /// Returns the name of the path's device, which is the same at both ends.
     pub(crate) fn device(&self) -> &str {
         &self.route.device
     }
 }
 
-/// Namespaces that go when this is dropped.
+/// Network namespaces, which are removed when this is dropped.
 #[derive(Debug)]
 struct Namespaces(Vec<String>);
 
@@ -210,7 +211,8 @@ impl Route {
         Ok(())
     }
 
-    /// A rate at either end, by the kernel: far less work than a path in user space.
+    /// Limits the rate at both ends with the kernel's token buckets, which need much less CPU time than a path in user
+    /// space.
     fn join_by_tbf(&self, link: &LinkArgs) -> Result<()> {
         let shape = link.shape(self.round_trip);
         let Some(rate) = shape.rate else {
@@ -273,7 +275,7 @@ impl Drop for Route {
     }
 }
 
-/// Sets what a namespace does not inherit; runs on a thread inside it.
+/// Sets the parameters that a namespace does not inherit. Must run on a thread inside the namespace.
 fn tune(congestion: &str) -> Result<()> {
     let settings = [
         ("tcp_rmem", "4096 131072 134217728"),
@@ -288,7 +290,8 @@ fn tune(congestion: &str) -> Result<()> {
     Ok(())
 }
 
-/// A namespace may use only what the machine allows to all; adds to that, and leaves it added.
+/// Allows a congestion control on this machine, because a namespace may use only those that the machine allows. The
+/// setting is not reverted.
 fn allow_congestion_control(name: &str) -> Result<()> {
     let path = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
     let allowed = fs::read_to_string(path).with_context(|| format!("failed to read {path}"))?;
@@ -311,5 +314,5 @@ fn has_netem(namespace: &str) -> bool {
 
 const QUEUE_PACKETS: u32 = 10_000;
 const NETEM_PACKETS_MAX: u64 = 1_000_000;
-/// Two of the segments of 64 KiB that a host hands to its link: one that is larger than the bucket never passes.
+/// Two of the segments of 64 KiB that a host passes to its link. A segment larger than the bucket would never pass.
 const TBF_BURST_BYTES: u64 = 128 << 10;

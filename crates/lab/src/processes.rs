@@ -1,4 +1,4 @@
-//! Programs on either host: how they are started, counted and ended.
+//! Starts, measures and ends programs on either host.
 
 pub(crate) mod groups;
 pub(crate) mod inside;

@@ -1,5 +1,5 @@
-//! `soak`: hundreds of transfers by several identities through one daemon that is told to reload again and
-//! again, and what the daemon then holds of memory and descriptors.
+//! `soak` runs hundreds of transfers by several identities through one daemon that is reloaded repeatedly. It then
+//! checks the memory and the descriptors of the daemon.
 
 pub(crate) mod level;
 pub(crate) mod siege;
@@ -18,16 +18,16 @@ use self::level::{Level, Levels};
 use crate::measurements::peers::zmove_binary;
 use crate::torture::programs::{DAEMON_HOME, Place, Running};
 
-/// How many, by how many, and where.
+/// The settings of the soak test.
 #[derive(Args, Debug)]
 pub(crate) struct SoakArgs {
-    /// Transfers, one after the other.
+    /// Number of transfers, which run one after the other.
     #[arg(long, default_value_t = 500)]
     transfers: u32,
-    /// Identities that take turns.
+    /// Number of identities, which take turns.
     #[arg(long, default_value_t = 8)]
     identities: u32,
-    /// Transfers between two reloads.
+    /// Number of transfers between two reloads.
     #[arg(long, default_value_t = 20)]
     reload_every: u32,
     /// Directory for keys, source and targets.
@@ -38,7 +38,8 @@ pub(crate) struct SoakArgs {
     zmove: Option<PathBuf>,
 }
 
-/// Runs it and prints the levels; fails when a transfer does, or when the last tenth is not level with the first.
+/// Runs the test and prints the levels. Fails if a transfer fails, or if the level of the last tenth exceeds that of
+/// the first.
 pub(crate) fn soak(arguments: &SoakArgs) -> Result<ExitCode> {
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
     let directory = arguments
@@ -100,7 +101,7 @@ fn run(arguments: &SoakArgs, zmove: &str, directory: &Path) -> Result<(Levels, u
     Ok((levels, errors))
 }
 
-/// Small files of many sizes, and one of several groups.
+/// Creates small files of many sizes, and one file of several groups.
 fn plant(source: &Path) -> Result<()> {
     fs::create_dir(source)?;
     for number in 0..SMALL_FILES {
@@ -118,7 +119,7 @@ fn home(number: u32) -> String {
     format!("client-{number}")
 }
 
-/// Gives an identity its key and its root.
+/// Authorizes the key of an identity for its own root.
 fn admit(place: &Place, number: u32) -> Result<()> {
     let (client, target) = (
         home(number),
@@ -146,7 +147,7 @@ fn admit(place: &Place, number: u32) -> Result<()> {
     Ok(())
 }
 
-/// Whether a push to a new directory went well and brought all files; the directory is removed.
+/// Pushes to a new directory and removes it afterwards. Returns whether the push succeeded and all files arrived.
 fn push(
     place: &Place,
     source: &Path,

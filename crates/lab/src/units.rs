@@ -1,6 +1,6 @@
-//! Quantities as typed on the command line: rates, byte counts, round trips and loss.
+//! Quantities on the command line: rates, byte counts, round-trip times and loss.
 //!
-//! Every parser wants the unit spelled out, so that `1Gbit` and `1GiB` cannot be taken for each other.
+//! Every parser requires a unit, so that `1Gbit` and `1GiB` cannot be confused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,13 +13,13 @@ use anyhow::{Context, Result, bail};
 pub(crate) struct Rate(pub(crate) u64);
 
 impl Rate {
-    /// How long `bytes` take at this rate.
+    /// Returns the time to transfer `bytes` at this rate.
     pub(crate) fn duration_of(self, bytes: u64) -> Duration {
         let nanoseconds = u128::from(bytes) * 8 * NANOSECONDS_PER_SECOND / u128::from(self.0);
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
     }
 
-    /// How many bytes pass in `duration`.
+    /// Returns the number of bytes transferred in `duration`.
     pub(crate) fn bytes_in(self, duration: Duration) -> u64 {
         let bytes = u128::from(self.0) * duration.as_nanos() / (8 * NANOSECONDS_PER_SECOND);
         u64::try_from(bytes).unwrap_or(u64::MAX)
@@ -39,12 +39,12 @@ impl FromStr for Rate {
     }
 }
 
-/// A rate in bytes per second, as that of storage is given: `600MB/s`.
+/// A rate in bytes per second, as is common for storage: `600MB/s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ByteRate(pub(crate) u64);
 
 impl ByteRate {
-    /// How long `bytes` take at this rate.
+    /// Returns the time to transfer `bytes` at this rate.
     pub(crate) fn duration_of(self, bytes: u64) -> Duration {
         Rate(self.0 * 8).duration_of(bytes)
     }
@@ -95,17 +95,17 @@ impl FromStr for ByteCount {
     }
 }
 
-/// A round trip, typed in milliseconds.
+/// A round-trip time, typed in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RoundTrip(pub(crate) Duration);
 
 impl RoundTrip {
-    /// The round trip in milliseconds.
+    /// Returns the round-trip time in milliseconds.
     pub(crate) fn milliseconds(self) -> f64 {
         self.0.as_secs_f64() * 1e3
     }
 
-    /// The delay of one direction.
+    /// Returns the delay of one direction.
     pub(crate) fn one_way(self) -> Duration {
         self.0 / 2
     }
@@ -127,7 +127,7 @@ impl FromStr for RoundTrip {
     }
 }
 
-/// The share of packets lost, 0 to 1; typed in per cent.
+/// The fraction of packets that are lost, from 0 to 1. It is typed as a percentage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LossShare(pub(crate) f64);
 
@@ -143,7 +143,7 @@ impl FromStr for LossShare {
     }
 }
 
-/// Parses a number followed by one of `units`; a unit that ends another stands behind it.
+/// Parses a number followed by one of `units`. A unit that is a suffix of another must be listed after it.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,6 +1,6 @@
-//! Data sets: deterministic and incompressible, made once and kept for later runs.
+//! Data sets. They are deterministic and incompressible, and are created once and kept for later runs.
 //!
-//! A set named `k1` is a directory `k1` beside a marker `k1.complete`; without the marker it is made anew.
+//! The set `k1` is a directory `k1` next to a marker file `k1.complete`. Without the marker, the set is created again.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::processes::run;
 
-/// Where data sets are kept unless told otherwise.
+/// The default directory of data sets.
 pub(crate) const DEFAULT_DIRECTORY: &str = "/var/tmp/zmove-lab";
 
 /// A data set on disk.
@@ -41,7 +41,7 @@ impl<'a> Recipe<'a> {
         }
     }
 
-    /// Few files, in ten directories.
+    /// Returns a recipe of 5,000 files in ten directories.
     const fn few(name: &'a str, file_bytes: u64) -> Self {
         Self {
             name,
@@ -52,12 +52,12 @@ impl<'a> Recipe<'a> {
     }
 }
 
-/// Returns the set `name` below `directory`, made if it is not there.
+/// Returns the set `name` below `directory`. Creates the set if it does not exist.
 pub(crate) fn ensure(name: &str, directory: &Path) -> Result<DataSet> {
     ensure_made(name, directory, |root| make(name, root))
 }
 
-/// Returns a set of `files` files of one size below `directory`, made if it is not there.
+/// Returns a set of `files` files of one size below `directory`. Creates the set if it does not exist.
 pub(crate) fn ensure_uniform(files: u64, file_bytes: u64, directory: &Path) -> Result<DataSet> {
     let name = format!("uniform-{files}x{file_bytes}");
     ensure_made(&name, directory, |root| {
@@ -65,7 +65,7 @@ pub(crate) fn ensure_uniform(files: u64, file_bytes: u64, directory: &Path) -> R
     })
 }
 
-/// The same in one directory.
+/// Returns a set like [`ensure_uniform`], but in a single directory.
 pub(crate) fn ensure_flat(files: u64, file_bytes: u64, directory: &Path) -> Result<DataSet> {
     let name = format!("flat-{files}x{file_bytes}");
     let recipe = Recipe {
@@ -105,8 +105,8 @@ fn ensure_made(
     Ok(set)
 }
 
-/// A copy of `set`, named `g2.changed` beside `g2`, in which bytes of one in a hundred groups of the large
-/// files differ, and the files' times; made if it is not there.
+/// Returns a copy of `set`, such as `g2.changed` next to `g2`. In the copy, some bytes of one in a hundred groups of
+/// the large files are different, as are the files' times. Creates the copy if it does not exist.
 pub(crate) fn ensure_changed(set: &DataSet) -> Result<DataSet> {
     let name = format!("{}.changed", set.name);
     let directory = set
@@ -125,7 +125,7 @@ pub(crate) fn ensure_changed(set: &DataSet) -> Result<DataSet> {
     })
 }
 
-/// Writes other bytes into some of the file's groups.
+/// Overwrites some of the file's groups with different bytes.
 fn change(path: &Path, bytes: u64) -> Result<()> {
     let file = File::options().read(true).write(true).open(path)?;
     let mut piece = [0; CHANGED_BYTES];
@@ -139,7 +139,7 @@ fn change(path: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Where a file of this size is changed: within one in a hundred of its groups, spread over it.
+/// Returns the offsets at which a file of this size is changed: in one of a hundred groups, evenly distributed.
 fn changed_places(bytes: u64) -> Vec<u64> {
     let groups = bytes / GROUP_BYTES;
     let changed = groups / 100;
@@ -148,7 +148,7 @@ fn changed_places(bytes: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Reads every file once, so that the page cache holds the set as far as memory goes.
+/// Reads every file once, so that the page cache contains the set as far as memory allows.
 pub(crate) fn warm(set: &DataSet) -> Result<()> {
     let mut buffer = vec![0; BLOCK_BYTES];
     visit(&set.root, &mut |path, _| {
@@ -234,7 +234,7 @@ fn write_file(
     Ok(())
 }
 
-/// A real tree: the Rust toolchain that is in use.
+/// Creates a data set from a real tree: the Rust toolchain in use.
 fn copy_toolchain(root: &Path) -> Result<()> {
     let sysroot = run::output("rustc", &["--print", "sysroot"])?;
     let parent = root.parent().context("a data set has a parent directory")?;
@@ -258,7 +258,7 @@ const RECIPES: [Recipe<'_>; 10] = [
 ];
 const REAL: &str = "real";
 const NOT_UTF8: &str = "the data directory is not UTF-8";
-/// What zmove splits large files into.
+/// The size of the groups into which zmove splits large files.
 const GROUP_BYTES: u64 = 4 << 20;
 const CHANGED_BYTES: usize = 1_000;
 const SEED: &str = "zmove-lab data sets, version 1";

@@ -1,4 +1,4 @@
-//! Whether two trees are the same: names, kinds, modes, contents, targets of symbolic links.
+//! Compares two trees: names, types, modes, contents, and targets of symbolic links.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -16,7 +16,7 @@ pub(crate) enum Modes {
     Ignored,
 }
 
-/// The first difference found, in words; none if there is none. The roots' own modes do not count.
+/// Describes the first difference, or returns `None` if the trees are the same. The modes of the roots are ignored.
 pub(crate) fn difference(source: &Path, target: &Path, modes: Modes) -> Result<Option<String>> {
     let blocks = Blocks {
         source: vec![0; BLOCK_BYTES],
@@ -25,8 +25,8 @@ pub(crate) fn difference(source: &Path, target: &Path, modes: Modes) -> Result<O
     Comparison { modes, blocks }.directories(source, target)
 }
 
-/// Bytes of all files below `root` that are stored, whatever their names: not more than their lengths, nor
-/// than the room they take.
+/// Returns the bytes stored in all files below `root`, whatever their names. For each file, that is the smaller of its
+/// length and its allocated space.
 pub(crate) fn stored_bytes(root: &Path) -> Result<u64> {
     let mut bytes = 0;
     for name in names(root)? {
@@ -103,14 +103,14 @@ impl Comparison {
     }
 }
 
-/// The names in a directory.
+/// Returns the names in a directory.
 pub(crate) fn names(directory: &Path) -> Result<BTreeSet<OsString>> {
     let entries = fs::read_dir(directory)
         .with_context(|| format!("failed to read {}", directory.display()))?;
     entries.map(|entry| Ok(entry?.file_name())).collect()
 }
 
-/// What a name stands for, links not followed.
+/// Returns the metadata of an entry, without following symbolic links.
 pub(crate) fn metadata(path: &Path) -> Result<Metadata> {
     fs::symlink_metadata(path).with_context(|| format!("failed to look at {}", path.display()))
 }
@@ -129,7 +129,7 @@ fn same_bytes(source: &Path, target: &Path, blocks: &mut Blocks) -> Result<bool>
     }
 }
 
-/// Fills the block unless the file ends before.
+/// Fills the block, except at the end of the file.
 fn read_block(file: &mut File, block: &mut [u8]) -> Result<usize> {
     let mut filled = 0;
     while filled < block.len() {

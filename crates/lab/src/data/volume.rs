@@ -1,7 +1,7 @@
-//! The target's file system: an XFS (or ext4) image on a tmpfs, written once before anything is timed.
+//! The target's file system: an XFS (or ext4) image on a tmpfs, all of which is written once before measurements.
 //!
-//! A disk with discard makes creates erratic, and memory is slow when first touched; this is steady. The
-//! mounts lie below the session's directory, so the session removes them.
+//! A disk with discard makes file creation erratic, and the first access to memory is slow. This setup has stable
+//! performance. The mounts are below the session's directory, so the session removes them.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -23,7 +23,7 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// Makes and mounts an image of `size`.
+    /// Creates and mounts an image of `size`.
     pub(crate) fn create(session: &Session, size: ByteCount) -> Result<Self> {
         let memory = session.subdirectory("memory")?;
         let root = session.subdirectory("target")?;
@@ -47,17 +47,17 @@ impl Volume {
         self.kind
     }
 
-    /// The mounted root.
+    /// Returns the root of the mounted file system.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The directory that a run copies into.
+    /// Returns the directory into which a run copies.
     pub(crate) fn run_directory(&self) -> PathBuf {
         self.root.join(RUN_DIRECTORY)
     }
 
-    /// An empty directory for one run; what an earlier run left is removed and synced.
+    /// Returns an empty directory for a run. Data of an earlier run is removed, and the removal is synced.
     pub(crate) fn fresh_directory(&self) -> Result<PathBuf> {
         let path = self.run_directory();
         if path.exists() {
@@ -69,14 +69,14 @@ impl Volume {
         Ok(path)
     }
 
-    /// Copies `source` here and removes it again, so that the first tool does not pay for memory that the
+    /// Copies `source` to the volume and removes the copy. Otherwise the first tool would pay for memory that the
     /// kernel has never touched.
     pub(crate) fn warm(&self, source: &Path) -> Result<()> {
         self.filled_directory(source)?;
         self.fresh_directory().map(drop)
     }
 
-    /// A directory for one run that holds a copy of what is in `source`.
+    /// Returns a directory for a run that contains a copy of the contents of `source`.
     pub(crate) fn filled_directory(&self, source: &Path) -> Result<PathBuf> {
         let path = self.fresh_directory()?;
         run::line(&format!("cp -a {}/. {}", source.display(), path.display()))?;
@@ -84,7 +84,7 @@ impl Volume {
         Ok(path)
     }
 
-    /// A directory for one run that holds the directories of `source`, and no file.
+    /// Returns a directory for a run that contains the directories of `source`, but no files.
     pub(crate) fn directories_of(&self, source: &Path) -> Result<PathBuf> {
         let path = self.fresh_directory()?;
         let from = source.display();
@@ -96,7 +96,7 @@ impl Volume {
         Ok(path)
     }
 
-    /// Waits until everything written is on the image.
+    /// Waits until all written data is on the image.
     pub(crate) fn sync(&self) -> Result<()> {
         let root = File::open(&self.root).context("failed to open the target's root")?;
         syncfs(&root).context("failed to sync the target")
@@ -112,7 +112,7 @@ fn write_zeros(path: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Neither program may discard, which would give the memory back.
+/// Creates the file system. Neither program may discard blocks, because that would release the memory of the image.
 fn make_file_system(image: &Path) -> Result<&'static str> {
     let image = image.display();
     if run::line(&format!("mkfs.xfs -q -K -f {image}")).is_ok() {

@@ -1,5 +1,5 @@
-//! Many jobs of one file each to one host over a long path, against rsync to its daemon in clear, eight at a time, and
-//! against one push after the other.
+//! Many jobs of one file each to one host over a long path. They are compared with rsync to an unencrypted rsync
+//! daemon, eight at a time, and with one push after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::network::hosts::Hosts;
 use crate::processes::session::Session;
 use crate::processes::{inside, server};
 
-/// Both hosts, and what they run with.
+/// Both hosts, and the settings of the measurement.
 struct Stand<'a> {
     zmove: &'a str,
     hosts: Hosts,
@@ -83,7 +83,7 @@ impl Stand<'_> {
         Ok(())
     }
 
-    /// Makes the files: names of one and the same, which is in memory then.
+    /// Creates the files. All of them are hard links to one file, so that they stay in memory.
     fn plant(&self) -> Result<()> {
         let make = || -> std::io::Result<()> {
             fs::create_dir_all(&self.source)?;
@@ -223,7 +223,7 @@ impl Stand<'_> {
         Ok(())
     }
 
-    /// Whether all files are there in full.
+    /// Checks that all files have arrived in full.
     fn judge(&self) -> Result<()> {
         let is_whole = |path: &Path| {
             path.metadata()

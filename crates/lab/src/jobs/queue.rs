@@ -1,5 +1,5 @@
-//! A long queue: submissions one after the other, the list of all of them, the memory of whoever reads it, and what a
-//! small job takes beyond the push that it is.
+//! A long queue. Measures submissions in sequence, the list of all jobs, the memory of the process that lists them, and
+//! the overhead of a small job over its push.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(super) fn queue(zmove: &str, arguments: &QueueArgs) -> Result<ExitCode> {
     fs::write(source.join("f"), [b'x'; 1000]).context("failed to write")?;
     let file = source.join("f");
     let file = file.to_str().context("a path in UTF-8")?;
-    // the key of the daemon becomes known
+    // The first push makes the key of the daemon known.
     yard.run(&[
         "push",
         "--quiet",
@@ -28,7 +28,7 @@ pub(super) fn queue(zmove: &str, arguments: &QueueArgs) -> Result<ExitCode> {
     ])?;
     overhead(&yard, file, rounds)?;
     idle_runner(&yard)?;
-    // A runner that does none: what is submitted stays in the queue.
+    // This runner starts no jobs, so that all submitted jobs stay in the queue.
     let mut runner = yard
         .command(&["runner", "--max", "0"])
         .spawn()
@@ -79,7 +79,7 @@ fn count_queue(
     Ok(())
 }
 
-/// What a small job takes: the submission, the push that it is, and the rest.
+/// Measures the time of a small job: its submission, its push, and the rest.
 fn overhead(yard: &Yard, file: &str, rounds: usize) -> Result<()> {
     yard.run(&["submit", file, &yard.at_target("warm/")])?;
     wait_until(PATIENCE, || yard.path("target").join("warm/f").exists());
@@ -106,7 +106,7 @@ fn overhead(yard: &Yard, file: &str, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// The time until the file is there, and that until the command has ended.
+/// Returns the time until the file has arrived and the time until the command has ended.
 fn arrival(yard: &Yard, words: &[&str], target: &str) -> Result<(Duration, Duration)> {
     let arrived = yard.path("target").join(target).join("f");
     let begun = Instant::now();
@@ -142,7 +142,7 @@ fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The most memory that a command has used while it was looked at.
+/// Returns the peak memory of a command, sampled while it runs.
 fn memory_of(mut command: Command) -> Result<u64> {
     let mut child = command
         .stdout(Stdio::null())
@@ -155,7 +155,7 @@ fn memory_of(mut command: Command) -> Result<u64> {
     Ok(most)
 }
 
-/// The most memory that a process has used so far.
+/// Returns the peak memory of a process so far, in bytes.
 fn resident_max(pid: u32) -> u64 {
     let status = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status"));
     let status = status.unwrap_or_default();

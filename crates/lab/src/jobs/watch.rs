@@ -1,4 +1,5 @@
-//! A generator writes files, a job watches: each file's time from its close to its whole presence at the target.
+//! A generator writes files that a job watches. For each file, the time from its close until its complete arrival at
+//! the target is measured.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -12,7 +13,7 @@ use anyhow::{Context, Result};
 use super::yard::{Yard, kill, wait_until};
 use super::{WatchArgs, spread};
 
-/// A file that was closed.
+/// A file that was written and closed.
 struct Closed {
     name: PathBuf,
     bytes: u64,
@@ -35,7 +36,7 @@ pub(super) fn watch(zmove: &str, arguments: &WatchArgs) -> Result<ExitCode> {
         &source_word,
         &yard.at_target(""),
     ])?;
-    // the daemon lets nobody else in, and the job has to have begun
+    // The daemon accepts no other client, and the job must have started.
     wait_until(PATIENCE, || !yard.processes().is_empty());
     std::thread::sleep(Duration::from_secs(1));
     let (closed, is_closed) = channel();
@@ -87,7 +88,7 @@ pub(super) fn watch(zmove: &str, arguments: &WatchArgs) -> Result<ExitCode> {
     })
 }
 
-/// Writes files at even intervals, and tells of each.
+/// Writes files at even intervals, and sends a message for each.
 fn generate(source: &Path, count: usize, seconds: f64, closed: &Sender<Closed>) -> Result<()> {
     let begun = Instant::now();
     for number in 0..count {
@@ -111,7 +112,7 @@ fn generate(source: &Path, count: usize, seconds: f64, closed: &Sender<Closed>) 
     Ok(())
 }
 
-/// Takes what has been closed since; returns whether the generator has ended.
+/// Receives the files that were closed since the last call. Returns whether the generator has ended.
 fn take(is_closed: &Receiver<Closed>, pending: &mut VecDeque<Closed>) -> bool {
     use std::sync::mpsc::TryRecvError;
     loop {
@@ -123,7 +124,8 @@ fn take(is_closed: &Receiver<Closed>, pending: &mut VecDeque<Closed>) -> bool {
     }
 }
 
-/// Kills runner, watcher and batch in turn; another runner is started as by anybody who looks.
+/// Kills the batch, the watcher and the runner in turn. The command afterwards starts a new runner, as any use of jobs
+/// does.
 fn disturb(yard: &Yard, turn: usize) -> Result<()> {
     match turn % 3 {
         0 => yard.batches().into_iter().for_each(kill),
@@ -133,8 +135,8 @@ fn disturb(yard: &Yard, turn: usize) -> Result<()> {
     yard.run(&["jobs"]).map(drop)
 }
 
-/// In how many directories the files are, one after the other.
+/// Number of directories that contain the files. They are filled one after the other.
 const DIRECTORIES: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often the target is looked at: what is measured is no shorter.
+/// How often the target is checked, which is the resolution of the measurement.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);

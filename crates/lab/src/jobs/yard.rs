@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::torture::dice::Dice;
 use crate::torture::programs::{CLIENT_HOME, Daemon, Place, free_address};
 
-/// The client and the daemon of this host. Runners and what they have started end with it.
+/// The client and the daemon on this host. Dropping it ends the runners and the processes that they have started.
 pub(super) struct Yard {
     place: Place,
     daemon: Daemon,
@@ -41,7 +41,7 @@ impl Yard {
         self.directory.path().join(name)
     }
 
-    /// How a path below the target is written.
+    /// Returns the remote location of a path below the target.
     pub(super) fn at_target(&self, path: &str) -> String {
         format!(
             "{}:{}",
@@ -59,7 +59,7 @@ impl Yard {
         command
     }
 
-    /// Runs a command to its end, and returns what it has printed.
+    /// Runs a command to completion and returns its output.
     pub(super) fn run(&self, words: &[&str]) -> Result<String> {
         output(self.command(words))
     }
@@ -74,7 +74,7 @@ impl Yard {
             .then_some(pid)
     }
 
-    /// The processes of jobs, whose standard input is their job's lock.
+    /// Returns the processes of jobs, whose standard input is their job's lock.
     pub(super) fn processes(&self) -> Vec<Pid> {
         let jobs = self.path(CLIENT_HOME).join("jobs");
         pids(|process| {
@@ -83,7 +83,7 @@ impl Yard {
         })
     }
 
-    /// The processes that move a batch of a job that watches.
+    /// Returns the processes that move a batch for a job that watches its source.
     pub(super) fn batches(&self) -> Vec<Pid> {
         let watchers = self.processes();
         pids(|process| {
@@ -118,7 +118,7 @@ fn pids(is_one: impl Fn(&Path) -> bool) -> Vec<Pid> {
         .collect()
 }
 
-/// What a command has printed, if it ended well.
+/// Returns the output of a command, or an error if it failed.
 pub(super) fn output(mut command: Command) -> Result<String> {
     let output = command.output().context("failed to start a program")?;
     if !output.status.success() {
@@ -133,7 +133,7 @@ pub(super) fn output(mut command: Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Waits until something holds, so long at most; returns whether it does.
+/// Waits until a condition holds, at most for `patience`. Returns whether it holds.
 pub(super) fn wait_until(patience: Duration, holds: impl Fn() -> bool) -> bool {
     let until = Instant::now() + patience;
     while !holds() {

@@ -1,4 +1,4 @@
-//! What the kernel has counted of a process, which it tells until the parent has taken note of its end.
+//! The resource counts of a process. The kernel reports them until the parent has reaped the process.
 
 use std::fs;
 use std::ops::Sub;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::param::clock_ticks_per_second;
 
-/// The work of a process since it began, or the difference of two moments.
+/// The resources that a process has used since its start, or the difference of two such values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub(crate) cpu: Duration,
-    /// Asked of files, be they cached or not.
+    /// Bytes read from files, whether cached or not.
     pub(crate) bytes_read: u64,
-    /// Handed to storage, or to the page cache on the way there.
+    /// Bytes written to files, even if they are still in the page cache.
     pub(crate) bytes_written: u64,
 }
 
@@ -46,7 +46,8 @@ impl Sub for Counted {
     }
 }
 
-/// User and system time of all threads, in ticks (proc(5)). The name in parentheses may hold anything.
+/// Returns the user and system time of all threads, in ticks (proc(5)). The process name in parentheses may contain any
+/// characters.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut times = fields
@@ -63,7 +64,7 @@ fn field(io: &str, name: &str) -> Option<u64> {
     line.trim().parse().ok()
 }
 
-/// Behind the name.
+/// Index of the user time after the process name.
 const USER_TIME_FIELD: usize = 11;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! `half`: a large file that is half done is finished in the time of the other half, and nothing of the first
-//! is read again.
+//! `half` checks that a large file which is half complete is finished in the time of the other half, and that nothing
+//! of the first half is read again.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::measurements::peers::zmove_binary;
 use crate::torture::dice::Dice;
 use crate::units::ByteCount;
 
-/// How large, and where.
+/// The settings of the test.
 #[derive(Args, Debug)]
 pub(crate) struct HalfArgs {
-    /// Size of the file; its source is all hole, and travels as zeros.
+    /// Size of the file. Its source is a single hole and is sent as zeros.
     #[arg(long, default_value = "8GiB")]
     size: ByteCount,
     /// Directory for source and target.
@@ -31,18 +31,18 @@ pub(crate) struct HalfArgs {
     /// The zmove binary. Default: as for `compare`.
     #[arg(long)]
     zmove: Option<PathBuf>,
-    /// Further arguments of every `zmove push`, in one word.
+    /// Additional arguments of every `zmove push`, in one string.
     #[arg(long, default_value = "--sparse never", allow_hyphen_values = true)]
     zmove_args: String,
 }
 
-/// A push and what the daemon did for it.
+/// A push, and the resources that the daemon used for it.
 struct Measured {
     done: Done,
     receiver: Counted,
 }
 
-/// Pushes the file whole, again until half of it is stored, and then the rest.
+/// Pushes the file completely, then until half of it is stored, and then the rest.
 pub(crate) fn half(arguments: &HalfArgs) -> Result<ExitCode> {
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
     let place = new_place(&arguments.dir)?;

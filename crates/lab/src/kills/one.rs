@@ -1,4 +1,4 @@
-//! One transfer that is killed at a random moment, and the same command again.
+//! A transfer that is killed at a random time and completed with the same command.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::data::datasets::{self, DataSet};
 use crate::data::trees::{self, Modes};
 use crate::torture::dice::Dice;
 
-/// Where transfers are killed.
+/// The setup in which transfers are killed.
 #[derive(Debug)]
 pub(crate) struct Bench {
     yard: Yard,
@@ -20,42 +20,42 @@ pub(crate) struct Bench {
     whole: Duration,
 }
 
-/// The side that is killed.
+/// The side to kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Victim {
     Sender,
     Receiver,
 }
 
-/// A transfer that was killed and finished.
+/// A transfer that was killed and completed.
 #[derive(Clone, Debug)]
 pub(crate) struct Killed {
     pub(crate) victim: Victim,
     pub(crate) after: Duration,
     pub(crate) stored: Stored,
-    /// Of the source.
+    /// Size of the source.
     pub(crate) total_bytes: u64,
-    /// By the runs after the kill.
+    /// Bytes moved by the runs after the kill.
     pub(crate) moved_bytes: u64,
     pub(crate) resumed_bytes: u64,
     pub(crate) again: Duration,
-    /// What is not as in the source.
+    /// A difference between the source and the target, if there is one.
     pub(crate) difference: Option<String>,
 }
 
-/// What the receiver had at the kill, by three accounts.
+/// The bytes that the receiver had at the time of the kill, according to three sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stored {
-    /// The journals' own.
+    /// According to the journals.
     pub(crate) journalled_bytes: u64,
-    /// The last that the sender has heard.
+    /// According to the last report to the sender.
     pub(crate) told_bytes: u64,
-    /// What the receiver had handed to storage by the kernel's account: at least what it had stored.
+    /// Bytes that the receiver had written according to the kernel: an upper bound of the bytes stored.
     pub(crate) written_bytes: u64,
 }
 
 impl Stored {
-    /// What it had for certain, and who says so.
+    /// Returns the bytes that the receiver had for certain, and the source of that number.
     pub(crate) fn certain(self) -> (u64, &'static str) {
         if self.journalled_bytes >= self.told_bytes {
             (self.journalled_bytes, "journal")
@@ -66,17 +66,17 @@ impl Stored {
 }
 
 impl Killed {
-    /// What was missing for certain.
+    /// Returns the bytes that the receiver may not have had.
     pub(crate) fn missing_bytes(&self) -> u64 {
         self.total_bytes.saturating_sub(self.stored.certain().0)
     }
 
-    /// What was moved although the receiver had it for certain.
+    /// Returns the bytes that were moved although the receiver had them for certain.
     pub(crate) fn excess_bytes(&self) -> u64 {
         self.moved_bytes.saturating_sub(self.missing_bytes())
     }
 
-    /// What was moved although the receiver had handed it to storage, be it only in part.
+    /// Returns the bytes that were moved although the receiver had written them, at least in part.
     pub(crate) fn excess_over_written_bytes(&self) -> u64 {
         let handed = self.stored.written_bytes.max(self.stored.certain().0);
         self.moved_bytes
@@ -85,7 +85,7 @@ impl Killed {
 }
 
 impl Bench {
-    /// Starts the daemon and measures how long a push takes that nobody kills.
+    /// Starts the daemon and measures the duration of a push without a kill.
     pub(crate) fn set_up(
         zmove: &str,
         place: &Path,
@@ -109,7 +109,7 @@ impl Bench {
         self.whole
     }
 
-    /// Kills the sender in odd runs and the receiver in even ones, and finishes.
+    /// Kills the sender in odd runs and the receiver in even runs, and completes the transfer.
     pub(crate) fn kill_one(&mut self, number: u64, dice: &mut Dice) -> Result<Killed> {
         let victim = if number % 2 == 1 {
             Victim::Sender
@@ -128,7 +128,7 @@ impl Bench {
         bail!("{TRIES_MAX} pushes in a row had ended before they were to be killed")
     }
 
-    /// None if the push had ended before.
+    /// Returns `None` if the push ended before the kill.
     fn begin_and_kill(&mut self, victim: Victim, after: Duration) -> Result<Option<Stored>> {
         let before = self.yard.receiver()?;
         let mut push = self.yard.push()?;

@@ -1,4 +1,4 @@
-//! What all kills came to.
+//! The results of all kills.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ impl Tally {
         self.killed.push(killed);
     }
 
-    /// Whether all contents are right and no excess is too large.
+    /// Returns whether all contents are correct and no run moved too much excess data.
     pub(crate) fn all_right(&self) -> bool {
         self.killed
             .iter()
@@ -67,7 +67,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What may be moved beyond what was missing.
+/// Maximum number of bytes that may be moved in addition to the missing ones.
 const EXCESS_BYTES_MAX: u64 = 64 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A daemon with an empty target, pushes to it, and what its journals tell.
+//! A daemon with an empty target, pushes to it, and the contents of its journals.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use super::counted::Counted;
 use crate::torture::dice::Dice;
 use crate::torture::programs::{CLIENT_HOME, DAEMON_HOME, Daemon, Place, Running, free_address};
 
-/// The place of a measurement.
+/// The setup of a measurement.
 #[derive(Debug)]
 pub(crate) struct Yard {
     place: Place,
@@ -25,7 +25,7 @@ pub(crate) struct Yard {
     options: Vec<String>,
 }
 
-/// A push under way.
+/// A running push.
 #[derive(Debug)]
 pub(crate) struct Push {
     running: Running,
@@ -34,18 +34,18 @@ pub(crate) struct Push {
     trace: PathBuf,
 }
 
-/// A push that has ended well.
+/// A push that has succeeded.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) elapsed: Duration,
     pub(crate) sender: Counted,
-    /// Moved.
+    /// Bytes moved.
     pub(crate) bytes: u64,
     pub(crate) bytes_resumed: u64,
 }
 
 impl Yard {
-    /// Starts a daemon for a target below `directory`; each push takes what is in `source` there.
+    /// Starts a daemon for a target below `directory`. Each push sends the contents of `source`.
     pub(crate) fn set_up(
         zmove: &str,
         directory: &Path,
@@ -71,7 +71,7 @@ impl Yard {
         &self.target
     }
 
-    /// Removes what the target holds.
+    /// Removes everything in the target.
     pub(crate) fn empty_target(&self) -> Result<()> {
         let failed = || format!("failed to empty {}", self.target.display());
         for entry in fs::read_dir(&self.target).with_context(failed)? {
@@ -86,7 +86,7 @@ impl Yard {
         rustix::fs::syncfs(&target).with_context(failed)
     }
 
-    /// Starts the command, which is the same each time.
+    /// Starts the push, which is the same command each time.
     pub(crate) fn push(&self) -> Result<Push> {
         let (said, trace) = (
             self.place.directory.join("said"),
@@ -112,13 +112,13 @@ impl Yard {
         })
     }
 
-    /// What the daemon has done so far.
+    /// Returns the resources that the daemon has used so far.
     pub(crate) fn receiver(&mut self) -> Result<Counted> {
         Counted::of(self.daemon.running().id())
     }
 
-    /// Kills the daemon, tells what it had done, and waits for the end of the push; one that goes on without
-    /// is ended too.
+    /// Kills the daemon and waits for the push to end. Returns the resources that the daemon had used. A push that
+    /// continues without the daemon is ended too.
     pub(crate) fn kill_receiver(&mut self, push: &mut Push) -> Result<Counted> {
         self.daemon.running().signal(Signal::KILL);
         if !self.daemon.running().ends(PATIENCE)? {
@@ -137,7 +137,7 @@ impl Yard {
         self.place.serve_again(&mut self.daemon)
     }
 
-    /// Waits until no session holds a journal, and tells what the journals hold of unfinished files.
+    /// Waits until no session holds a journal. Returns the bytes of unfinished files that the journals record.
     pub(crate) fn journalled_bytes(&self) -> Result<u64> {
         let due = Instant::now() + PATIENCE;
         loop {
@@ -163,7 +163,7 @@ impl Yard {
 }
 
 impl Push {
-    /// Waits so long at most; whether it runs on.
+    /// Waits at most for `time`. Returns whether the push is still running.
     pub(crate) fn runs_for(&self, time: Duration) -> Result<bool> {
         Ok(!self.running.ends(time)?)
     }
@@ -172,13 +172,13 @@ impl Push {
         self.running.kill().map(drop)
     }
 
-    /// The bytes that the receiver has reported as stored, by the last complete line of the trace.
+    /// Returns the bytes that the receiver has reported as stored, from the last complete line of the trace.
     pub(crate) fn bytes_stored(&self) -> Result<u64> {
         let text = fs::read_to_string(&self.trace).context("failed to read the trace")?;
         Ok(stored_by_trace(&text))
     }
 
-    /// Waits until the receiver has stored `bytes`; fails if the push ends before that.
+    /// Waits until the receiver has stored `bytes`. Fails if the push ends earlier.
     pub(crate) fn wait_until_stored(&self, bytes: u64) -> Result<()> {
         while self.bytes_stored()? < bytes {
             if !self.runs_for(STEP)? {
@@ -188,7 +188,7 @@ impl Push {
         Ok(())
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits for the push to end. Fails if the push failed.
     pub(crate) fn finish(mut self) -> Result<Done> {
         if !self.running.ends(PATIENCE)? {
             bail!("the push does not end");
@@ -220,7 +220,7 @@ impl Push {
     }
 }
 
-/// What `zmove journal list --json` tells.
+/// An element of the output of `zmove journal list --json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listing {
     in_use: bool,
@@ -260,7 +260,7 @@ fn stored_by_trace(text: &str) -> u64 {
 }
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a sender may go on without its receiver.
+/// How long a sender may continue without its receiver.
 const SENDER_PATIENCE: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(10);
 

@@ -1,8 +1,8 @@
-//! Two hosts, `source` and `target`: network namespaces joined by an emulated path (`network.rs`).
+//! Two hosts, `source` and `target`: network namespaces connected by an emulated path (`network.rs`).
 //!
-//! Where the kernel has netem, a veth pair with netem carries the packets; elsewhere `network/path.rs` does
-//! in user space. Both namespaces get the same large TCP windows, one congestion control, and no memory of
-//! earlier connections.
+//! A veth pair with netem carries the packets if the kernel supports netem. Otherwise `network/path.rs` carries them in
+//! user space. Both namespaces have the same large TCP windows and the same congestion control, and do not cache
+//! metrics of earlier connections.
 
 use std::fs;
 
@@ -15,40 +15,40 @@ use crate::processes::inside;
 use crate::processes::session::Session;
 use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
 
-/// The path between the hosts, apart from its round trip.
+/// The settings of a path, except for its round-trip time.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LinkArgs {
-    /// Bottleneck rate of each direction, as 1Gbit; counts IP bytes. Default: none; for `matrix`, what the
-    /// sites' links give.
+    /// Bottleneck rate of each direction, such as 1Gbit, in IP bytes. Default: no limit. In `matrix`: the rates of the
+    /// sites' links.
     #[arg(long)]
     pub(crate) rate: Option<Rate>,
-    /// Packets lost, in per cent; turns segment offload off.
+    /// Percentage of packets to drop. Any value above 0 disables segmentation offload.
     #[arg(long, default_value = "0")]
     pub(crate) loss: LossShare,
-    /// Bytes that may wait before the bottleneck. Default: what the rate carries in a round trip, at least 256KiB.
+    /// Size of the queue at the bottleneck, in bytes. Default: the bandwidth-delay product, at least 256KiB.
     #[arg(long)]
     pub(crate) queue: Option<ByteCount>,
-    /// Largest IP packet.
+    /// Maximum size of an IP packet.
     #[arg(long, default_value_t = 9000)]
     pub(crate) mtu: u32,
     /// TCP congestion control of both hosts.
     #[arg(long, default_value = "cubic")]
     pub(crate) congestion: String,
-    /// What emulates the path.
+    /// The emulator of the path.
     #[arg(long, value_enum, default_value_t = Emulator::Auto)]
     pub(crate) emulator: Emulator,
 }
 
-/// What emulates the path.
+/// The emulator of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Emulator {
-    /// netem where the kernel has it, else user space.
+    /// netem if the kernel supports it, otherwise user space.
     Auto,
     /// The kernel's netem over a veth pair.
     Netem,
     /// This program, over two TUN devices.
     User,
-    /// The kernel's token buckets over a veth pair: a rate, and neither delay nor loss.
+    /// The kernel's token buckets over a veth pair: a rate limit, without delay or loss.
     Tbf,
 }
 
@@ -66,7 +66,8 @@ impl LinkArgs {
         }
     }
 
-    /// What the rate leaves for the payload of TCP over IPv4 with timestamps, in bits per second; none without a rate.
+    /// Returns the rate available to the payload of TCP over IPv4 with timestamps, in bits per second. `None` without a
+    /// rate limit.
     #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^52")]
     pub(crate) fn payload_rate(&self) -> Option<f64> {
         let payload_bytes = self.mtu.saturating_sub(TCP_HEADERS_BYTES);
@@ -74,7 +75,7 @@ impl LinkArgs {
             .map(|rate| rate.0 as f64 * f64::from(payload_bytes) / f64::from(self.mtu))
     }
 
-    /// One line about the path for report headers.
+    /// Returns a line that describes the path, for the header of a report.
     pub(crate) fn describe(&self) -> String {
         let mut rate = self
             .rate
@@ -93,7 +94,7 @@ impl LinkArgs {
     }
 }
 
-/// The two hosts; dropping them removes both, unless they are two of several that stand.
+/// The two hosts. Dropping this removes both, unless they belong to a larger network.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     pub(crate) source: String,
@@ -112,7 +113,7 @@ impl Hosts {
         Self::of(&network, pair)
     }
 
-    /// Two hosts of a network that a path joins.
+    /// Returns two hosts of a network that are connected by a path.
     pub(crate) fn of(network: &Network, pair: Pair) -> Result<Self> {
         let way = network
             .between(pair)
@@ -127,19 +128,19 @@ impl Hosts {
         })
     }
 
-    /// The round trip that the path was set to.
+    /// Returns the configured round-trip time of the path.
     pub(crate) fn round_trip(&self) -> RoundTrip {
         self.way.round_trip()
     }
 
-    /// What both hosts have sent to each other so far, by the account of the source's device. The headers of
-    /// a segment that is cut into packets behind it count once.
+    /// Returns the bytes that both hosts have sent to each other so far, as counted by the source's device. The headers
+    /// of a segment count once, even if the segment is later split into packets.
     pub(crate) fn carried_bytes(&self) -> Result<u64> {
         carried_bytes(&self.source, self.way.device())
     }
 }
 
-/// What a device of a namespace has received and sent so far.
+/// Returns the bytes that a device of a namespace has received and sent so far.
 pub(crate) fn carried_bytes(namespace: &str, device: &str) -> Result<u64> {
     let list = "/proc/thread-self/net/dev";
     let text = inside::on_host(namespace, || {
@@ -149,8 +150,8 @@ pub(crate) fn carried_bytes(namespace: &str, device: &str) -> Result<u64> {
     bytes.with_context(|| format!("{list} has no {device}"))
 }
 
-/// The sum of bytes received and sent, from a line of `/proc/net/dev`; `None` if the line is not about
-/// `device`.
+/// Parses the sum of bytes received and sent from a line of `/proc/net/dev`. `None` if the line belongs to another
+/// device.
 fn device_bytes(line: &str, device: &str) -> Option<u64> {
     let counts = line.trim_start().strip_prefix(device)?.strip_prefix(':')?;
     let counts: Vec<u64> = counts
@@ -160,9 +161,9 @@ fn device_bytes(line: &str, device: &str) -> Option<u64> {
     Some(counts.first()? + counts.get(SENT_BYTES_COLUMN)?)
 }
 
-/// The column of sent bytes in `/proc/net/dev`, which follows eight columns about received data.
+/// The column of sent bytes in `/proc/net/dev`, after eight columns for received data.
 const SENT_BYTES_COLUMN: usize = 8;
-/// IPv4, TCP and its timestamps.
+/// Bytes of the IPv4 and TCP headers with timestamps.
 const TCP_HEADERS_BYTES: u32 = 20 + 20 + 12;
 const QUEUE_BYTES_FLOOR: u64 = 256 * 1024;
 

@@ -1,7 +1,7 @@
-//! The emulated path: moves packets between two TUN devices, two threads per direction.
+//! The emulated path. It moves packets between two TUN devices, with two threads per direction.
 //!
-//! A reader stamps each packet with its due time, a writer sleeps until then and writes it out; neither ever polls.
-//! Buffers circulate between the two through the queue, so that a running path allocates nothing.
+//! The reading thread assigns a due time to each packet. The writing thread sleeps until then and writes the packet.
+//! Neither thread polls. The buffers circulate between both threads, so that a running path allocates no memory.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,14 +14,14 @@ use anyhow::{Context, Result};
 
 use crate::network::schedule::{Fate, LinkShape, Schedule};
 
-/// A running path. Its threads end when the devices are removed; [`Path::join`] waits for that.
+/// A running path. Its threads end when the devices are removed, and [`Path::join`] waits for that.
 #[derive(Debug)]
 pub(crate) struct Path {
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Path {
-    /// Joins two TUN devices, which must carry a virtio header.
+    /// Connects two TUN devices, which must use a virtio header.
     pub(crate) fn start(source: File, target: File, shape: LinkShape) -> Result<Self> {
         let source = Arc::new(source);
         let target = Arc::new(target);
@@ -61,7 +61,7 @@ fn start_direction(
     Ok(vec![reader, writer])
 }
 
-/// One direction: the packets on their way, and spare buffers.
+/// One direction of the path: its packets in flight, and spare buffers.
 #[derive(Debug)]
 struct Line {
     start: Instant,
@@ -80,13 +80,13 @@ struct LineState {
     closed: bool,
 }
 
-/// What the writer waits for.
+/// The state of the writing thread.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Writer {
-    /// Nothing, or a due time: a new packet need not wake it.
+    /// Writing, or waiting for a due time: a new packet need not wake it.
     #[default]
     Busy,
-    /// The next packet.
+    /// Waiting for the next packet.
     Idle,
 }
 
@@ -97,7 +97,7 @@ struct Packet {
     length: usize,
 }
 
-/// What the writer does next.
+/// The next action of the writing thread.
 enum Next {
     Write,
     Sleep(Duration),
@@ -128,7 +128,7 @@ impl Line {
             .expect("no path thread panics while it holds the lock")
     }
 
-    /// The reading thread: device to queue, until the device is gone.
+    /// The reading thread: moves packets from the device to the queue until the device is removed.
     fn fill(&self, mut device: &File, mut schedule: Schedule) {
         let mut buffer = vec![0; LARGE_BYTES];
         loop {
@@ -146,7 +146,7 @@ impl Line {
         self.arrived.notify_one();
     }
 
-    /// Queues the packet at the front of `buffer`, and leaves a buffer to read the next one into.
+    /// Queues the packet at the start of `buffer`, and replaces `buffer` by an empty one for the next packet.
     fn push(&self, due: Duration, buffer: &mut Vec<u8>, length: usize) {
         let mut state = self.lock();
         let bytes_after = state.in_flight_bytes + length as u64;
@@ -176,7 +176,7 @@ impl Line {
         }
     }
 
-    /// The writing thread: queue to device, each packet when it is due.
+    /// The writing thread: moves each packet from the queue to the device when the packet is due.
     fn empty(&self, device: &File) {
         if let Err(error) = rustix::thread::set_current_timer_slack(TIMER_SLACK) {
             eprintln!("zmove-lab: failed to set the timer slack: {error}");
@@ -191,7 +191,7 @@ impl Line {
         }
     }
 
-    /// Gives back the buffers of `batch` and fills it with what is due; waits while the queue is empty.
+    /// Returns the buffers of `batch` and refills it with the packets that are due. Waits while the queue is empty.
     fn next(&self, batch: &mut Vec<Packet>) -> Next {
         let mut state = self.lock();
         for packet in batch.drain(..) {
@@ -237,7 +237,7 @@ impl LineState {
     }
 }
 
-/// Writes packets out; one that the kernel refuses is lost, as on any path.
+/// Writes packets to the device. A packet that the kernel rejects is lost, as on a real path.
 fn write_batch(mut device: &File, batch: &[Packet]) {
     for packet in batch {
         let mut outcome = device.write(&packet.bytes[..packet.length]);
@@ -250,8 +250,8 @@ fn write_batch(mut device: &File, batch: &[Packet]) {
     }
 }
 
-/// Bytes that a segment behind a virtio header takes as IP packets, its headers repeated in each packet.
-/// The header is in the order of the machine, read here as little-endian.
+/// Returns the size of a segment after a virtio header when it is sent as IP packets, including the repeated headers.
+/// The fields of the virtio header have the byte order of the machine, which is assumed to be little-endian.
 fn wire_bytes(segment: &[u8]) -> u64 {
     let Some((header, packet)) = segment.split_at_checked(VIRTIO_HEADER_BYTES) else {
         return 0;
@@ -279,17 +279,17 @@ const GSO_NONE: u8 = 0;
 const CHECKSUM_OFFSET_TCP: usize = 16;
 const UDP_HEADER_BYTES: usize = 8;
 
-/// The largest IP packet and its virtio header.
+/// Size of the largest IP packet with its virtio header.
 const LARGE_BYTES: usize = 65_536 + VIRTIO_HEADER_BYTES;
-/// Acknowledgements and packets of an Ethernet-sized MTU are copied into buffers of this size.
+/// Size of the buffers for acknowledgements and packets with an Ethernet-sized MTU.
 const SMALL_BYTES: usize = 2_048;
 const BATCH_PACKETS_MAX: usize = 64;
-/// Bounds the memory of one direction when no rate bounds it.
+/// Limits the memory of one direction if no rate limit does so.
 const IN_FLIGHT_BYTES_MAX: u64 = 1 << 30;
-/// Buffers are made beforehand for 20 Gbit/s of one-way delay, for memory is slow when first touched.
+/// Buffers are allocated in advance for one-way delay at 20 Gbit/s, because the first access to memory is slow.
 const WARM_RATE_BYTES_PER_MS: u128 = 2_500_000;
 const WARM_BUFFERS_MAX: usize = 4_096;
-/// A packet may arrive this much early, which lets one wake-up serve several.
+/// How early a packet may be delivered, so that one wakeup can serve several packets.
 const EARLY: Duration = Duration::from_micros(30);
 const TIMER_SLACK: Option<std::num::NonZeroU64> = std::num::NonZeroU64::new(10_000);
 

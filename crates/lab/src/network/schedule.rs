@@ -1,22 +1,23 @@
-//! When a packet leaves the emulated path: bottleneck, queue, loss, delay.
+//! Computes when a packet leaves the emulated path: bottleneck, queue, loss and delay.
 //!
-//! Pure arithmetic on virtual times, called by the reading thread of each direction in `path.rs`.
-//! Invariant: due times never decrease, so that a direction is a first-in first-out queue.
+//! The computation uses virtual times and has no side effects. The reading thread of each direction in `path.rs` calls
+//! it. **Invariant:** due times never decrease, so a direction is a first-in, first-out queue.
 
 use std::time::Duration;
 
 use crate::units::{LossShare, Rate};
 
-/// What one direction of the path does to a packet.
+/// The properties of one direction of the path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkShape {
-    /// Bits per second of the bottleneck; none: it takes no time.
+    /// The bottleneck rate. `None`: the bottleneck takes no time.
     pub(crate) rate: Option<Rate>,
-    /// Bytes that may wait before the bottleneck; without a rate, bytes that may be on their way.
+    /// Maximum number of bytes in the queue before the bottleneck. Without a rate limit: maximum number of bytes in
+    /// flight.
     pub(crate) queue_bytes_max: u64,
     /// Time from the bottleneck to the far end.
     pub(crate) delay: Duration,
-    /// Share of packets lost.
+    /// Fraction of packets that are lost.
     pub(crate) loss: LossShare,
 }
 
@@ -25,7 +26,7 @@ pub(crate) struct LinkShape {
 pub(crate) enum Fate {
     /// The packet arrives at this time.
     Due(Duration),
-    /// The packet never arrives.
+    /// The packet is lost.
     Dropped,
 }
 
@@ -46,7 +47,7 @@ impl Schedule {
         }
     }
 
-    /// Decides about a packet of `wire_bytes` that enters at `now`.
+    /// Decides the fate of a packet of `wire_bytes` that enters the path at `now`.
     pub(crate) fn admit(&mut self, now: Duration, wire_bytes: u64) -> Fate {
         if self.shape.loss.0 > 0.0 && self.dice.roll() < self.shape.loss.0 {
             return Fate::Dropped;
@@ -63,7 +64,7 @@ impl Schedule {
     }
 }
 
-/// A small generator (xorshift64*) with even distribution; reproducible through its seed.
+/// A small random number generator (xorshift64*) with a uniform distribution and a fixed seed.
 #[derive(Debug)]
 struct Dice(u64);
 
@@ -72,7 +73,7 @@ impl Dice {
         Self(seed | 1)
     }
 
-    /// A number from 0 up to but without 1.
+    /// Returns a random number in the range from 0 (inclusive) to 1 (exclusive).
     fn roll(&mut self) -> f64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

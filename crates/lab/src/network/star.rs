@@ -1,6 +1,6 @@
-//! Many hosts around a router, each with one link of its own: whatever a host sends and gets shares that link.
+//! Many hosts around a router. Each host has one link, which all of its traffic shares.
 //!
-//! Used by `scale.rs`. The round trip between two hosts is the sum of those of their two links.
+//! `scale.rs` uses this network. The round-trip time between two hosts is the sum of those of their links.
 
 use std::fs;
 
@@ -12,26 +12,26 @@ use crate::processes::session::Session;
 use crate::processes::{inside, run};
 use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
 
-/// The hosts, which stand as long as this.
+/// The router and its hosts, which are removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Star {
     _network: Network,
 }
 
-/// A host to be made.
+/// A host to set up.
 #[derive(Clone, Debug)]
 pub(crate) struct Spoke {
     pub(crate) name: String,
-    /// Of its link, in each direction.
+    /// The rate of its link in each direction.
     pub(crate) rate: Rate,
-    /// From the host to the router and back.
+    /// The round-trip time between the host and the router.
     pub(crate) round_trip: RoundTrip,
 }
 
-/// A host that stands.
+/// A host that was set up.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    /// The network namespace that it is.
+    /// The network namespace of the host.
     pub(crate) namespace: String,
     pub(crate) address: String,
     /// The device of the host's link.
@@ -39,7 +39,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// What its link has carried so far, in both directions.
+    /// Returns the bytes that the host's link has carried so far, in both directions.
     pub(crate) fn carried_bytes(&self) -> Result<u64> {
         hosts::carried_bytes(&self.namespace, &self.device)
     }
@@ -78,7 +78,8 @@ impl Star {
     }
 }
 
-/// Without a round trip the kernel's token buckets do, which leave the processors to those that are measured.
+/// Returns the settings of a host's link. Without a round-trip time, the kernel's token buckets are sufficient. They
+/// leave the CPU to the programs under test.
 fn link(
     &Spoke {
         rate, round_trip, ..
@@ -107,5 +108,5 @@ fn forward() -> Result<()> {
 const ROUTER: &str = "router";
 const CONGESTION: &str = "cubic";
 const MTU: u32 = 9000;
-/// Sixteen of the segments of 64 KiB that hosts hand to their links.
+/// Sixteen of the segments of 64 KiB that hosts pass to their links.
 const QUEUE_BYTES_FLOOR: u64 = 1 << 20;

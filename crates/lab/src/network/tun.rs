@@ -1,7 +1,7 @@
-//! Opens a TUN device that hands over whole offloaded segments.
+//! Opens a TUN device that delivers whole offloaded segments.
 //!
-//! Called by `hosts.rs` on a thread that has moved into the namespace which shall own the device; the returned
-//! file works from any thread. The only unsafe code of this crate: two ioctls without a safe wrapper.
+//! `hosts.rs` calls this on a thread that has joined the namespace of the device. The returned file works on any
+//! thread. This module contains the only unsafe code of the crate: two ioctls without a safe wrapper.
 #![expect(
     unsafe_code,
     reason = "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper"
@@ -12,10 +12,10 @@ use std::fs::{File, OpenOptions};
 use anyhow::{Context, Result};
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, ioctl, opcode};
 
-/// Whether the kernel may hand over segments larger than the MTU.
+/// Whether the kernel may deliver segments that are larger than the MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Segments {
-    /// Up to 64 KiB in one read, cut by nobody.
+    /// Up to 64 KiB in one read, never split.
     Whole,
     /// One read per packet on the wire.
     Cut,

@@ -1,7 +1,8 @@
-//! Control groups (version 2), one per side: they count the CPU time of every process, dead or alive, and end them all.
+//! Control groups (version 2), one per side. A group counts the CPU time of all its processes, including those that
+//! have ended, and can kill them all.
 //!
-//! `measure/race.rs` makes a pair per run; `session.rs` clears what a dead lab left. Only the statistics that need no
-//! controller are used, so the groups work beside a version 1 hierarchy as well.
+//! `measure/race.rs` creates a pair of groups per run, and `session.rs` removes the groups of a lab that was killed.
+//! Only statistics that need no controller are used, so the groups also work next to a version 1 hierarchy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,14 @@ use anyhow::{Context, Result};
 
 use crate::processes::run;
 
-/// One group, removed with everything in it when dropped.
+/// A control group. Dropping it kills its processes and removes it.
 #[derive(Debug)]
 pub(crate) struct Group {
     path: PathBuf,
 }
 
 impl Group {
-    /// Makes the group `name` of the lab `id`.
+    /// Creates the group `name` of the lab `id`.
     pub(crate) fn create(id: &str, name: &str) -> Result<Self> {
         let path = lab_group(&hierarchy()?, id).join(name);
         fs::create_dir_all(&path)
@@ -31,7 +32,7 @@ impl Group {
         &self.path
     }
 
-    /// CPU time used so far by every process that was ever in the group.
+    /// Returns the CPU time used so far by all processes of the group, including those that have ended.
     pub(crate) fn cpu_time(&self) -> Result<Duration> {
         let statistics =
             fs::read_to_string(self.path.join("cpu.stat")).context("failed to read cpu.stat")?;
@@ -42,7 +43,7 @@ impl Group {
         Ok(Duration::from_micros(microseconds))
     }
 
-    /// Sum of the peak resident sizes of the processes that live now.
+    /// Returns the sum of the peak resident sizes of the running processes, in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
         processes(&self.path)
             .iter()
@@ -50,7 +51,7 @@ impl Group {
             .sum()
     }
 
-    /// Ends every process in the group and waits until they are gone.
+    /// Kills all processes of the group and waits until they have ended.
     pub(crate) fn kill(&self) {
         kill(&self.path);
     }
@@ -63,7 +64,7 @@ impl Drop for Group {
     }
 }
 
-/// Ends and removes all groups of the lab `id`.
+/// Kills and removes all groups of the lab `id`.
 pub(crate) fn clear(id: &str) {
     let Ok(hierarchy) = hierarchy() else { return };
     let path = lab_group(&hierarchy, id);
@@ -83,7 +84,7 @@ fn lab_group(hierarchy: &Path, id: &str) -> PathBuf {
     hierarchy.join(format!("zmove-lab-{id}"))
 }
 
-/// Where version 2 is mounted; mounts it if it is not.
+/// Returns the mount point of the version 2 hierarchy, and mounts the hierarchy if necessary.
 fn hierarchy() -> Result<PathBuf> {
     if let Some(path) = mounted()? {
         return Ok(path);

@@ -1,7 +1,8 @@
 //! Starts programs on one of the two hosts.
 //!
-//! The lab starts itself anew (`zmove-lab inside …`), joins the control group and the network namespace, asks to die
-//! with the lab, and turns into the program: all without code between fork and exec.
+//! The lab executes itself (`zmove-lab inside …`). The new process joins the control group and the network namespace,
+//! asks the kernel to be killed when the lab ends, and executes the program. In this way, no code runs between fork and
+//! exec.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,7 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::processes::groups::Group;
 
-/// Where to start which program.
+/// The program to start, and its namespace and group.
 #[derive(Args, Debug)]
 pub(crate) struct InsideArgs {
     /// Network namespace to join.
@@ -31,7 +32,8 @@ pub(crate) struct InsideArgs {
     command: Vec<OsString>,
 }
 
-/// A command that will run `program` in a namespace and a group. It dies with the calling thread.
+/// Returns a command that runs `program` in a namespace and a group. The process is killed when the calling thread
+/// ends.
 pub(crate) fn command(
     namespace: Option<&str>,
     group: Option<&Group>,
@@ -49,7 +51,7 @@ pub(crate) fn command(
     Ok(command)
 }
 
-/// Becomes the program; returns only if that fails.
+/// Replaces this process with the program. Returns only if that fails.
 pub(crate) fn become_program(inside: &InsideArgs) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("failed to tie this process to the lab")?;
@@ -72,7 +74,7 @@ pub(crate) fn join(namespace: &str) -> Result<()> {
         .with_context(|| format!("failed to join {place}"))
 }
 
-/// Runs `work` on a thread of its own inside a namespace.
+/// Runs `work` on a new thread inside a namespace.
 pub(crate) fn on_host<T: Send>(
     namespace: &str,
     work: impl FnOnce() -> Result<T> + Send,

@@ -1,4 +1,4 @@
-//! Runs helper programs to their end and turns a failure into an error with what they said.
+//! Runs helper programs to completion. A failure is returned as an error with the program's error output.
 
 use std::process::{Command, Stdio};
 
@@ -22,14 +22,14 @@ pub(crate) fn output(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a program whose arguments hold no spaces, given as one line.
+/// Runs a program that is given as one line. Its arguments cannot contain spaces.
 pub(crate) fn line(command: &str) -> Result<String> {
     let words: Vec<&str> = command.split_whitespace().collect();
     let (program, arguments) = words.split_first().context("an empty command")?;
     output(program, arguments)
 }
 
-/// Runs such a line of clean-up work; a failure is reported and not fatal.
+/// Runs a cleanup command that is given as one line. A failure is printed and otherwise ignored.
 pub(crate) fn clean_up(command: &str) {
     if let Err(error) = line(command) {
         eprintln!("zmove-lab: {error:#}");

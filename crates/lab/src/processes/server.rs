@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::processes::inside;
 
-/// Starts a server and returns once it listens on `port` of the namespace; its output goes to `log`.
+/// Starts a server, and returns when it listens on `port` of the namespace. Its output goes to `log`.
 pub(crate) fn start(mut command: Command, namespace: &str, port: u16, log: &Path) -> Result<Child> {
     let output =
         File::create(log).with_context(|| format!("failed to create {}", log.display()))?;
@@ -46,7 +46,7 @@ fn wait_for(child: &mut Child, port: u16) -> Result<()> {
     bail!("the server does not listen after {} s", PATIENCE.as_secs())
 }
 
-/// Whether a socket in this list listens on the port.
+/// Returns whether a socket in this list listens on the port.
 fn listens(list: &str, port: u16) -> Result<bool> {
     let text = fs::read_to_string(list).with_context(|| format!("failed to read {list}"))?;
     Ok(text.lines().any(|line| line_listens(line, port)))

@@ -1,8 +1,9 @@
-//! One running lab, and what is left of it afterwards: nothing.
+//! A running lab, which leaves nothing behind when it ends.
 //!
-//! A session holds a lock on its directory below `/run/zmove-lab` and a janitor: a second process of this program that
-//! waits for the end of its standard input. However the lab ends (return, ^C, kill -9), that pipe closes, and the
-//! janitor removes processes, namespaces, mounts and directory. A lab whose janitor died too is swept by the next one.
+//! A session holds a lock on its directory below `/run/zmove-lab` and has a janitor: a second process of this program
+//! that waits for the end of its standard input. However the lab ends (return, ^C, kill -9), that pipe closes, and the
+//! janitor removes its processes, namespaces, mounts and directory. If the janitor was killed too, the next lab cleans
+//! up.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -25,7 +26,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Sweeps what dead labs left and opens a new session.
+    /// Cleans up after labs that were killed, and opens a new session.
     pub(crate) fn open() -> Result<Self> {
         let _one_at_a_time = lock_sessions()?;
         clear_dead()?;
@@ -50,17 +51,17 @@ impl Session {
         })
     }
 
-    /// The name of this lab in namespaces, groups and directories.
+    /// Returns the name of this lab, which is part of the names of its namespaces, groups and directories.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// A directory that ends with the session.
+    /// Returns a directory that is removed with the session.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// A fresh subdirectory of it.
+    /// Creates a subdirectory of the session's directory.
     pub(crate) fn subdirectory(&self, name: &str) -> Result<PathBuf> {
         let path = self.directory.join(name);
         fs::create_dir_all(&path)
@@ -78,9 +79,9 @@ impl Drop for Session {
     }
 }
 
-/// Begins this program again in a mount namespace of its own, unless it is in one. A namespace that any other
-/// program makes is a copy of all that is mounted then: a file system of the lab that is unmounted would stay
-/// mounted there, and go on writing to a device that has been given other contents.
+/// Restarts this program in a separate mount namespace, unless it already runs in one. Every mount namespace that
+/// another program creates is a copy of all current mounts. Without this, a file system that the lab unmounts would
+/// remain mounted in such a copy and would keep writing to a device whose contents have been replaced.
 pub(crate) fn own_mounts() -> Result<()> {
     if std::env::var_os(OWN_MOUNTS).is_some() {
         return Ok(());
@@ -96,7 +97,7 @@ pub(crate) fn own_mounts() -> Result<()> {
     Err(error).context("failed to run unshare")
 }
 
-/// The janitor process: waits for the lab's end, then clears up.
+/// The janitor process: waits for the lab to end, then cleans up.
 pub(crate) fn janitor(id: &str) -> Result<()> {
     rustix::process::setsid().ok();
     let mut nothing = Vec::new();
@@ -107,13 +108,14 @@ pub(crate) fn janitor(id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Clears up behind every lab that no longer runs; returns their names.
+/// Cleans up after every lab that is no longer running. Returns the names of those labs.
 pub(crate) fn sweep() -> Result<Vec<String>> {
     let _one_at_a_time = lock_sessions()?;
     clear_dead()
 }
 
-/// Held while a lab begins, which looks dead until it holds its own lock, and while dead ones are cleared up behind.
+/// Takes the lock on all sessions. It is held while a lab starts, because a lab looks dead until it holds its own lock,
+/// and while dead labs are cleaned up.
 fn lock_sessions() -> Result<File> {
     fs::create_dir_all(SESSIONS)
         .with_context(|| format!("failed to create {SESSIONS} (the lab runs as root)"))?;
@@ -140,7 +142,7 @@ fn clear_dead() -> Result<Vec<String>> {
     Ok(cleared)
 }
 
-/// The lock a running lab holds; it is not inherited by what the lab starts.
+/// Opens the file of a lab's lock. Programs that the lab starts do not inherit it.
 fn lock_file(directory: &Path) -> Result<File> {
     let path = directory.join("lock");
     let open = OpenOptions::new()
@@ -154,13 +156,13 @@ fn lock_file(directory: &Path) -> Result<File> {
 fn is_dead(directory: &Path) -> Result<bool> {
     match lock_file(directory) {
         Ok(lock) => Ok(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()),
-        // Its janitor removed the session in the meantime.
+        // The lab's janitor has removed the session since the directory was listed.
         Err(_) if !directory.exists() => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Removes processes, namespaces, mounts, loop devices and files of the lab `id`, in this order.
+/// Removes the processes, namespaces, mounts, loop devices and files of the lab `id`, in this order.
 fn clear(id: &str) {
     groups::clear(id);
     let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
@@ -180,7 +182,7 @@ fn clear(id: &str) {
     }
 }
 
-/// Mounts below a directory, the last one first, each with its mount point and its file system's type.
+/// Returns the mounts below a directory with their file system types, last mount first.
 fn mounts_below(directory: &Path) -> Vec<(PathBuf, String)> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mount = |line: &str| {
@@ -193,9 +195,9 @@ fn mounts_below(directory: &Path) -> Vec<(PathBuf, String)> {
     below
 }
 
-/// Ends what `powercut` serves. A thread of a killed lab may wait for its own device, and keep it from ending: a forced
-/// unmount answers all requests with errors, and fails where the loop device still has the file open. Loop devices are
-/// told to end with their last user.
+/// Aborts the devices that `powercut` serves. A thread of a killed lab may wait for its own device, which keeps the
+/// process from ending. A forced unmount fails all pending requests, but it is not possible while the loop device has
+/// the file open. Loop devices are therefore set to detach with their last user.
 fn abort_devices_below(directory: &Path) {
     let served = mounts_below(directory)
         .into_iter()
@@ -222,5 +224,5 @@ fn unmount_below(directory: &Path) {
 }
 
 const SESSIONS: &str = "/run/zmove-lab";
-/// Set where a lab is in a mount namespace of its own.
+/// The variable that is set if the lab runs in a separate mount namespace.
 const OWN_MOUNTS: &str = "ZMOVE_LAB_OWN_MOUNTS";

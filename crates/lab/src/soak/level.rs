@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-/// The memory, descriptors and threads of a process, at one moment or on average.
+/// The memory, descriptors and threads of a process at one time, or their averages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Level {
     memory_mib: f64,
@@ -13,15 +13,15 @@ pub(crate) struct Level {
     threads: f64,
 }
 
-/// Levels in order of time.
+/// Levels in chronological order.
 #[derive(Debug, Default)]
 pub(crate) struct Levels(Vec<Level>);
 
-/// The largest ratio of the last level to the first.
+/// Maximum ratio of the last level to the first.
 const GROWTH_MAX: f64 = 1.1;
 
 impl Level {
-    /// The level of a running process.
+    /// Reads the level of a running process.
     pub(crate) fn of(id: u32) -> Result<Self> {
         let status =
             fs::read_to_string(format!("/proc/{id}/status")).context("failed to read /proc")?;
@@ -44,7 +44,7 @@ impl Level {
         })
     }
 
-    /// Whether this is no more than a tenth above `first`.
+    /// Returns whether memory and descriptors are at most 10 % above `first`.
     pub(crate) fn is_level_with(&self, first: &Self) -> bool {
         self.memory_mib <= first.memory_mib * GROWTH_MAX
             && self.descriptors <= first.descriptors * GROWTH_MAX

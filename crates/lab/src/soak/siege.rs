@@ -1,4 +1,4 @@
-//! `siege`: how fast a push is while somebody else keeps opening connections that come to nothing.
+//! `siege` measures pushes while another client keeps opening connections that never become sessions.
 
 use std::fmt;
 use std::fs;
@@ -16,16 +16,17 @@ use crate::measurements::peers::zmove_binary;
 use crate::soak::level::Level;
 use crate::torture::programs::{CLIENT_HOME, Daemon, Place, Running};
 
-/// How many connections, how much data, and where.
+/// The settings of the siege test.
 #[derive(Args, Debug)]
 pub(crate) struct SiegeArgs {
-    /// Connections that are held open; for one more the oldest is closed and opened again, without a pause in `churn`.
+    /// Number of connections that are held open. The oldest connection is replaced by a new one repeatedly, in `churn`
+    /// without a pause.
     #[arg(long, default_value_t = 10_000)]
     connections: usize,
-    /// Pushes of each kind, in turn.
+    /// Number of pushes of each kind, in turn.
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Size of the file that is pushed, in MiB.
+    /// Size of the file to push, in MiB.
     #[arg(long, default_value_t = 1024)]
     mib: usize,
     /// Directory for keys, source and target.
@@ -36,22 +37,22 @@ pub(crate) struct SiegeArgs {
     zmove: Option<PathBuf>,
 }
 
-/// What the others do.
+/// The behavior of the other client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Siege {
-    /// Nothing: there are none.
+    /// There is no other client.
     None,
     /// Connections that send nothing.
     Silent,
-    /// Connections that send one byte each in turn, over and over.
+    /// Connections that repeatedly send one byte each, in turn.
     Slow,
-    /// Connections that announce a record of 16 KiB, which does not come.
+    /// Connections that announce a record of 16 KiB and do not send it.
     Promise,
-    /// Connections that are made and closed, ten in a millisecond at most.
+    /// Connections that are opened and closed, at most ten per millisecond.
     Churn,
 }
 
-/// Measures and prints; fails when a push fails.
+/// Runs the measurements and prints them. Fails if a push fails.
 pub(crate) fn siege(arguments: &SiegeArgs) -> Result<ExitCode> {
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
     let directory = arguments
@@ -101,7 +102,7 @@ fn tell(siege: Siege, mib: usize, mut times: Vec<Duration>, daemon: &mut Daemon)
     Ok(())
 }
 
-/// Works while the others do what they do.
+/// Runs `work` while the other client is active.
 fn beside<T>(
     siege: Siege,
     connections: usize,
@@ -112,7 +113,7 @@ fn beside<T>(
     std::thread::scope(|scope| {
         let (ready_in, ready) = std::sync::mpsc::channel();
         let besiegers = scope.spawn(|| besiege(siege, connections, to, &over, ready_in));
-        // an error of theirs ends this wait too
+        // The wait also ends if the other client fails.
         let _begun = ready.recv();
         let worked = work();
         over.store(true, Ordering::Relaxed);
@@ -135,7 +136,7 @@ fn besiege(
         for _ in 0..connections {
             let mut stream = TcpStream::connect(to).context("failed to connect")?;
             if siege == Siege::Promise {
-                // some are closed by now
+                // Some connections may be closed already.
                 let _closed = stream.write_all(&[22, 3, 1, 0x40, 0, 1, 0xFF, 0xFF, 0xFF]);
             }
             open.push(stream);
@@ -160,7 +161,7 @@ fn besiege(
     Ok(())
 }
 
-/// Some go and come again.
+/// Replaces the oldest connections.
 fn renew(open: &mut Vec<TcpStream>, to: SocketAddr) {
     for _ in 0..RENEWED_AT_ONCE {
         open.remove(0);
