@@ -1,8 +1,9 @@
-//! `torture`: transfers that are killed, cut and confused at random, until the same command has finished them.
+//! `torture` kills, interrupts and disturbs transfers at random until the same command has completed them.
 //!
-//! A round is decided by its seed: the tree, the options, what happens and when. What happens at a byte of a transfer
-//! happens at that byte, but the programs' threads are not the seed's: a failure may need a few runs to come again.
-//! **Invariant:** all that a round starts ends with it, and a round that went well leaves nothing.
+//! The seed of a round determines the tree, the options, the events and their times. An event at a byte position always
+//! happens at that position, but the seed does not control the threads of the programs. A failure may therefore need
+//! several runs to occur again. **Invariant:** everything that a round starts ends with it, and a successful round
+//! leaves nothing behind.
 
 mod attempt;
 pub(crate) mod cluster;
@@ -36,38 +37,38 @@ use self::spread::SpreadTally;
 use self::tally::Tally;
 use crate::measurements::peers::zmove_binary;
 
-/// How often, and where.
+/// The settings of the test.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is an option of its own"
 )]
 #[derive(Args, Debug)]
 pub(crate) struct TortureArgs {
-    /// Rounds to run.
+    /// Number of rounds.
     #[arg(long, default_value_t = 50)]
     rounds: u64,
-    /// The first round's seed; each has one more than the one before. Default: another each time.
+    /// Seed of the first round. Each further round uses the next number. Default: a random seed.
     #[arg(long)]
     seed: Option<u64>,
-    /// The only direction of all rounds. Default: drawn.
+    /// Direction of all rounds. Default: random for each round.
     #[arg(long, value_enum)]
     direction: Option<Direction>,
     /// Kill runners and processes of jobs instead.
     #[arg(long, conflicts_with = "direction")]
     jobs: bool,
-    /// Push to several daemons that share the target's storage, which are killed and stopped, instead.
+    /// Push to several daemons that share the target's storage instead, and kill and stop the daemons.
     #[arg(long, conflicts_with_all = ["direction", "jobs"])]
     spread: bool,
-    /// Push by all nodes of a cluster, any of which is killed and stopped, its broker and receivers, too, instead.
+    /// Push from all nodes of a cluster instead, and kill and stop the nodes, the receivers and the broker.
     #[arg(long, conflicts_with_all = ["direction", "jobs", "spread"])]
     cluster: bool,
-    /// How many rounds of a cluster run at the same time: they wait most of their time.
+    /// Number of rounds of a cluster to run concurrently. They are idle most of the time.
     #[arg(long, requires = "cluster", default_value_t = 1)]
     at_once: usize,
-    /// Go on after a round that failed.
+    /// Continue after a round that failed.
     #[arg(long)]
     keep_going: bool,
-    /// Directory for the trees. Default: that for temporary files.
+    /// Directory for the trees. Default: the directory for temporary files.
     #[arg(long)]
     dir: Option<PathBuf>,
     /// The zmove binary. Default: as for `compare`.
@@ -75,7 +76,7 @@ pub(crate) struct TortureArgs {
     zmove: Option<PathBuf>,
 }
 
-/// Runs the rounds, says which failed, and sums up.
+/// Runs the rounds, reports the failed ones, and prints a summary.
 pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
     let parent = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);

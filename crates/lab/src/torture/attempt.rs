@@ -19,38 +19,38 @@ use super::programs::{Daemon, Place, Running};
 use super::relay::{Cut, Harm, Relay, Way};
 use super::tally::{FailureKind, Tally};
 
-/// What a round's attempts share.
+/// State that the attempts of a round share.
 #[derive(Debug)]
 pub(crate) struct Stage<'a> {
     pub(crate) place: &'a Place,
     pub(crate) relay: &'a Relay,
     pub(crate) daemon: Daemon,
-    /// Of a copy, the daemon that has the source.
+    /// The daemon that has the source, in a copy.
     pub(crate) sender: Option<Daemon>,
     pub(crate) source: &'a Path,
     pub(crate) target: &'a Path,
     pub(crate) dice: Dice,
     pub(crate) direction: Direction,
     pub(crate) carrier: Carrier,
-    /// Whether a receiver has been killed in this round.
+    /// Whether a receiver was killed in this round.
     pub(crate) killed_receiver: bool,
 }
 
-/// How an attempt ended.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The command ended with exit code 0.
     Done,
-    /// The command ended with another exit code that says what happened, or was killed.
+    /// The command was killed, or ended with an exit code that reports an expected failure.
     Failed,
 }
 
 /// A daemon of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
-    /// The one that every round has.
+    /// The daemon that exists in every round.
     Usual,
-    /// The one that has the source of a copy.
+    /// The daemon that has the source of a copy.
     Sender,
 }
 
@@ -63,7 +63,7 @@ enum News {
     Reached,
 }
 
-/// The run that is under way.
+/// The current run of the command.
 struct Run {
     client: Running,
     news: Receiver<News>,
@@ -72,7 +72,7 @@ struct Run {
 }
 
 impl Stage<'_> {
-    /// Runs the command once. After each event `look` is called.
+    /// Runs the command once. Calls `look` after each event.
     pub(crate) fn attempt(
         &mut self,
         options: &[&str],
@@ -166,7 +166,7 @@ impl Stage<'_> {
         place.serve_again(self.daemon_of(which))
     }
 
-    /// One of the daemons of a copy, or the only one.
+    /// Draws one of the daemons of a copy, or returns the only daemon.
     fn draw_daemon(&mut self) -> Which {
         if self.sender.is_some() && self.dice.one_in(2) {
             Which::Sender
@@ -186,7 +186,7 @@ impl Stage<'_> {
         Duration::from_millis(self.dice.within(0..=millis_max))
     }
 
-    /// Ends all daemons, which have nothing more to do.
+    /// Ends all daemons, which have no more work.
     pub(crate) fn end_daemons(&mut self, tally: &mut Tally) -> Result<()> {
         for daemon in self.sender.iter_mut().chain([&mut self.daemon]) {
             daemon.running().signal(Signal::TERM);
@@ -195,16 +195,17 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Waits for the client's end and judges it.
+    /// Waits for the client to end and checks its result.
     fn end(&mut self, run: &mut Run, happened: &[EventKind], tally: &mut Tally) -> Result<Ending> {
         self.relay.open_gate();
         let harmed = happened.iter().any(|kind| kind.harms());
         let mut deadline = run.deadline;
         if harmed && !run.wait_for_end(Instant::now() + HARM_PATIENCE) {
-            // a length that has grown makes its reader wait for bytes that nobody sends
+            // If a length field was increased, its reader waits for bytes that nobody sends.
             tally.harms_cut += 1;
             self.relay.cut(Cut::Closed);
-            // another event may have been waited for until now, which never came for the same reason
+            // For the same reason, this call may have waited in vain for another event until now, so the deadline is
+            // renewed.
             deadline = Instant::now() + PATIENCE;
         }
         if !run.wait_for_end(deadline) {
@@ -253,7 +254,7 @@ impl Run {
             while poll(&mut [PollFd::new(&handle, PollFlags::IN)], None)
                 == Err(rustix::io::Errno::INTR)
             {}
-            // nobody listens when the attempt has been given up
+            // The receiver of this message is gone if the attempt was given up.
             let _given_up = ended.send(News::Ended);
         });
         Ok(Self {
@@ -264,7 +265,7 @@ impl Run {
         })
     }
 
-    /// Waits for that moment; `false` when the client has ended before.
+    /// Waits for a point in time. Returns `false` if the client has ended earlier.
     fn wait_for(&self, when: When, relay: &Relay) -> Result<bool> {
         let due = match when {
             When::After(time) => Instant::now() + time,
@@ -292,7 +293,7 @@ impl Run {
         }
     }
 
-    /// Waits until the client has ended; `false` when that takes too long.
+    /// Waits until the client has ended. Returns `false` if that takes too long.
     fn wait_for_end(&self, deadline: Instant) -> bool {
         loop {
             match self
@@ -310,7 +311,7 @@ impl Run {
     }
 }
 
-/// Waits for a daemon that was told to stop.
+/// Waits for a daemon that was asked to stop.
 fn stopped(daemon: &mut Daemon, tally: &mut Tally) -> Result<()> {
     match daemon.running().wait(PATIENCE)? {
         None => {
@@ -326,8 +327,8 @@ fn stopped(daemon: &mut Daemon, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Whether an end other than success is one that the events explain. Which code it is depends on where they struck: no
-/// connection, a broken one, files that could not be stored, a key that was not what it seemed.
+/// Returns whether the events explain an exit code other than success. The code depends on when they happened: no
+/// connection, a lost connection, files that could not be stored, or a wrong key.
 fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
     let after = |kind: EventKind| happened.contains(&kind);
     match (status.code(), status.signal()) {
@@ -341,10 +342,10 @@ fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
     }
 }
 
-/// How long a program may take for anything.
+/// Maximum time for any step of a program.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a transfer whose bytes were harmed may go on before its connections are cut.
+/// How long a transfer with corrupted bytes may continue before its connections are cut.
 const HARM_PATIENCE: Duration = Duration::from_secs(10);
 const STALL_MILLIS_MAX: u64 = 400;
-/// For how long a daemon is away.
+/// Maximum time that a daemon is away.
 const AWAY_MILLIS_MAX: u64 = 200;

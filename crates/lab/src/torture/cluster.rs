@@ -1,9 +1,9 @@
-//! `torture --cluster`: one job at a time by several nodes, with receivers that share the storage of the target and a
-//! broker. Heads, nodes, receivers and the broker are killed, or stopped and woken, which may be when the next job is
-//! under way; the broker loses messages, its streams, or all that it has. The push is given again until it ends well.
-//! Then the target must be the source, and nothing may be left of the jobs.
+//! `torture --cluster` runs one job at a time on several nodes, with a broker and with receivers that share the
+//! target's storage. Heads, nodes, receivers and the broker are killed, or stopped and resumed, possibly only during
+//! the next job. The broker loses messages, its streams, or all its data. The push is repeated until it succeeds. Then
+//! the target must equal the source, and nothing may be left of the jobs.
 //!
-//! **Invariant:** what happens in which order is the seed's; when it strikes is a matter of time.
+//! **Invariant:** the seed determines the order of the events, but their timing varies.
 
 mod acts;
 mod broker;

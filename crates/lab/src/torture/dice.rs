@@ -1,8 +1,8 @@
-//! Chance that a seed repeats: all that a round decides comes from one of these.
+//! Reproducible random numbers. All random decisions of a round come from one [`Dice`].
 
 use std::ops::RangeInclusive;
 
-/// A generator (splitmix64): any seed is as good as another, also the next one.
+/// A random number generator (splitmix64). All seeds are equally good, including consecutive ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u64);
 
@@ -11,12 +11,12 @@ impl Dice {
         Self(seed)
     }
 
-    /// A generator whose numbers do not depend on how many are drawn here later.
+    /// Returns an independent generator, whose numbers do not depend on later draws from this one.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.roll())
     }
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     pub(crate) fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -25,13 +25,13 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number of the range, each as likely.
+    /// Returns a number of the range, with uniform distribution.
     pub(crate) fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (first, last) = range.into_inner();
         first + self.roll() % (last - first).saturating_add(1)
     }
 
-    /// A number of the range, small ones as likely as ones twice as large.
+    /// Returns a number of the range. Each power of two is equally likely.
     pub(crate) fn scaled_within(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (first, last) = range.into_inner();
         let bits = u64::from((last.max(1)).ilog2());
@@ -44,20 +44,20 @@ impl Dice {
         self.within(1..=count) == 1
     }
 
-    /// One of the things.
+    /// Returns a random element.
     ///
     /// # Panics
-    /// When there is none.
+    /// `things` is empty.
     pub(crate) fn pick<'a, T>(&mut self, things: &'a [T]) -> &'a T {
         &things[self.index(things.len())]
     }
 
-    /// A place among `count`.
+    /// Returns a random index below `count`.
     pub(crate) fn index(&mut self, count: usize) -> usize {
         usize::try_from(self.roll() % count as u64).expect("below a length")
     }
 
-    /// A place among `weights`, by weight.
+    /// Returns a random index of `weights`, with these weights.
     pub(crate) fn weighted(&mut self, weights: impl Iterator<Item = u64> + Clone) -> usize {
         let mut left = self.within(1..=weights.clone().sum());
         for (place, weight) in weights.enumerate() {
@@ -69,7 +69,7 @@ impl Dice {
         0
     }
 
-    /// Fills `room` with bytes that nothing compresses.
+    /// Fills `room` with incompressible bytes.
     pub(crate) fn fill(&mut self, room: &mut [u8]) {
         for eight in room.chunks_mut(size_of::<u64>()) {
             let bytes = self.roll().to_le_bytes();

@@ -1,27 +1,27 @@
-//! What happens to a transfer, and when.
+//! The events that disturb a transfer, and their times.
 
 use std::time::Duration;
 
 use super::dice::Dice;
 use super::options::Carrier;
 
-/// One thing that happens.
+/// An event and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) kind: EventKind,
     pub(crate) when: When,
 }
 
-/// What happens.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EventKind {
     /// `kill -9` of the client.
     KillClient,
-    /// `kill -9` of a daemon, which is started again, or of what ssh has started.
+    /// `kill -9` of a daemon, which is started again, or of the process that ssh has started.
     KillDaemon,
     /// SIGTERM to the client.
     StopClient,
-    /// SIGTERM to a daemon, which ends well and is started again, or to what ssh has started.
+    /// SIGTERM to a daemon, which ends normally and is started again, or to the process that ssh has started.
     StopDaemon,
     /// All connections are closed.
     CutAll,
@@ -29,35 +29,35 @@ pub(crate) enum EventKind {
     ResetAll,
     /// One connection is closed.
     CutOne,
-    /// Nothing goes on for a while, then all connections are closed.
+    /// No data passes for a while, then all connections are closed.
     StallAndCut,
-    /// Nothing goes on for a while.
+    /// No data passes for a while.
     Stall,
-    /// A bit on its way to the receiver is another.
+    /// A bit on the way to the receiver is flipped.
     FlipUp,
-    /// A bit on its way to the sender is another.
+    /// A bit on the way to the sender is flipped.
     FlipDown,
-    /// Bytes on their way to the receiver come twice.
+    /// Bytes on the way to the receiver are duplicated.
     DoubleUp,
-    /// Bytes on their way to the sender come twice.
+    /// Bytes on the way to the sender are duplicated.
     DoubleDown,
-    /// One connection ends for the receiver; what the sender says on it goes nowhere.
+    /// One connection is closed towards the receiver. Further data of the sender is discarded.
     HalfCloseUp,
-    /// One connection ends for the sender; what the receiver says on it goes nowhere.
+    /// One connection is closed towards the sender. Further data of the receiver is discarded.
     HalfCloseDown,
 }
 
-/// When it happens.
+/// The time of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// So many bytes of this try have passed the relay to the receiver, not one more.
+    /// After exactly this number of bytes of the attempt has passed the relay to the receiver.
     Bytes(u64),
-    /// So long after the event before it, or after the start.
+    /// This time after the previous event, or after the start.
     After(Duration),
 }
 
 impl EventKind {
-    /// Whether it changes bytes on their way.
+    /// Returns whether the event changes bytes in transit.
     pub(crate) fn harms(self) -> bool {
         matches!(
             self,
@@ -65,7 +65,7 @@ impl EventKind {
         )
     }
 
-    /// The word for it in the summary.
+    /// Returns the word for the event in the summary.
     pub(crate) fn word(self) -> &'static str {
         WORDS
             .iter()
@@ -74,7 +74,7 @@ impl EventKind {
     }
 }
 
-/// The events of one try, in the order in which they happen.
+/// Draws the events of one attempt, in chronological order.
 pub(crate) fn draw(dice: &mut Dice, carrier: Carrier, bytes: u64) -> Vec<Event> {
     let count = 1 + dice.weighted([6, 2, 1].into_iter());
     let mut events: Vec<Event> = (0..count).map(|_| draw_one(dice, carrier, bytes)).collect();
@@ -104,7 +104,7 @@ fn draw_one(dice: &mut Dice, carrier: Carrier, bytes: u64) -> Event {
     Event { kind, when }
 }
 
-/// Anywhere in what may pass, or near its beginning: in the handshakes, in the first answers.
+/// Draws a position anywhere in the data, or near its start: in the handshakes or the first responses.
 fn draw_place(dice: &mut Dice, bytes: u64) -> u64 {
     let all = bytes + HANDSHAKE_BYTES;
     if dice.one_in(3) {
@@ -133,5 +133,5 @@ const WORDS: [(EventKind, &str, u64); 15] = [
 ];
 
 const AFTER_MICROS_MAX: u64 = 700_000;
-/// About what connections say before they carry a tree.
+/// Approximate number of bytes that connections transfer before the data of the tree.
 const HANDSHAKE_BYTES: u64 = 16 << 10;

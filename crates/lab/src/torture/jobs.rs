@@ -1,6 +1,6 @@
-//! `torture --jobs`: jobs whose runner and whose processes are killed at random moments. Each must be there at the end,
-//! be done, have one event that says so, and have the right tree at its target. The hook must have got each event at
-//! least once, with one id for each.
+//! `torture --jobs` kills the runner and the processes of jobs at random times. At the end, each job must exist, be
+//! done, have exactly one event that reports this, and have the correct tree at its target. The hook must have received
+//! each event at least once, always with the same id.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,7 +22,7 @@ use super::trees::same;
 use super::trees::tree::{Shape, Tree};
 use super::trees::versions::Versions;
 
-/// Counts of one round or of many.
+/// Counts of one or more rounds.
 #[derive(Debug, Default)]
 pub(crate) struct JobsTally {
     pub(crate) rounds: u64,
@@ -75,7 +75,7 @@ impl fmt::Display for JobsTally {
     }
 }
 
-/// A job, as it was submitted.
+/// A submitted job.
 struct Order {
     tree: Tree,
     target: PathBuf,
@@ -85,7 +85,7 @@ struct Order {
 struct Round<'a> {
     place: &'a Place,
     dice: Dice,
-    /// `None` while there is none.
+    /// `None` while no runner is active.
     runner: Option<Running>,
     tally: JobsTally,
 }
@@ -168,7 +168,7 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Submits a job, perhaps twice, the first time perhaps killed.
+    /// Submits a job. The submission may be repeated, after the first one was completed or killed.
     fn submit(&mut self, tree: &Tree, target: &str, before: Option<&str>) -> Result<String> {
         let submission = format!("s{}", self.tally.jobs);
         let rate = format!("{}Mbit", self.dice.scaled_within(10..=400));
@@ -208,7 +208,7 @@ impl Round<'_> {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Waits a while and kills something; where that is the runner, another one comes after a while.
+    /// Waits for a while and kills a process. If it was the runner, another one is started after a while.
     fn disturb(&mut self) -> Result<()> {
         sleep(Duration::from_millis(self.dice.scaled_within(1..=500)));
         let which = self.dice.within(1..=3);
@@ -222,7 +222,7 @@ impl Round<'_> {
             let processes = self.processes();
             if !processes.is_empty() {
                 let pid = *self.dice.pick(&processes);
-                // It may have ended meanwhile.
+                // The process may have ended since it was listed.
                 let handle = pidfd_open(pid, PidfdFlags::empty());
                 let killed = handle.and_then(|handle| pidfd_send_signal(handle, Signal::KILL));
                 self.tally.processes_killed += u64::from(killed.is_ok());
@@ -234,7 +234,7 @@ impl Round<'_> {
         self.start_runner()
     }
 
-    /// The processes whose standard input is the lock of a job.
+    /// Returns the processes whose standard input is the lock of a job.
     fn processes(&self) -> Vec<Pid> {
         let jobs = self.place.directory.join(CLIENT_HOME).join("jobs");
         let is_here = |pid: &Pid| {
@@ -249,7 +249,7 @@ impl Round<'_> {
         processes
     }
 
-    /// The runner that is not ours.
+    /// Returns the runner that was not started by this test.
     fn started_runner(&self) -> Option<Pid> {
         let lock = self
             .place
@@ -323,7 +323,7 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Waits until no notification waits, and compares the documents that the hook has got with the events.
+    /// Waits until no notification is pending, and compares the documents that the hook has received with the events.
     fn judge_notified(&mut self, orders: &[Order]) -> Result<()> {
         let mut expected = BTreeSet::new();
         for Order { id, .. } in orders {
@@ -348,7 +348,7 @@ impl Round<'_> {
         let documents: Vec<Value> = documents
             .collect::<Result<_, _>>()
             .context("failed to read the documents of the hook")?;
-        // An id is that of the store, which is the same for all, and the number of the event.
+        // An id consists of the id of the store, which is always the same here, and the number of the event.
         let number =
             |document: &Value| Some(document["id"].as_str()?.split_once('-')?.1.to_owned());
         let events: BTreeSet<_> = documents
@@ -415,7 +415,8 @@ impl Drop for Round<'_> {
     }
 }
 
-/// Configures a hook that adds the documents to a file and then takes a while, in which the runner may be killed.
+/// Configures a hook that appends the documents to a file and then waits, so that the runner may be killed during that
+/// time.
 fn write_hook(place: &Place, millis: u64) -> Result<()> {
     let hooked = place.directory.join(HOOKED);
     let script = format!("cat >> '{}'; sleep 0.{millis:03}", hooked.display());
@@ -428,9 +429,9 @@ fn write_hook(place: &Place, millis: u64) -> Result<()> {
         .context("failed to close a file to others")
 }
 
-/// The documents that the hook has got, one on each line.
+/// The file of the documents that the hook has received, one per line.
 const HOOKED: &str = "hooked";
-/// Small trees: what counts is how often something happens to them.
+/// Small trees, because the number of disturbances matters more than the amount of data.
 const SHAPE: Shape = Shape {
     weight: 1,
     directories: 4,
@@ -440,5 +441,5 @@ const SHAPE: Shape = Shape {
 };
 const JOBS_MAX: u64 = 5;
 const EVENTS_MAX: u64 = 8;
-/// How long a job may take after the last event.
+/// Maximum time for a job after the last disturbance.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -1,6 +1,6 @@
-//! With which options a round runs: one row after the other, of each row one choice.
+//! Draws the options of a round: one choice from each row.
 //!
-//! A new option of zmove that must survive torture gets a row here, and nothing else.
+//! A new option of zmove that must survive this test needs a row here and no other change.
 
 use clap::ValueEnum;
 
@@ -11,36 +11,36 @@ use super::trees::metadata::Features;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) direction: Direction,
-    /// The client's.
+    /// Arguments of the client.
     pub(crate) command: Vec<&'static str>,
     pub(crate) serve: Vec<&'static str>,
-    /// What carries it.
+    /// The transport of the connections.
     pub(crate) carrier: Carrier,
 }
 
-/// Which way the tree goes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Direction {
     /// From the client to the daemon.
     Push,
     /// From the daemon to the client.
     Pull,
-    /// From another daemon to the daemon, by order of the client.
+    /// From another daemon to the daemon, on request of the client.
     Copy,
 }
 
-/// What carries the connections.
+/// The transport of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
-    /// TCP by way of the relay, which can do things to it.
+    /// TCP through the relay, which can disturb it.
     Relay,
-    /// UDP straight to the daemon.
+    /// UDP directly to the daemon.
     Straight,
-    /// TCP straight to a receiver or sender that a stand-in for ssh starts.
+    /// TCP directly to a receiver or sender that is started by a substitute for ssh.
     Ssh,
 }
 
-/// One choice: how likely it is, and what is said for it.
+/// A choice: its weight and its arguments.
 #[derive(Debug)]
 struct Choice {
     weight: u64,
@@ -48,17 +48,17 @@ struct Choice {
     serve: &'static [&'static str],
 }
 
-/// What a row decides.
+/// How long the choice from a row applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Span {
-    /// The same for all tries of a round.
+    /// To all attempts of a round.
     Round,
-    /// Another try of the round may choose again.
+    /// To one attempt. A later attempt may use another choice.
     Try,
 }
 
 impl Direction {
-    /// The subcommand.
+    /// Returns the subcommand.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Push => "push",
@@ -69,7 +69,7 @@ impl Direction {
 }
 
 impl Options {
-    /// Options for a transfer in that direction, or in one that is drawn.
+    /// Draws options for a transfer in a given or random direction.
     pub(crate) fn draw(dice: &mut Dice, forced: Option<Direction>) -> Self {
         let drawn = DIRECTIONS[dice.weighted(DIRECTIONS.iter().map(|(weight, _)| *weight))].1;
         let direction = forced.unwrap_or(drawn);
@@ -83,7 +83,7 @@ impl Options {
             options.choose(row.1, dice);
         }
         if direction == Direction::Copy {
-            // A copy is between daemons.
+            // A copy runs between daemons, never over ssh.
             options.command.retain(|word| *word != "--ssh");
         }
         options.carrier = match () {
@@ -94,7 +94,7 @@ impl Options {
         options
     }
 
-    /// What a transfer keeps of all that the file systems hold.
+    /// Returns the features that a transfer preserves, out of those that the file systems support.
     pub(crate) fn keeps(&self, held: Features) -> Features {
         Features {
             privileged: held.privileged && self.command.contains(&"-a"),
@@ -102,7 +102,7 @@ impl Options {
         }
     }
 
-    /// The same for another try: what may differ from one to the next is chosen again.
+    /// Returns options for another attempt of the round. Choices that may differ between attempts are drawn again.
     pub(crate) fn redrawn(&self, dice: &mut Dice) -> Self {
         let mut options = Self {
             command: Vec::new(),
@@ -147,14 +147,14 @@ const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
     }
 }
 
-/// How likely the directions are.
+/// The directions and their weights.
 const DIRECTIONS: [(u64, Direction); 3] = [
     (6, Direction::Push),
     (3, Direction::Pull),
     (3, Direction::Copy),
 ];
 
-/// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
+/// No word may appear in two rows, because [`Options::redrawn`] could not tell to which row it belongs.
 const ROWS: [(Span, &[Choice]); 10] = [
     (
         Span::Try,
@@ -167,7 +167,7 @@ const ROWS: [(Span, &[Choice]); 10] = [
             command(1, &["--streams=8"]),
         ],
     ),
-    // whether it dials again by itself when its connections are gone
+    // Whether the client reconnects when its connections are lost.
     (Span::Try, &[command(2, &[]), command(1, &["--timeout=0"])]),
     (
         Span::Try,
@@ -199,7 +199,7 @@ const ROWS: [(Span, &[Choice]); 10] = [
     ),
     (Span::Round, &[command(4, &[]), command(1, &["--checksum"])]),
     (Span::Round, &[command(5, &[]), command(1, &["--inplace"])]),
-    // nothing is drawn that these do not keep
+    // Only metadata that these options preserve is drawn.
     (
         Span::Round,
         &[

@@ -1,4 +1,5 @@
-//! The real programs: a daemon that is ended and started again at the same port, and clients, each with a deadline.
+//! Starts and ends the programs under test: a daemon that is restarted on the same port, and clients, each with a
+//! deadline.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -19,7 +20,7 @@ use super::dice::Dice;
 use super::options::Direction;
 use crate::measurements::measure::race;
 
-/// Where a round's programs have their keys and their logs.
+/// The directory of the keys and logs of a round's programs.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) zmove: String,
@@ -36,24 +37,23 @@ pub(crate) struct Daemon {
     running: Running,
 }
 
-/// What a client transfers, and for whom.
+/// The transfer that a client runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer<'a> {
-    /// Where the client has its keys.
+    /// The home directory of the client's keys.
     pub(crate) home: &'a str,
     pub(crate) direction: Direction,
     pub(crate) options: &'a [&'a str],
     /// The directory whose entries are transferred.
     pub(crate) source: &'a Path,
     pub(crate) target: &'a Path,
-    /// The daemon at the other end, as `HOST:PORT`, or several of them with commas between. `None`: this host has both
-    /// ends.
+    /// The daemon at the other end as `HOST:PORT`, or several separated by commas. `None`: both ends are on this host.
     pub(crate) daemon: Option<&'a str>,
-    /// Of a copy, the daemon that has the source.
+    /// The daemon that has the source, in a copy.
     pub(crate) sender: Option<&'a str>,
 }
 
-/// A program that runs, killed when dropped.
+/// A running program, which is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
@@ -61,7 +61,7 @@ pub(crate) struct Running {
 }
 
 impl Place {
-    /// Makes keys, and lets the client do what `grants` says below `root`.
+    /// Creates keys, and authorizes the client for `grants` below `root`.
     pub(crate) fn prepare(
         zmove: &str,
         directory: &Path,
@@ -83,12 +83,12 @@ impl Place {
         Ok(place)
     }
 
-    /// Makes another daemon's keys, and lets the client have it send what is below `root` to `to`.
+    /// Creates the keys of another daemon, and authorizes the client to have it send data below `root` to `to`.
     pub(crate) fn prepare_sender(&self, root: &Path, to: SocketAddr) -> Result<()> {
         self.prepare_another_sender(SENDER_HOME, root, to)
     }
 
-    /// The same for a daemon that has its keys in `home`.
+    /// Does the same as [`Self::prepare_sender`] for a daemon whose keys are in `home`.
     pub(crate) fn prepare_another_sender(
         &self,
         home: &str,
@@ -106,7 +106,7 @@ impl Place {
         self.allow((home, CLIENT_HOME), &[], &words)
     }
 
-    /// Makes the keys of another daemon, and lets the client do what `grants` says below `root`.
+    /// Creates the keys of another daemon, and authorizes the client for `grants` below `root`.
     pub(crate) fn prepare_another(&self, home: &str, root: &Path, grants: &[&str]) -> Result<()> {
         fs::create_dir(self.directory.join(home)).context("failed to make a home")?;
         self.allow(
@@ -116,7 +116,7 @@ impl Place {
         )
     }
 
-    /// Makes the keys of another client, and lets it do what `grants` says below `root` at the daemons of these homes.
+    /// Creates the keys of another client, and authorizes it for `grants` below `root` at the daemons of `homes`.
     pub(crate) fn prepare_client(
         &self,
         client: &str,
@@ -131,7 +131,7 @@ impl Place {
             .try_for_each(|home| self.allow((home, client), grants, &to))
     }
 
-    /// Lets a client do something with the daemon of a home.
+    /// Authorizes a client at the daemon of a home.
     fn allow(&self, (home, client): (&str, &str), grants: &[&str], to: &[&OsStr]) -> Result<()> {
         let shown = self.command(client).args(["key", "show"]).output();
         let shown = shown.with_context(|| format!("failed to start {}", self.zmove))?;
@@ -160,7 +160,7 @@ impl Place {
         Ok(())
     }
 
-    /// `zmove` with the keys of a side, as the user to whom its home belongs.
+    /// Returns a `zmove` command with the keys of a home. It runs as the user who owns the home.
     pub(crate) fn command(&self, home: &str) -> Command {
         let home = self.directory.join(home);
         let mut command = Command::new(&self.zmove);
@@ -173,7 +173,7 @@ impl Place {
         command
     }
 
-    /// Where the receiver of that direction keeps what it needs to resume.
+    /// Returns the journal directory of the receiver in this direction.
     pub(crate) fn journal(&self, direction: Direction) -> PathBuf {
         let home = match direction {
             Direction::Push | Direction::Copy => DAEMON_HOME,
@@ -182,13 +182,13 @@ impl Place {
         self.directory.join(home).join("journal")
     }
 
-    /// What all programs have said.
+    /// Returns the logs of all programs.
     pub(crate) fn logs(&self) -> [PathBuf; 3] {
         ["client.log", "serve.log", "sender.log"].map(|log| self.directory.join(log))
     }
 
-    /// Starts the client that takes what is in `source` to `target`, one of which the daemon at `address` has; without
-    /// one it has both. Of a copy the other daemon has the source.
+    /// Starts a client that transfers the contents of `source` to `target`. The daemon at `address` has one of them.
+    /// Without a daemon, both are on this host. In a copy, the daemon `sender` has the source.
     pub(crate) fn client(
         &self,
         direction: Direction,
@@ -244,7 +244,7 @@ impl Place {
         Running::start(&mut command)
     }
 
-    /// A program that starts on this host, with the daemon's keys, what it is to start on another.
+    /// Writes a substitute for ssh, which runs the remote command on this host with the daemon's keys.
     fn stand_in_for_ssh(&self) -> Result<PathBuf> {
         let script = self.directory.join("ssh");
         let (home, started) = (self.directory.join(DAEMON_HOME), self.started_by_ssh());
@@ -260,12 +260,12 @@ impl Place {
         Ok(script)
     }
 
-    /// The file with the numbers of the processes that ssh has started.
+    /// Returns the file that contains the pids of the processes started by ssh.
     fn started_by_ssh(&self) -> PathBuf {
         self.directory.join("started-by-ssh")
     }
 
-    /// The processes that ssh has started and that run.
+    /// Returns the running processes that ssh has started.
     fn running_by_ssh(&self) -> Result<Vec<OwnedFd>> {
         let path = self.started_by_ssh();
         if !path.exists() {
@@ -277,7 +277,7 @@ impl Place {
             .filter_map(|line| Pid::from_raw(line.parse().ok()?));
         let open = |id: Pid| {
             let handle = pidfd_open(id, PidfdFlags::empty()).ok()?;
-            // the number may be another process's by now
+            // The pid may have been reused by another process.
             let home = fs::read(format!("/proc/{}/environ", id.as_raw_nonzero())).ok()?;
             let is_ours = home.split(|byte| *byte == 0).any(|variable| {
                 variable.strip_prefix(b"ZMOVE_HOME=")
@@ -288,7 +288,7 @@ impl Place {
         Ok(ids.filter_map(open).collect())
     }
 
-    /// Sends a signal to what ssh has started.
+    /// Sends a signal to the processes that ssh has started.
     pub(crate) fn signal_started_by_ssh(&self, signal: Signal) -> Result<()> {
         for handle in self.running_by_ssh()? {
             let _ended_before = pidfd_send_signal(&handle, signal);
@@ -296,7 +296,7 @@ impl Place {
         Ok(())
     }
 
-    /// Waits until all that ssh has started has ended; `false` when that takes too long.
+    /// Waits until all processes started by ssh have ended. Returns `false` if that takes too long.
     pub(crate) fn wait_for_started_by_ssh(&self, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
         for handle in self.running_by_ssh()? {
@@ -323,7 +323,7 @@ impl Place {
         self.serve_from(SENDER_HOME, address, options, log)
     }
 
-    /// Starts the daemon that has its keys in `home`.
+    /// Starts the daemon whose keys are in `home`.
     pub(crate) fn serve_from(
         &self,
         home: &'static str,
@@ -375,7 +375,7 @@ impl Place {
         Ok(running)
     }
 
-    /// Starts it again, where and as it was.
+    /// Starts a daemon again with the same address and settings.
     pub(crate) fn serve_again(&self, daemon: &mut Daemon) -> Result<()> {
         daemon.running =
             self.start_daemon(daemon.home, daemon.address, &daemon.options, &daemon.log)?;
@@ -392,7 +392,7 @@ impl Daemon {
         &mut self.running
     }
 
-    /// The number of the process.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.running.id()
     }
@@ -409,37 +409,37 @@ impl Running {
         Ok(Self { child, handle })
     }
 
-    /// Sends a signal; one that has ended does not mind.
+    /// Sends a signal. Does nothing if the process has ended.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ended_before = pidfd_send_signal(&self.handle, signal);
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().context("failed to ask for a process")
     }
 
-    /// Waits until it has ended, so long at most.
+    /// Waits until the process has ended, at most for `patience`.
     pub(crate) fn wait(&mut self, patience: Duration) -> Result<Option<ExitStatus>> {
         race::wait_until(&mut self.child, Instant::now() + patience)
     }
 
-    /// The number of the process.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it ends within that time; `/proc` tells of it until [`Running::wait`].
+    /// Returns whether the process ends within `patience`. Its data in `/proc` stays available until [`Running::wait`].
     pub(crate) fn ends(&self, patience: Duration) -> Result<bool> {
         race::ends_by(&self.handle, Instant::now() + patience)
     }
 
-    /// What becomes readable when it ends.
+    /// Returns the pidfd, which becomes readable when the process ends.
     pub(crate) fn handle(&self) -> &OwnedFd {
         &self.handle
     }
 
-    /// Ends it at once, if it has not ended.
+    /// Kills the process, if it has not ended.
     pub(crate) fn kill(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::KILL);
         self.child.wait().context("failed to wait for a process")
@@ -454,12 +454,13 @@ impl Drop for Running {
     }
 }
 
-/// An address of this host at which nobody listens, where no outgoing connection takes the port while a daemon is away.
+/// Returns an unused address of this host. The port is outside the range of outgoing connections, so none of them takes
+/// it while a daemon is away.
 pub(crate) fn free_address(dice: &mut Dice) -> Result<SocketAddr> {
     free_address_of(Ipv4Addr::LOCALHOST, dice)
 }
 
-/// The same for one of the addresses of this host.
+/// Returns an unused address with a given IP address of this host.
 pub(crate) fn free_address_of(host: Ipv4Addr, dice: &mut Dice) -> Result<SocketAddr> {
     for _ in 0..PORTS_TRIED_MAX {
         let port = u16::try_from(dice.within(10_000..=30_000)).context("a port")?;
@@ -471,13 +472,13 @@ pub(crate) fn free_address_of(host: Ipv4Addr, dice: &mut Dice) -> Result<SocketA
     bail!("no port is free")
 }
 
-/// A log that grows.
+/// Opens a log for appending.
 pub(crate) fn append(log: &Path) -> Result<File> {
     let open = OpenOptions::new().create(true).append(true).open(log);
     open.with_context(|| format!("failed to open {}", log.display()))
 }
 
-/// Where a side has its keys.
+/// Home directories of the two sides.
 pub(crate) const CLIENT_HOME: &str = "client";
 pub(crate) const DAEMON_HOME: &str = "daemon";
 const SENDER_HOME: &str = "sender";

@@ -1,7 +1,7 @@
-//! A TCP relay between client and daemon that can stop at a byte and do things to the connections.
+//! A TCP relay between client and daemon that can stop at a byte position and disturb the connections.
 //!
-//! **Invariant:** when the gate is told to be reached, exactly so many bytes have gone to the receiver in
-//! this try, and no more go there until it is opened.
+//! **Invariant:** when the gate reports that it was reached, exactly the configured number of bytes has passed to the
+//! receiver in this attempt. No more bytes pass until the gate is opened.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -14,37 +14,37 @@ use anyhow::{Context, Result};
 use super::dice::Dice;
 use super::options::Direction;
 
-/// Which way bytes go.
+/// The direction of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// To the receiver.
+    /// Towards the receiver.
     Up,
-    /// To the sender.
+    /// Towards the sender.
     Down,
 }
 
 /// How connections end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Connections are closed in order, as by a program that has finished.
+    /// Connections are closed normally, as by a program that has finished.
     Closed,
     /// Connections are reset, as by a host that does not know them.
     Reset,
 }
 
-/// What happens to bytes on their way.
+/// The corruption of bytes in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harm {
     /// One bit is flipped.
     Flip,
-    /// Some bytes arrive twice.
+    /// Some bytes are duplicated.
     Double,
 }
 
 /// The function that is called when the gate is reached.
 pub(crate) type Tell = Box<dyn Fn() + Send>;
 
-/// The relay; its connections end with it.
+/// The relay. Its connections end when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Relay {
     address: SocketAddr,
@@ -61,10 +61,10 @@ struct Shared {
 
 struct State {
     over: bool,
-    /// Bytes that went up in this try.
+    /// Bytes that passed to the receiver in this attempt.
     passed: u64,
     gate: Option<Gate>,
-    /// What is to happen to bytes that go one way.
+    /// The pending corruption of bytes in one direction.
     harm: Option<(Way, Harm, Dice)>,
     connections: BTreeMap<u64, Connection>,
     opened: u64,
@@ -84,7 +84,7 @@ struct Connection {
 }
 
 impl Relay {
-    /// Relays to the daemon at `upstream` from now on, which is the receiver or the sender.
+    /// Starts relaying to the daemon at `upstream`, which is the receiver or the sender.
     pub(crate) fn start(upstream: SocketAddr, direction: Direction) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("failed to bind the relay")?;
         let address = listener.local_addr().context("failed to bind the relay")?;
@@ -118,7 +118,7 @@ impl Relay {
         self.address
     }
 
-    /// Begins another try: what is left of the last one ends.
+    /// Starts another attempt. Connections of the previous one are closed.
     pub(crate) fn begin(&self) {
         self.open_gate();
         self.cut(Cut::Closed);
@@ -126,7 +126,7 @@ impl Relay {
         (state.passed, state.harm) = (0, None);
     }
 
-    /// Lets no more than `bytes` of this try go up, and calls when more would.
+    /// Lets at most `bytes` bytes of this attempt pass to the receiver. Calls `tell` when more would pass.
     pub(crate) fn close_gate(&self, bytes: u64, tell: Tell) {
         self.shared.state().gate = Some(Gate {
             at: bytes,
@@ -134,18 +134,18 @@ impl Relay {
         });
     }
 
-    /// Lets everything pass.
+    /// Lets all data pass.
     pub(crate) fn open_gate(&self) {
         self.shared.state().gate = None;
         self.shared.changed.notify_all();
     }
 
-    /// Lets nothing pass up until the gate is opened.
+    /// Lets no data pass to the receiver until the gate is opened.
     pub(crate) fn stall(&self) {
         self.shared.state().gate = Some(Gate { at: 0, tell: None });
     }
 
-    /// Bytes that went up in this try.
+    /// Returns the number of bytes that passed to the receiver in this attempt.
     pub(crate) fn passed(&self) -> u64 {
         self.shared.state().passed
     }
@@ -157,7 +157,7 @@ impl Relay {
         }
     }
 
-    /// Ends one connection, if there is any.
+    /// Ends one connection, if there is one.
     pub(crate) fn cut_one(&self, dice: &mut Dice, how: Cut) {
         let mut state = self.shared.state();
         if let Some(id) = state.draw(dice)
@@ -167,8 +167,7 @@ impl Relay {
         }
     }
 
-    /// Closes one connection in the direction `way`, and discards all that is sent in that direction from
-    /// then on.
+    /// Closes one connection in the direction `way`, and discards all further data in that direction.
     pub(crate) fn half_close(&self, dice: &mut Dice, way: Way) {
         let mut state = self.shared.state();
         if let Some(id) = state.draw(dice)
@@ -179,7 +178,7 @@ impl Relay {
         }
     }
 
-    /// Harms what goes that way next.
+    /// Corrupts the next data in that direction.
     pub(crate) fn harm(&self, dice: &mut Dice, way: Way, harm: Harm) {
         self.shared.state().harm = Some((way, harm, dice.fork()));
     }
@@ -198,7 +197,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.state().over = true;
         self.begin();
-        // wakes the thread that accepts, which then ends
+        // This connection wakes the accepting thread, which then ends.
         let _woken = TcpStream::connect(self.address);
     }
 }
@@ -209,7 +208,7 @@ impl Shared {
     }
 
     fn relay(self: &Arc<Self>, client: TcpStream) {
-        // a client whose daemon is away sees its connection end, as through a tunnel
+        // A client whose daemon is away sees its connection end, as through a tunnel.
         let Ok(daemon) = TcpStream::connect(self.upstream) else {
             return;
         };
@@ -246,7 +245,7 @@ impl Shared {
         loop {
             room.resize(ROOM_BYTES, 0);
             match from.read(&mut room) {
-                // with the end of the way that is left, the connection is over
+                // If the other direction is already closed, the end of this one ends the connection.
                 Ok(0) if self.is_deaf(id, way.back()) => break,
                 Ok(0) => return close(to, Shutdown::Write),
                 Ok(read) => room.truncate(read),
@@ -275,7 +274,7 @@ impl Shared {
         close(to, Shutdown::Both);
     }
 
-    /// How many of the bytes may go up; waits until it is one at least.
+    /// Returns how many of the bytes may pass to the receiver. Waits until it is at least one.
     fn admit(&self, bytes: usize) -> usize {
         let mut state = self.state();
         loop {
@@ -339,7 +338,7 @@ impl Connection {
 
     fn cut(&self, how: Cut) {
         for stream in [&self.sender, &self.receiver] {
-            // disconnecting a connected socket sends a reset
+            // Disconnecting a connected socket sends a reset.
             let reset = how == Cut::Reset && rustix::net::connect_unspec(stream).is_ok();
             if !reset {
                 close(stream, Shutdown::Both);
@@ -359,7 +358,7 @@ impl std::fmt::Debug for State {
 }
 
 fn close(stream: &TcpStream, how: Shutdown) {
-    // one that is closed already is as wanted
+    // The stream may have been closed already.
     let _closed = stream.shutdown(how);
 }
 

@@ -1,4 +1,4 @@
-//! One round: a tree, a daemon, a relay, a few tries with events, then the same command until it is done.
+//! One round: a tree, a daemon, a relay, several attempts with events, then the same command until it is done.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ use super::trees::tree::Tree;
 use super::trees::versions::Versions;
 use super::watch::{Files, Inspector, Watch};
 
-/// A round that is set up.
+/// A round that was set up.
 struct Round {
     tree: Tree,
     target: PathBuf,
-    /// What stands in the target and not in the source.
+    /// Entries that exist in the target but not in the source.
     extra: Vec<PathBuf>,
     options: Options,
     dice: Dice,
     inspector: Arc<Mutex<Inspector>>,
 }
 
-/// Runs the round of this seed in the new directory `directory`; returns how it went and what it ran with.
+/// Runs the round of this seed in the new directory `directory`. Returns its counts and a description of its settings.
 pub(crate) fn run(
     zmove: &str,
     directory: &Path,
@@ -156,7 +156,7 @@ impl Round {
         Ok(())
     }
 
-    /// The tries with events, then those without; whether it came to an end.
+    /// Runs the attempts with events, then those without. Returns whether the transfer was completed.
     fn try_until_done(&mut self, stage: &mut Stage<'_>, tally: &mut Tally) -> Result<bool> {
         let disturbed = self.dice.within(1..=DISTURBED_MAX);
         let mut options = self.options.clone();
@@ -165,7 +165,7 @@ impl Round {
             if number <= disturbed {
                 events = events::draw(&mut self.dice, self.options.carrier, self.tree.bytes());
             }
-            // A copy may still be under way as it was ordered, and the next command then follows that one.
+            // A copy may still be running as it was requested, and the next command then takes it over.
             if number > 1 && number <= disturbed + 1 && self.options.direction != Direction::Copy {
                 self.between_tries(&mut options)?;
             }
@@ -191,7 +191,7 @@ impl Round {
         Ok(false)
     }
 
-    /// The source may change, and the command be given with other options.
+    /// Draws other options or changes the source, each with some probability.
     fn between_tries(&mut self, options: &mut Options) -> Result<()> {
         if self.dice.one_in(4) {
             *options = options.redrawn(&mut self.dice);
@@ -223,8 +223,9 @@ impl Round {
         Ok(())
     }
 
-    /// A receiver that is killed between two system calls may leave a whole file or link under a hidden name where it
-    /// replaces another; all else goes by itself or with the next push.
+    /// Reports files that were left behind. A receiver that is killed between two system calls may leave a complete
+    /// file or link under a hidden name if it replaces another entry. All other leftovers are removed by the receiver
+    /// or by the next push.
     fn look_for_leftovers(&self, stage: &Stage<'_>, tally: &mut Tally) -> Result<()> {
         for path in same::hidden_names(&self.target)? {
             if stage.killed_receiver
@@ -244,7 +245,7 @@ impl Round {
     }
 }
 
-/// Tries of a round during which something happens.
+/// Maximum number of attempts of a round with events.
 const DISTURBED_MAX: u64 = 4;
-/// Tries after them that may be needed, with nothing happening any more.
+/// Maximum number of further attempts, without events.
 const CALM_MAX: u64 = 4;

@@ -1,5 +1,5 @@
-//! What rounds have in common in which several receivers share the storage of the target: the trees that are drawn for
-//! them, what the target must be at the end, and what may be left.
+//! Common parts of rounds in which several receivers share the target's storage: their trees, the expected state of the
+//! target at the end, and the files that may be left.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,29 +20,29 @@ use crate::data::trees::names;
 /// The source and the target of a round.
 pub(super) struct SharedTarget {
     pub(super) tree: Tree,
-    /// What all receivers share.
+    /// The storage that all receivers share.
     pub(super) shared: PathBuf,
     pub(super) target: PathBuf,
-    /// What stands in the target and not in the source.
+    /// Entries that exist in the target but not in the source.
     extra: Vec<PathBuf>,
-    /// What the command is given beside.
+    /// Additional arguments of the command.
     pub(super) options: Vec<&'static str>,
     pub(super) inspector: Arc<Mutex<Inspector>>,
 }
 
-/// What is drawn from.
+/// The parameters for drawing a round.
 pub(super) struct Draws<'a> {
     /// The options of the command.
     pub(super) command: &'a [Row],
-    /// One round in so many has a file that is cut into ranges.
+    /// One round in this number has a file that is divided into ranges.
     pub(super) large_one_in: u64,
-    /// The most bytes of this file.
+    /// Maximum size of that file, in bytes.
     pub(super) large_bytes_max: u64,
 }
 
 impl SharedTarget {
-    /// Draws a source and what stands at the target, below a new directory; returns what all receivers are given
-    /// beside, too.
+    /// Draws a source and the initial contents of the target below a new directory. Also returns additional arguments
+    /// for all receivers.
     pub(super) fn draw(
         directory: &Path,
         draws: &Draws<'_>,
@@ -92,7 +92,7 @@ impl SharedTarget {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the source, and lets what it is now stand at the target.
+    /// Changes the source, and adds its new contents to those that the target may have.
     pub(super) fn change_source(&mut self) -> Result<()> {
         let mut inspector = self
             .inspector
@@ -109,7 +109,7 @@ impl SharedTarget {
         Ok(())
     }
 
-    /// Tells what is left at the target and beside it, and `elsewhere`.
+    /// Reports files that were left behind at the target, next to it, and `elsewhere`.
     pub(super) fn look_for_leftovers(
         &self,
         elsewhere: Vec<PathBuf>,
@@ -131,7 +131,7 @@ impl SharedTarget {
         Ok(())
     }
 
-    /// Adds to what a round has come to what has stood at the target, and how the round has ended.
+    /// Adds the inspector's findings and the result of the round to the tally.
     pub(super) fn conclude(&self, outcome: Result<()>, tally: &mut Tally) {
         let mut inspector = self.inspector();
         inspector.pass();
@@ -147,7 +147,7 @@ impl SharedTarget {
     }
 }
 
-/// Tells of programs that have panicked, by their logs.
+/// Reports programs that have panicked, according to their logs.
 pub(super) fn look_for_panics(logs: impl IntoIterator<Item = PathBuf>, tally: &mut Tally) {
     for log in logs {
         let said = fs::read(&log).unwrap_or_default();
@@ -157,7 +157,8 @@ pub(super) fn look_for_panics(logs: impl IntoIterator<Item = PathBuf>, tally: &m
     }
 }
 
-/// Several receivers remove nothing, also not what is in the way of a directory.
+/// Removes entries of the target that are in the way of a directory, because a push to several receivers removes
+/// nothing.
 fn clear_ways(tree: &Tree, target: &Path) -> Result<()> {
     for (path, kind) in tree.entries() {
         let there = target.join(path);
@@ -177,17 +178,17 @@ fn draw(rows: &[Row], dice: &mut Dice) -> Vec<&'static str> {
     rows.iter().flat_map(choose).copied().collect()
 }
 
-/// Choices of which one is taken: how likely each is, and what is said for it.
+/// A row of choices, each with its weight and its arguments.
 pub(super) type Row = &'static [(u64, &'static [&'static str])];
 
-/// What all receivers are given beside.
+/// Additional arguments of all receivers.
 const SERVE: [Row; 1] = [&[
     (3, &[]),
     (1, &["--io-engine", "uring"]),
     (1, &["--direct", "off"]),
 ]];
 
-/// Several names of one file become files of their own in such a push.
+/// Trees without hard links, which become separate files in such a push.
 const SHAPES: [Shape; 5] = [
     Shape {
         weight: 3,
@@ -196,7 +197,7 @@ const SHAPES: [Shape; 5] = [
         hard_links: 0,
         sizes: [10, 60, 20, 6, 4, 1],
     },
-    // directories that more than one item has
+    // Directories that are distributed over several items.
     Shape {
         weight: 2,
         directories: 2,
@@ -226,6 +227,6 @@ const SHAPES: [Shape; 5] = [
         sizes: [1, 1, 1, 1, 0, 0],
     },
 ];
-/// A file is cut into ranges from 64 MiB on.
+/// Minimum size of a file that is divided into ranges.
 const LARGE_BYTES_MIN: u64 = 64 << 20;
 pub(super) const JOB_PREFIX: &str = ".zmove-job-";

@@ -1,8 +1,8 @@
-//! `torture --spread`: pushes to several daemons that share the storage of the target. Daemons are killed and started
-//! again, or stopped and woken, which may be when the push has ended or another one is under way; the push is killed
-//! and given again. At the end the target must be the source, and nothing may be left of the jobs.
+//! `torture --spread` pushes to several daemons that share the target's storage. Daemons are killed and restarted, or
+//! stopped and resumed, possibly only after the push has ended or during the next one. The push is killed and repeated.
+//! At the end, the target must equal the source, and nothing may be left of the jobs.
 //!
-//! **Invariant:** what happens in which order is the seed's; when it strikes is a matter of time.
+//! **Invariant:** the seed determines the order of the events, but their timing varies.
 
 mod acts;
 mod tally;
@@ -28,7 +28,7 @@ use super::tally::FailureKind;
 use super::trees::same;
 use super::watch::Watch;
 
-/// A round that is set up.
+/// A round that was set up.
 struct Round {
     place: Place,
     at: SharedTarget,
@@ -37,20 +37,20 @@ struct Round {
     tally: SpreadTally,
 }
 
-/// A daemon, and whether somebody has ended it.
+/// A daemon, and whether this test has ended it.
 struct Node {
     daemon: Daemon,
     is_away: bool,
 }
 
-/// How a try ended.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Done,
     Failed,
 }
 
-/// Runs the round of this seed in the new directory `directory`; returns how it went and what it ran with.
+/// Runs the round of this seed in the new directory `directory`. Returns its counts and a description of its settings.
 pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (SpreadTally, String) {
     let mut shown = String::new();
     let outcome = Round::set_up(zmove, directory, Dice::new(seed)).map(|mut round| {
@@ -117,7 +117,7 @@ impl Round {
                     .compare(&format!("after try {number}"), &mut self.tally.common)?;
             }
         }
-        // whoever is stopped or away comes back during the next push, and after that nothing happens any more
+        // Daemons that are stopped or away come back during the next push. After that, nothing disturbs the transfer.
         if !later.is_empty() && self.attempt(&later)? == Ending::Done {
             self.at
                 .compare("after the last one came back", &mut self.tally.common)?;
@@ -137,7 +137,7 @@ impl Round {
         Ok(())
     }
 
-    /// Runs the same command until it is done.
+    /// Runs the same command until it succeeds.
     fn finish(&mut self) -> Result<bool> {
         for _ in 0..CALM_MAX {
             if self.attempt(&[])? == Ending::Done {
@@ -167,7 +167,7 @@ impl Round {
                 continue;
             }
             if is_over {
-                // of one that comes back after the end of the push
+                // The action restores a daemon after the end of the push.
                 sleep(
                     (began + *after)
                         .saturating_duration_since(Instant::now())
@@ -241,7 +241,7 @@ impl Round {
         Ok(())
     }
 
-    /// No daemon ends by itself.
+    /// Reports daemons that have ended without being killed.
     fn look_for_dead(&mut self) -> Result<()> {
         for node in self.nodes.iter_mut().filter(|node| !node.is_away) {
             if let Some(status) = node.daemon.running().ended()? {
@@ -300,8 +300,8 @@ impl Round {
     }
 }
 
-/// Whether an end other than success is one that the acts explain: no connection, a broken one, files that could not be
-/// stored.
+/// Returns whether the actions explain an exit code other than success: no connection, a lost connection, or files that
+/// could not be stored.
 fn is_sane(status: ExitStatus, was_killed: bool, acts: &[Timed]) -> bool {
     match (status.code(), status.signal()) {
         (Some(10 | 12 | 23), _) => !acts.is_empty(),
@@ -310,9 +310,9 @@ fn is_sane(status: ExitStatus, was_killed: bool, acts: &[Timed]) -> bool {
     }
 }
 
-/// What the command is given beside.
+/// Additional arguments of the command.
 const COMMAND: [Row; 3] = [
-    // nothing is drawn that these do not keep
+    // Only metadata that these options preserve is drawn.
     &[
         (2, &["--strict-metadata"]),
         (1, &["-a", "--strict-metadata"]),
@@ -329,11 +329,11 @@ const HOMES: [&str; 3] = [DAEMON_HOME, "daemon-2", "daemon-3"];
 
 const LARGE_BYTES_MAX: u64 = 200 << 20;
 
-/// Tries of a round during which something happens.
+/// Maximum number of attempts of a round with actions.
 const DISTURBED_MAX: u64 = 3;
-/// Tries after them that may be needed, with nothing happening any more.
+/// Maximum number of further attempts, without actions.
 const CALM_MAX: u64 = 4;
-/// How long a push may take: a silent peer is given up after a minute.
+/// Maximum time for a push. A silent peer is given up after a minute.
 const PUSH_PATIENCE: Duration = Duration::from_secs(150);
-/// How long after the end of a push somebody comes back.
+/// Maximum time after the end of a push until a daemon comes back.
 const AFTER_END_MAX: Duration = Duration::from_millis(500);

@@ -1,57 +1,57 @@
-//! What rounds came to: counts, failures, and the two kinds of lines that say so.
+//! The results of rounds: counts and failures, and the lines that report them.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::events::EventKind;
 
-/// What went wrong.
+/// A failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) kind: FailureKind,
     pub(crate) what: String,
 }
 
-/// The ways in which a mover can fail.
+/// The kinds of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FailureKind {
-    /// The command said that all is done, and the target is not the source.
+    /// The command succeeded, but the target does not equal the source.
     Wrong,
-    /// Under a final name stood what is no whole version of the file.
+    /// An entry under a final name was not a complete version of the file.
     Partial,
-    /// The command did not come to its end, though nothing disturbed it any more.
+    /// The command did not succeed although nothing disturbed it any more.
     Unfinished,
-    /// Something of zmove's own stayed behind.
+    /// Files of zmove were left behind.
     Left,
-    /// What should have happened once has happened twice, or was counted twice.
+    /// An operation happened or was counted twice.
     Doubled,
     /// A program did not end.
     Hung,
-    /// An exit code or a death that nothing explains, or a panic.
+    /// An unexplained exit code or death, or a panic.
     Odd,
-    /// The round itself could not go on.
+    /// The round itself could not continue.
     Lab,
 }
 
-/// Counts of one round or of many.
+/// Counts of one or more rounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) rounds: u64,
     pub(crate) tries: u64,
-    /// Tries that failed though nothing disturbed them.
+    /// Attempts that failed although nothing disturbed them.
     pub(crate) calm_failed: u64,
     pub(crate) bytes: u64,
     pub(crate) looks: u64,
-    /// Hidden names that killed daemons left, as documented.
+    /// Hidden files that killed daemons left behind, as documented.
     pub(crate) orphans: u64,
-    /// Transfers that waited after bytes were harmed until their connections were cut.
+    /// Transfers that hung after bytes were corrupted and had to be cut off.
     pub(crate) harms_cut: u64,
     pub(crate) events: BTreeMap<EventKind, u64>,
     pub(crate) failures: Vec<Failure>,
 }
 
 impl FailureKind {
-    /// The word for it in both lines.
+    /// Returns the word for the failure in the summary.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Wrong => "wrong",
@@ -81,7 +81,7 @@ impl Tally {
         self.failures.is_empty()
     }
 
-    /// Adds another's counts to these.
+    /// Adds the counts of another tally.
     pub(crate) fn add(&mut self, other: Self) {
         self.rounds += other.rounds;
         self.tries += other.tries;
@@ -96,7 +96,7 @@ impl Tally {
         self.failures.extend(other.failures);
     }
 
-    /// The failures in one line.
+    /// Returns the failures in one line.
     pub(crate) fn failed_line(&self) -> String {
         let words = |failure: &Failure| format!("{}: {}", failure.kind.word(), failure.what);
         let mut line = self
@@ -117,7 +117,7 @@ impl Tally {
 }
 
 impl Tally {
-    /// How many failures there are of each kind.
+    /// Returns the number of failures of each kind.
     pub(crate) fn columns(&self) -> String {
         let bad = [
             ("wrong bytes", FailureKind::Wrong),

@@ -1,4 +1,4 @@
-//! The trees of a round: drawn, changed between tries, and compared with the target.
+//! The trees of a round: drawn, changed between attempts, and compared with the target.
 
 pub(crate) mod metadata;
 pub(crate) mod old;

@@ -1,7 +1,6 @@
-//! Looks at the target while it is written: whatever stands under a final name must be whole.
+//! Inspects the target while it is being written. Every entry under a final name must be complete.
 //!
-//! **Invariant:** nothing is taken for looked at that may have changed since: a file is read again when its inode, its
-//! size or one of its times is another.
+//! **Invariant:** a file is read again if its inode, its size or one of its times has changed since it was inspected.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,7 +18,7 @@ use rustix::io::Errno;
 
 use super::trees::versions::{Version, Versions};
 
-/// Whoever looks.
+/// Inspects the target.
 #[derive(Debug)]
 pub(crate) struct Inspector {
     target: PathBuf,
@@ -32,24 +31,25 @@ pub(crate) struct Inspector {
     commits: Commits,
 }
 
-/// The files that have had the name of each large file, for which one push does: to give it its name once.
+/// The inodes that each large file has had under its final name. A single push must rename such a file into place only
+/// once.
 #[derive(Debug, Default)]
 struct Commits {
-    /// Whether the first one was there before.
+    /// Whether the first inode existed before the push, and the inodes.
     files: HashMap<PathBuf, (bool, Vec<(u64, u64)>)>,
     is_before: bool,
 }
 
-/// What may stand under the final name of a file.
+/// The entries that may exist under the final name of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Files {
-    /// Whole versions of it alone.
+    /// Complete versions only.
     Whole,
-    /// Anything: it may be changed in its place.
+    /// Anything, because the file may be updated in place.
     Changing,
 }
 
-/// By what a file that was found whole is known again.
+/// The properties by which a file that was found complete is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Look {
     inode: (u64, u64),
@@ -58,7 +58,7 @@ struct Look {
     changed: (i64, i64),
 }
 
-/// A thread that looks over and over; it ends with this value.
+/// A thread that inspects the target repeatedly. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stop: Option<mpsc::Sender<()>>,
@@ -79,7 +79,7 @@ impl Inspector {
         }
     }
 
-    /// From now on a large file gets its name once at the most.
+    /// Expects from now on that each large file is renamed into place at most once.
     pub(crate) fn expect_one_commit(&mut self) {
         self.commits = Commits {
             is_before: true,
@@ -89,7 +89,7 @@ impl Inspector {
         self.commits.is_before = false;
     }
 
-    /// The large files that have got their names more often, in words.
+    /// Describes the large files that were renamed into place more than once.
     pub(crate) fn take_doubled(&mut self) -> Vec<String> {
         let is_doubled = |(_, (was_there, files)): &(_, &(bool, Vec<_>))| {
             files.len() > 1 + usize::from(*was_there)
@@ -105,18 +105,18 @@ impl Inspector {
         doubled
     }
 
-    /// What may stand there, to be added to.
+    /// Returns the versions that may exist, so that more can be added.
     pub(crate) fn versions(&mut self) -> &mut Versions {
         &mut self.versions
     }
 
-    /// Looks at everything once.
+    /// Inspects the whole target once.
     pub(crate) fn pass(&mut self) {
         self.passes += 1;
         self.directory(Path::new(""));
     }
 
-    /// What was found that must not be, in words; each is told once.
+    /// Returns the problems found since the last call. Each is reported once.
     pub(crate) fn take_found(&mut self) -> Vec<String> {
         std::mem::take(&mut self.found)
     }
@@ -126,7 +126,7 @@ impl Inspector {
     }
 
     fn directory(&mut self, path: &Path) {
-        // one that is gone again will be seen under its other name
+        // A directory that has disappeared will be found under its other name.
         let Ok(entries) = fs::read_dir(self.target.join(path)) else {
             return;
         };
@@ -172,7 +172,8 @@ impl Inspector {
     }
 
     fn file(&mut self, path: &Path, whole: &Path) {
-        // a FIFO may have taken its place, for whose writer an opening would wait, or a link, which is no file
+        // A FIFO may have replaced the file, and opening it would block without a writer. A link may have replaced it
+        // too, and must not be followed.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW;
         let opened = rustix::fs::open(whole, flags, Mode::empty()).map(File::from);
         let mut file = match opened {
@@ -234,7 +235,7 @@ impl Look {
 }
 
 impl Watch {
-    /// Looks from now on.
+    /// Starts to inspect the target.
     pub(crate) fn start(inspector: &Arc<Mutex<Inspector>>) -> Self {
         let (stop, stopped) = mpsc::channel();
         let inspector = Arc::clone(inspector);
@@ -266,15 +267,15 @@ impl Drop for Watch {
     }
 }
 
-/// Whether a name is one of zmove's own, under which anything may stand.
+/// Returns whether a name is one of zmove's hidden names, whose contents are not checked.
 pub(crate) fn is_hidden(name: &OsStr) -> bool {
     name.as_bytes().starts_with(b".zmove-")
 }
 
 const BLOCK_BYTES: usize = 1 << 20;
-/// A file is cut into ranges from this size on.
+/// Minimum size of a file that is divided into ranges.
 const LARGE_BYTES_MIN: u64 = 64 << 20;
-/// Between two looks at the whole target.
+/// The pause between two inspections of the target.
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

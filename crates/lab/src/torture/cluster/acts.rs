@@ -1,4 +1,4 @@
-//! What happens during the tries of a round.
+//! The actions during the attempts of a round.
 
 use std::time::Duration;
 
@@ -9,78 +9,78 @@ use crate::torture::dice::Dice;
 pub(crate) enum Who {
     /// The push.
     Head,
-    /// A receiver of this number.
+    /// The receiver with this index.
     Receiver(usize),
-    /// A node of this number, other than the head.
+    /// The node with this index, other than the head.
     Node(usize),
-    /// A server of the broker of this number.
+    /// The server of the broker with this index.
     Server(usize),
 }
 
-/// What the broker loses.
+/// The data that the broker loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
     /// The consumers of the queue.
     Consumers,
     /// The queue itself.
     Stream,
-    /// All that it has: all its servers are killed as well.
+    /// All its data. All servers are killed for that.
     Store,
 }
 
-/// One thing that happens.
+/// An action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// `kill -9`.
     Kill(Who),
-    /// One that was killed comes back.
+    /// Restarts a program that was killed.
     Start(Who),
     /// SIGSTOP.
     Stop(Who),
     /// SIGCONT.
     Wake(Who),
-    /// The broker loses something.
+    /// Makes the broker lose data.
     Lose(Loss),
 }
 
 impl Act {
-    /// Whether it brings something back.
+    /// Returns whether the action restores a program.
     pub(super) const fn restores(self) -> bool {
         matches!(self, Self::Start(_) | Self::Wake(_))
     }
 }
 
-/// An act, and when it happens.
+/// An action and its time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timed {
     pub(super) after: Duration,
     pub(super) act: Act,
 }
 
-/// The acts of a try, in the order in which they happen, and those that it leaves to the next.
+/// The actions of an attempt in chronological order, and those that are left for the next attempt.
 #[derive(Debug)]
 pub(super) struct Acts {
-    /// Whether the time of the acts counts from when the job has begun at the target.
+    /// The event from which the times of the actions count.
     pub(super) since: Since,
     pub(super) now: Vec<Timed>,
     pub(super) later: Vec<Timed>,
 }
 
-/// From when on the time of acts counts.
+/// The event from which the times of the actions count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Since {
     /// The start of the push.
     Start,
-    /// The moment at which the job is under way at the target.
+    /// The time at which the job has started at the target.
     JobBegun,
 }
 
-/// How many there are of whom.
+/// The number of programs of each kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowd {
     pub(crate) receivers: usize,
     pub(crate) nodes: usize,
-    /// The servers of the broker.
+    /// Number of servers of the broker.
     pub(crate) servers: usize,
 }
 
@@ -95,7 +95,7 @@ impl Crowd {
     }
 }
 
-/// Draws the acts of a try, which begins with some that the one before has left.
+/// Draws the actions of an attempt. It starts with those that the previous attempt has left.
 pub(super) fn draw(dice: &mut Dice, crowd: Crowd, before: Vec<Timed>) -> Acts {
     let since = if dice.one_in(4) {
         Since::Start
@@ -123,7 +123,7 @@ pub(super) fn draw(dice: &mut Dice, crowd: Crowd, before: Vec<Timed>) -> Acts {
     acts
 }
 
-/// The broker loses something.
+/// Makes the broker lose data.
 fn lose(dice: &mut Dice, after: Duration, servers: usize, acts: &mut Acts) {
     let loss = match dice.weighted([1, 1, 1].into_iter()) {
         0 => Loss::Consumers,
@@ -144,7 +144,7 @@ fn lose(dice: &mut Dice, after: Duration, servers: usize, acts: &mut Acts) {
     }
 }
 
-/// Somebody is killed or stopped, and comes back.
+/// Kills or stops a program, and restores it later.
 fn strike(dice: &mut Dice, (after, who): (Duration, Who), acts: &mut Acts) {
     let (act, back) = if dice.one_in(2) {
         (Act::Kill(who), Act::Start(who))
@@ -169,7 +169,7 @@ fn strike(dice: &mut Dice, (after, who): (Duration, Who), acts: &mut Acts) {
     });
     let is_waited_for = who != Who::Head && act.is_stop() && !dice.one_in(NOTICED_ONE_IN);
     if is_waited_for {
-        // it would take a minute until all give up somebody who is silent
+        // Without this, it would take a minute until all give up on the silent program.
         let after = after + moment(dice, BETWEEN_MICROS_MAX);
         acts.now.push(Timed {
             after,
@@ -184,14 +184,14 @@ impl Act {
     }
 }
 
-/// Mostly soon.
+/// Draws a time. Short times are more likely.
 fn moment(dice: &mut Dice, micros_max: u64) -> Duration {
     Duration::from_micros(dice.scaled_within(1_000..=micros_max))
 }
 
 const BETWEEN_MICROS_MAX: u64 = 2_000_000;
 const AWAY_MICROS_MAX: u64 = 5_000_000;
-/// Of so many that are struck, one comes back during the next try.
+/// One in this number of programs comes back only during the next attempt.
 const LEFT_ONE_IN: u64 = 3;
-/// Of so many that are stopped until the next push, one has to be noticed by the first.
+/// One in this number of programs that are stopped until the next push must be noticed by the current push.
 const NOTICED_ONE_IN: u64 = 8;

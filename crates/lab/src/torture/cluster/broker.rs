@@ -1,6 +1,6 @@
-//! The broker of a round: the server, and a small client that has it lose what it holds.
+//! The broker of a round: its servers, and a small client that makes it lose data.
 //!
-//! The client speaks what NATS documents as its client protocol, and of JetStream what loses something.
+//! The client implements the documented NATS client protocol, and the requests of JetStream that delete data.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use super::acts::Loss;
 use crate::measurements::measure::race;
 
-/// A broker of one server or several, which let everybody in.
+/// A broker with one or more servers, which accept all clients.
 #[derive(Debug)]
 pub(super) struct Broker {
     servers: Vec<Server>,
 }
 
 impl Broker {
-    /// Writes the configurations of so many servers.
+    /// Creates the configurations of `count` servers.
     pub(super) fn of_lab(
         count: usize,
         directory: &Path,
@@ -51,7 +51,7 @@ impl Broker {
         Ok(Self { servers })
     }
 
-    /// Where it is reached.
+    /// Returns the URLs of the servers.
     pub(super) fn urls(&self) -> String {
         let urls = self
             .servers
@@ -64,7 +64,7 @@ impl Broker {
         self.servers.len()
     }
 
-    /// One of its servers.
+    /// Returns one of its servers.
     pub(super) fn server(&self, which: usize) -> &Server {
         &self.servers[which]
     }
@@ -77,14 +77,14 @@ impl Broker {
         self.servers.iter().try_for_each(Server::kill)
     }
 
-    /// Loses something, as far as it exists.
+    /// Loses data, if it exists.
     pub(super) fn lose(&self, loss: Loss) -> Result<()> {
         if loss == Loss::Store {
-            // none is left that could give the others what they have lost
+            // All servers are killed first, so that none can restore the data of the others.
             self.kill()?;
             return self.servers.iter().try_for_each(Server::lose_store);
         }
-        // one that does not run, or that does not answer, loses nothing now
+        // A server that is not running or does not respond loses nothing now.
         for mut client in self
             .servers
             .iter()
@@ -98,7 +98,7 @@ impl Broker {
     }
 }
 
-/// The part of a server's configuration by which it finds the others.
+/// Returns the part of a server's configuration that lists the other servers.
 fn cluster_of(number: usize, routes: &[SocketAddr]) -> String {
     let listen = routes[number];
     let routes = routes.iter().map(|route| format!("nats://{route}"));
@@ -108,16 +108,16 @@ fn cluster_of(number: usize, routes: &[SocketAddr]) -> String {
     )
 }
 
-/// One server.
+/// One server of the broker.
 #[derive(Debug)]
 pub(super) struct Server {
     address: SocketAddr,
-    /// The directory with its configuration and its store.
+    /// The directory of its configuration and its data.
     directory: PathBuf,
 }
 
 impl Server {
-    /// Writes its configuration, with the part `cluster`.
+    /// Creates its configuration, which includes `cluster`.
     fn of_lab(address: SocketAddr, directory: PathBuf, cluster: &str) -> Result<Self> {
         fs::create_dir(&directory).context("failed to make a directory for a server")?;
         let log = directory.join("nats-server.log");
@@ -139,11 +139,11 @@ impl Server {
         self.directory.join("nats.conf")
     }
 
-    /// Starts it, where none runs.
+    /// Starts the server, if it is not running.
     pub(super) fn start(&self) -> Result<()> {
         let deadline = Instant::now() + START_MAX;
         loop {
-            // one that has been found here may just be ending
+            // A process that was found may be about to end.
             if self.processes()?.is_empty() {
                 let mut command = Command::new(SERVER);
                 command.arg("-c").arg(self.configuration());
@@ -152,7 +152,7 @@ impl Server {
                     .stdout(Stdio::null())
                     .stderr(Stdio::null());
                 let mut child = command.spawn().context("failed to start nats-server")?;
-                // whoever is killed is waited for, so that nothing of it stays
+                // Wait for the process in a thread, so that it does not remain a zombie after it was killed.
                 std::thread::spawn(move || drop(child.wait()));
             }
             if TcpStream::connect(self.address).is_ok() {
@@ -165,7 +165,7 @@ impl Server {
         }
     }
 
-    /// The processes.
+    /// Returns the processes of the server.
     fn processes(&self) -> Result<Vec<OwnedFd>> {
         let configuration = self.configuration();
         let wanted = configuration.as_os_str().as_encoded_bytes();
@@ -196,7 +196,7 @@ impl Server {
         Ok(())
     }
 
-    /// `kill -9`.
+    /// Kills the server with SIGKILL.
     pub(super) fn kill(&self) -> Result<()> {
         for handle in self.processes()? {
             let _ended_before = pidfd_send_signal(&handle, Signal::KILL);
@@ -211,7 +211,7 @@ impl Server {
             match fs::remove_dir_all(self.directory.join("jetstream")) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                // somebody has started it again meanwhile
+                // The server was started again since.
                 Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
                 Err(error) => return Err(error).context("failed to empty the broker"),
             }
@@ -277,7 +277,7 @@ impl Client {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Asks JetStream for something.
+    /// Sends a request to JetStream and returns the response.
     fn ask(&mut self, what: &str, words: &Value) -> Result<Value> {
         self.requests += 1;
         let (inbox, words) = (
@@ -349,7 +349,7 @@ impl Client {
     }
 }
 
-/// Debian has it where only root looks for programs.
+/// Debian installs it in a directory that is only on root's PATH.
 const SERVER: &str = "/usr/sbin/nats-server";
 /// The stream with the items of all jobs.
 const QUEUE: &str = "zmove";

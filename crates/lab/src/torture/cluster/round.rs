@@ -1,4 +1,4 @@
-//! One round.
+//! One round of `torture --cluster`.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -24,24 +24,24 @@ use crate::torture::trees::metadata::Kind;
 use crate::torture::trees::same;
 use crate::torture::watch::Watch;
 
-/// A round that is set up.
+/// A round that was set up.
 struct Round {
     stand: Stand,
     at: SharedTarget,
-    /// Heads that are stopped while others lead.
+    /// Stopped heads, while other heads lead.
     asleep: Vec<Running>,
     dice: Dice,
     tally: ClusterTally,
 }
 
-/// How a try ended.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Done,
     Failed,
 }
 
-/// Runs the round of this seed in the new directory `directory`; returns how it went and what it ran with.
+/// Runs the round of this seed in the new directory `directory`. Returns its counts and a description of its settings.
 pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (ClusterTally, String) {
     let mut shown = String::new();
     let outcome = Round::set_up(zmove, directory, seed).map(|mut round| {
@@ -97,7 +97,7 @@ impl Round {
         let mut later = Vec::new();
         self.at.inspector().expect_one_commit();
         for number in 1..=self.dice.within(1..=DISTURBED_MAX) {
-            // a head that wakes up may have read what the source was
+            // The source must not change while a stopped head may still have its old state in memory.
             if number > 1 && self.asleep.is_empty() && self.dice.one_in(3) {
                 self.at.change_source()?;
                 self.at.inspector().expect_one_commit();
@@ -112,7 +112,7 @@ impl Round {
                 self.compare(&format!("after try {number}"))?;
             }
         }
-        // whoever is stopped or away comes back during the next push, and after that nothing happens any more
+        // Programs that are stopped or away come back during the next push. After that, nothing disturbs the transfer.
         let is_done = !later.is_empty() && self.attempt(Since::Start, &later)? == Ending::Done;
         if is_done && self.asleep.is_empty() {
             self.compare("after the last one came back")?;
@@ -132,7 +132,7 @@ impl Round {
         Ok(())
     }
 
-    /// Runs the same command until it is done.
+    /// Runs the same command until it succeeds.
     fn finish(&mut self) -> Result<bool> {
         for _ in 0..CALM_MAX {
             if self.attempt(Since::Start, &[])? == Ending::Done {
@@ -169,7 +169,7 @@ impl Round {
                 continue;
             }
             if is_over {
-                // of one that comes back after the end of the push
+                // The action restores a program after the end of the push.
                 sleep(
                     (began + *after)
                         .saturating_duration_since(Instant::now())
@@ -213,7 +213,7 @@ impl Round {
         Ok(Ending::Failed)
     }
 
-    /// Waits until a job is under way at the target, or nobody comes to it.
+    /// Waits until a job has started at the target, or until a time limit if none starts.
     fn wait_until_begun(&self, head: &Running) -> Result<()> {
         let deadline = Instant::now() + BEGIN_MAX;
         let is_under_way = || -> Result<bool> {
@@ -266,7 +266,7 @@ impl Round {
         Ok(())
     }
 
-    /// Heads that were stopped while others led end as well.
+    /// Resumes the heads that were stopped while others led, and waits until they end.
     fn wake_heads(&mut self) -> Result<()> {
         if self.asleep.is_empty() {
             return Ok(());
@@ -280,12 +280,12 @@ impl Round {
                 head.kill()?;
             }
         }
-        // of two pushes at the same time each may have given a file its name
+        // Two concurrent pushes may each have renamed the file into place.
         self.at.inspector().expect_one_commit();
         Ok(())
     }
 
-    /// All that there is has come, or was there: each file once.
+    /// Checks that all files were moved or existed already, each of them once.
     fn look_at_summary(&mut self, said: &Path, acts: &[Timed]) -> Result<()> {
         let text = fs::read_to_string(said).context("failed to read what the head has said")?;
         let mut objects = text
@@ -334,8 +334,8 @@ impl Round {
     }
 }
 
-/// Whether an end other than success is one that the acts explain: no connection, a broken one, files that could not be
-/// stored; no broker.
+/// Returns whether the actions explain an exit code other than success: no connection, a lost connection, files that
+/// could not be stored, or no broker.
 fn is_sane(status: ExitStatus, was_killed: bool, acts: &[Timed]) -> bool {
     match (status.code(), status.signal()) {
         (Some(10..=12 | 23), _) => !acts.is_empty(),
@@ -344,15 +344,15 @@ fn is_sane(status: ExitStatus, was_killed: bool, acts: &[Timed]) -> bool {
     }
 }
 
-/// An address of this host that no other round has which runs at the same time.
+/// Returns an address of this host that no concurrent round uses.
 pub(crate) fn host_of(seed: u64) -> Ipv4Addr {
     let part = |number: u64| u8::try_from(1 + number % 250).expect("up to 250");
     Ipv4Addr::new(127, 7, part(seed / 250), part(seed))
 }
 
-/// What the command is given beside.
+/// Additional arguments of the command.
 const COMMAND: [Row; 4] = [
-    // nothing is drawn that these do not keep
+    // Only metadata that these options preserve is drawn.
     &[
         (2, &["--strict-metadata"]),
         (1, &["-a", "--numeric-ids", "--strict-metadata"]),
@@ -367,14 +367,14 @@ const COMMAND: [Row; 4] = [
 ];
 
 const LARGE_BYTES_MAX: u64 = 160 << 20;
-/// Tries of a round during which something happens.
+/// Maximum number of attempts of a round with actions.
 const DISTURBED_MAX: u64 = 2;
-/// Tries after them that may be needed, with nothing happening any more.
+/// Maximum number of further attempts, without actions.
 const CALM_MAX: u64 = 4;
-/// How long a push may take: an item whose node has died is handed out again after half a minute, and a silent peer is
-/// given up after a minute.
+/// Maximum time for a push. An item whose node has died is reassigned after half a minute, and a silent peer is given
+/// up after a minute.
 const PUSH_PATIENCE: Duration = Duration::from_secs(240);
-/// How long it is waited for a job to begin.
+/// Maximum time to wait for a job to start.
 const BEGIN_MAX: Duration = Duration::from_secs(5);
-/// How long after the end of a push somebody comes back.
+/// Maximum time after the end of a push until a program comes back.
 const AFTER_END_MAX: Duration = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! The programs of a round: receivers, nodes and a broker, and the heads that come and go.
+//! The programs of a round: receivers, nodes and a broker, and the heads, which come and go.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::torture::programs::{
     CLIENT_HOME, DAEMON_HOME, Daemon, Place, Running, append, free_address_of,
 };
 
-/// All programs of a round but the heads.
+/// All programs of a round except the heads.
 #[derive(Debug)]
 pub(crate) struct Stand {
     pub(crate) place: Place,
@@ -23,7 +23,7 @@ pub(crate) struct Stand {
     broker: Broker,
 }
 
-/// A receiver, and whether somebody has ended it.
+/// A receiver, and whether this test has ended it.
 #[derive(Debug)]
 struct Receiver {
     daemon: Daemon,
@@ -34,12 +34,12 @@ struct Receiver {
 #[derive(Debug)]
 struct Node {
     home: &'static str,
-    /// `None` while somebody has ended it.
+    /// `None` while the node is killed.
     running: Option<Running>,
 }
 
 impl Stand {
-    /// Starts all, in the new directory `directory`; receivers may write below `shared`.
+    /// Starts all programs in the new directory `directory`. Receivers may write below `shared`.
     pub(crate) fn set_up(
         (zmove, directory, shared): (&str, &Path, &Path),
         crowd: Crowd,
@@ -136,7 +136,7 @@ impl Stand {
         Ok(())
     }
 
-    /// The daemon of a receiver.
+    /// Returns the daemon of a receiver.
     pub(crate) fn receiver(&self, which: usize) -> &Daemon {
         &self.receivers[which].daemon
     }
@@ -166,7 +166,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Starts whoever does not run.
+    /// Starts a program, if it is not running.
     pub(super) fn start(&mut self, who: Who) -> Result<()> {
         match who {
             Who::Head => {}
@@ -205,7 +205,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Wakes all who are stopped, and starts all who are away.
+    /// Resumes all stopped programs, and starts those that are not running.
     pub(super) fn restore(&mut self) -> Result<()> {
         let crowd = self.crowd();
         let all = (0..crowd.receivers)
@@ -219,12 +219,12 @@ impl Stand {
         Ok(())
     }
 
-    /// Has the broker lose something.
+    /// Makes the broker lose data.
     pub(super) fn lose(&self, loss: Loss) -> Result<()> {
         self.broker.lose(loss)
     }
 
-    /// The one that has ended by itself, in words, and is started again: nobody should.
+    /// Describes the programs that have ended without being killed, and starts them again.
     pub(super) fn dead(&mut self) -> Result<Vec<String>> {
         let mut dead = Vec::new();
         for receiver in self
@@ -251,7 +251,7 @@ impl Stand {
         Ok(dead)
     }
 
-    /// Ends all; returns who has not ended well, in words.
+    /// Ends all programs. Describes those that have not ended normally.
     pub(crate) fn end(&mut self) -> Result<Vec<String>> {
         let mut bad = Vec::new();
         for node in &mut self.nodes {
@@ -276,12 +276,12 @@ impl Stand {
         Ok(bad)
     }
 
-    /// What a node has said.
+    /// Returns the log of a node.
     pub(crate) fn log_of_node(&self, which: usize) -> PathBuf {
         log_of(&self.place.directory, self.nodes[which].home)
     }
 
-    /// The logs of all programs but the heads.
+    /// Returns the logs of all programs except the heads.
     pub(super) fn logs(&self) -> Vec<PathBuf> {
         let homes = RECEIVER_HOMES.iter().chain(&NODE_HOMES);
         homes
@@ -289,7 +289,7 @@ impl Stand {
             .collect()
     }
 
-    /// The homes of all programs.
+    /// Returns the home directories of all programs.
     pub(super) fn homes(&self) -> Vec<PathBuf> {
         let homes = [CLIENT_HOME]
             .into_iter()
@@ -310,5 +310,5 @@ pub(crate) const CLUSTER: &str = "t";
 const GRANTS: [&str; 3] = ["--write", "--set-owner", "--lead"];
 const RECEIVER_HOMES: [&str; 3] = [DAEMON_HOME, "daemon-2", "daemon-3"];
 const NODE_HOMES: [&str; 3] = ["node-1", "node-2", "node-3"];
-/// The exit code of a command that the user has ended.
+/// The exit code of a command that the user has interrupted.
 const INTERRUPTED: i32 = 20;

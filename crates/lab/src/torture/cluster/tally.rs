@@ -1,21 +1,21 @@
-//! What rounds of `torture --cluster` came to.
+//! The results of rounds of `torture --cluster`.
 
 use std::fmt;
 
 use super::acts::{Act, Who};
 use crate::torture::tally::{FailureKind, Tally};
 
-/// Counts of one round or of many.
+/// Counts of one or more rounds.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterTally {
-    /// What all kinds of torture count.
+    /// Counts common to all kinds of torture.
     pub(crate) common: Tally,
     killed: Struck,
     stopped: Struck,
     losses: u64,
 }
 
-/// How often each kind of program was struck.
+/// Number of actions against each kind of program.
 #[derive(Debug, Default)]
 struct Struck {
     heads: u64,
@@ -75,7 +75,7 @@ impl ClusterTally {
         }
     }
 
-    /// Adds another's counts to these.
+    /// Adds the counts of another tally.
     pub(crate) fn add(&mut self, other: Self) {
         self.common.add(other.common);
         self.killed.add(&other.killed);

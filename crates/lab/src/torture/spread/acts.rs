@@ -1,17 +1,17 @@
-//! What happens during the tries of a round.
+//! The actions during the attempts of a round.
 
 use std::time::Duration;
 
 use crate::torture::dice::Dice;
 
-/// One thing that happens; numbers are those of daemons.
+/// An action. Numbers are indexes of daemons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// `kill -9` of the push.
     KillPush,
     /// `kill -9` of a daemon.
     Kill(usize),
-    /// A daemon that was killed comes back.
+    /// Restarts a daemon that was killed.
     Start(usize),
     /// SIGSTOP to a daemon.
     Stop(usize),
@@ -20,27 +20,27 @@ pub(super) enum Act {
 }
 
 impl Act {
-    /// Whether it brings something back.
+    /// Returns whether the action restores a daemon.
     pub(super) fn restores(self) -> bool {
         matches!(self, Self::Start(_) | Self::Wake(_))
     }
 }
 
-/// An act, and when it happens after the start of the push.
+/// An action, and its time after the start of the push.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timed {
     pub(super) after: Duration,
     pub(super) act: Act,
 }
 
-/// The acts of a try, in the order in which they happen, and those that it leaves to the next.
+/// The actions of an attempt in chronological order, and those that are left for the next attempt.
 #[derive(Debug)]
 pub(super) struct Acts {
     pub(super) now: Vec<Timed>,
     pub(super) later: Vec<Timed>,
 }
 
-/// Draws the acts of a try, which begins with some that the one before has left.
+/// Draws the actions of an attempt. It starts with those that the previous attempt has left.
 pub(super) fn draw(dice: &mut Dice, daemons: usize, before: Vec<Timed>) -> Acts {
     let mut acts = Acts {
         now: before,
@@ -64,7 +64,7 @@ pub(super) fn draw(dice: &mut Dice, daemons: usize, before: Vec<Timed>) -> Acts 
                 act: back,
             });
             if matches!(act, Act::Stop(_)) && !dice.one_in(NOTICED_ONE_IN) {
-                // it would take a minute until the push gives up somebody who is silent
+                // Without this, it would take a minute until the push gives up on the silent daemon.
                 let after = after + moment(dice, BETWEEN_MICROS_MAX);
                 acts.now.push(Timed {
                     after,
@@ -84,12 +84,12 @@ pub(super) fn draw(dice: &mut Dice, daemons: usize, before: Vec<Timed>) -> Acts 
     acts
 }
 
-/// Mostly soon.
+/// Draws a time. Short times are more likely.
 fn moment(dice: &mut Dice, micros_max: u64) -> Duration {
     Duration::from_micros(dice.scaled_within(1_000..=micros_max))
 }
 
 const BETWEEN_MICROS_MAX: u64 = 2_000_000;
 const AWAY_MICROS_MAX: u64 = 5_000_000;
-/// Of so many that are stopped until the next push, one has to be noticed by the first.
+/// One in this number of daemons that are stopped until the next push must be noticed by the current push.
 const NOTICED_ONE_IN: u64 = 20;

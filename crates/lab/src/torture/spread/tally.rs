@@ -1,14 +1,14 @@
-//! What rounds of `torture --spread` came to.
+//! The results of rounds of `torture --spread`.
 
 use std::fmt;
 
 use super::acts::Act;
 use crate::torture::tally::Tally;
 
-/// Counts of one round or of many.
+/// Counts of one or more rounds.
 #[derive(Debug, Default)]
 pub(crate) struct SpreadTally {
-    /// What all kinds of torture count.
+    /// Counts common to all kinds of torture.
     pub(crate) common: Tally,
     pushes_killed: u64,
     daemons_killed: u64,
@@ -25,7 +25,7 @@ impl SpreadTally {
         }
     }
 
-    /// Adds another's counts to these.
+    /// Adds the counts of another tally.
     pub(crate) fn add(&mut self, other: Self) {
         self.common.add(other.common);
         self.pushes_killed += other.pushes_killed;

@@ -1,7 +1,7 @@
-//! What entries have beside contents, mode and time: owners, extended attributes, access control lists, capabilities.
+//! Metadata other than mode and time: owners, extended attributes, access control lists, capabilities.
 //!
-//! Drawn is what the file systems of both ends hold, what this user may set and what the push is asked to keep, so that
-//! all of it has to arrive.
+//! Metadata is drawn only if the file systems of both ends support it, this user may set it, and the push is asked to
+//! preserve it. Therefore all of it must arrive.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid, XattrFlags, chownat};
 
 use crate::torture::dice::Dice;
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory,
@@ -23,18 +23,18 @@ pub(crate) enum Kind {
     Special,
 }
 
-/// What a tree may be given.
+/// The kinds of metadata that a tree may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Features {
     /// `user.*`.
     pub(crate) xattrs: bool,
     /// POSIX access control lists.
     pub(crate) acls: bool,
-    /// What root sets: owners, setuid bits, `trusted.*`, capabilities, special files.
+    /// Metadata that only root can set: owners, setuid bits, `trusted.*`, capabilities, and special files.
     pub(crate) privileged: bool,
 }
 
-/// What an attribute holds.
+/// The value of an attribute.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Value(Vec<u8>);
 
@@ -50,7 +50,7 @@ impl fmt::Debug for Value {
 }
 
 impl Features {
-    /// What can be set in a directory.
+    /// Detects the features that are available in a directory.
     pub(crate) fn of(directory: &Path) -> Result<Self> {
         let probe = directory.join(".zmove-torture-probe");
         let failed = || format!("failed to try what {} holds", directory.display());
@@ -67,7 +67,7 @@ impl Features {
         Ok(features)
     }
 
-    /// What both have.
+    /// Returns the features that both have.
     pub(crate) fn common(self, other: Self) -> Self {
         Self {
             xattrs: self.xattrs && other.xattrs,
@@ -76,7 +76,8 @@ impl Features {
         }
     }
 
-    /// Gives an entry some of it. Comes before its mode, of which a list is a part, and its time.
+    /// Sets random metadata on an entry. Must be called before the mode is set, because an access control list changes
+    /// it, and before the time is set.
     pub(crate) fn dress(self, path: &Path, kind: Kind, dice: &mut Dice) -> Result<()> {
         let failed = || format!("failed to set metadata of {}", path.display());
         if self.privileged && dice.one_in(2) {
@@ -112,7 +113,8 @@ impl Features {
     }
 }
 
-/// All attributes of an entry that a mover is to keep, a link's own; none where the file system has none.
+/// Returns all attributes of an entry that a transfer must preserve. Symbolic links are not followed. Empty if the file
+/// system does not support attributes.
 pub(crate) fn xattrs(path: &Path) -> Result<BTreeMap<String, Value>> {
     let failed = || format!("failed to read attributes of {}", path.display());
     let mut names = vec![0; LIST_BYTES_MAX];
@@ -134,7 +136,7 @@ pub(crate) fn xattrs(path: &Path) -> Result<BTreeMap<String, Value>> {
     Ok(found)
 }
 
-/// Takes all attributes from an entry.
+/// Removes all attributes of an entry.
 pub(crate) fn strip(path: &Path) -> Result<()> {
     for name in xattrs(path)?.keys() {
         let removed = rustix::fs::lremovexattr(path, name.as_str());
@@ -143,7 +145,7 @@ pub(crate) fn strip(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes a FIFO, a socket or a device.
+/// Creates a FIFO, a socket or a device.
 pub(crate) fn make_special(path: &Path, dice: &mut Dice) -> Result<()> {
     let (form, device) = *dice.pick(&[
         (FileType::Fifo, 0),
@@ -159,7 +161,7 @@ fn is_kept(name: &[u8]) -> bool {
     let kept = [ACCESS, DEFAULT, CAPABILITY]
         .iter()
         .any(|kept| kept.as_bytes() == name);
-    // XFS shows its access control lists a second time, in its own form.
+    // XFS exposes its access control lists a second time, in its own format.
     let is_list = name.starts_with(b"trusted.SGI_ACL_");
     kept || name.starts_with(b"user.") || name.starts_with(b"trusted.") && !is_list
 }
@@ -188,7 +190,7 @@ fn name(class: &str, dice: &mut Dice) -> String {
     format!("{class}.{name}")
 }
 
-/// Such that all that an entry is given fits the block that ext4 has for it.
+/// Draws a value that is small enough for all attributes of an entry to fit into the block that ext4 has for them.
 fn value(dice: &mut Dice) -> Vec<u8> {
     let bytes = *dice.pick(&[0, 1, 20, 100, 511, 513]);
     let mut value = vec![0; bytes];
@@ -196,11 +198,11 @@ fn value(dice: &mut Dice) -> Vec<u8> {
     value
 }
 
-/// A list as the kernel takes it (acl(5)), with users, groups and a mask.
+/// Draws an access control list in the format of the kernel (acl(5)), with users, groups and a mask.
 fn acl(dice: &mut Dice) -> Vec<u8> {
     let mut list = vec![2, 0, 0, 0];
     let mut entry = |tag: u16, id: u32, dice: &mut Dice| {
-        // who owns it must be able to read it
+        // The owner must be able to read the file.
         let least = if tag == USER_OBJ { 7 } else { 0 };
         let may = u16::try_from(dice.within(least..=7)).unwrap_or(0);
         list.extend([tag.to_le_bytes(), may.to_le_bytes()].concat());
@@ -219,12 +221,12 @@ fn acl(dice: &mut Dice) -> Vec<u8> {
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 const CAPABILITY: &str = "security.capability";
-/// Revision 2 with one right: to bind to low ports, or to change owners.
+/// Revision 2 with one capability: to bind to low ports, or to change owners.
 const RIGHTS: [[u8; 20]; 2] = [
     [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     [0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
 ];
-/// Some that have a name on most hosts, and some that have none.
+/// Ids with a name on most hosts, and ids without one.
 const OWNERS: [u32; 6] = [0, 1, 2_000, 2_001, 65_534, 4_000_000_000];
 
 const USER_OBJ: u16 = 1;

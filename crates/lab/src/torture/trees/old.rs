@@ -1,5 +1,5 @@
-//! A target that is older than the source: some of it equal, some of it another version, some of it another
-//! kind of thing, and some that the source does not have.
+//! A target that is older than the source. Some entries are equal, some are other versions, some have another type, and
+//! some do not exist in the source.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::tree::{Tree, draw_link};
 use super::versions::{Version, Versions};
 use crate::torture::dice::Dice;
 
-/// Plants it in the empty directory `target`; returns the paths that the source does not have.
+/// Creates the old entries in the empty directory `target`. Returns the paths that do not exist in the source.
 pub(crate) fn plant(
     tree: &Tree,
     target: &Path,
@@ -46,7 +46,7 @@ pub(crate) fn plant(
     Ok(extra)
 }
 
-/// Makes a directory, or rarely another entry, which the push has to replace by a directory.
+/// Creates a directory, or rarely another entry that the push must replace by a directory.
 fn directory(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
     if dice.one_in(20) {
         return other(path, to, dice, versions);
@@ -64,7 +64,7 @@ fn file(
     let metadata =
         fs::symlink_metadata(from).with_context(|| format!("failed to look at {path:?}"))?;
     match dice.within(0..=5) {
-        // the same contents, and perhaps the same time and mode
+        // The same contents, and possibly the same time and mode.
         0..=2 => {
             plant::copy(from, to)?;
             if dice.one_in(2) {
@@ -94,7 +94,7 @@ fn file(
     Moment::of(&there).unlike(Moment::of(&metadata)).set(to)
 }
 
-/// A version of a large file that has most of it in common with the source.
+/// Creates a version of a large file that has most of its contents in common with the source.
 fn edited(
     path: &Path,
     from: &Path,
@@ -120,7 +120,7 @@ fn edited(
     Moment::draw(dice).set(to)
 }
 
-/// Metadata that the source does not have, and the same time as before.
+/// Sets different metadata without changing the modification time.
 fn dress(features: Features, to: &Path, dice: &mut Dice) -> Result<()> {
     let metadata =
         fs::symlink_metadata(to).with_context(|| format!("failed to look at {}", to.display()))?;
@@ -132,7 +132,7 @@ fn dress(features: Features, to: &Path, dice: &mut Dice) -> Result<()> {
     features.dress(to, kind, dice)
 }
 
-/// A file or a link that has nothing to do with the source.
+/// Creates a file or link that is unrelated to the source.
 fn other(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
     if dice.one_in(3) {
         let leads = draw_link(dice);

@@ -1,4 +1,4 @@
-//! Single entries: written with contents that a seed repeats, holes among them, and given their mode and time.
+//! Single entries, created with reproducible contents, with holes, and with their mode and time.
 
 use std::fs::{self, File};
 use std::iter;
@@ -12,16 +12,16 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT};
 use super::versions::Version;
 use crate::torture::dice::Dice;
 
-/// What a file will hold.
+/// The contents of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Contents {
     pub(crate) bytes: u64,
     pub(crate) dice: Dice,
-    /// Where it has data, in ascending order; all else is holes.
+    /// The ranges with data, in ascending order. The rest of the file consists of holes.
     pub(crate) data: Vec<Range<u64>>,
 }
 
-/// A time of modification.
+/// A modification time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) seconds: i64,
@@ -29,7 +29,7 @@ pub(crate) struct Moment {
 }
 
 impl Contents {
-    /// Contents without holes.
+    /// Returns contents without holes.
     pub(crate) fn whole(bytes: u64, dice: Dice) -> Self {
         Self {
             bytes,
@@ -38,7 +38,7 @@ impl Contents {
         }
     }
 
-    /// The same, and with holes if the file has room for some.
+    /// Draws contents that have holes if the file is large enough.
     pub(crate) fn draw(bytes: u64, dice: &mut Dice) -> Self {
         let mut contents = Self::whole(bytes, dice.fork());
         if bytes >= HOLES_FROM_BYTES && dice.one_in(2) {
@@ -47,7 +47,7 @@ impl Contents {
         contents
     }
 
-    /// What a file of these contents is.
+    /// Returns the version of a file with these contents.
     pub(crate) fn version(&self) -> Version {
         let mut hasher = blake3::Hasher::new();
         let zeros = vec![0; BLOCK_BYTES];
@@ -63,7 +63,7 @@ impl Contents {
         Version::File(self.bytes, *hasher.finalize().as_bytes())
     }
 
-    /// A new file with them.
+    /// Creates a file with these contents.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let failed = || format!("failed to write {}", path.display());
         let file = File::create_new(path).with_context(failed)?;
@@ -72,7 +72,7 @@ impl Contents {
             .with_context(failed)
     }
 
-    /// Takes the data, block by block, each with its place.
+    /// Calls `take` for each block of data with its offset.
     fn for_each_block(
         &self,
         mut take: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
@@ -93,7 +93,7 @@ impl Contents {
 }
 
 impl Moment {
-    /// Mostly of the last years; sometimes one that is easily taken for something else.
+    /// Draws a time. Most are from recent years, and some are values that are often misinterpreted.
     pub(crate) fn draw(dice: &mut Dice) -> Self {
         let seconds = match dice.within(0..=9) {
             0 => *dice.pick(&[0, 1, -1, -1_000_000_000, 4_000_000_000]),
@@ -108,8 +108,8 @@ impl Moment {
         Self { seconds, nanos }
     }
 
-    /// A time that cannot be taken for `other`: one second later if both lie in the same second. Files of the
-    /// same length and time count as equal, also where a file system has cut the time to whole seconds.
+    /// Returns a time that is different from `other`: one second later if both are in the same second. Files with the
+    /// same length and time count as equal, even on a file system that truncates times to whole seconds.
     pub(crate) fn unlike(self, other: Self) -> Self {
         if self.seconds == other.seconds {
             Self {
@@ -121,7 +121,7 @@ impl Moment {
         }
     }
 
-    /// When an entry was modified.
+    /// Returns the modification time of an entry.
     pub(crate) fn of(metadata: &fs::Metadata) -> Self {
         let nanos = u32::try_from(metadata.mtime_nsec()).unwrap_or(0);
         Self {
@@ -130,7 +130,7 @@ impl Moment {
         }
     }
 
-    /// Sets it on any entry, a link itself included.
+    /// Sets the time of an entry. Symbolic links are not followed.
     pub(crate) fn set(self, path: &Path) -> Result<()> {
         let times = Timestamps {
             last_access: Timespec {
@@ -153,7 +153,7 @@ pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<()> {
         .with_context(|| format!("failed to set the mode of {}", path.display()))
 }
 
-/// A symbolic link.
+/// Creates a symbolic link.
 pub(crate) fn link(path: &Path, to: &std::ffi::OsStr) -> Result<()> {
     symlink(to, path).with_context(|| format!("failed to link {}", path.display()))
 }
@@ -169,7 +169,8 @@ fn hash_zeros(hasher: &mut blake3::Hasher, bytes: u64, zeros: &[u8]) {
     }
 }
 
-/// Ranges with borders at pages, many of them near those of groups; none at times.
+/// Draws data ranges with borders at page boundaries, many of them near group boundaries. There may be no ranges at
+/// all.
 fn draw_ranges(bytes: u64, dice: &mut Dice) -> Vec<Range<u64>> {
     let mut borders: Vec<u64> = (0..dice.within(0..=HOLES_MAX))
         .map(|_| draw_border(bytes, dice))
@@ -198,7 +199,7 @@ fn draw_border(bytes: u64, dice: &mut Dice) -> u64 {
     (page.saturating_sub(1) * PAGE_BYTES).min(bytes)
 }
 
-/// Where a file has data.
+/// Returns the data ranges of a file.
 pub(crate) fn data_ranges(file: &File) -> rustix::io::Result<Vec<Range<u64>>> {
     use rustix::fs::SeekFrom::{Data, Hole};
     let mut ranges = Vec::new();
@@ -214,7 +215,7 @@ pub(crate) fn data_ranges(file: &File) -> rustix::io::Result<Vec<Range<u64>>> {
     }
 }
 
-/// A copy of a file with its mode and its holes.
+/// Copies a file with its mode and its holes.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     let failed = || format!("failed to copy {}", from.display());
     let source = File::open(from).with_context(failed)?;
@@ -233,7 +234,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
 
 /// The hash unit of large files.
 pub(crate) const GROUP_BYTES: u64 = 4 << 20;
-/// From here on holes are drawn.
+/// Minimum size of a file with holes.
 const HOLES_FROM_BYTES: u64 = 2 * PAGE_BYTES;
 const HOLES_MAX: u64 = 12;
 const PAGE_BYTES: u64 = 4096;

@@ -1,6 +1,6 @@
-//! Whether the target is the source, to the last byte and every field: type, size, contents, holes, mode, time to
-//! the nanosecond, owner, extended attributes, which names are one file, where links lead. And whether anything of
-//! zmove's own is left.
+//! Checks that the target equals the source in every byte and field: type, size, contents, holes, mode, time in
+//! nanoseconds, owner, extended attributes, hard links, and the targets of symbolic links. Also finds files that zmove
+//! left behind.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -16,7 +16,7 @@ use super::versions::Version;
 use crate::data::trees::{metadata, names};
 use crate::torture::watch::is_hidden;
 
-/// All differences, in words. `extra` may stand in the target and not in the source.
+/// Describes all differences. The paths in `extra` may exist in the target but not in the source.
 pub(crate) fn differences(source: &Path, target: &Path, extra: &[PathBuf]) -> Result<Vec<String>> {
     let mut comparison = Comparison {
         source,
@@ -30,7 +30,7 @@ pub(crate) fn differences(source: &Path, target: &Path, extra: &[PathBuf]) -> Re
     Ok(comparison.found)
 }
 
-/// Hidden names anywhere below a directory, which need not be there.
+/// Returns the hidden names anywhere below a directory, which need not exist.
 pub(crate) fn hidden_names(root: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     if root.exists() {
@@ -56,7 +56,7 @@ struct Comparison<'a> {
     target: &'a Path,
     extra: &'a [PathBuf],
     block: Vec<u8>,
-    /// Of source and target, the first name met of each file.
+    /// The first name of each inode in the source and in the target.
     inodes: [HashMap<(u64, u64), PathBuf>; 2],
     found: Vec<String>,
 }
@@ -99,7 +99,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Whether the first name of this file in the one tree is its first name in the other.
+    /// Checks that the first name of this file in one tree is also its first name in the other.
     fn links(&mut self, path: &Path, expected: &Metadata, there: &Metadata) {
         let mut firsts = [PathBuf::new(), PathBuf::new()];
         for ((names, metadata), first) in self

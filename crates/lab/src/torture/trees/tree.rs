@@ -1,4 +1,4 @@
-//! The source: a random tree of everything that zmove carries, and the changes it goes through between two tries.
+//! The source: a random tree with every type of entry that zmove transfers, and its changes between two attempts.
 
 mod names;
 
@@ -13,11 +13,11 @@ use super::plant::{self, Contents, GROUP_BYTES, Moment};
 use super::versions::{Version, Versions};
 use crate::torture::dice::Dice;
 
-/// A tree that was grown.
+/// A tree that was created.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: PathBuf,
-    /// Each directory after its parent; the root is not among them.
+    /// All entries except the root. Each directory comes after its parent.
     entries: Vec<(PathBuf, Kind)>,
     dice: Dice,
     features: Features,
@@ -25,20 +25,20 @@ pub(crate) struct Tree {
     bytes: u64,
 }
 
-/// How large a tree becomes, and of what.
+/// The size and the composition of a tree.
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) weight: u64,
     pub(crate) directories: u64,
     pub(crate) files: u64,
-    /// How many further names of files it has, at the most.
+    /// Maximum number of additional hard links.
     pub(crate) hard_links: u64,
-    /// How likely a file is of each of the [`SIZES`].
+    /// The weight of each of the [`SIZES`].
     pub(crate) sizes: [u64; SIZES.len()],
 }
 
 impl Tree {
-    /// Grows a tree at `root`, which is made.
+    /// Creates a tree at the new directory `root`.
     pub(crate) fn grow(
         root: &Path,
         features: Features,
@@ -48,7 +48,7 @@ impl Tree {
         Self::grow_like(&SHAPES, root, features, dice, versions)
     }
 
-    /// Grows one of these shapes.
+    /// Creates a tree of one of these shapes.
     pub(crate) fn grow_like(
         shapes: &[Shape],
         root: &Path,
@@ -96,12 +96,12 @@ impl Tree {
         self.features
     }
 
-    /// What its files hold together.
+    /// Returns the total size of its files, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Adds a file that is larger than those which are drawn.
+    /// Adds a file that is larger than the random ones.
     pub(crate) fn add_large(&mut self, bytes: u64, versions: &mut Versions) -> Result<()> {
         let Some(path) = self.fresh_path(Path::new("")) else {
             return Ok(());
@@ -112,7 +112,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Changes some of it, as somebody does who works with it.
+    /// Makes random changes, as a user would.
     pub(crate) fn change(&mut self, versions: &mut Versions) -> Result<()> {
         for _ in 0..self.dice.within(1..=5) {
             let files: Vec<usize> = self.places_of(Kind::File);
@@ -133,7 +133,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Other metadata for some entry, and the same time.
+    /// Changes the metadata of an entry without changing its modification time.
     fn redress(&mut self) -> Result<()> {
         if self.entries.is_empty() {
             return Ok(());
@@ -152,7 +152,7 @@ impl Tree {
         self.root.join(&self.entries[place].0)
     }
 
-    /// Other contents, of the same length or of another.
+    /// Writes different contents, of the same or another length.
     fn rewrite(&mut self, files: &[usize], versions: &mut Versions) -> Result<()> {
         let place = *self.dice.pick(files);
         let path = self.entries[place].0.clone();
@@ -253,7 +253,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Another name of some file, symbolic link, FIFO, socket or device.
+    /// Adds a hard link to a file, symbolic link, FIFO, socket or device.
     fn add_hard_link(&mut self, versions: &mut Versions) -> Result<()> {
         let kind = *self
             .dice
@@ -276,7 +276,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Some directory of the tree.
+    /// Returns a random directory of the tree.
     fn parent(&mut self) -> PathBuf {
         let directories = self.places_of(Kind::Directory);
         match self.dice.index(directories.len() + 1) {
@@ -292,14 +292,15 @@ impl Tree {
             .collect()
     }
 
-    /// A path for a new entry; none where it would get too long for a system call.
+    /// Returns a path for a new entry. `None` if it would be too long for a system call.
     fn fresh_path(&mut self, parent: &Path) -> Option<PathBuf> {
         self.names += 1;
         let path = parent.join(names::draw(&mut self.dice, self.names));
         (path.as_os_str().len() <= PATH_BYTES_MAX).then_some(path)
     }
 
-    /// Deepest first: what is put into a directory changes its time, and may not be allowed afterwards.
+    /// Sets times and modes of directories, deepest first. A new entry changes the time of its directory, and the mode
+    /// may not allow one afterwards.
     fn finish_directories(&mut self) -> Result<()> {
         for place in self.places_of(Kind::Directory).into_iter().rev() {
             let path = self.root.join(&self.entries[place].0);
@@ -309,7 +310,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Root reads what nobody may read; others can only push what they can read. Setuid bits need their owner.
+    /// Draws the mode of a file. Root can read files that nobody else can read, and other users can push only what they
+    /// can read. Setuid bits require that the owner is preserved.
     fn file_mode(&mut self) -> u32 {
         let all = FILE_MODES.len();
         let count = match () {
@@ -331,11 +333,11 @@ impl Tree {
     }
 }
 
-/// A size of one of the classes.
+/// Draws a size from one of the classes.
 pub(crate) fn draw_bytes(dice: &mut Dice, weights: &[u64; SIZES.len()]) -> u64 {
     let (first, last) = SIZES[dice.weighted(weights.iter().copied())];
     match dice.within(0..=3) {
-        // at the borders of groups, something changes
+        // Sizes near group boundaries, where the code paths differ.
         0 if last > GROUP_BYTES => {
             let groups = dice.within(1..=last / GROUP_BYTES) * GROUP_BYTES;
             (groups + dice.within(0..=2))
@@ -346,7 +348,7 @@ pub(crate) fn draw_bytes(dice: &mut Dice, weights: &[u64; SIZES.len()]) -> u64 {
     }
 }
 
-/// Where a link leads: mostly nowhere.
+/// Draws the target of a symbolic link, which in most cases does not exist.
 pub(crate) fn draw_link(dice: &mut Dice) -> OsString {
     match dice.within(0..=5) {
         0 => "..".into(),
@@ -357,16 +359,16 @@ pub(crate) fn draw_link(dice: &mut Dice) -> OsString {
     }
 }
 
-/// The last two are for who gets their owner, the two before shut him out.
+/// The last two modes require that the owner is preserved. The two before deny access to the owner.
 const FILE_MODES: [u32; 13] = [
     0o644, 0o644, 0o644, 0o600, 0o755, 0o400, 0o444, 0o777, 0o640, 0o000, 0o200, 0o4755, 0o6711,
 ];
-/// Likewise the last one, and the three before.
+/// The last mode requires that the owner is preserved. The three before restrict the access of the owner.
 const DIRECTORY_MODES: [u32; 9] = [
     0o755, 0o755, 0o755, 0o700, 0o1777, 0o555, 0o000, 0o111, 0o2775,
 ];
 
-/// Bytes of a file, from and to.
+/// Minimum and maximum size of a file, in bytes.
 const SIZES: [(u64, u64); 6] = [
     (0, 0),
     (1, 4_096),
@@ -415,9 +417,10 @@ const SHAPES: [Shape; 5] = [
 ];
 
 const SPECIALS_MAX: u64 = 6;
-/// A round should take seconds.
+/// Maximum total size, so that a round takes only seconds.
 const BYTES_MAX: u64 = 64 << 20;
-/// Leaves room for the directory of the round, whose paths go to the kernel whole.
+/// Maximum length of a path. It leaves space for the directory of the round, because complete paths are passed to the
+/// kernel.
 const PATH_BYTES_MAX: usize = 3_500;
-/// XFS takes 1,024.
+/// Maximum length of a link's target. The limit of XFS is 1,024 bytes.
 const LINK_BYTES_MAX: usize = 1_000;

@@ -1,7 +1,8 @@
-//! What may stand under each name of the target: every whole version that the round has made of it, and nothing else.
+//! The entries that may exist under each name of the target: all complete versions that the round has created, and
+//! nothing else.
 //!
-//! **Invariant:** a version is written down before the source or the old target has it, so that whoever looks at the
-//! target meanwhile knows it.
+//! **Invariant:** a version is recorded before the source or the old target contains it, so that a concurrent
+//! inspection of the target knows it.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -11,15 +12,15 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// One entry as it was, whole.
+/// A complete version of an entry.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// A regular file: how long, and its BLAKE3.
+    /// A regular file: its length and its BLAKE3 hash.
     File(u64, [u8; 32]),
-    /// A symbolic link, and where to.
+    /// A symbolic link and its target.
     Link(OsString),
     Directory,
-    /// A FIFO, a socket or a device: its mode's type bits, and which device.
+    /// A FIFO, a socket or a device: the type bits of its mode, and its device number.
     Special(u32, u64),
 }
 
@@ -58,12 +59,12 @@ impl fmt::Debug for Version {
 }
 
 impl Version {
-    /// What a special file is.
+    /// Returns the version of a special file.
     pub(crate) fn of_special(metadata: &Metadata) -> Self {
         Self::Special(metadata.mode() & FORM_BITS, metadata.rdev())
     }
 
-    /// What stands in an open file now.
+    /// Returns the version of an open file.
     pub(crate) fn of_file(file: &mut File, block: &mut [u8]) -> io::Result<Self> {
         let mut hasher = blake3::Hasher::new();
         let mut bytes = 0;

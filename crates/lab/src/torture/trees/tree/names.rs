@@ -1,11 +1,11 @@
-//! Names that programs have stumbled over.
+//! File names that are known to cause problems.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use crate::torture::dice::Dice;
 
-/// A name that no other number gets.
+/// Draws a name that is unique to `number`.
 pub(crate) fn draw(dice: &mut Dice, number: usize) -> OsString {
     let number = format!("{number:x}");
     let bytes = match dice.within(0..=19) {
