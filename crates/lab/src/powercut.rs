@@ -1,9 +1,9 @@
-//! `powercut`: pushes to a disk that loses power, or whose requests fail, until the same command has finished them.
+//! `powercut` pushes to a disk that loses power, or whose requests fail, until the same command has completed the push.
 //!
-//! The disk is a block device of the lab's own, which knows what a file system may rely on and keeps no more
-//! than that. A round is decided by its seed, but the programs' threads and the kernel's are not the seed's:
-//! a failure may need a few runs to come again. **Invariant:** all that is mounted, attached or started ends
-//! with the session.
+//! The disk is a block device that the lab implements. It provides only the guarantees on which a file system may rely.
+//! The seed determines a round, but it does not control the threads of the programs and of the kernel. A failure may
+//! therefore need several runs to occur again. **Invariant:** everything that is mounted, attached or started ends with
+//! the session.
 
 mod check;
 mod device;
@@ -33,13 +33,13 @@ use crate::processes::run;
 use crate::processes::session::{self, Session};
 use crate::torture::draw_seed;
 
-/// The settings of the power-cut test: how many rounds, and on which file systems.
+/// The settings of the power-cut test.
 #[derive(Args, Debug)]
 pub(crate) struct PowercutArgs {
-    /// Rounds to run on each file system.
+    /// Number of rounds on each file system.
     #[arg(long, default_value_t = 50)]
     rounds: u64,
-    /// The first round's seed; each has one more than the one before. Default: another each time.
+    /// Seed of the first round. Each further round uses the next number. Default: a random seed.
     #[arg(long)]
     seed: Option<u64>,
     /// File systems.
@@ -49,10 +49,10 @@ pub(crate) struct PowercutArgs {
         default_value = "ext4,ext4-nodelalloc,xfs,btrfs"
     )]
     fs: Vec<FileSystem>,
-    /// Go on after a round that failed.
+    /// Continue after a round that failed.
     #[arg(long)]
     keep_going: bool,
-    /// Rounds that run at the same time, each with a device of its own. Default: as many as there are processors.
+    /// Number of rounds to run concurrently, each with its own device. Default: the number of processors.
     #[arg(long)]
     jobs: Option<usize>,
     /// The zmove binary. Default: as for `compare`.
@@ -60,7 +60,7 @@ pub(crate) struct PowercutArgs {
     zmove: Option<PathBuf>,
 }
 
-/// What the workers of one file system share.
+/// State that the workers of one file system share.
 struct Work<'a> {
     arguments: &'a PowercutArgs,
     session: &'a Session,
@@ -77,7 +77,7 @@ struct Progress {
     all: Tally,
 }
 
-/// Runs the rounds, says which failed, and sums up.
+/// Runs the rounds, reports the failed ones, and prints a summary.
 pub(crate) fn powercut(arguments: &PowercutArgs) -> Result<ExitCode> {
     session::own_mounts()?;
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
@@ -126,7 +126,7 @@ pub(crate) fn powercut(arguments: &PowercutArgs) -> Result<ExitCode> {
 }
 
 impl Work<'_> {
-    /// Runs all rounds, several at a time.
+    /// Runs all rounds, several of them concurrently.
     fn run(&self) -> Result<()> {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let jobs = self.arguments.jobs.unwrap_or(processors).max(1);

@@ -1,10 +1,9 @@
-//! `wake`: receivers that are stopped at random instants, whose senders are killed, and that wake up after another
-//! transfer has ended. None may store old contents over the new ones.
+//! `wake` stops receivers at random times, kills their senders, and resumes the receivers after another transfer has
+//! ended. No receiver may overwrite new contents with old ones.
 //!
 //! A round counts if the receivers held at least 900 unpublished files when they were stopped, and the stop lasted at
-//! least a second. A call that was permitted before the stop may still be made when a receiver wakes up: one for each
-//! thread that publishes.
-//! **Invariant:** all that a round starts ends with it, and a round that went well leaves nothing.
+//! least one second. A resumed receiver may still make one system call per publishing thread that was permitted before
+//! the stop. **Invariant:** everything that a round starts ends with it, and a successful round leaves nothing behind.
 
 mod round;
 mod scene;
@@ -26,28 +25,28 @@ use self::round::{LATE_CALLS_MAX, Outcome, Round};
 use crate::measurements::peers::zmove_binary;
 use crate::torture::draw_seed;
 
-/// How often, and where.
+/// The settings of the test.
 #[derive(Args, Debug)]
 pub(crate) struct WakeArgs {
-    /// Rounds to run.
+    /// Number of rounds.
     #[arg(long, default_value_t = 50)]
     rounds: u64,
-    /// The first round's seed; each has one more than the one before. Default: another each time.
+    /// Seed of the first round. Each further round uses the next number. Default: a random seed.
     #[arg(long)]
     seed: Option<u64>,
-    /// The methods that take turns, with commas between. Default: all.
+    /// The methods to use in turn, separated by commas. Default: all.
     #[arg(long, value_enum, value_delimiter = ',')]
     method: Vec<Method>,
-    /// Files of each transfer.
+    /// Number of files of each transfer.
     #[arg(long, default_value_t = 4000)]
     files: usize,
-    /// How many rounds run at the same time: they wait most of their time.
+    /// Number of rounds to run concurrently. They are idle most of the time.
     #[arg(long, default_value_t = 1)]
     at_once: usize,
-    /// Go on after a round that failed.
+    /// Continue after a round that failed.
     #[arg(long)]
     keep_going: bool,
-    /// Directory for the trees. Default: that for temporary files.
+    /// Directory for the trees. Default: the directory for temporary files.
     #[arg(long)]
     dir: Option<PathBuf>,
     /// The zmove binary. Default: as for `compare`.
@@ -58,28 +57,28 @@ pub(crate) struct WakeArgs {
 /// The sender and the receivers of the first transfer, the connections between them, and the next transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Method {
-    /// A push to a receiver that a stand-in for ssh starts, over its pipes; the same command again.
+    /// A push to a receiver that is started by a substitute for ssh, over its pipes, then the same command again.
     Ssh,
-    /// A push to a daemon over TCP; the next one goes to another daemon on the same storage.
+    /// A push to a daemon over TCP, then a push to another daemon on the same storage.
     Tcp,
-    /// The same, with lanes in clear.
+    /// Like `tcp`, with unencrypted lanes.
     Clear,
-    /// The same over QUIC.
+    /// Like `tcp`, over QUIC.
     Quic,
-    /// The same over TCP, where the next push comes from another home.
+    /// Like `tcp`, but the next push uses another home directory.
     Home,
-    /// The same over TCP, where the next push spells the host differently.
+    /// Like `tcp`, but the next push uses another name of the host.
     Name,
-    /// A pull from a daemon that is killed, and a pull from another one.
+    /// A pull from a daemon that is killed, then a pull from another daemon.
     Pull,
-    /// A copy from a daemon that is killed to another one, and a copy between two others.
+    /// A copy from a daemon that is killed to another one, then a copy between two others.
     Copy,
-    /// A push to two daemons that share the storage; the next one goes to others of them, from the same home or another
-    /// one.
+    /// A push to two daemons that share the storage, then a push to other daemons on that storage, from the same home
+    /// directory or another one.
     Spread,
-    /// The same over QUIC.
+    /// Like `spread`, over QUIC.
     SpreadQuic,
-    /// A push by two nodes of a cluster to two receivers; the next one is from one sender to another daemon.
+    /// A push by two nodes of a cluster to two receivers, then a push from one sender to another daemon.
     Cluster,
 }
 
@@ -125,7 +124,7 @@ impl fmt::Display for Method {
 #[derive(Debug, Default)]
 struct Tally {
     rounds: u64,
-    /// Rounds that count, by their methods.
+    /// Number of rounds that count, by method.
     counted: BTreeMap<Method, u64>,
     old_names: usize,
     hidden_names: usize,
@@ -163,7 +162,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// The duration of the latest whole transfer by each method, if it is known: receivers are stopped within such a time.
+/// The duration of the latest complete transfer of each method, if known. Receivers are stopped within that time.
 #[derive(Debug, Default)]
 struct Durations(Mutex<BTreeMap<Method, Duration>>);
 
@@ -182,7 +181,7 @@ impl Durations {
     }
 }
 
-/// Runs the rounds, reports which failed, and sums up.
+/// Runs the rounds, reports the failed ones, and prints a summary.
 pub(crate) fn wake(arguments: &WakeArgs) -> Result<ExitCode> {
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
     let parent = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);
@@ -243,7 +242,7 @@ pub(crate) fn wake(arguments: &WakeArgs) -> Result<ExitCode> {
     })
 }
 
-/// Reports a round that failed, and removes all that another leaves.
+/// Reports a round that failed. Removes the files of a round that did not.
 fn report(round: &Round<'_>, outcome: &Outcome) -> Result<()> {
     let Some(failure) = &outcome.failure else {
         return remove(&round.directory);

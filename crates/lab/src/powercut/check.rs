@@ -1,4 +1,4 @@
-//! What may be found after a cut.
+//! Checks of the target after a power cut.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,8 +15,8 @@ use super::plan::Neighbour;
 use crate::torture::trees::metadata::Kind;
 use crate::torture::trees::tree::Tree;
 
-/// Files that stood in the target before the push, at places where the source has files too, and that were flushed: of
-/// each, some version must be there at any time.
+/// Returns the files that existed in the target before the push, were flushed, and are also files in the source. Some
+/// version of each must exist at all times.
 pub(crate) fn standing(tree: &Tree, target: &Path) -> Vec<PathBuf> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file());
     let files = tree
@@ -29,7 +29,8 @@ pub(crate) fn standing(tree: &Tree, target: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Files that look like the source's by length and time, and hold other bytes: the next run would take them for equal.
+/// Returns the files with the length and time of the source but different contents. The next run would take them for
+/// equal.
 pub(crate) fn impostors(tree: &Tree, target: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for (path, _) in tree
@@ -56,7 +57,7 @@ pub(crate) fn impostors(tree: &Tree, target: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Another program on the same file system, ended when dropped.
+/// Other programs that use the same file system. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Company {
     stop: Arc<AtomicBool>,
@@ -64,8 +65,8 @@ pub(crate) struct Company {
 }
 
 impl Company {
-    /// One thread syncs a small file, so that the journal commits; one does what the kernel does every few seconds, and
-    /// sends out whatever is dirty.
+    /// Starts the threads. One thread syncs a small file, so that the journal commits. The other writes out dirty
+    /// pages, as the kernel does every few seconds.
     pub(crate) fn start(neighbour: Neighbour, mount: &Path) -> Result<Self> {
         let mut company = Self {
             stop: Arc::default(),

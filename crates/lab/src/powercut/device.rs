@@ -1,9 +1,8 @@
 //! The disk of [`super::disk`] as a block device: a loop device over a file that a FUSE session of this process serves.
 //!
-//! The loop driver with direct I/O passes each write on as it comes and asks for `fsync` where the block
-//! layer flushes; it knows no FUA, so the block layer flushes there as well. Writes are answered late, or not
-//! well, by [`Faults`]. **Invariant:** a cut is one moment between two requests; nothing after it reaches its
-//! image.
+//! The loop driver with direct I/O passes on each write as it arrives, and calls `fsync` when the block layer flushes.
+//! It does not support FUA, so the block layer flushes in that case too. [`Faults`] delays writes or makes them fail.
+//! **Invariant:** a power cut happens at one point between two requests, and no later request changes its image.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -26,41 +25,41 @@ use super::image::Image;
 use crate::processes::run;
 use crate::torture::dice::Dice;
 
-/// A block device, gone when dropped. What is mounted from it must be unmounted before.
+/// A block device, which is removed when this is dropped. All its mounts must be unmounted before.
 #[derive(Debug)]
 pub(crate) struct Device {
     shared: Arc<Shared>,
     session: Option<BackgroundSession>,
     clock: Option<JoinHandle<()>>,
-    /// The file under the loop device.
+    /// The file behind the loop device.
     file: PathBuf,
-    /// None while the file is changed.
+    /// The loop device. `None` while the file is being replaced.
     node: RefCell<Option<PathBuf>>,
 }
 
-/// What a device tells while it is used.
+/// A notification from a device in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// The moment of a kill has come.
+    /// The time of a kill was reached.
     Kill,
-    /// The power has been cut.
+    /// The power was cut.
     Cut,
 }
 
-/// Whether the power is still on.
+/// Whether the power is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Power {
     On,
     Cut,
 }
 
-/// A round's share of the device.
+/// The part of a round's plan that concerns the device.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) faults: Faults,
-    /// When the device cuts the power by itself.
+    /// When the device cuts the power, if it does so.
     pub(crate) cut: Option<Moment>,
-    /// When the device asks for a kill.
+    /// When the device requests a kill.
     pub(crate) kill: Option<Moment>,
     pub(crate) loss: Loss,
     pub(crate) dice: Dice,
@@ -83,7 +82,7 @@ struct State {
     ending: bool,
 }
 
-/// A request that is answered later.
+/// A request whose answer is delayed.
 #[derive(Debug)]
 struct Held {
     due: Instant,
@@ -104,7 +103,7 @@ enum Answer {
 }
 
 impl Device {
-    /// Makes a device that holds `image`, served below `directory`.
+    /// Creates a device with the contents `image`, which is served below `directory`.
     pub(crate) fn open(directory: &Path, image: Image) -> Result<Self> {
         std::fs::create_dir(directory)
             .with_context(|| format!("failed to create {}", directory.display()))?;
@@ -161,7 +160,7 @@ impl Device {
         run::line(&format!("losetup --detach {}", node.display())).map(drop)
     }
 
-    /// The block device, another one after [`Device::insert`].
+    /// Returns the path of the block device. It changes with [`Device::insert`].
     pub(crate) fn node(&self) -> Result<PathBuf> {
         self.node
             .borrow()
@@ -169,15 +168,15 @@ impl Device {
             .context("the device is not attached")
     }
 
-    /// The contents that the device holds now.
+    /// Returns the current contents of the device.
     pub(crate) fn image(&self) -> Image {
         let mut image = self.shared.lock().disk.seen().clone();
         image.trim();
         image
     }
 
-    /// Puts another image in, under a fresh loop device: one that somebody else had open for a moment while
-    /// it was unmounted would keep pages of the image before. Nothing may be mounted.
+    /// Replaces the contents of the device and creates a new loop device for them. If another process had opened the
+    /// old loop device while it was unmounted, pages of the old image could still be cached. Nothing may be mounted.
     pub(crate) fn insert(&self, image: Image) -> Result<()> {
         self.detach()?;
         let mut state = self.shared.lock();
@@ -188,8 +187,8 @@ impl Device {
         self.attach()
     }
 
-    /// From now on writes may be lost, and what the script says happens. Returns what carries a byte for each
-    /// piece of news.
+    /// Starts a script: from now on writes may be lost, and the faults of the script occur. Returns a pipe with one
+    /// byte per notification.
     pub(crate) fn begin(&self, script: Script) -> Result<PipeReader> {
         let (news, telling) = pipe().context("failed to make a pipe")?;
         let mut state = self.shared.lock();
@@ -201,7 +200,7 @@ impl Device {
         Ok(news)
     }
 
-    /// From now on it is a disk that never fails and loses nothing.
+    /// Makes the device reliable: it never fails and loses nothing from now on.
     pub(crate) fn mend(&self) {
         let mut state = self.shared.lock();
         state.script = None;
@@ -217,7 +216,7 @@ impl Device {
         }
     }
 
-    /// Cuts the power unless that has happened, and returns what is left on the medium.
+    /// Cuts the power, unless that has happened already, and returns the contents of the medium.
     pub(crate) fn cut(&self) -> Result<Image> {
         let mut state = self.shared.lock();
         state.cut_power();
@@ -230,7 +229,7 @@ impl Device {
 }
 
 impl News {
-    /// The next one; there must be one.
+    /// Reads the next notification. There must be one.
     pub(crate) fn read(mut pipe: &PipeReader) -> Result<Self> {
         let mut byte = [0];
         std::io::Read::read_exact(&mut pipe, &mut byte)
@@ -265,7 +264,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers each held request when it is due, until the device ends.
+    /// Answers each delayed request when it is due, until the device is removed.
     fn answer_what_is_due(&self) {
         let mut state = self.lock();
         while !state.ending {
@@ -286,7 +285,7 @@ impl Shared {
 }
 
 impl State {
-    /// Takes a write and answers it, at once or later.
+    /// Processes a write and answers it, immediately or after a delay.
     fn write(&mut self, offset: usize, data: &[u8], reply: ReplyWrite) {
         let bytes = u32::try_from(data.len()).expect("a request is smaller than 4 GiB");
         let mut delay = None;
@@ -340,7 +339,7 @@ impl State {
         self.follow_script(Moment::Flush(self.counts.flushes));
     }
 
-    /// Answers after that time; without one, now.
+    /// Sends the answer after `delay`, or immediately if there is none.
     fn hold(&mut self, delay: Option<Duration>, answer: Answer) {
         match delay {
             Some(delay) => self.held.push(Held {
@@ -351,8 +350,8 @@ impl State {
         }
     }
 
-    /// The answer leaves before the disk takes note of it, and both under the lock: so no flush can come
-    /// between that was sent after the completion and is taken for an earlier one.
+    /// Sends the answer, then marks the write as complete on the disk. Both happen under the lock. Otherwise a flush
+    /// that was sent after the completion could be processed in between and would be taken for an earlier flush.
     fn answer(&mut self, answer: Answer) {
         match answer {
             Answer::Write {
@@ -393,7 +392,7 @@ impl State {
         }
     }
 
-    /// From now on the device is one that works and that nobody looks at again.
+    /// Cuts the power. From now on the device works, but its contents no longer matter.
     fn cut_power(&mut self) {
         let Some(mut script) = self.script.take() else {
             return;
@@ -412,7 +411,7 @@ impl State {
     }
 }
 
-/// The one file.
+/// The FUSE file system with its single file.
 struct Server {
     shared: Arc<Shared>,
 }
@@ -449,11 +448,11 @@ impl Server {
     }
 }
 
-/// Requests that are not here are refused by the trait's own bodies; the block layer then writes zeros where it would
-/// discard or punch holes.
+/// The default methods of the trait reject all other requests. As a result, the block layer writes zeros instead of
+/// discarding blocks or punching holes.
 impl Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // without them the kernel has 12 writes under way at a time, and waits for the first
+        // Without this, the kernel has at most 12 writes in flight and waits for the first of them.
         let needed = InitFlags::FUSE_ASYNC_DIO;
         let refused = |_| std::io::Error::other("the kernel's FUSE has no asynchronous direct I/O");
         config.add_capabilities(needed).map_err(refused)?;
@@ -551,7 +550,8 @@ const FILE: INodeNo = INodeNo(2);
 const FOREVER: Duration = Duration::from_secs(1 << 20);
 const KILL_BYTE: u8 = b'k';
 const CUT_BYTE: u8 = b'c';
-/// The loop driver has 128 requests under way at most; with all of them held, nothing would go on beside them.
+/// Maximum number of delayed requests. The loop driver has at most 128 requests in flight. If all of them were delayed,
+/// no other request could proceed.
 const HELD_MAX: usize = 64;
-/// Without anything held, the clock is woken by what comes.
+/// The maximum wait without delayed requests. A new request wakes the thread.
 const IDLE: Duration = Duration::from_secs(1);

@@ -1,9 +1,9 @@
-//! What the block layer may rely on, and what it may not: the model of a disk with a volatile write cache.
+//! The model of a disk with a volatile write cache: the guarantees on which the block layer may rely, and no others.
 //!
-//! A write is on the medium for certain only when a flush has succeeded that began after the write had completed. Until
-//! then, it may be there, be missing, or be there in part, whatever was written before or after it. A logical block is
-//! never torn.
-//! **Invariant:** every image that [`Disk::cut`] makes holds all that a completed flush covers.
+//! A write is certain to be on the medium only after a flush has succeeded that started after the write had completed.
+//! Until then, the write may be present, missing or partly present, regardless of earlier and later writes. A logical
+//! block is never torn. **Invariant:** every image that [`Disk::cut`] returns contains all writes that a completed
+//! flush covers.
 
 use super::image::{BLOCK_BYTES, Block, Image, blocks_of};
 use crate::torture::dice::Dice;
@@ -11,9 +11,9 @@ use crate::torture::dice::Dice;
 /// A disk and its cache.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    /// The contents as they are read: all writes, applied in order of arrival.
+    /// The contents as reads return them: all writes, in the order of their arrival.
     seen: Image,
-    /// The contents that are on the medium for certain.
+    /// The contents that are certain to be on the medium.
     durable: Image,
     /// Writes that may not have reached the medium, in order of arrival.
     pending: Vec<Pending>,
@@ -22,10 +22,10 @@ pub(crate) struct Disk {
     cache: Cache,
 }
 
-/// Whether writes are lost at a cut.
+/// Whether a power cut loses writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cache {
-    /// Each write is durable at once; nothing is logged.
+    /// Each write is durable immediately, and none is logged.
     WriteThrough,
     /// Writes are pending until a flush.
     Volatile,
@@ -36,47 +36,47 @@ struct Pending {
     write: WriteId,
     first: usize,
     blocks: Vec<Block>,
-    /// When it completed, if it has.
+    /// When the write completed, if it has.
     completed: Option<u64>,
     kind: WriteKind,
 }
 
-/// Names a write.
+/// Identifies a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WriteId(u64);
 
-/// When a flush began.
+/// The time at which a flush started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlushStart(u64);
 
-/// What a write seems to carry. A guess that makes cuts worse, and that no rule depends on.
+/// The apparent contents of a write. This guess makes power cuts more harmful, and correctness does not depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteKind {
-    /// Bytes without any order, as the lab's files hold them.
+    /// Random bytes, as in the lab's files.
     Data,
-    /// Anything else: journals, inodes, directories.
+    /// All other data: journals, inodes, directories.
     Metadata,
 }
 
-/// Which of the pending writes a cut leaves.
+/// The pending writes that survive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// All of them.
     Nothing,
     /// None of them.
     Everything,
-    /// All metadata, and of the data one write in so many.
+    /// All metadata, and one in `kept_in` writes of data.
     Data { kept_in: u64 },
-    /// Each write by itself, so many in a hundred.
+    /// Each write independently, with a probability in percent.
     Some { kept_percent: u64 },
-    /// Each block by itself, so many in a hundred.
+    /// Each block independently, with a probability in percent.
     Torn { kept_percent: u64 },
-    /// The writes that came first, up to the latest.
+    /// The oldest writes, up to a random point.
     Latest,
 }
 
 impl Disk {
-    /// A disk that holds this, and writes through until [`Disk::begin_caching`].
+    /// Returns a disk with these contents. Writes are durable immediately until [`Disk::begin_caching`].
     pub(crate) fn new(image: Image) -> Self {
         Self {
             seen: image.clone(),
@@ -87,14 +87,14 @@ impl Disk {
         }
     }
 
-    /// From now on, writes may be lost.
+    /// Enables the volatile cache: writes may be lost from now on.
     pub(crate) fn begin_caching(&mut self) {
         self.durable = self.seen.clone();
         self.pending.clear();
         self.cache = Cache::Volatile;
     }
 
-    /// From now on, nothing is lost. What is pending is forgotten.
+    /// Disables the volatile cache: no write is lost from now on. Pending writes are forgotten.
     pub(crate) fn end_caching(&mut self) {
         self.pending.clear();
         self.cache = Cache::WriteThrough;
@@ -104,7 +104,7 @@ impl Disk {
         &self.seen
     }
 
-    /// Takes a write, which may be on the medium from now on.
+    /// Processes a write, which may be on the medium from now on.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) -> WriteId {
         let (first, blocks) = (offset / BLOCK_BYTES, blocks_of(bytes));
         self.clock += 1;
@@ -123,7 +123,7 @@ impl Disk {
         write
     }
 
-    /// The writer is told that the write is done; a flush that begins later covers it.
+    /// Marks a write as complete. A flush that starts later covers it.
     pub(crate) fn complete(&mut self, write: WriteId) {
         self.clock += 1;
         let clock = self.clock;
@@ -142,7 +142,7 @@ impl Disk {
         FlushStart(self.clock)
     }
 
-    /// The flush has succeeded: what had completed when it began is on the medium.
+    /// Marks a flush as complete. All writes that were complete when it started are on the medium.
     pub(crate) fn complete_flush(&mut self, start: FlushStart) {
         let covered = |pending: &Pending| {
             pending
@@ -155,12 +155,12 @@ impl Disk {
         self.pending.retain(|pending| !covered(pending));
     }
 
-    /// Writes that may be lost.
+    /// Returns the number of writes that may be lost.
     pub(crate) fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// What is found when the power comes back.
+    /// Returns the contents of the medium after a power cut.
     pub(crate) fn cut(&self, loss: Loss, dice: &mut Dice) -> Image {
         let mut image = self.durable.clone();
         let first_lost = dice.index(self.pending.len() + 1);
@@ -191,7 +191,7 @@ impl Disk {
 }
 
 impl WriteKind {
-    /// Judges by the first bytes: of 512 random ones, about 2 are zero.
+    /// Judges by the first bytes. On average, two of 512 random bytes are zero.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let zeros = bytes
             .iter()
@@ -207,7 +207,7 @@ impl WriteKind {
 }
 
 impl Loss {
-    /// Mostly the one that hurts whoever trusts a size in an inode.
+    /// Draws a kind of loss. The most likely one harms programs that trust the size in an inode.
     pub(crate) fn draw(dice: &mut Dice) -> Self {
         match dice.weighted([1, 2, 5, 3, 3, 2].into_iter()) {
             0 => Self::Nothing,

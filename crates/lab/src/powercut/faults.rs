@@ -1,45 +1,45 @@
-//! What a device does to the requests of a round, and what it has seen of them.
+//! The faults of a device in a round, and its counts of requests.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::torture::dice::Dice;
 
-/// When something happens, counted from the beginning of a push.
+/// A point in time, counted from the start of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// When so many writes have come.
+    /// After this number of writes.
     Write(u64),
-    /// When so many flushes have come.
+    /// After this number of flushes.
     Flush(u64),
-    /// So many flushes after so many writes of data have come: what has committed meanwhile may speak of data
-    /// that has not reached the medium.
+    /// After `flushes` flushes that follow `writes` writes of data. Metadata committed by these flushes may refer to
+    /// data that has not reached the medium.
     Data { writes: u64, flushes: u64 },
 }
 
-/// What a device has seen since a push began.
+/// The requests that a device has received since a push started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) writes: u64,
     pub(crate) data_writes: u64,
     pub(crate) flushes: u64,
     pub(crate) failed: u64,
-    /// Writes that could be lost at the cut.
+    /// Writes that could be lost at the power cut.
     pub(crate) pending: u64,
 }
 
-/// All faults of a round, mostly none.
+/// All faults of a round. In most rounds there are few.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
-    /// Data is acknowledged late, as by a disk that puts other writes first.
+    /// Data is acknowledged late, as by a disk that reorders writes.
     late: Option<Late>,
-    /// Which writes of data fail.
+    /// The range of data writes that fail.
     failing_data: Range<u64>,
-    /// The write of data in which a bit is another, which nobody is told.
+    /// The data write in which a bit is flipped without an error.
     flipped_data: Option<u64>,
-    /// Which flushes fail.
+    /// The range of flushes that fail.
     failing_flushes: Range<u64>,
-    /// How long flushes take at most.
+    /// Maximum duration of a flush, in milliseconds.
     flush_millis_max: u64,
 }
 
@@ -61,7 +61,7 @@ impl Moment {
         }
     }
 
-    /// The same, once the data has come.
+    /// Converts the time to a count of writes or flushes when the data write to which it refers arrives.
     pub(super) fn at_data(self, counts: Counts) -> Self {
         match self {
             Self::Data { writes, flushes: 0 } if writes == counts.data_writes => {
@@ -76,7 +76,7 @@ impl Moment {
 }
 
 impl Faults {
-    /// Nothing fails; data may be late, flushes slow.
+    /// Draws delays only: data may be late and flushes slow, but nothing fails.
     pub(crate) fn draw_delays(dice: &mut Dice) -> Self {
         let late = Late {
             one_in: dice.within(1..=4),
@@ -94,7 +94,7 @@ impl Faults {
         }
     }
 
-    /// A burst of writes of data that fail.
+    /// Draws a burst of data writes that fail.
     pub(crate) fn draw_failing_data(dice: &mut Dice) -> Self {
         let first = dice.scaled_within(1..=100);
         Self {
@@ -103,7 +103,7 @@ impl Faults {
         }
     }
 
-    /// A few flushes that fail.
+    /// Draws a few flushes that fail.
     pub(crate) fn draw_failing_flushes(dice: &mut Dice) -> Self {
         let first = dice.scaled_within(1..=6);
         Self {
@@ -112,7 +112,7 @@ impl Faults {
         }
     }
 
-    /// A bit flips while it is written.
+    /// Draws a data write in which a bit is flipped.
     pub(crate) fn draw_flip(dice: &mut Dice) -> Self {
         Self {
             flipped_data: Some(dice.scaled_within(1..=100)),
@@ -120,33 +120,33 @@ impl Faults {
         }
     }
 
-    /// Whether nothing fails that anybody is told.
+    /// Returns whether the fault is not reported to anyone.
     pub(crate) fn are_silent(&self) -> bool {
         self.flipped_data.is_some()
     }
 
-    /// Whether a bit flips in the data write of this number.
+    /// Returns whether a bit is flipped in the data write with this number.
     pub(super) fn data_flips(&self, number: u64) -> bool {
         self.flipped_data == Some(number)
     }
 
-    /// Whether the data write of this number fails.
+    /// Returns whether the data write with this number fails.
     pub(super) fn data_fails(&self, number: u64) -> bool {
         self.failing_data.contains(&number)
     }
 
-    /// Whether the flush of this number fails.
+    /// Returns whether the flush with this number fails.
     pub(super) fn flush_fails(&self, number: u64) -> bool {
         self.failing_flushes.contains(&number)
     }
 
-    /// How long the answer to a write of data takes.
+    /// Draws the delay of the answer to a data write.
     pub(super) fn data_delay(&self, dice: &mut Dice) -> Option<Duration> {
         let late = self.late.filter(|late| dice.one_in(late.one_in))?;
         Some(Duration::from_millis(dice.within(1..=late.millis_max)))
     }
 
-    /// How long the answer to a flush takes.
+    /// Draws the delay of the answer to a flush.
     pub(super) fn flush_delay(&self, dice: &mut Dice) -> Option<Duration> {
         let slow = self.flush_millis_max > 0;
         slow.then(|| Duration::from_millis(dice.within(0..=self.flush_millis_max)))

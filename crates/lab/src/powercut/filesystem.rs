@@ -1,4 +1,4 @@
-//! The file systems: how each is made and mounted.
+//! The file systems under test, and how to create and mount them.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -9,20 +9,20 @@ use clap::ValueEnum;
 
 use crate::processes::run;
 
-/// A file system with the options it is mounted with.
+/// A file system with its mount options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FileSystem {
-    /// With its defaults.
+    /// ext4 with default options.
     Ext4,
-    /// With `data=ordered,nodelalloc`.
+    /// ext4 with `data=ordered,nodelalloc`.
     Ext4Nodelalloc,
-    /// With its defaults.
+    /// XFS with default options.
     Xfs,
-    /// With its defaults.
+    /// Btrfs with default options.
     Btrfs,
 }
 
-/// A mounted file system, unmounted when dropped.
+/// A mounted file system, which is unmounted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     at: PathBuf,
@@ -36,7 +36,7 @@ enum State {
 }
 
 impl FileSystem {
-    /// The word for it on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn word(self) -> String {
         self.to_possible_value()
             .map_or_else(String::new, |value| value.get_name().to_owned())
@@ -50,10 +50,10 @@ impl FileSystem {
         }
     }
 
-    /// Makes it on a device.
+    /// Creates the file system on a device.
     pub(crate) fn make(self, node: &Path) -> Result<()> {
         let command = match self {
-            // nothing is left to be done in the background, where each round would do it again
+            // Nothing is left for background initialization, which every round would repeat.
             Self::Ext4 | Self::Ext4Nodelalloc => {
                 "mkfs.ext4 -q -F -b 4096 -E nodiscard,lazy_itable_init=0,lazy_journal_init=0"
             }
@@ -63,7 +63,7 @@ impl FileSystem {
         run::line(&format!("{command} {}", node.display())).map(drop)
     }
 
-    /// Mounts it, which repairs what a power cut left.
+    /// Mounts the file system. This repairs the effects of a power cut.
     pub(crate) fn mount(self, node: &Path, at: &Path) -> Result<Mounted> {
         let options = match self {
             Self::Ext4Nodelalloc => "data=ordered,nodelalloc",
@@ -83,7 +83,7 @@ impl FileSystem {
 }
 
 impl Mounted {
-    /// Unmounts it. Of a program that was killed, the kernel may hold files for a moment longer.
+    /// Unmounts the file system. The kernel may hold files of a killed program for a little longer.
     pub(crate) fn unmount(mut self) -> Result<()> {
         self.state = State::Unmounted;
         unmount(&self.at)

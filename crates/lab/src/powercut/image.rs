@@ -1,15 +1,14 @@
-//! The contents of a device, block by block. Copies share their blocks, so that a copy of a formatted device
-//! costs no data.
+//! The contents of a device, block by block. Copies share their blocks, so a copy of a formatted device is cheap.
 
 use std::sync::Arc;
 
-/// The smallest unit that a device writes wholly or not at all: its logical block.
+/// The size of a logical block, which a device writes completely or not at all.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
 /// One block.
 pub(crate) type Block = Arc<[u8; BLOCK_BYTES]>;
 
-/// What a device holds.
+/// The contents of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Image {
     /// A block that was never written is `None` and reads as zeros.
@@ -17,7 +16,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// A device on which nothing has been written.
+    /// Returns an image without any writes.
     pub(crate) fn blank(blocks: usize) -> Self {
         Self {
             blocks: vec![None; blocks],
@@ -28,10 +27,10 @@ impl Image {
         (self.blocks.len() * BLOCK_BYTES) as u64
     }
 
-    /// Puts blocks at a place.
+    /// Replaces blocks starting at index `first`.
     ///
     /// # Panics
-    /// When they do not fit.
+    /// The blocks do not fit into the image.
     pub(crate) fn put(&mut self, first: usize, blocks: &[Block]) {
         for (place, block) in self.blocks[first..first + blocks.len()]
             .iter_mut()
@@ -41,7 +40,7 @@ impl Image {
         }
     }
 
-    /// Appends `bytes` bytes from `offset` on to `room`, or as many as there are.
+    /// Appends `bytes` bytes from `offset` to `room`, or fewer at the end of the image.
     pub(crate) fn read(&self, offset: usize, bytes: usize, room: &mut Vec<u8>) {
         let end = (offset + bytes).min(self.blocks.len() * BLOCK_BYTES);
         let mut place = offset;
@@ -56,7 +55,7 @@ impl Image {
         }
     }
 
-    /// Forgets blocks that hold zeros alone.
+    /// Forgets blocks that contain only zeros.
     pub(crate) fn trim(&mut self) {
         for place in &mut self.blocks {
             if place
@@ -69,10 +68,10 @@ impl Image {
     }
 }
 
-/// Cuts what is written into blocks.
+/// Divides data into blocks.
 ///
 /// # Panics
-/// When it is not a number of whole ones.
+/// The length is not a multiple of the block size.
 pub(crate) fn blocks_of(bytes: &[u8]) -> Vec<Block> {
     let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
     assert!(rest.is_empty(), "the kernel writes whole logical blocks");

@@ -1,4 +1,4 @@
-//! What a round does, decided by its seed.
+//! The plan of a round, which is drawn from its seed.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,53 +18,53 @@ pub(crate) struct Plan {
     pub(crate) story: Story,
 }
 
-/// How the bytes reach the target.
+/// The route of the data to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// A push to a local directory.
     Local,
-    /// A push to a daemon on loopback.
+    /// A push to a daemon on the loopback interface.
     Daemon,
 }
 
-/// Where the receiver keeps what it needs to resume.
+/// The location of the receiver's journals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Journals {
     /// On the disk whose power is cut.
     OnTheDisk,
-    /// On another, which keeps all of them.
+    /// On another disk, which loses nothing.
     Elsewhere,
 }
 
-/// Whether another program flushes files of its own on the same file system, which makes journals commit.
+/// Whether another program flushes its own files on the same file system, which causes journal commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Neighbour {
     Quiet,
     Busy,
 }
 
-/// What happens to the push.
+/// What happens during the push.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Story {
-    /// The power is cut during the push or after it.
+    /// The power is cut during or after the push.
     Cut {
         at: CutAt,
         kill: Option<Moment>,
         loss: Loss,
         faults: Faults,
     },
-    /// Requests fail, or a bit flips in one, then the disk works again.
+    /// Requests fail, or a bit is flipped in one. Then the disk works again.
     Faults(Faults),
 }
 
-/// When the power is cut.
+/// The time of the power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CutAt {
-    /// At a request; after the end, if the push makes fewer.
+    /// At a request, or after the end if the push makes fewer requests.
     Request(Moment),
-    /// So long after the push's start; at its end, if that comes first.
+    /// This time after the start of the push, or at its end if that comes first.
     AfterStart(Duration),
-    /// So long after its end.
+    /// This time after the end of the push.
     AfterEnd(Duration),
 }
 
@@ -156,13 +156,13 @@ impl Story {
     }
 }
 
-/// A choice: how likely, and the words.
+/// A choice: its weight and its arguments.
 type Choice = (u64, &'static [&'static str]);
 
-/// By which a bit is found that flips on the disk.
+/// The option that detects a bit which was flipped on the disk.
 const MEDIA: &str = "--verify=media";
 
-/// One choice of each row. Nothing is promised for `--durability none`.
+/// One choice of each row is taken. `--durability none` is not tested because it makes no guarantees.
 const PUSH_ROWS: [&[Choice]; 8] = [
     &[(3, &["--durability=end"]), (1, &["--durability=file"])],
     &[(2, &[]), (1, &["--io-engine=uring"])],

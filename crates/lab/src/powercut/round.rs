@@ -1,4 +1,4 @@
-//! One round: a tree, an old target, a push on a disk that fails or loses power, a reboot, the same command.
+//! One round: a tree, an old target, a push to a disk that fails or loses power, a reboot, and the same command again.
 
 use std::fs::{self, File};
 use std::io::PipeReader;
@@ -28,40 +28,40 @@ use crate::torture::trees::tree::{Shape, Tree};
 use crate::torture::trees::versions::Versions;
 use crate::torture::watch::{Files, Inspector};
 
-/// A round that is set up.
+/// A round that was set up.
 struct Round<'a> {
     stand: &'a Stand,
     plan: &'a Plan,
     directory: PathBuf,
     place: Place,
     tree: Tree,
-    /// What stands in the target and not in the source.
+    /// Entries that exist in the target but not in the source.
     extra: Vec<PathBuf>,
     standing: Vec<PathBuf>,
     inspector: Inspector,
     dice: Dice,
 }
 
-/// How a push ended.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     /// With exit code 0.
     Done,
-    /// With another, or killed.
+    /// Failed with another exit code, or killed.
     Failed,
-    /// Not at all: the power was gone before.
+    /// Did not end before the power was cut.
     Cut,
-    /// Not at all, though nothing stood in its way.
+    /// Did not end although nothing prevented it.
     Hung,
 }
 
-/// A push under way, and its daemon if it has one.
+/// A running push, and its daemon if it has one.
 struct Push {
     sender: Running,
     daemon: Option<Daemon>,
 }
 
-/// Runs the round of this seed; returns how it went and what it did.
+/// Runs the round of this seed. Returns its counts and a description of its plan.
 pub(crate) fn run(stand: &Stand, seed: u64) -> (Tally, String) {
     let mut tally = Tally::of_one_round();
     let mut dice = Dice::new(seed);
@@ -186,7 +186,7 @@ impl<'a> Round<'a> {
         Ok(Push { sender, daemon })
     }
 
-    /// The push until the power is gone; then no program runs any more.
+    /// Runs the push until the power is cut. No program is running afterwards.
     fn push_until_cut(
         &mut self,
         daemon: Option<Daemon>,
@@ -231,7 +231,7 @@ impl<'a> Round<'a> {
         Ok(ending)
     }
 
-    /// Mounts what the cut has left, and looks at it.
+    /// Mounts the contents that the power cut has left, and inspects them.
     fn reboot(&mut self, mounted: Mounted, ending: Ending, tally: &mut Tally) -> Result<Mounted> {
         let stand = self.stand;
         let left = stand.device.cut()?;
@@ -254,7 +254,7 @@ impl<'a> Round<'a> {
         Ok(mounted)
     }
 
-    /// Each final name must hold a whole version, and none may be gone.
+    /// Checks that each final name has a complete version, and that none is missing.
     fn look(&mut self, tally: &mut Tally) -> Result<()> {
         let target = self.stand.target();
         self.inspector.pass();
@@ -292,7 +292,7 @@ impl<'a> Round<'a> {
         Ok(())
     }
 
-    /// The push on a disk some of whose requests fail, and then no longer.
+    /// Runs the push on a disk that fails some requests and then works again.
     fn push_with_faults(
         &mut self,
         faults: &Faults,
@@ -321,8 +321,9 @@ impl<'a> Round<'a> {
         Ok((ending, push.daemon))
     }
 
-    /// If a push on a failing disk has ended with 0, all must be on that disk: looked at after another mount,
-    /// in every second round, so that in the others the same command meets what the page cache holds.
+    /// Checks that everything is on the disk if a push on a failing disk has ended with exit code 0. This check
+    /// remounts the disk and is made only in every second round. In the other rounds, the same command encounters the
+    /// contents of the page cache.
     fn look_at_mended_disk(
         &mut self,
         mounted: Mounted,
@@ -342,7 +343,7 @@ impl<'a> Round<'a> {
         Ok((mounted, self.serve()?))
     }
 
-    /// The same command at once, while the page cache holds what the disk does not.
+    /// Runs the same command immediately, while the page cache contains data that is not on the disk.
     fn push_on_mended_disk(
         &mut self,
         mounted: Mounted,
@@ -352,7 +353,7 @@ impl<'a> Round<'a> {
         if ending != Ending::Failed {
             return Ok((mounted, ending));
         }
-        // a file system that could not write its journal takes nothing more until it is mounted again
+        // A file system that could not write its journal accepts no changes until it is remounted.
         mounted.unmount()?;
         let mounted = self.stand.mount_again()?;
         let daemon = self.serve()?;
@@ -360,7 +361,7 @@ impl<'a> Round<'a> {
         Ok((mounted, ending))
     }
 
-    /// The last command must have ended with 0; what it has left is read from the disk.
+    /// Checks that the last command has succeeded, and that its result is on the disk.
     fn judge(&mut self, mounted: Mounted, ending: Ending, tally: &mut Tally) -> Result<()> {
         match ending {
             Ending::Done => {}
@@ -382,7 +383,7 @@ impl<'a> Round<'a> {
         same::differences(self.tree.root(), &self.stand.target(), &self.extra)
     }
 
-    /// What the push has said at last.
+    /// Returns the last lines that the push has printed.
     fn last_words(&self) -> String {
         let said = fs::read(self.directory.join("push.log")).unwrap_or_default();
         let said = String::from_utf8_lossy(&said).into_owned();
@@ -392,7 +393,7 @@ impl<'a> Round<'a> {
 }
 
 impl Push {
-    /// Waits for its end, for a cut of the device, or for the moment `due`. What the device asks to kill is killed.
+    /// Waits for the push to end, for a power cut, or until `due`. Carries out the kill that the device requests.
     fn wait(&mut self, device: &Device, news: &PipeReader, due: Option<Instant>) -> Result<Ending> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -419,7 +420,7 @@ impl Push {
         }
     }
 
-    /// How it ended.
+    /// Waits for the push to end and returns its result.
     fn ended(&mut self) -> Result<Ending> {
         Ok(match self.sender.wait(PATIENCE)? {
             None => Ending::Hung,
@@ -428,13 +429,13 @@ impl Push {
         })
     }
 
-    /// Waits for its end on a disk that does as it is told, and ends its daemon.
+    /// Waits for the push to end on a disk that works, and ends its daemon.
     fn finish(mut self) -> Result<Ending> {
         self.ended()
     }
 }
 
-/// How long a push may take for anything.
+/// Maximum time for any step of a push.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const SHAPES: [Shape; 3] = [

@@ -1,4 +1,4 @@
-//! What all rounds of one worker share: a device, a formatted image for it, keys, and places for trees.
+//! The setup that all rounds of one worker share: a device, a formatted image for it, keys, and directories for trees.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,25 +12,25 @@ use crate::processes::groups::Group;
 use crate::processes::session::Session;
 use crate::torture::programs::{CLIENT_HOME, DAEMON_HOME, Place, Running};
 
-/// A worker's share of the lab.
+/// The setup of one worker.
 #[derive(Debug)]
 pub(crate) struct Stand {
     pub(crate) file_system: FileSystem,
     pub(crate) zmove: String,
     pub(crate) device: Device,
-    /// The file system with an empty target in it.
+    /// The formatted file system with an empty target.
     template: Image,
-    /// Where it is mounted.
+    /// The mount point.
     pub(crate) mount: PathBuf,
-    /// In memory; holds a directory for each round.
+    /// A directory in memory, with a subdirectory for each round.
     pub(crate) scratch: PathBuf,
-    /// Made once: each round begins with a copy.
+    /// The keys, which are created once. Each round starts with a copy.
     keys: PathBuf,
     group: Group,
 }
 
 impl Stand {
-    /// Makes the worker `number` of a session whose memory is mounted at `memory`.
+    /// Sets up the worker `number` of a session. `memory` is the mount point of the session's file system in memory.
     pub(crate) fn set_up(
         session: &Session,
         memory: &Path,
@@ -53,7 +53,7 @@ impl Stand {
         let target = mount.join(TARGET);
         fs::create_dir(&target).context("failed to create the target")?;
         let place = Place::prepare(zmove, &keys, &target, &["--write"])?;
-        // makes the daemon's own key, which no round is to make anew
+        // Creates the daemon's own key, so that the rounds need not create it.
         place
             .command(DAEMON_HOME)
             .args(["key", "show"])
@@ -74,23 +74,23 @@ impl Stand {
         })
     }
 
-    /// The target of all pushes.
+    /// Returns the target of all pushes.
     pub(crate) fn target(&self) -> PathBuf {
         self.mount.join(TARGET)
     }
 
-    /// Mounts a fresh file system.
+    /// Mounts a newly formatted file system.
     pub(crate) fn mount_fresh(&self) -> Result<Mounted> {
         self.device.insert(self.template.clone())?;
         self.mount_again()
     }
 
-    /// Mounts what the device holds.
+    /// Mounts the current contents of the device.
     pub(crate) fn mount_again(&self) -> Result<Mounted> {
         self.file_system.mount(&self.device.node()?, &self.mount)
     }
 
-    /// Copies the keys to the directory `homes`, and makes a place in `directory` whose homes they are.
+    /// Copies the keys to the directory `homes`, and sets up a place in `directory` with these home directories.
     pub(crate) fn place(&self, directory: &Path, homes: &Path) -> Result<Place> {
         for home in [CLIENT_HOME, DAEMON_HOME] {
             copy_directory(&self.keys.join(home), &homes.join(home))?;
@@ -106,13 +106,13 @@ impl Stand {
         })
     }
 
-    /// Ties a program to the lab: it ends with the session, however that ends.
+    /// Moves a program into the lab's control group, so that it ends with the session in any case.
     pub(crate) fn adopt(&self, program: &Running) -> Result<()> {
         let tied = fs::write(
             self.group.path().join("cgroup.procs"),
             program.id().to_string(),
         );
-        // one that has ended by now needs no tie
+        // The program may have ended already.
         if tied
             .as_ref()
             .is_err_and(|error| error.raw_os_error() != Some(NO_SUCH_PROCESS))
@@ -139,7 +139,7 @@ fn copy_directory(from: &Path, to: &Path) -> Result<()> {
         .with_context(failed)
 }
 
-/// 512 MiB: more than XFS and Btrfs ask for.
+/// 512 MiB, more than the minimum of XFS and Btrfs.
 const BLOCKS: usize = (512 << 20) / BLOCK_BYTES;
 const TARGET: &str = "target";
 const NO_SUCH_PROCESS: i32 = 3;

@@ -1,41 +1,41 @@
-//! What rounds came to.
+//! The results of rounds.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// The ways in which a mover can fail.
+/// The kinds of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FailureKind {
-    /// The same command said that all is done, and the target is not the source.
+    /// The same command succeeded, but the target does not equal the source.
     Wrong,
-    /// After the cut, a final name stood for what is no whole version of the file, or was gone.
+    /// After the power cut, an entry under a final name was not a complete version of the file, or was missing.
     Partial,
-    /// The push had ended with 0 before the cut, and not all of it was there.
+    /// The push succeeded before the power cut, but not all of its data was on the disk.
     Lost,
-    /// The same command did not end with 0.
+    /// The same command did not succeed.
     Unfinished,
     /// A program did not end.
     Hung,
-    /// The round itself could not go on.
+    /// The round itself could not continue.
     Lab,
 }
 
-/// Counts of one round or of many.
+/// Counts of one or more rounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) rounds: u64,
-    /// Cuts, and how many of them came after the push had ended with 0.
+    /// Power cuts, and those of them that came after a successful push.
     pub(crate) cuts: u64,
     pub(crate) cuts_after_done: u64,
-    /// Writes that cuts could lose.
+    /// Writes that power cuts could lose.
     pub(crate) pending: u64,
-    /// Rounds in which a push did not end with 0 because of a fault.
+    /// Rounds in which a fault made a push fail.
     pub(crate) faults_told: u64,
     /// Failed requests.
     pub(crate) faults: u64,
-    /// Hidden names that were left at the end.
+    /// Hidden files that were left at the end.
     pub(crate) hidden: u64,
-    /// By kind, how many rounds.
+    /// Number of failed rounds, by kind.
     failed_rounds: Vec<(FailureKind, u64)>,
     failures: Vec<(FailureKind, String)>,
 }
@@ -52,7 +52,7 @@ impl FailureKind {
 }
 
 impl Tally {
-    /// Of a round to come.
+    /// Returns the tally of a round that has not run yet.
     pub(crate) fn of_one_round() -> Self {
         Self {
             rounds: 1,
@@ -68,7 +68,7 @@ impl Tally {
         self.failures.is_empty() && self.failed_rounds.is_empty()
     }
 
-    /// Adds a round.
+    /// Adds the counts of a round.
     pub(crate) fn add(&mut self, round: &Self) {
         self.rounds += round.rounds;
         self.cuts += round.cuts;
@@ -90,7 +90,7 @@ impl Tally {
         }
     }
 
-    /// The failures of a round in one line: of each kind how many, and the first.
+    /// Returns the failures of a round in one line: the count and the first failure of each kind.
     pub(crate) fn failed_line(&self) -> String {
         let mut words = Vec::new();
         for (wanted, name) in FailureKind::ALL {

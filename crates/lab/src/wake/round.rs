@@ -1,5 +1,5 @@
 //! One round: a transfer whose receivers are stopped and whose sender is killed, another transfer to the same target,
-//! and the receivers that wake up.
+//! and the receivers when they are resumed.
 
 use std::path::PathBuf;
 use std::thread;
@@ -13,7 +13,7 @@ use super::trees::{Contents, Trees};
 use super::{Durations, Method};
 use crate::torture::dice::Dice;
 
-/// A round, and where it runs.
+/// A round and its settings.
 #[derive(Debug)]
 pub(super) struct Round<'a> {
     pub(super) zmove: &'a str,
@@ -26,14 +26,14 @@ pub(super) struct Round<'a> {
 /// The result of a round.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// What was drawn, in words.
+    /// A description of the random choices.
     scene: String,
-    /// The unpublished files that the receivers held when they were stopped; `None` if the transfer ended before.
+    /// Unpublished files that the receivers held when they were stopped. `None` if the transfer ended before.
     held: Option<usize>,
     stopped_for: Duration,
-    /// Names that lead to contents of the first transfer, or to older ones, in the end.
+    /// Names at the end of the round with contents of the first transfer or older contents.
     pub(super) old_names: usize,
-    /// Hidden names that are left in the end.
+    /// Hidden names at the end of the round.
     pub(super) hidden_names: usize,
     pub(super) failure: Option<String>,
 }
@@ -41,29 +41,29 @@ pub(super) struct Outcome {
 /// When receivers are stopped.
 #[derive(Clone, Copy, Debug)]
 enum StopAt {
-    /// So long after the start of the transfer.
+    /// This time after the start of the transfer.
     After(Duration),
-    /// When they hold so many unpublished files.
+    /// When they hold this number of unpublished files.
     Holding(usize),
 }
 
-/// The unpublished files of a receiver that is worth stopping.
+/// Minimum number of unpublished files for which a stop is useful.
 const UNPUBLISHED_MIN: usize = 900;
-/// Several receivers share the files, and publish them item by item. So many times the files are needed for one of them
-/// to hold enough.
+/// The factor for the number of files if there are several receivers. They share the files and publish them item by
+/// item, so more files are needed until one receiver holds enough.
 const FILES_OF_JOB: usize = 4;
-/// How long a receiver stays stopped at least.
+/// Minimum duration of a stop.
 const STOP_MIN: Duration = Duration::from_secs(1);
-/// How long it stays stopped at least in some rounds: longer than a ping proves anything.
+/// Minimum duration of a long stop, which is longer than the time for which a ping is valid.
 const STOP_LONG: Duration = Duration::from_secs(11);
-/// One round of so many has a long stop.
+/// One round in this number has a long stop.
 const LONG_STOP_ONE_IN: u64 = 20;
-/// The threads that publish, each of which may make the call that was permitted before the stop.
+/// Number of publishing threads, each of which may still make a call that was permitted before the stop.
 pub(super) const LATE_CALLS_MAX: usize = 8;
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 impl Outcome {
-    /// Whether the round shows anything.
+    /// Returns whether the round is a valid test.
     pub(super) fn counts(&self) -> bool {
         self.held.is_some_and(|held| held >= UNPUBLISHED_MIN) && self.stopped_for >= STOP_MIN
     }
@@ -109,7 +109,7 @@ impl Round<'_> {
         };
         scene.begin()?;
         if !wait_for(when, scene.as_mut(), &trees)? {
-            // Nothing is stopped, and the transfer that has ended must have stored all.
+            // The transfer ended before the stop, so it must have stored everything.
             return trees.expect_all(Contents::First);
         }
         scene.signal(Signal::STOP)?;
@@ -122,7 +122,8 @@ impl Round<'_> {
             bail!("the next transfer ended with {status:?}");
         }
         if !self.method.has_several_receivers() {
-            // The next transfer after one to several receivers waits for that.
+            // With several receivers, the next transfer waits for the end of the first, so its duration is not
+            // representative.
             durations.note(self.method, began.elapsed());
         }
         thread::sleep(stop_min.saturating_sub(stopped.elapsed()));
@@ -152,7 +153,7 @@ impl Round<'_> {
 
     fn draw_stop(&self, durations: &Durations, dice: &mut Dice) -> Result<StopAt> {
         let is_job = self.method.has_several_receivers();
-        // At most instants, a receiver of a job holds little.
+        // At most times, a receiver of a job holds few files.
         if dice.one_in(if is_job { 4 } else { 2 }) {
             let most = u64::try_from(durations.of(self.method).as_micros())?;
             return Ok(StopAt::After(Duration::from_micros(dice.within(0..=most))));
@@ -167,7 +168,7 @@ impl Round<'_> {
     }
 }
 
-/// Waits until the receivers are to be stopped; `false` if the transfer has ended before.
+/// Waits for the time at which the receivers are to be stopped. Returns `false` if the transfer has ended before.
 fn wait_for(when: StopAt, scene: &mut dyn Scene, trees: &Trees) -> Result<bool> {
     let began = Instant::now();
     let receivers = scene.receivers();

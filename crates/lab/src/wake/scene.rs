@@ -1,5 +1,5 @@
-//! The programs of a round, in the roles that they have: a transfer, its receivers and its sender, and the next
-//! transfer to the same target.
+//! The programs of a round and their roles: a transfer with its receivers and its sender, and the next transfer to the
+//! same target.
 
 mod cluster;
 mod one_receiver;
@@ -21,7 +21,7 @@ use super::trees::Trees;
 use crate::torture::dice::Dice;
 use crate::torture::programs::{Daemon, Running};
 
-/// The method of a round, and where it runs.
+/// The settings of a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SceneOptions<'a> {
     pub(super) zmove: &'a str,
@@ -32,19 +32,20 @@ pub(super) struct SceneOptions<'a> {
 
 /// The programs of a round.
 pub(super) trait Scene {
-    /// What was drawn, in words.
+    /// Describes the random choices.
     fn shown(&self) -> String;
 
     /// Starts the first transfer.
     fn begin(&mut self) -> Result<()>;
 
-    /// The status of the first transfer's client, once that has ended.
+    /// Returns the exit status of the first transfer's client, if it has ended.
     fn ended(&mut self) -> Result<Option<ExitStatus>>;
 
-    /// The processes of the receivers that are to be stopped. Empty if they are not known, and there are no others.
+    /// Returns the processes of the receivers to be stopped. Empty if they are unknown, in which case there are no
+    /// others.
     fn receivers(&self) -> Vec<u32>;
 
-    /// Stops or wakes what is to be stopped.
+    /// Sends a signal to the programs that are to be stopped or resumed.
     fn signal(&mut self, signal: Signal) -> Result<()>;
 
     /// Kills the sender of the first transfer.
@@ -53,21 +54,20 @@ pub(super) trait Scene {
     /// Starts the next transfer.
     fn begin_next(&mut self) -> Result<Running>;
 
-    /// Waits until the receivers that have been woken do nothing more.
+    /// Waits until the resumed receivers have finished their work.
     fn settle(&mut self, trees: &Trees) -> Result<()>;
 
-    /// Ends what the first transfer has left running.
+    /// Ends the programs of the first transfer that are still running.
     fn end(&mut self) -> Result<()>;
 }
 
-/// How long a program may take.
+/// Maximum time for a program.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-/// The end of a session over QUIC takes half a minute, and each look reads the target.
+/// The end of a session over QUIC takes half a minute, and each check reads the target.
 const END_LOOK_AFTER: Duration = Duration::from_millis(100);
-/// How long a receiver of a job has for what it may do when it wakes up: it asks its sender for an echo within a
-/// second.
+/// How long a resumed receiver of a job may continue to work. It asks its sender for an echo within a second.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
-/// The home of a second client.
+/// The home directory of a second client.
 const ANOTHER_CLIENT: &str = "another";
 
 /// Starts the daemons of a round.
@@ -83,7 +83,7 @@ pub(super) fn set_up(
     })
 }
 
-/// Waits until these processes have nothing under hidden names any more.
+/// Waits until these processes have no more files under hidden names.
 fn wait_until_published(trees: &Trees, processes: &[u32]) {
     let deadline = Instant::now() + PATIENCE;
     while trees.unpublished(processes) > 0 && Instant::now() < deadline {
@@ -91,7 +91,7 @@ fn wait_until_published(trees: &Trees, processes: &[u32]) {
     }
 }
 
-/// Ends a daemon, which ends its sessions.
+/// Ends a daemon and its sessions.
 fn end(daemon: &mut Daemon) -> Result<()> {
     daemon.running().signal(Signal::TERM);
     if daemon.running().wait(PATIENCE)?.is_none() {
@@ -100,7 +100,7 @@ fn end(daemon: &mut Daemon) -> Result<()> {
     Ok(())
 }
 
-/// How a client names a daemon of this host: by its address, or by the name of the host.
+/// Returns the name that a client uses for a daemon on this host: its address, or its host name.
 fn spelled(daemon: &Daemon, spelling: Spelling) -> String {
     match spelling {
         Spelling::Address => daemon.address().to_string(),
@@ -108,7 +108,7 @@ fn spelled(daemon: &Daemon, spelling: Spelling) -> String {
     }
 }
 
-/// How a host is named.
+/// The form of a host's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spelling {
     Address,

@@ -1,6 +1,6 @@
-//! The trees of a round: what the two transfers send, and their target.
+//! The trees of a round: the sources of both transfers, and their target.
 //!
-//! All files are small, and their contents tell which transfer has stored them.
+//! All files are small. Their contents identify the transfer that has stored them.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -13,18 +13,18 @@ use crate::torture::dice::Dice;
 /// The trees of a round.
 #[derive(Debug)]
 pub(super) struct Trees {
-    /// What the transfer whose receivers are stopped sends.
+    /// The source of the transfer whose receivers are stopped.
     pub(super) first: PathBuf,
-    /// What the transfer after that sends.
+    /// The source of the next transfer.
     pub(super) new: PathBuf,
     pub(super) target: PathBuf,
     files: usize,
     directories: usize,
-    /// Whether the target had older files in the beginning.
+    /// Whether the target initially contains older files.
     pub(super) replaces: bool,
 }
 
-/// What all files of a tree contain.
+/// The contents of all files of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {
     Oldest,
@@ -44,11 +44,11 @@ impl Contents {
 
 const FILE_BYTES: usize = 100;
 const HIDDEN_PREFIX: &str = ".zmove-";
-/// Files in the directory of a job that hold nothing that is to be published.
+/// Files in the directory of a job that contain no data to publish.
 const RECORDS: [&str; 2] = ["journal-", "heartbeat-"];
 
 impl Trees {
-    /// Makes them in a new directory.
+    /// Creates the trees in a new directory.
     pub(super) fn make(directory: &Path, files: usize, dice: &mut Dice) -> Result<Self> {
         let trees = Self {
             first: directory.join("first"),
@@ -56,7 +56,8 @@ impl Trees {
             target: directory.join("target"),
             files,
             directories: usize::try_from(dice.within(1..=8))?,
-            // Files in directories that exist wait under hidden names of their own, others in a staging directory.
+            // In existing directories, each file is stored under its own hidden name. New directories are filled in a
+            // staging directory.
             replaces: dice.one_in(2),
         };
         fs::create_dir_all(&trees.target).context("failed to create a directory")?;
@@ -85,7 +86,7 @@ impl Trees {
             .join(format!("{number:05}"))
     }
 
-    /// Makes a user the owner of the target and of all that is in it.
+    /// Changes the owner of the target and of everything in it.
     pub(super) fn give_target_to(&self, user: u32) -> Result<()> {
         let give = |path: &Path| {
             chown(path, Some(user), Some(user))
@@ -97,7 +98,7 @@ impl Trees {
         (0..self.files).try_for_each(|number| give(&self.path_of(&self.target, number)))
     }
 
-    /// The number of names at the target that do not lead to these contents.
+    /// Returns the number of names at the target with other contents.
     pub(super) fn others(&self, contents: Contents) -> Result<usize> {
         let mut others = 0;
         for number in 0..self.files {
@@ -108,7 +109,7 @@ impl Trees {
         Ok(others)
     }
 
-    /// Fails unless all names at the target lead to these contents.
+    /// Fails unless all names at the target have these contents.
     pub(super) fn expect_all(&self, contents: Contents) -> Result<()> {
         match self.others(contents)? {
             0 => Ok(()),
@@ -116,8 +117,8 @@ impl Trees {
         }
     }
 
-    /// The number of files at the target that these processes have stored under hidden names, or any process if none is
-    /// named.
+    /// Returns the number of files that these processes have stored under hidden names at the target. If no processes
+    /// are given, all files under hidden names count.
     pub(super) fn unpublished(&self, processes: &[u32]) -> usize {
         let makers: Vec<_> = processes.iter().map(|id| format!("-{id:x}-")).collect();
         let is_wanted = |name: &str| {
@@ -127,24 +128,25 @@ impl Trees {
         count(&self.target, Within::Visible, &is_wanted)
     }
 
-    /// The hidden names at the target, without those in hidden directories.
+    /// Returns the hidden names at the target, except those within hidden directories.
     pub(super) fn hidden_names(&self) -> Vec<PathBuf> {
         hidden_names(&self.target)
     }
 }
 
-/// Where files are counted.
+/// The part of the tree in which files are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Within {
-    /// In directories of other names.
+    /// Below directories with normal names.
     Visible,
-    /// Below a hidden name of another process.
+    /// Below the hidden name of another process.
     Hidden,
-    /// Below a hidden name that is wanted.
+    /// Below a matching hidden name.
     Wanted,
 }
 
-/// Counts the files below a directory that a wanted name hides. What goes meanwhile does not count.
+/// Counts the files below a directory that are under a matching hidden name. Files that disappear meanwhile do not
+/// count.
 fn count(directory: &Path, within: Within, is_wanted: &dyn Fn(&str) -> bool) -> usize {
     let Ok(entries) = fs::read_dir(directory) else {
         return 0;

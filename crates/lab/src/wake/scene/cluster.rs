@@ -1,9 +1,9 @@
-//! A push by the nodes of a cluster to two receivers that share the storage of the target, and a push from one sender
-//! to another daemon there.
+//! A push by the nodes of a cluster to two receivers that share the target's storage, then a push from one sender to
+//! another daemon there.
 //!
-//! The node outlives its head. A job whose directory is removed cannot store anything any more, whoever sends. So in
-//! some rounds the other daemon belongs to another user, who cannot remove the directory: there nothing but the lease
-//! that the node has from its head keeps the receivers from publishing.
+//! The node survives its head. When the directory of a job is removed, the job can no longer store anything, whoever
+//! sends. Therefore, in some rounds the other daemon belongs to another user, who cannot remove the directory. Then
+//! only the lease that the node has from its head prevents the receivers from publishing.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -32,9 +32,9 @@ pub(super) struct Cluster {
     new: PathBuf,
     target: PathBuf,
     stopped: &'static [Who],
-    /// The options of the head for its connections, which the node uses too.
+    /// The connection options of the head, which the node uses too.
     head_options: &'static [&'static str],
-    /// The owner of the other daemon, if that is another user than the owner of the receivers.
+    /// The owner of the other daemon, if it is not the owner of the receivers.
     other_user: Option<u32>,
     head: Option<Running>,
 }
@@ -46,16 +46,16 @@ const CROWD: Crowd = Crowd {
 };
 const NODE: usize = 0;
 const OTHER_HOME: &str = "other";
-/// The programs that are stopped.
+/// The sets of programs to stop.
 const CASTS: [&[Who]; 4] = [
     &[Who::Receiver(0)],
     &[Who::Receiver(1)],
     &[Who::Receiver(0), Who::Receiver(1)],
     &[Who::Receiver(0), Who::Receiver(1), Who::Node(NODE)],
 ];
-/// A user that no host has.
+/// A user id that no host uses.
 const ANOTHER_USER: u32 = 54_321;
-/// The rate at which the nodes have something to do for some seconds.
+/// A rate at which the nodes are busy for several seconds.
 const RATE: &str = "400kB";
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -75,7 +75,7 @@ impl Cluster {
         let place = &stand.place;
         place.prepare_another(OTHER_HOME, &trees.target, &["--write"])?;
         let is_root = rustix::process::geteuid().is_root();
-        // A user cannot replace what is in directories of another one.
+        // A user cannot replace files in directories of another user.
         let other_user = (is_root && trees.replaces && dice.one_in(2)).then_some(ANOTHER_USER);
         if let Some(user) = other_user {
             trees.give_target_to(user)?;
@@ -100,7 +100,7 @@ impl Cluster {
         self.head.as_mut().context("no push has begun")
     }
 
-    /// Whether the node has begun to send.
+    /// Returns whether the node has started to send.
     fn has_node_begun(&self) -> Result<bool> {
         let said = fs::read_to_string(self.stand.log_of_node(NODE));
         Ok(said
@@ -121,7 +121,7 @@ impl Cluster {
     }
 }
 
-/// Gives a home and the files in it to a user.
+/// Changes the owner of a home directory and its files.
 fn give(home: &Path, user: u32) -> Result<()> {
     let mut all = vec![home.to_owned()];
     while let Some(path) = all.pop() {
@@ -192,7 +192,7 @@ impl Scene for Cluster {
 
     fn settle(&mut self, trees: &Trees) -> Result<()> {
         thread::sleep(SETTLES_WITHIN);
-        // It would go on to wait for its head for a minute, and the receivers for it.
+        // Otherwise the node would wait for its head for another minute, and the receivers for the node.
         self.stand.kill(Who::Node(NODE))?;
         let receivers = [0, 1].map(|which| self.stand.receiver(which).id());
         wait_until_published(trees, &receivers);
@@ -201,7 +201,7 @@ impl Scene for Cluster {
 
     fn end(&mut self) -> Result<()> {
         if self.other_user.is_some() {
-            // The next session of the owner removes the job.
+            // The owner's next session removes the job.
             let status = self.push_new_to(self.stand.receiver(0))?.wait(PATIENCE)?;
             if !status.is_some_and(|status| status.success()) {
                 bail!("a push of the owner of the job ended with {status:?}");

@@ -1,4 +1,4 @@
-//! A push, pull or copy with one receiver, and the same command again for another receiver.
+//! A push, pull or copy with one receiver, then the same command with another receiver.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -25,22 +25,22 @@ pub(super) struct OneReceiver {
     client_options: Vec<&'static str>,
     sources: [PathBuf; 2],
     target: PathBuf,
-    /// Daemons that receive. None if ssh starts a receiver for each push, or the client is the receiver.
+    /// Daemons that receive. Empty if ssh starts a receiver for each push, or the client is the receiver.
     receivers: Vec<Daemon>,
-    /// Daemons that send. None if the client does.
+    /// Daemons that send. Empty if the client sends.
     senders: Vec<Daemon>,
-    /// The home of the next transfer's client.
+    /// The home directory of the next transfer's client.
     next_home: &'static str,
-    /// How the next transfer's client names the daemon.
+    /// The name that the next transfer's client uses for the daemon.
     next_spelling: Spelling,
-    /// An address at which nobody listens.
+    /// An address without a listener.
     unused: String,
     client: Option<Running>,
 }
 
 const HOMES: [&str; 2] = [DAEMON_HOME, "second"];
 const SENDER_HOMES: [&str; 2] = ["sender", "second-sender"];
-/// The host of a daemon that is the same host under another address.
+/// Another loopback address of the same host.
 const OTHER_LOOPBACK: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 impl OneReceiver {
@@ -70,7 +70,7 @@ impl OneReceiver {
         };
         let mut client_options = carrier.client_options().to_vec();
         if direction == Direction::Pull {
-            // A pull goes on to look for its daemon for so long.
+            // Limits the time for which a pull tries to reach its daemon again.
             client_options.push("--timeout=5s");
         }
         let mut scene = Self {
@@ -128,7 +128,7 @@ impl OneReceiver {
         Ok(())
     }
 
-    /// Starts the client of the first transfer or of the next one.
+    /// Starts the client of the first or the next transfer.
     fn start(&self, which: usize, home: &str, spelling: Spelling) -> Result<Running> {
         let spelled = |daemon: &Daemon| spelled(daemon, spelling);
         let receiver = self.receivers.get(which).map(spelled);

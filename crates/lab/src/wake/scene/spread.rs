@@ -1,5 +1,5 @@
-//! A push to two daemons that share the storage of the target, and a push to another daemon there, or to one of the
-//! two that was not stopped.
+//! A push to two daemons that share the target's storage, then a push to another daemon there, or to the one that was
+//! not stopped.
 
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -28,7 +28,7 @@ pub(super) struct Spread {
     new: PathBuf,
     target: PathBuf,
     daemons: Vec<Daemon>,
-    /// The daemons that are stopped, by their numbers.
+    /// The indexes of the daemons to stop.
     stopped: &'static [usize],
     next: Next,
     client: Option<Running>,
@@ -37,7 +37,7 @@ pub(super) struct Spread {
 /// The next push.
 struct Next {
     home: &'static str,
-    /// The daemons that receive it, by their numbers.
+    /// The indexes of the daemons that receive it.
     to: &'static [usize],
     spelling: Spelling,
 }
@@ -46,7 +46,7 @@ const HOMES: [&str; 3] = [DAEMON_HOME, "daemon-2", "daemon-3"];
 const GRANTS: [&str; 2] = ["--write", "--lead"];
 /// The daemons of the first push.
 const FIRST_TO: [usize; 2] = [0, 1];
-/// The daemons that are stopped, and those that the next push may go to.
+/// The daemons to stop, and the sets of daemons for the next push.
 const CASTS: [(&[usize], &[&[usize]]); 3] = [
     (&[0, 1], &[&[2]]),
     (&[0], &[&[1], &[2], &[1, 2]]),
@@ -163,7 +163,7 @@ impl Scene for Spread {
     }
 
     fn settle(&mut self, trees: &Trees) -> Result<()> {
-        // What they have staged may be gone by now.
+        // The staged files may have been removed already.
         thread::sleep(SETTLES_WITHIN);
         wait_until_published(trees, &[]);
         self.daemons.iter_mut().try_for_each(end)
