@@ -1,4 +1,4 @@
-//! Measurements of speed: zmove and its peers over paths, data and storages.
+//! Performance measurements of zmove and comparable tools over paths, data sets and storage.
 
 pub(crate) mod compare;
 pub(crate) mod late;

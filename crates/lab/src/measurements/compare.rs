@@ -1,4 +1,4 @@
-//! Tools side by side: every tool in turn, run after run, over each round trip and data set.
+//! Compares tools: every tool in turn, run after run, over each round-trip time and data set.
 
 pub(crate) mod verdicts;
 
@@ -21,10 +21,10 @@ use crate::network::hosts::{Hosts, LinkArgs};
 use crate::processes::session::Session;
 use crate::units::{ByteCount, RoundTrip};
 
-/// What to compare over which paths.
+/// The settings of a comparison.
 #[derive(Args, Debug)]
 pub(crate) struct CompareArgs {
-    /// Round trips in milliseconds.
+    /// Round-trip times in milliseconds.
     #[arg(long, value_delimiter = ',', default_value = "0.2,10,90")]
     rtt: Vec<RoundTrip>,
     #[command(flatten)]
@@ -37,45 +37,45 @@ pub(crate) struct CompareArgs {
     /// Directory of the data sets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     dir: PathBuf,
-    /// Tools: zmove, zmovessh (over ssh), rsync, rsyncd, fpsync, scp, rclone, tarssh, tarnc, tarmbuffer, syq,
-    /// gridftp, gridftp-direct, xrdcp, davix, rcp, qcp; within the source's host, past the path: zmove-local,
-    /// cp, rsync-local, fpsync-local (16 processes), tar-local, rclone-local, bare-create and bare-replace (64
-    /// threads that do no more than a push must), fio-read and fio-write (the bytes alone, 32 requests of 1 MiB
-    /// at a time); with arguments for the client as in `zmove:--streams 4` or `zmove:--cipher none`. One that is
-    /// not installed gets a row that says so.
+    /// Tools: zmove, zmovessh (over ssh), rsync, rsyncd, fpsync, scp, rclone, tarssh, tarnc, tarmbuffer, syq, gridftp,
+    /// gridftp-direct, xrdcp, davix, rcp, qcp. On the source's host, without the path: zmove-local, cp, rsync-local,
+    /// fpsync-local (16 processes), tar-local, rclone-local, bare-create and bare-replace (64 threads that do only what
+    /// a push must do), fio-read and fio-write (only the bytes, with 32 requests of 1 MiB in flight). Arguments for the
+    /// client may follow, as in `zmove:--streams 4` or `zmove:--cipher none`. A tool that is not installed is reported
+    /// as such.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "zmove,rsync,rsyncd,tarssh,tarnc"
     )]
     tools: Vec<Tool>,
-    /// Time the same command again, the target being filled already.
+    /// Measure the same command again, with a target that is already filled.
     #[arg(long, value_enum)]
     again: Option<Again>,
-    /// Runs of each tool in each cell.
+    /// Number of runs of each tool in each cell.
     #[arg(long, default_value_t = 3)]
     runs: u32,
-    /// Seconds after which a run is ended.
+    /// Time limit of a run, in seconds.
     #[arg(long, default_value_t = 180)]
     timeout: u64,
     #[command(flatten)]
     settle: race::SettleArgs,
-    /// Size of the target's file system, all of it in memory.
+    /// Size of the target's file system, which is in memory.
     #[arg(long, default_value = "6GiB")]
     image: ByteCount,
-    /// The zmove binary. Default: beside this program, else target/release/zmove, else on the PATH.
+    /// The zmove binary. Default: next to this program, then target/release/zmove, then on the PATH.
     #[arg(long)]
     zmove: Option<PathBuf>,
-    /// Further arguments of every `zmove push`, in one word.
+    /// Additional arguments of every `zmove push`, in one string.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     zmove_args: String,
-    /// Further arguments of `zmove serve`, in one word.
+    /// Additional arguments of `zmove serve`, in one string.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     zmove_serve_args: String,
-    /// Do not measure the bare path first.
+    /// Skip the measurement of the path itself.
     #[arg(long)]
     no_calibrate: bool,
-    /// Print raw runs and medians as JSON.
+    /// Print the raw runs and the medians as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -187,7 +187,7 @@ fn calibration(session: &Session, hosts: &Hosts, round_trip: RoundTrip) -> Resul
     calibrate::measure(session, hosts, round_trip, effort)
 }
 
-/// All runs of one cell: the tools alternate.
+/// Performs all runs of one cell. The tools alternate.
 fn race_all(
     track: &Track<'_>,
     round_trip: RoundTrip,
@@ -210,7 +210,7 @@ fn race_all(
     Ok(entries)
 }
 
-/// One run that counts, and what has to come before it.
+/// Performs one timed run, and the untimed run before it if there is one.
 fn race_once(track: &Track<'_>, task: &Task, tool: &Tool, number: u32) -> Result<Run> {
     let source = &task.source;
     if number == 1 && task.has_untimed_run() {
@@ -220,7 +220,7 @@ fn race_once(track: &Track<'_>, task: &Task, tool: &Tool, number: u32) -> Result
         }
     }
     let target = task.target(track.volume)?;
-    // a kernel that reclaims what has not been used lately (DAMON) does so between two runs
+    // The kernel may reclaim unused memory (DAMON) between two runs.
     datasets::warm(source)?;
     race::run_into(track, tool, &source.root, &target)
 }

@@ -1,10 +1,11 @@
-//! `zmove-lab late`: a directory on storage that answers late, as Lustre, GPFS and NFS do, for a command to
+//! `zmove-lab late` mounts a directory on storage with high latency, similar to Lustre, GPFS and NFS, for a command to
 //! copy from or to.
 //!
-//! The mount is a FUSE file system over a directory of this machine. Each metadata operation and each flush
-//! sleeps before it is done, and where that is asked for each read and write too; many may be under way at once.
-//! All reads and writes together may be held to a rate. Beside the delays the kernel's own rules hold: it takes
-//! creates, renames and removals in one directory one after the other, and what is written behind the end of a file.
+//! The mount is a FUSE file system over a directory of this machine. Each metadata operation and each flush waits
+//! before it is executed, and optionally each read and write does too. Many operations may be in flight at the same
+//! time. The total rate of reads and writes may be limited. In addition to the delays, the restrictions of the kernel
+//! apply: it serializes creates, renames and removals in the same directory, and writes beyond the end of the same
+//! file.
 
 pub(crate) mod bare;
 mod nodes;
@@ -35,71 +36,71 @@ use crate::data::volume::Volume;
 use crate::session::Session;
 use crate::units::{ByteCount, ByteRate, RoundTrip};
 
-/// What answers how late.
+/// The latency and the limits of the storage.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Delays {
-    /// How long each metadata operation and each flush takes, in milliseconds.
+    /// Duration of each metadata operation and each flush, in milliseconds.
     #[arg(long, default_value = "1")]
     delay: RoundTrip,
-    /// How long each read and each write takes beside that, in milliseconds; they are of 1 MiB at most.
+    /// Additional duration of each read and each write, in milliseconds. Each has at most 1 MiB.
     #[arg(long, default_value = "0")]
     data_delay: RoundTrip,
-    /// What all reads and writes move together at most, such as 600MB/s. Default: no limit.
+    /// Rate limit of all reads and writes together, such as 600MB/s. Default: no limit.
     #[arg(long)]
     rate: Option<ByteRate>,
-    /// How many operations may be under way at once.
+    /// Maximum number of operations in flight.
     #[arg(long, default_value_t = DEPTH)]
     depth: u16,
-    /// Bytes that are stored in all. What is written beyond them is accepted and lost, and the error comes when the
-    /// file is flushed or closed, as NFS answers at the end of a quota. Default: no limit.
+    /// Total number of bytes that can be stored. Writes beyond that are accepted and lost. The error is returned when
+    /// the file is flushed or closed, as NFS does at the end of a quota. Default: no limit.
     #[arg(long)]
     room: Option<ByteCount>,
-    /// What the file system does otherwise than POSIX says. Default: nothing.
+    /// A deviation from POSIX. Default: none.
     #[arg(long, value_enum)]
     deviation: Option<Deviation>,
 }
 
-/// What a file system does otherwise than POSIX says.
+/// A deviation of a file system from POSIX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Deviation {
-    /// A request that sets one of the two times alone is ignored, as by bindfs and encfs.
+    /// A request that sets only one of the two times is ignored, as by bindfs and encfs.
     SingleTimesIgnored,
-    /// Times are not set.
+    /// Times cannot be set. The request is ignored.
     TimesIgnored,
-    /// Modes are not set: each file has 0777, as with ntfs-3g.
+    /// Modes cannot be set. Each file has mode 0777, as with ntfs-3g.
     ModesIgnored,
-    /// A request that sets a mode is refused.
+    /// A request that sets a mode is rejected.
     ModesRefused,
-    /// Owners are not set.
+    /// Owners cannot be set. The request is ignored.
     OwnersIgnored,
-    /// Files have the length 0 whatever they contain, as documents of a web service do.
+    /// Files have length 0 whatever they contain, like documents of a web service.
     LengthsHidden,
 }
 
-/// A mount, and what to do with it.
+/// A mount and the command that uses it.
 #[derive(Args, Debug)]
 pub(crate) struct LateArgs {
     #[command(flatten)]
     delays: Delays,
-    /// Directory that is served. Default: an empty one, on a file system in memory.
+    /// Directory to serve. Default: an empty directory on a file system in memory.
     #[arg(long)]
     over: Option<PathBuf>,
-    /// While there is such a file, no flush is answered, as where a server does not answer.
+    /// While this file exists, flushes are not answered, as if the server did not respond.
     #[arg(long, value_name = "FILE")]
     stall: Option<PathBuf>,
-    /// While there is such a file, every operation fails with ESTALE, as where a file server has lost its state.
+    /// While this file exists, every operation fails with ESTALE, as if the file server had lost its state.
     #[arg(long, value_name = "FILE")]
     stale: Option<PathBuf>,
-    /// Size of that file system.
+    /// Size of the file system in memory.
     #[arg(long, default_value = "2GiB")]
     image: ByteCount,
-    /// Command to run with ZMOVE_LAB_LATE set to the mount and ZMOVE_LAB_OVER to what is below it, without
+    /// Command to run. ZMOVE_LAB_LATE is set to the mount, and ZMOVE_LAB_OVER to the directory below it, which has no
     /// delays. Default: wait for the end of standard input.
     #[arg(last = true)]
     command: Vec<OsString>,
 }
 
-/// A directory that answers late; unmounted when dropped.
+/// A directory with high latency, which is unmounted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Late {
     root: PathBuf,
@@ -113,7 +114,7 @@ impl Late {
         Self::serve(root, over, delays, Special::default())
     }
 
-    /// Mounts `over`, which others have mounted too, at `root` for one of them.
+    /// Mounts `over` at `root` for one of several clients.
     pub(crate) fn mount_shared(root: PathBuf, over: &Path, client: Client) -> Result<Self> {
         let none = RoundTrip(Duration::ZERO);
         let delays = Delays {
@@ -133,7 +134,7 @@ impl Late {
     }
 
     fn serve(root: PathBuf, over: &Path, delays: Delays, special: Special) -> Result<Self> {
-        // each file that the kernel knows holds a descriptor here
+        // This process holds a descriptor for each file that the kernel knows.
         let maximum = getrlimit(Resource::Nofile).maximum;
         let limit = Rlimit {
             current: maximum,
@@ -159,8 +160,8 @@ impl Late {
         })
     }
 
-    /// Lets the kernel forget a name in the root, which is no longer there, and all below it: a file that it knows is
-    /// held open here, and keeps its room.
+    /// Makes the kernel forget a removed name in the root and everything below it. Otherwise this process would keep
+    /// the files open, and their space would not be freed.
     pub(crate) fn forget(&self, name: &OsStr) -> Result<()> {
         let Some(session) = &self.session else {
             return Ok(());
@@ -185,7 +186,8 @@ impl Drop for Late {
     }
 }
 
-/// Mounts, runs the command, and prints how many operations of each kind came, and how many at once.
+/// Mounts the directory and runs the command. Prints the number of operations of each kind and how many were in flight
+/// at the same time.
 pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
     let session = Session::open()?;
     let volume = match arguments.over {
@@ -232,7 +234,7 @@ pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// More than any tool here has under way.
+/// More than any tool in this lab has in flight.
 const DEPTH: u16 = 300;
-/// Of each client, of which there may be many: more than a receiver's threads for writing.
+/// The limit per client, of which there may be many. It is larger than the number of a receiver's writing threads.
 const SHARED_DEPTH: u16 = 64;

@@ -1,11 +1,11 @@
-//! Four sites, each copying to each: a table of rates, from columns to rows, for every tool.
+//! Four sites that copy to each other. The result is a table of rates from columns to rows, for every tool.
 //!
-//! After the table that DiRAC publishes of rsync between Durham, Edinburgh, Cambridge and RAL. All four hosts
-//! stand at once, each two of them joined by a path of its own; the copies take turns.
+//! The table follows one that DiRAC has published, with rates of rsync between Durham, Edinburgh, Cambridge and RAL.
+//! All four hosts exist at the same time, and each pair is connected by its own path.
 //!
-//! Each path has a device, addresses, a round trip and a bottleneck of its own, and each host the name of its
-//! site, so that zmove does not take what it remembers of one path for another's. The copies take turns
-//! because all hosts share the cores of one machine.
+//! Each path has its own device, addresses, round-trip time and bottleneck, and each host has the name of its site. In
+//! this way, zmove does not apply what it remembers about one path to another. The copies run one at a time, because
+//! all hosts share the cores of one machine.
 
 mod sites;
 mod table;
@@ -30,41 +30,41 @@ use crate::network::{Network, Pair};
 use crate::processes::session::Session;
 use crate::units::ByteCount;
 
-/// What to copy between which sites, and what the paths are taken to be.
+/// The settings of the copies and the properties of the paths.
 #[derive(Args, Debug)]
 pub(crate) struct MatrixArgs {
-    /// So much of a real rate has the emulated path: it is the slower link of its two sites, times this.
+    /// Scale of the emulated rates: the rate of a path is that of the slower link of its two sites, times this factor.
     #[arg(long, default_value_t = 0.2)]
     scale: f64,
-    /// So many times as long as the great circle between its ends is a path.
+    /// Ratio of the length of a path to the great-circle distance between its ends.
     #[arg(long, default_value_t = 2.0)]
     detour: f64,
     #[command(flatten)]
     link: LinkArgs,
-    /// Sites that data comes from: durham, edinburgh, cambridge, ral.
+    /// Source sites: durham, edinburgh, cambridge, ral.
     #[arg(long, value_delimiter = ',', default_values_t = Site::ALL)]
     from: Vec<Site>,
-    /// Sites that data goes to.
+    /// Target sites.
     #[arg(long, value_delimiter = ',', default_values_t = Site::ALL)]
     to: Vec<Site>,
     /// Data sets.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Data::Large, Data::Small])]
     data: Vec<Data>,
-    /// Bytes of the large data set, in four files; the small one is 9/500 of it, in nine.
+    /// Size of the large data set, which has four files. The small data set has nine files and 9/500 of that size.
     #[arg(long, default_value = "1GiB")]
     budget: ByteCount,
-    /// Tools as for `compare`; the ratio is that of the second to the first.
+    /// Tools, as for `compare`. The ratio is that of the second tool to the first.
     #[arg(long, value_delimiter = ',', default_value = "rsync-av,zmove")]
     tools: Vec<Tool>,
-    /// Runs of each tool in each cell.
+    /// Number of runs of each tool in each cell.
     #[arg(long, default_value_t = 3)]
     runs: u32,
-    /// Seconds after which a run is ended.
+    /// Time limit of a run, in seconds.
     #[arg(long, default_value_t = 180)]
     timeout: u64,
     #[command(flatten)]
     settle: race::SettleArgs,
-    /// Size of the target's file system, all of it in memory.
+    /// Size of the target's file system, which is in memory.
     #[arg(long, default_value = "3GiB")]
     image: ByteCount,
     /// Directory of the data sets.
@@ -73,17 +73,17 @@ pub(crate) struct MatrixArgs {
     /// The zmove binary. Default: as for `compare`.
     #[arg(long)]
     zmove: Option<PathBuf>,
-    /// Print raw runs and cells as JSON.
+    /// Print the raw runs and the cells as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// A data set of the published table, smaller.
+/// A smaller version of a data set in the published table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Data {
-    /// For 500 files of 10 GB.
+    /// Represents 500 files of 10 GB.
     Large,
-    /// For 9 files of 10 GB.
+    /// Represents 9 files of 10 GB.
     Small,
 }
 
@@ -98,7 +98,7 @@ impl Data {
         Ok(Class { name, set })
     }
 
-    /// Both keep the proportion of the sets that they stand for.
+    /// Returns the size of a file. Both data sets have the same ratio as the published ones.
     fn file_bytes(self, budget: ByteCount) -> u64 {
         match self {
             Self::Large => budget.0 / LARGE_FILES,
@@ -195,7 +195,7 @@ impl MatrixArgs {
         Ok(Assumptions { detour, scale })
     }
 
-    /// From each site to each other, as asked for.
+    /// Returns all requested pairs of sites.
     fn directions(&self) -> Vec<(Site, Site)> {
         let each = self
             .from
@@ -205,7 +205,7 @@ impl MatrixArgs {
     }
 }
 
-/// Four hosts, and the paths between them.
+/// Sets up the four hosts and the paths between them.
 fn joined(session: &Session, paths: &[Stretch], link: &LinkArgs) -> Result<Network> {
     let names = Site::ALL.map(Site::host_name);
     let mut network = Network::open(
@@ -231,7 +231,7 @@ fn joined(session: &Session, paths: &[Stretch], link: &LinkArgs) -> Result<Netwo
     Ok(network)
 }
 
-/// Of the site's host in the network.
+/// Returns the index of a site's host in the network.
 fn number(site: Site) -> usize {
     Site::ALL
         .iter()
@@ -269,7 +269,7 @@ struct Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// All runs: the tools alternate.
+    /// Performs all runs. The tools alternate.
     fn race(&self, tools: &[Tool], runs: u32) -> Vec<Entry> {
         let mut entries = Vec::new();
         race::in_turn(
@@ -287,7 +287,7 @@ impl Cell<'_> {
 
     fn run(&self, tool: &Tool) -> Result<Run> {
         let set = &self.class.set;
-        // a kernel that reclaims what has not been used lately (DAMON) does so between two runs
+        // The kernel may reclaim unused memory (DAMON) between two runs.
         datasets::warm(set)?;
         race::run(self.track, tool, &set.root)
     }
@@ -306,7 +306,7 @@ impl Cell<'_> {
     }
 }
 
-/// The number of large files; each stands for 125 of the published large set.
+/// Number of large files. Each represents 125 files of the published data set.
 const LARGE_FILES: u64 = 4;
 const PUBLISHED_LARGE_FILES: u64 = 500;
 const SMALL_FILES: u64 = 9;

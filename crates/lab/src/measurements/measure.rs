@@ -1,4 +1,4 @@
-//! One measurement: the bare path, a run of one tool, and its figures.
+//! A single measurement: the path itself, a run of one tool, and its figures.
 
 pub(crate) mod again;
 pub(crate) mod calibrate;

@@ -1,8 +1,8 @@
-//! The study of "When to use rsync" (Fang, Cottrell, Kissel) between the two hosts: every tool over file
-//! sizes and round trips, and the number of processes of a wrapper.
+//! The study of "When to use rsync" (Fang, Cottrell, Kissel) between the two hosts: every tool over file sizes and
+//! round-trip times, and a wrapper with different numbers of processes.
 //!
-//! What is measured is kept after each run, so that the same command goes on where it was ended. The first
-//! run of all cells comes before the second of any: a study that is cut short is complete, with fewer runs.
+//! The results are saved after each run, so that the same command continues an interrupted study. The first run of all
+//! cells is performed before any second run. An interrupted study is therefore complete, with fewer runs.
 
 mod cells;
 pub(crate) mod charts;
@@ -39,38 +39,39 @@ use self::study::{Record, Sitting, Study};
 
 pub(crate) use self::drawing::{FiguresArgs, figures};
 
-/// What to measure, and how long.
+/// The settings of the study.
 #[derive(Args, Debug)]
 pub(crate) struct PaperArgs {
-    /// Directory of the study. One that holds a study is gone on with.
+    /// Directory of the study. An existing study in this directory is continued.
     #[arg(long)]
     out: PathBuf,
-    /// Round trips in milliseconds.
+    /// Round-trip times in milliseconds.
     #[arg(long, value_delimiter = ',', default_value = "0.2,10,90,260")]
     rtt: Vec<RoundTrip>,
-    /// Tools: zmove, zmove-quic, rsync, rsyncd, fpsync, scp, tarmbuffer, rclone, gridftp, syq, xrdcp, davix,
-    /// rcp, qcp. One that is not installed gets rows that say so.
+    /// Tools: zmove, zmove-quic, rsync, rsyncd, fpsync, scp, tarmbuffer, rclone, gridftp, syq, xrdcp, davix, rcp, qcp.
+    /// A tool that is not installed is reported as such.
     #[arg(long, value_delimiter = ',', default_value = contender::ALL)]
     tools: Vec<Contender>,
-    /// Bytes of each data set, all files of one size; the largest size is a file of its own.
+    /// Size of each data set, whose files all have the same size. The largest size is a single file.
     #[arg(long, default_value = "512MiB")]
     budget: ByteCount,
-    /// Largest file; sizes are this and 1 KiB times the powers of four below it.
+    /// Largest file size. All smaller sizes are 1 KiB times a power of four.
     #[arg(long, default_value = "1GiB")]
     size_max: ByteCount,
-    /// Most files of a data set.
+    /// Maximum number of files in a data set.
     #[arg(long, default_value_t = 10_000)]
     files_max: u64,
-    /// Runs of each tool in each cell.
+    /// Number of runs of each tool in each cell.
     #[arg(long, default_value_t = 3)]
     runs: u32,
-    /// A tool that took longer than so many seconds in a cell is not run there again.
+    /// A tool whose first run in a cell took longer than this number of seconds is not run there again.
     #[arg(long, default_value_t = 10.0)]
     repeat_below: f64,
-    /// Seconds after which a run is cut. What has arrived by then makes its rate.
+    /// Time limit of a run, in seconds. The rate of a run that reaches it is computed from the data that has arrived by
+    /// then.
     #[arg(long, default_value_t = 20)]
     cut: u64,
-    /// Begin no run after so many minutes. The same command goes on another time.
+    /// Start no run after this number of minutes. The same command continues the study later.
     #[arg(long)]
     minutes: Option<u64>,
     #[command(flatten)]
@@ -80,7 +81,7 @@ pub(crate) struct PaperArgs {
     /// Directory of the data sets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     dir: PathBuf,
-    /// The zmove binary. Default: beside this program, else target/release/zmove, else on the PATH.
+    /// The zmove binary. Default: next to this program, then target/release/zmove, then on the PATH.
     #[arg(long)]
     zmove: Option<PathBuf>,
 }
@@ -101,7 +102,7 @@ impl PaperArgs {
     }
 }
 
-/// Measures what is missing of the study, and says what there is.
+/// Performs the missing runs of the study, and prints its results.
 pub(crate) fn paper(arguments: &PaperArgs) -> Result<ExitCode> {
     let design = arguments.design();
     let mut study = Study::open(&arguments.out, &design)?;
@@ -147,7 +148,7 @@ pub(crate) fn paper(arguments: &PaperArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// All runs that are missing, until the time is up.
+/// The missing runs, until the time is up.
 struct Marathon<'a> {
     arguments: &'a PaperArgs,
     design: &'a Design,
@@ -178,7 +179,7 @@ impl Marathon<'_> {
         Ok(())
     }
 
-    /// All blocks of one path; whether they were all run.
+    /// Runs all blocks of one path. Returns whether all of them were run.
     fn run_path(
         &mut self,
         number: u32,
@@ -225,7 +226,7 @@ impl Marathon<'_> {
         Ok(true)
     }
 
-    /// Which tools have yet to run for that time.
+    /// Returns the tools whose run with this number is missing.
     fn missing_tools(&self, block: &Block, number: u32) -> Vec<Contender> {
         let missing = |tool: &&Contender| {
             self.study
@@ -262,7 +263,7 @@ fn run_once(
     Ok(Record::new(block, contender, number, run, arrived))
 }
 
-/// How the client is started, for the record.
+/// Returns the command line of the client, for the record.
 fn command_line(track: &Track<'_>, contender: &Contender) -> Result<String> {
     let id = track.session.id();
     let (source_group, target_group) = (Group::create(id, "source")?, Group::create(id, "target")?);

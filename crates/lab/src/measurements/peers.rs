@@ -1,7 +1,7 @@
-//! The tools that are compared: how to start each one's server and client.
+//! The tools to compare, and how to start the server and the client of each.
 //!
-//! Each client copies the contents of `Stage::source` into the empty directory `Stage::target`. Programs keep their
-//! keys and settings in the session's directory and touch nothing of the user's.
+//! Each client copies the contents of `Stage::source` into the empty directory `Stage::target`. All keys and settings
+//! of the programs are in the session's directory. Those of the user are not touched.
 
 mod client;
 mod gridftp;
@@ -29,7 +29,7 @@ pub(crate) use self::local::Local;
 pub(crate) use self::programs::absent;
 pub(crate) use self::ssh::{SSH_PORT, Ssh};
 
-/// One tool with its arguments.
+/// A tool with its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Tool {
     /// The tool as typed, which is its name in reports.
@@ -38,50 +38,50 @@ pub(crate) struct Tool {
     arguments: Vec<String>,
 }
 
-/// What is run.
+/// The kind of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// This project's mover.
+    /// zmove.
     Zmove,
-    /// The same, with a receiver that ssh starts.
+    /// zmove with a receiver that is started over ssh.
     ZmoveSsh,
-    /// The client at the target, which pulls.
+    /// zmove with the client at the target, which pulls.
     ZmovePull,
     /// rsync over ssh.
     Rsync,
-    /// The same, with the client at the target.
+    /// rsync over ssh with the client at the target.
     RsyncPull,
-    /// The same as most people type it: no options but `-av`, and the cipher that ssh chooses.
+    /// rsync over ssh as most people use it: only the option `-av`, and the default cipher of ssh.
     RsyncSimple,
-    /// rsync to its daemon, in clear.
+    /// rsync to its daemon, unencrypted.
     RsyncDaemon,
     /// tar through ssh.
     TarSsh,
-    /// scp, which speaks SFTP.
+    /// scp, which uses SFTP.
     Scp,
     /// rclone over SFTP.
     Rclone,
-    /// Several rsyncs to the daemon, in clear, each with a share of the files.
+    /// Several rsync processes to the daemon, unencrypted, each with a part of the files.
     Fpsync,
-    /// tar through netcat, in clear.
+    /// tar through netcat, unencrypted.
     TarNetcat,
-    /// tar through mbuffer, in clear.
+    /// tar through mbuffer, unencrypted.
     TarMbuffer,
-    /// syq: encrypted TCP connections beside ssh.
+    /// syq: encrypted TCP connections in addition to ssh.
     Syq,
-    /// GridFTP between two servers, in clear.
+    /// GridFTP between two servers, unencrypted.
     GridFtp,
-    /// GridFTP from the client to a server, in clear.
+    /// GridFTP from the client to a server, unencrypted.
     GridFtpDirect,
-    /// XRootD's copy program to its server, in clear.
+    /// XRootD's copy program to its server, unencrypted.
     Xrdcp,
-    /// WebDAV to XRootD's server, in clear.
+    /// WebDAV to XRootD's server, unencrypted.
     Davix,
-    /// rcp of the rcp tools: TLS connections beside ssh.
+    /// rcp of the rcp tools: TLS connections in addition to ssh.
     Rcp,
-    /// qcp: QUIC beside ssh.
+    /// qcp: QUIC in addition to ssh.
     Qcp,
-    /// Within the source's host, without a server.
+    /// A tool that copies within the source's host, without a server.
     Local(Local),
 }
 
@@ -122,7 +122,7 @@ const NAMES: [(&str, Kind); 30] = [
 impl FromStr for Tool {
     type Err = anyhow::Error;
 
-    /// `NAME` or `NAME:ARGUMENTS`, the arguments separated by spaces and given to the client.
+    /// Parses `NAME` or `NAME:ARGUMENTS`. The arguments are separated by spaces and passed to the client.
     fn from_str(text: &str) -> Result<Self> {
         let (name, arguments) = text.split_once(':').unwrap_or((text, ""));
         let Some((_, kind)) = NAMES.into_iter().find(|(known, _)| *known == name) else {
@@ -147,7 +147,7 @@ impl FromStr for Tool {
     }
 }
 
-/// Everything a tool needs to know for one run.
+/// The parameters of one run.
 #[derive(Debug)]
 pub(crate) struct Stage<'a> {
     pub(crate) hosts: &'a Hosts,
@@ -159,7 +159,7 @@ pub(crate) struct Stage<'a> {
 }
 
 impl Tool {
-    /// The same tool; zmove gets further arguments, which the label does not show.
+    /// Returns the same tool with additional arguments if it is zmove. The label does not show them.
     pub(crate) fn with_zmove_arguments(mut self, arguments: &str) -> Self {
         if matches!(
             self.kind,
@@ -171,12 +171,12 @@ impl Tool {
         self
     }
 
-    /// Programs of this tool that are not installed; none if it can run.
+    /// Returns the programs of this tool that are not installed. `None` if all are installed.
     pub(crate) fn missing(&self) -> Option<String> {
         programs::missing(self.kind)
     }
 
-    /// The servers: the target's, which may end the copy, comes first.
+    /// Returns the servers. The first one is at the target and may be the process whose end is the end of the copy.
     pub(crate) fn servers<'a>(&self, stage: &Stage<'a>) -> Result<Vec<Server<'a>>> {
         let hosts = stage.hosts;
         let Some(port) = self.port() else {
@@ -204,7 +204,7 @@ impl Tool {
             });
         }
         if self.kind == Kind::Rcp {
-            // its end at the source is started by ssh too
+            // The remote end, which is at the source, is also started over ssh.
             let command = sshd(&hosts.source, stage.source_group, stage.homes)?;
             servers.push(Server {
                 command,
@@ -275,12 +275,12 @@ impl Tool {
         Ok(command)
     }
 
-    /// Whether the client is at the target, and the server at the source.
+    /// Returns whether the client is at the target and the server at the source.
     fn pulls(&self) -> bool {
         matches!(self.kind, Kind::ZmovePull | Kind::RsyncPull)
     }
 
-    /// A push in clear is refused by a server that was not told to allow it.
+    /// Returns the arguments of `zmove serve`. A server rejects unencrypted pushes unless an option allows them.
     fn zmove_serve_arguments(&self, zmove: &ZmoveProgram) -> Vec<String> {
         let mut arguments = zmove.serve_arguments.clone();
         let clear = self
@@ -297,14 +297,14 @@ impl Tool {
         arguments
     }
 
-    /// The client, whose end is the end of the copy.
+    /// Returns the command of the client. The copy ends when the client does.
     pub(crate) fn client(&self, stage: &Stage<'_>) -> Result<Command> {
         let mut command = Client::of(self, stage).command()?;
         command.current_dir(stage.source);
         Ok(command)
     }
 
-    /// Where its server listens; none if it has no server.
+    /// Returns the port of its server. `None` if it has no server.
     fn port(&self) -> Option<u16> {
         let port = match self.kind {
             Kind::Rsync
@@ -328,12 +328,13 @@ impl Tool {
         Some(port)
     }
 
-    /// Whether the server ends by itself, and the copy with it.
+    /// Returns whether the server ends by itself when the copy is complete.
     pub(crate) fn server_ends(&self) -> bool {
         matches!(self.kind, Kind::TarNetcat | Kind::TarMbuffer)
     }
 
-    /// What of its copies is compared. WebDAV knows no modes, and the server's directories are for nobody else.
+    /// Returns whether modes are compared. WebDAV does not support modes, and the server creates directories without
+    /// access for others.
     pub(crate) fn modes(&self) -> Modes {
         if self.kind == Kind::Davix {
             Modes::Ignored
@@ -342,12 +343,12 @@ impl Tool {
         }
     }
 
-    /// Whether the target holds afterwards what the source holds.
+    /// Returns whether the target equals the source after a run.
     pub(crate) fn copies(&self) -> bool {
         !matches!(self.kind, Kind::Local(Local::FioRead | Local::FioWrite))
     }
 
-    /// What the tool says of its version.
+    /// Returns the version that the tool reports.
     pub(crate) fn version(&self, homes: &Homes) -> String {
         if let Some(missing) = self.missing() {
             return format!("not installed ({missing})");
@@ -376,7 +377,7 @@ impl Tool {
     }
 }
 
-/// A server of a tool, ready once it listens.
+/// A server of a tool, which is ready when it listens.
 #[derive(Debug)]
 pub(crate) struct Server<'a> {
     pub(crate) command: Command,
@@ -396,8 +397,8 @@ fn shell(mut command: Command, line: &str) -> Command {
     command
 }
 
-/// What a command of [`inside::command`] becomes, as it could be typed: the program by its name, and `$LAB`
-/// for the session's directory.
+/// Returns the command line of a command of [`inside::command`] as a user would type it. The program has no path, and
+/// `$LAB` replaces the session's directory.
 pub(crate) fn typed(command: &Command, session: &Path) -> String {
     let words = command.get_args().map(|word| word.to_string_lossy());
     let mut words = words.skip_while(|word| word != "--").skip(1);
@@ -412,9 +413,9 @@ pub(crate) fn typed(command: &Command, session: &Path) -> String {
         .replace(&session.display().to_string(), "$LAB")
 }
 
-/// Directory below the target's root that a run fills.
+/// The directory below the target's root into which a run copies.
 pub(crate) const RUN_DIRECTORY: &str = "run";
-/// So much memory at each end, in blocks of what a tar writes at once and more.
+/// The memory at each end, and the size of its blocks, which is larger than the writes of tar.
 const MBUFFER_FLAGS: &str = "-q -m 128M -s 256k";
 const ALLOW_CLEAR: &str = "--allow-clear";
 

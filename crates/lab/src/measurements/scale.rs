@@ -1,12 +1,12 @@
-//! `zmove-lab scale`: what one job gains by more nodes on both sides, which share the source's storage and the
-//! target's.
+//! `zmove-lab scale` measures the gain of a job from more nodes on both sides. The nodes of a side share the storage of
+//! the source or the target.
 //!
-//! Nodes are network namespaces of this machine, each behind a link of its own (`network/star.rs`), with a round trip
-//! between the sides: who shares storage stands near. The links are what limits: a run in which the processors were
-//! idle for less than a quarter of the time is void. All nodes use one file system, which is coherent and has no locks
-//! between nodes, so what a cluster file system adds is not in the figures. With `--model` each receiver sees the
-//! target by a mount of its own, which charges what clients of a cluster file system cost each other (`late/shared.rs`
-//! says what of it).
+//! Nodes are network namespaces of this machine. Each has its own link (`network/star.rs`), and there is a round-trip
+//! time between the sides, because nodes that share storage are near each other. The links must be the bottleneck: a
+//! run in which the processors were idle for less than a quarter of the time is void. All nodes use one file system,
+//! which is coherent and has no locks between nodes, so the figures do not include the costs of a cluster file system.
+//! With `--model`, each receiver has its own mount of the target, which charges the costs that clients of a cluster
+//! file system cause each other (`late/shared.rs` describes what the model includes).
 
 mod data;
 mod figure;
@@ -36,45 +36,45 @@ use crate::measurements::peers::Ssh;
 use crate::processes::session::Session;
 use crate::units::{Rate, RoundTrip};
 
-/// How many nodes, over which links, and what to move.
+/// The settings of the measurement.
 #[derive(Args, Debug)]
 pub(crate) struct ScaleArgs {
-    /// Numbers of nodes, as many on either side.
+    /// Numbers of nodes on each side.
     #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
     nodes: Vec<usize>,
-    /// Data sets: losf (small files in many directories), losf-flat (in one), medium, large, huge (one file); NAME, or
-    /// NAME:FILESxSIZE as in large:32x64MiB.
+    /// Data sets: losf (small files in many directories), losf-flat (in one directory), medium, large, huge (one file).
+    /// NAME, or NAME:FILESxSIZE as in large:32x64MiB.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "losf,losf-flat,medium,large,huge"
     )]
     data: Vec<Set>,
-    /// Let the data grow with the nodes, so that all runs take equally long.
+    /// Increase the data with the number of nodes, so that all runs take about the same time.
     #[arg(long)]
     grow: bool,
-    /// What to run beside the push from one node to one.
+    /// Methods to measure in addition to the push from one node to one node.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Method::BESIDE)]
     methods: Vec<Method>,
     /// Rate of each node's link, in each direction.
     #[arg(long, default_value = "400Mbit")]
     rate: Rate,
-    /// Round trip between a sender and a receiver in milliseconds. Above 0 paths are emulated in user space, which
-    /// costs processors.
+    /// Round-trip time between a sender and a receiver in milliseconds. Above 0, paths are emulated in user space,
+    /// which uses CPU time.
     #[arg(long, default_value = "0")]
     rtt: RoundTrip,
-    /// Runs of each.
+    /// Number of runs of each method.
     #[arg(long, default_value_t = 1)]
     runs: u32,
-    /// Seconds after which a run is ended.
+    /// Time limit of a run, in seconds.
     #[arg(long, default_value_t = 300)]
     timeout: u64,
     #[command(flatten)]
     settle: race::SettleArgs,
-    /// Directory for the target. Default: a tmpfs of the lab's own.
+    /// Directory for the target. Default: a tmpfs of the lab.
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Charge what clients of a cluster file system cost each other at the target: a model of one.
+    /// Charge the costs that clients of a cluster file system cause each other at the target, according to a model.
     #[arg(long)]
     model: bool,
     #[command(flatten)]
@@ -85,7 +85,7 @@ pub(crate) struct ScaleArgs {
     /// The zmove binary. Default: as for `compare`.
     #[arg(long)]
     zmove: Option<PathBuf>,
-    /// Draw the efficiency against the nodes into this file.
+    /// Draw the efficiency over the number of nodes into this file.
     #[arg(long)]
     svg: Option<PathBuf>,
     /// Print all runs as JSON instead of the table.
@@ -93,29 +93,29 @@ pub(crate) struct ScaleArgs {
     json: bool,
 }
 
-/// A way to move the data.
+/// A method of moving the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[value(rename_all = "kebab-case")]
 pub(crate) enum Method {
-    /// One push from one node to one: what the others are measured against.
+    /// One push from one node to one node, with which the others are compared.
     Single,
-    /// One sender, whose link is as wide as all others of a side together, to all receivers.
+    /// One sender to all receivers. Its link has the rate of all links of a side together.
     OneSender,
-    /// A job of all senders to all receivers.
+    /// One job of all senders to all receivers.
     Cluster,
-    /// Pushes at the same time, as many as nodes, each of its share of the files, cut by hand: the ceiling.
+    /// One push per node at the same time, each with an equal part of the files. This is the upper limit.
     Shares,
-    /// fpsync, whose ssh workers are the senders, eight at most; all to one host, whose link is as wide as all of a
-    /// side together. Programs of the packages fpart, rsync and openssh.
+    /// fpsync with the senders as ssh workers, eight at most, all to one host whose link has the rate of all links of a
+    /// side together. Requires the packages fpart, rsync and openssh.
     Fpsync,
 }
 
 impl Method {
-    /// What runs unless something else is asked for.
+    /// The default methods.
     const BESIDE: [Self; 3] = [Self::OneSender, Self::Cluster, Self::Shares];
 
-    /// The method's name in tables and pictures.
+    /// Returns the method's name in tables and charts.
     fn name(self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -127,7 +127,7 @@ impl Method {
     }
 }
 
-/// Measures everything and prints it.
+/// Performs all measurements and prints the results.
 pub(crate) fn scale(arguments: &ScaleArgs) -> Result<ExitCode> {
     for &nodes in &arguments.nodes {
         ensure!(
@@ -173,7 +173,7 @@ pub(crate) fn scale(arguments: &ScaleArgs) -> Result<ExitCode> {
     })
 }
 
-/// What all runs share.
+/// State that all runs share.
 #[derive(Clone, Copy)]
 struct Lab<'a> {
     arguments: &'a ScaleArgs,
@@ -183,10 +183,10 @@ struct Lab<'a> {
     ssh: Option<&'a Ssh>,
 }
 
-/// All runs with one data set.
+/// Performs all runs with one data set.
 fn measure(lab: &Lab<'_>, set: &Set, report: &mut Report) -> Result<()> {
     let arguments = lab.arguments;
-    // all is held against a push between two nodes, whether one node was asked for or not
+    // All methods are compared with a push between two nodes, even if a run with one node was not requested.
     let mut methods_of = BTreeMap::from([(1, vec![Method::Single])]);
     for &nodes in &arguments.nodes {
         let methods = methods_of.entry(nodes).or_default();
@@ -225,7 +225,7 @@ fn measure(lab: &Lab<'_>, set: &Set, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// None if this zmove knows no such job.
+/// Performs one run. Returns `None` if this version of zmove does not support the method.
 fn run_once(
     lab: &Lab<'_>,
     stand: &Stand<'_>,
@@ -237,7 +237,7 @@ fn run_once(
         return Ok(None);
     }
     let data = match method {
-        // one file cannot be dealt out: its share is a file of that size
+        // A single file cannot be divided, so each push moves a file of the size of its share.
         Method::Shares => set.cut(stand.nodes()),
         _ => *set,
     };
@@ -246,6 +246,7 @@ fn run_once(
     run::run(lab, stand, method, &data).map(Some)
 }
 
-/// The router joins each of them, and the addresses of its links are counted in a byte.
+/// Maximum number of nodes. The router connects all of them, and the address of a link contains its index in a single
+/// byte.
 const NODES_MAX: usize = 64;
 const EXIT_NOT_ALL_RIGHT: u8 = 2;

@@ -1,6 +1,6 @@
-//! Whether zmove names the path when the path is the limit: by its rate, or by its loss.
+//! Checks that zmove names the path as the bottleneck if the path limits a transfer by its rate or its loss.
 //!
-//! The other faults need no path; `tests/e2e/lanes/verdict.rs` has them.
+//! The other bottlenecks need no emulated path; `tests/e2e/lanes/verdict.rs` tests them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,13 +20,13 @@ use crate::network::hosts::{Emulator, Hosts, LinkArgs};
 use crate::processes::session::Session;
 use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
 
-/// Which faults, how often.
+/// The settings of the test.
 #[derive(Args, Debug)]
 pub(crate) struct VerdictsArgs {
     /// Faults of the path.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Fault::Rate, Fault::Loss])]
     fault: Vec<Fault>,
-    /// Pushes with each fault.
+    /// Number of pushes with each fault.
     #[arg(long, default_value_t = 10)]
     runs: u32,
     /// The zmove binary. Default: as for `compare`.
@@ -37,7 +37,7 @@ pub(crate) struct VerdictsArgs {
     dir: PathBuf,
 }
 
-/// What is wrong with the path.
+/// A fault of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fault {
     /// 200 Mbit/s.
@@ -63,7 +63,7 @@ impl Fault {
     }
 }
 
-/// Runs the pushes and says how many named the path.
+/// Runs the pushes and reports how many of them named the path.
 pub(crate) fn verdicts(arguments: &VerdictsArgs) -> Result<ExitCode> {
     let set = datasets::ensure(DATA, &arguments.dir)?;
     let session = Session::open()?;
@@ -113,7 +113,7 @@ pub(crate) fn verdicts(arguments: &VerdictsArgs) -> Result<ExitCode> {
     })
 }
 
-/// What a push said limited it, and all shares.
+/// Returns the bottleneck that a push has named, and all its shares.
 fn named(track: &Track<'_>, tool: &Tool, source: &std::path::Path) -> Result<(String, String)> {
     let run = race::run(track, tool, source)?;
     if run.verdict != Verdict::Right {

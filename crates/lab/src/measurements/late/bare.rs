@@ -1,7 +1,7 @@
-//! `zmove-lab bare`: what storage takes from threads that do nothing but the operations that a push needs.
+//! `zmove-lab bare` measures storage with threads that do only the operations which a push needs.
 //!
-//! Directories are made first, one after the other; then each thread takes the next file. Files that follow each
-//! other lie in different directories: the kernel takes creates in one directory one after the other.
+//! The directories are created first, one after the other. Then each thread takes the next file. Consecutive files are
+//! in different directories, because the kernel serializes creates in the same directory.
 
 use std::borrow::Cow;
 use std::fs::{self, File, create_dir_all};
@@ -16,41 +16,41 @@ use clap::{Args, ValueEnum};
 
 use crate::units::ByteCount;
 
-/// Files that are made or read.
+/// The files to create or read.
 #[derive(Args, Debug)]
 pub(crate) struct BareArgs {
-    /// What is done.
+    /// The operation to measure.
     operation: Operation,
-    /// Directory in which it is done.
+    /// Directory for the files.
     directory: PathBuf,
-    /// How many files.
+    /// Number of files.
     #[arg(long, default_value_t = 5_000)]
     files: usize,
-    /// In how many directories.
+    /// Number of directories.
     #[arg(long, default_value_t = 10)]
     directories: usize,
-    /// Bytes in each.
+    /// Size of each file.
     #[arg(long, default_value = "1KiB")]
     size: ByteCount,
-    /// Make the files of this tree, with what is in them, instead of so many of one size.
+    /// Create copies of the files of this tree, instead of files of one size.
     #[arg(long)]
     from: Option<PathBuf>,
-    /// Threads.
+    /// Number of threads.
     #[arg(long, default_value_t = 64)]
     threads: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Operation {
-    /// Make each file under its name, write, set its time, flush.
+    /// Create each file under its final name, write it, set its time, and flush it.
     Create,
-    /// The same under another name, and then rename it.
+    /// Create each file under another name, and then rename it.
     Replace,
-    /// Look at each file, open it, read it.
+    /// Get the metadata of each file, open it, and read it.
     Read,
 }
 
-/// Does it, and prints files per second.
+/// Runs the operation and prints the number of files per second.
 pub(crate) fn bare(arguments: &BareArgs) -> Result<ExitCode> {
     let started = Instant::now();
     let mut tree = Tree::default();
@@ -90,16 +90,16 @@ pub(crate) fn bare(arguments: &BareArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Paths below the root of what is made.
+/// The paths of the files and directories, relative to the root.
 #[derive(Debug, Default)]
 struct Tree {
     directories: Vec<PathBuf>,
-    /// Each with its number in its directory.
+    /// Each file with its index in its directory.
     files: Vec<(usize, PathBuf)>,
 }
 
 impl Tree {
-    /// Makes up as many names as were asked for.
+    /// Generates the requested number of names.
     fn imagine(&mut self, arguments: &BareArgs) {
         self.directories = (0..arguments.directories)
             .map(|number| PathBuf::from(number.to_string()))
@@ -114,7 +114,7 @@ impl Tree {
         self.files = (0..arguments.files).map(file).collect();
     }
 
-    /// What is in `directory` of the tree `root`.
+    /// Adds the contents of `directory` in the tree `root`.
     fn list(&mut self, root: &Path, directory: &Path) -> std::io::Result<()> {
         for (number, entry) in fs::read_dir(root.join(directory))?.enumerate() {
             let entry = entry?;

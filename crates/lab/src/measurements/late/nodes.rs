@@ -1,4 +1,4 @@
-//! The files and directories that the kernel knows of, by inode number, each with a descriptor that only names it.
+//! The files and directories that the kernel knows, by inode number. Each has a descriptor opened with `O_PATH`.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -12,19 +12,19 @@ use fuser::{FileAttr, FileType, INodeNo};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, openat, statat};
 use rustix::io::Errno;
 
-/// All nodes of one mount. **Invariant:** the root is node 1 whatever its inode number is, and no other node is.
+/// All nodes of one mount. **Invariant:** the root, and no other node, is node 1, whatever its inode number is.
 #[derive(Debug)]
 pub(super) struct Nodes {
     root_inode: u64,
     known: Mutex<HashMap<u64, Node>>,
-    /// While there is such a file, no node is found.
+    /// While this file exists, no node is found.
     stale: Option<PathBuf>,
 }
 
 #[derive(Debug)]
 struct Node {
     descriptor: Arc<OwnedFd>,
-    /// How often the kernel was told of it and has not forgotten it.
+    /// The kernel's lookup count of the node.
     lookups: u64,
 }
 
@@ -55,10 +55,10 @@ impl Nodes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The descriptor of a node.
+    /// Returns the descriptor of a node.
     ///
     /// # Errors
-    /// `ESTALE` while the server has lost its state.
+    /// `ESTALE` while the simulated server has lost its state.
     pub(super) fn descriptor(&self, inode: INodeNo) -> io::Result<Arc<OwnedFd>> {
         if self.stale.as_ref().is_some_and(|file| file.exists()) {
             return Err(Errno::STALE.into());
@@ -68,7 +68,7 @@ impl Nodes {
         Ok(Arc::clone(&node.descriptor))
     }
 
-    /// A path by which system calls that take no descriptor of this kind find the node.
+    /// Returns a path to the node, for system calls that do not accept `O_PATH` descriptors.
     pub(super) fn path(&self, inode: INodeNo) -> io::Result<(Arc<OwnedFd>, PathBuf)> {
         let descriptor = self.descriptor(inode)?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
@@ -80,7 +80,7 @@ impl Nodes {
         Ok(self.attributes_of(&stat))
     }
 
-    /// Looks a name up and books that the kernel is told of it.
+    /// Looks up a name and increments the lookup count.
     pub(super) fn look_up(&self, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<FileAttr> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let descriptor = openat(parent, name, flags, Mode::empty())?;
@@ -132,7 +132,7 @@ impl Nodes {
     }
 }
 
-/// The kind that a mode's highest bits tell.
+/// Returns the file type in the highest bits of a mode.
 pub(super) fn file_type(mode: u32) -> FileType {
     match rustix::fs::FileType::from_raw_mode(mode) {
         rustix::fs::FileType::Directory => FileType::Directory,

@@ -1,4 +1,4 @@
-//! What is open in a mount, by the numbers that the kernel knows.
+//! The open files of a mount, by the handles that the kernel knows.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fuser::FileHandle;
 
-/// A file that is open.
+/// An open file.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) file: File,
-    /// Whether something that was written to it has been lost.
+    /// Whether data that was written to it has been lost.
     has_lost: AtomicBool,
 }
 
@@ -24,12 +24,12 @@ impl OpenFile {
         }
     }
 
-    /// Notes that something is lost.
+    /// Records that data has been lost.
     pub(super) fn loses(&self) {
         self.has_lost.store(true, Ordering::Relaxed);
     }
 
-    /// The error that is left for the flush or the close of a file.
+    /// Returns the error that a flush or close of the file must report.
     pub(super) fn check(&self) -> io::Result<()> {
         if self.has_lost.load(Ordering::Relaxed) {
             Err(io::Error::from_raw_os_error(NO_ROOM))
@@ -39,7 +39,7 @@ impl OpenFile {
     }
 }
 
-/// What is open, by the number that the kernel gives back.
+/// Open files by handle.
 #[derive(Debug)]
 pub(super) struct Handles<T> {
     next: AtomicU64,

@@ -1,10 +1,10 @@
-//! How many operations of each kind storage has been asked for, and how many at once.
+//! Counts the operations of each kind, and how many of them are in flight.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Counts by name of the operation.
+/// Counts by the name of the operation.
 #[derive(Debug, Default)]
 pub(super) struct Operations(Mutex<BTreeMap<&'static str, Count>>);
 
@@ -15,7 +15,7 @@ struct Count {
     at_once: u64,
 }
 
-/// An operation that is under way until this is dropped.
+/// An operation, which is in flight until this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay<'a> {
     operations: &'a Operations,

@@ -1,13 +1,13 @@
-//! The rate of a storage: reads and writes pass one after the other, however many wait.
+//! The rate limit of the storage: reads and writes pass one after the other, however many wait.
 //!
-//! **Invariant:** what passes within any time is at most the rate's share of it, and one request.
+//! **Invariant:** within any period, the data that passes is at most the rate times the period, plus one request.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::units::ByteRate;
 
-/// When the next request may begin.
+/// The time at which the next request may start.
 #[derive(Debug)]
 pub(super) struct Pace {
     rate: ByteRate,
@@ -22,7 +22,7 @@ impl Pace {
         }
     }
 
-    /// Takes the next turn for `bytes`: how long after `now` the last of them has passed.
+    /// Takes the next turn for `bytes` bytes. Returns the time from `now` until the last byte has passed.
     pub(super) fn wait_for(&self, bytes: usize, now: Instant) -> Duration {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
         let passed =

@@ -1,7 +1,7 @@
-//! The file system: each request sleeps, is counted, and is then done on the directory that is served.
+//! The file system. Each request is counted and delayed, and is then executed on the directory that is served.
 //!
-//! Where others have the directory mounted too (`shared.rs`), the kernel is told to keep nothing, so that what they do
-//! is seen at once.
+//! If the directory has several clients (`shared.rs`), the kernel must not cache anything, so that changes by other
+//! clients are visible immediately.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -34,7 +34,7 @@ use super::shared::Client;
 use super::times::timespec;
 use super::{Delays, Deviation};
 
-/// A FUSE file system that passes a directory through and delays its operations.
+/// A FUSE file system that passes through a directory and delays its operations.
 #[derive(Debug)]
 pub(super) struct Passthrough {
     nodes: Nodes,
@@ -43,23 +43,23 @@ pub(super) struct Passthrough {
     special: Special,
     operations: Arc<Operations>,
     files: Handles<OpenFile>,
-    /// Bytes that may still be stored, where that is limited.
+    /// Number of bytes that can still be stored, if that is limited.
     room: Option<AtomicU64>,
     listings: Handles<Vec<Listed>>,
 }
 
-/// What only some mounts do.
+/// Special behavior of some mounts.
 #[derive(Debug, Default)]
 pub(super) struct Special {
-    /// The one for whom it is mounted, where there are others.
+    /// The client for which the directory is mounted, if there are several.
     pub(super) client: Option<Client>,
-    /// No flush is answered while there is such a file.
+    /// While this file exists, flushes are not answered.
     pub(super) stall: Option<PathBuf>,
-    /// No file or directory is found while there is such a file.
+    /// While this file exists, no file or directory is found.
     pub(super) stale: Option<PathBuf>,
 }
 
-/// One name of a directory that is open.
+/// An entry in the listing of an open directory.
 #[derive(Debug)]
 struct Listed {
     inode: INodeNo,
@@ -89,13 +89,13 @@ impl Passthrough {
         })
     }
 
-    /// Books a metadata operation and lets the time pass that it takes.
+    /// Counts a metadata operation and waits for its duration.
     fn metadata(&self, name: &'static str) {
         let _under_way = self.operations.begin(name);
         sleep(self.delays.delay.0);
     }
 
-    /// Books a metadata operation that changes entries of directories, and lets the time pass that it takes.
+    /// Counts a metadata operation that changes entries of directories, and waits for its duration.
     fn change(&self, name: &'static str, directories: &[INodeNo]) {
         let _under_way = self.operations.begin(name);
         let now = Instant::now();
@@ -116,7 +116,7 @@ impl Passthrough {
         );
     }
 
-    /// Books a read or a write and lets the time pass that it takes: its turn at the rate and its delay.
+    /// Counts a read or write and waits for its turn and its delay.
     fn data(&self, name: &'static str, bytes: usize) {
         let _under_way = self.operations.begin(name);
         let turn = self
@@ -143,7 +143,7 @@ impl Passthrough {
             .look_up(self.nodes.descriptor(parent)?.as_fd(), name)
     }
 
-    /// Makes something in a directory and tells of it.
+    /// Creates an entry in a directory and replies with its attributes.
     fn make(
         &self,
         parent: INodeNo,
@@ -179,7 +179,7 @@ impl Passthrough {
         Ok(File::from(open(path, kept_flags(flags.0), Mode::empty())?))
     }
 
-    /// How long the kernel may answer by itself what it was told.
+    /// Returns how long the kernel may cache entries and attributes.
     fn kept_for(&self) -> Duration {
         if self.special.client.is_some() {
             Duration::ZERO
@@ -188,7 +188,7 @@ impl Passthrough {
         }
     }
 
-    /// Stores what is written, or loses it where there is no room left.
+    /// Stores written data, or discards it if no space is left.
     fn store(&self, handle: FileHandle, data: &[u8], offset: u64) -> io::Result<usize> {
         let opened = self.files.get(handle)?;
         let take = |room: u64| room.checked_sub(data.len() as u64);
@@ -203,9 +203,9 @@ impl Passthrough {
         Ok(data.len())
     }
 
-    /// How the kernel treats an open file.
+    /// Returns the flags that tell the kernel how to handle an open file.
     fn open_flags(&self) -> FopenFlags {
-        // The page cache holds nothing beyond the length.
+        // The page cache would contain no data beyond the reported length.
         let is_direct = self.special.client.is_some() || self.deviates(Deviation::LengthsHidden);
         let direct = if is_direct {
             FopenFlags::FOPEN_DIRECT_IO
@@ -229,7 +229,7 @@ impl Passthrough {
         }
     }
 
-    /// The attributes that the kernel sees.
+    /// Returns the attributes as the kernel sees them.
     fn shown(&self, attributes: FileAttr) -> FileAttr {
         let perm = if self.deviates(Deviation::ModesIgnored) {
             0o777
@@ -312,7 +312,7 @@ impl Passthrough {
     }
 }
 
-/// The attributes to be set of a file.
+/// The attributes to set on a file.
 struct Change {
     mode: Option<u32>,
     owner: Option<u32>,
@@ -325,9 +325,10 @@ struct Change {
 impl Filesystem for Passthrough {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let _a_smaller_one_serves_too = config.set_max_background(self.delays.depth);
-        // without it, read-ahead stops where three quarters of these are under way
+        // Without this, read-ahead stops when three quarters of the requests are in flight.
         let _a_smaller_one_serves_too = config.set_congestion_threshold(self.delays.depth);
-        // NFS and Lustre look up names of one directory side by side, and so they do the parts of direct I/O
+        // NFS and Lustre look up names of one directory concurrently, and also process the parts of direct I/O
+        // concurrently.
         let side_by_side = InitFlags::FUSE_PARALLEL_DIROPS | InitFlags::FUSE_ASYNC_DIO;
         let _an_old_kernel = config.add_capabilities(side_by_side);
         Ok(())
@@ -585,7 +586,7 @@ impl Filesystem for Passthrough {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // Without a limit nothing is told, and so the kernel does not ask again.
+        // Without a limit there is no error to report. The kernel does not send flush requests again after this error.
         if self.room.is_none() {
             return reply.error(Errno::ENOSYS);
         }
@@ -777,13 +778,14 @@ fn done(result: io::Result<()>, reply: ReplyEmpty) {
     }
 }
 
-/// The flags that count below the mount. Direct I/O ends in the kernel above it; appending is by offset.
+/// Returns the open flags that apply below the mount. The kernel handles direct I/O above it, and appending writes have
+/// explicit offsets.
 fn kept_flags(flags: i32) -> OFlags {
     let dropped = OFlags::DIRECT | OFlags::APPEND | OFlags::NOFOLLOW;
     (OFlags::from_bits_retain(flags.cast_unsigned()) - dropped) | OFlags::CLOEXEC
 }
 
-/// What libfuse has by default.
+/// The default of libfuse.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 /// How often to check whether flushes are answered again.
 const STALL_POLL: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! Where the source or the target of a comparison lies: in memory as always, or on storage that answers late.
+//! The storage of the source and the target in a comparison: in memory, or with high latency.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use super::{DEPTH, Delays, Late};
 use crate::processes::session::Session;
 use crate::units::{ByteRate, RoundTrip};
 
-/// The places of both ends.
+/// The storage of both ends.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Places {
-    /// Where the source lies: memory, late:1ms (each metadata operation and each flush takes 1 ms) or
-    /// late:5ms,600MB/s (each read and each write too, and all of them move 600 MB/s at most).
+    /// Storage of the source: memory, late:1ms (each metadata operation and each flush takes 1 ms) or late:5ms,600MB/s
+    /// (each read and write too, with a total rate of at most 600 MB/s).
     #[arg(long, default_value = "memory")]
     source: Place,
-    /// Where the target lies, likewise.
+    /// Storage of the target, in the same form.
     #[arg(long, default_value = "memory")]
     target: Place,
 }
@@ -30,8 +30,8 @@ enum Place {
     Late(Delays),
 }
 
-/// What one run sees of the places: mounts of its own, so that it does not find in the kernel what another one
-/// has read.
+/// The mounts of one run. Each run has its own mounts, so that it does not find data in the kernel's cache that another
+/// run has read.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     pub(crate) source: PathBuf,
@@ -40,23 +40,23 @@ pub(crate) struct Mounted {
 }
 
 impl Places {
-    /// Both in memory.
+    /// Both ends in memory.
     pub(crate) const MEMORY: Self = Self {
         source: Place::Memory,
         target: Place::Memory,
     };
 
-    /// Whether tools wait for storage more than for processors.
+    /// Returns whether tools wait for storage more than for processors.
     pub(crate) fn any_is_late(self) -> bool {
         self.source != Place::Memory || self.target != Place::Memory
     }
 
-    /// Where programs find what lies in `root`, the target's volume.
+    /// Returns the path at which programs find `root`, the target's volume.
     pub(crate) fn target_root(self, session: &Session, root: &Path) -> Result<PathBuf> {
         self.target.seen(session, TARGET, root)
     }
 
-    /// Mounts what is late for a run from `source` to `target`, which lies in `root`.
+    /// Mounts storage with high latency for a run from `source` to `target`, which is in `root`.
     pub(crate) fn mount(
         self,
         session: &Session,

@@ -1,18 +1,19 @@
-//! A directory that several clients have mounted at the same time, and what they cost each other: the model of a
-//! cluster file system, for `scale`.
+//! A directory that several clients have mounted, with the costs that they cause each other. This is the model of a
+//! cluster file system for `scale`.
 //!
-//! A change of a directory's entries takes its turn at that directory, after those that came before, and more time if
-//! another client made the last one: the lock of the directory is handed over. A write to an extent of a file whose
-//! last writer was another client waits for that extent to be handed over. Times are charged before the operation is
-//! done on the directory below.
+//! A change of a directory's entries waits for its turn at that directory, and takes longer if another client made the
+//! previous change, because the lock of the directory is handed over. A write to an extent of a file whose last writer
+//! was another client waits until that extent is handed over. The times are charged before the operation is executed on
+//! the directory below.
 //!
-//! It is a model. It leaves out caches of clients (nothing is kept: every look-up and every read asks, and finds what
-//! others have done), locks that a read or a look at attributes takes away, locks larger than an extent that are given
-//! while nobody else asks, striping over servers, the servers' own limits and rates, the network to them, and what an
-//! entry costs more in a large directory. Locks of programs (`flock`) hold among the programs of one client.
+//! The model leaves out the caches of clients: nothing is cached, and every lookup and read finds the changes of other
+//! clients. It also leaves out locks that are revoked by a read or by a query of attributes, locks larger than an
+//! extent that are granted while no other client asks, striping over servers, the limits and rates of the servers, the
+//! network to them, and the higher cost of an entry in a large directory. Locks of programs (`flock`) are effective
+//! only among the programs of one client.
 //!
-//! **Invariant:** what is served over a directory by the clients of one [`Shared`] is that directory alone, so that its
-//! inode numbers tell its files apart. A number that is given to another file within a run keeps its owners.
+//! **Invariant:** all clients of one [`Shared`] serve the same directory, so that its inode numbers identify its files.
+//! If an inode number is reused within a run, the new file inherits the owners of the old one.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -26,10 +27,10 @@ use serde::Serialize;
 
 use crate::units::{ByteCount, RoundTrip};
 
-/// What is charged.
+/// The costs of the model.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Costs {
-    /// How long a directory is busy with each entry that is made, removed, renamed or linked, in milliseconds.
+    /// Time that a directory is busy with each entry that is created, removed, renamed or linked, in milliseconds.
     #[arg(
         long = "model-entry",
         value_name = "MS",
@@ -37,7 +38,7 @@ pub(crate) struct Costs {
         requires = "model"
     )]
     entry: RoundTrip,
-    /// How long it is busy beside that where the last change was by another client.
+    /// Additional time if another client made the previous change, in milliseconds.
     #[arg(
         long = "model-entry-handover",
         value_name = "MS",
@@ -45,11 +46,11 @@ pub(crate) struct Costs {
         requires = "model"
     )]
     entry_handover: RoundTrip,
-    /// Bytes of an extent of a file, of which one client at a time is the owner.
+    /// Size of an extent, which one client at a time owns.
     #[arg(long = "model-extent", value_name = "BYTES", default_value = "4MiB", requires = "model",
           value_parser = extent)]
     extent: ByteCount,
-    /// How long a write waits for an extent that another client wrote to last.
+    /// Time that a write waits for an extent that another client has written last, in milliseconds.
     #[arg(
         long = "model-extent-handover",
         value_name = "MS",
@@ -85,18 +86,18 @@ impl fmt::Display for Costs {
     }
 }
 
-/// What has been charged.
+/// The charges so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Charges {
-    /// Changes of entries of directories.
+    /// Changes of directory entries.
     pub(crate) entries: u64,
-    /// How many of them came after one by another client.
+    /// Changes that followed a change by another client.
     pub(crate) entry_handovers: u64,
-    /// Writes to an extent that another client had written to last.
+    /// Writes to an extent that another client had written last.
     pub(crate) extent_handovers: u64,
 }
 
-/// The books of all clients of one directory.
+/// The state that all clients of one directory share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     costs: Costs,
@@ -105,21 +106,21 @@ pub(crate) struct Shared {
 
 #[derive(Debug, Default)]
 struct Books {
-    /// By inode number.
+    /// The last turns at directories, by inode number.
     directories: HashMap<u64, Turn>,
-    /// By inode number, and number of the extent in the file.
+    /// The last turns at extents, by inode number and index of the extent.
     extents: HashMap<(u64, u64), Turn>,
     charges: Charges,
 }
 
-/// The last turn at something that only one client has at a time.
+/// The last turn at a resource that one client at a time uses.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     client: u32,
     over_at: Instant,
 }
 
-/// One client.
+/// A client of the shared directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     shared: Arc<Shared>,
@@ -134,7 +135,7 @@ impl Shared {
         })
     }
 
-    /// The client of that number.
+    /// Returns the client with this number.
     pub(crate) fn client(self: &Arc<Self>, number: u32) -> Client {
         Client {
             shared: Arc::clone(self),
@@ -142,7 +143,7 @@ impl Shared {
         }
     }
 
-    /// Begins anew, with nothing charged and nobody the owner of anything.
+    /// Resets all charges and owners.
     pub(crate) fn begin(&self) {
         *self.lock() = Books::default();
     }
@@ -157,7 +158,7 @@ impl Shared {
 }
 
 impl Client {
-    /// Charges a change of an entry of a directory: how long after `now` it is done.
+    /// Charges a change of a directory entry. Returns the time from `now` until it is done.
     pub(super) fn change(&self, directory: u64, now: Instant) -> Duration {
         let Costs {
             entry,
@@ -177,7 +178,7 @@ impl Client {
         over_at - now
     }
 
-    /// Charges a write: how long after `now` this client is the owner of all that it touches.
+    /// Charges a write. Returns the time from `now` until this client owns all extents that it touches.
     pub(super) fn write(&self, file: u64, offset: u64, bytes: usize, now: Instant) -> Duration {
         let Costs {
             extent,
@@ -200,8 +201,8 @@ impl Client {
     }
 }
 
-/// Takes the next turn, which costs the first price, and the second too after another client: whether that was so,
-/// and when the turn is over.
+/// Takes the next turn. It costs the first price, plus the second one if the previous turn was that of another client.
+/// Returns whether that was the case, and when the turn is over.
 fn take<K: Eq + Hash>(
     turns: &mut HashMap<K, Turn>,
     at: K,

@@ -1,11 +1,11 @@
-//! The times that a request sets, in the form that the kernel takes.
+//! Converts the times of a request to the form of the kernel.
 
 use std::time::UNIX_EPOCH;
 
 use fuser::TimeOrNow;
 use rustix::fs::{Timespec, UTIME_NOW, UTIME_OMIT};
 
-/// The time of a request; one that is not set stays as it is.
+/// Converts the time of a request. A time that is not set remains unchanged.
 pub(super) fn timespec(time: Option<TimeOrNow>) -> Timespec {
     match time {
         None => Timespec {

@@ -1,7 +1,7 @@
-//! The four sites, and what the paths between them are taken to be.
+//! The four sites and the assumed paths between them.
 //!
-//! Where a site lies and what was observed between two of them is known; round trips and most access links
-//! are not, and are derived here. Pure arithmetic.
+//! The locations of the sites and some observed rates between them are known. The round-trip times and the rates of
+//! most access links are not known, and are derived here with simple arithmetic.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,22 +15,22 @@ use crate::units::{Rate, RoundTrip};
 /// A site of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum Site {
-    /// COSMA.
+    /// The site of COSMA.
     Durham,
-    /// ARCHER2 and Tursa.
+    /// The site of ARCHER2 and Tursa.
     Edinburgh,
-    /// CSD3.
+    /// The site of CSD3.
     Cambridge,
-    /// JASMIN.
+    /// The site of JASMIN.
     #[serde(rename = "RAL")]
     Ral,
 }
 
 impl Site {
-    /// All, in the order of the table.
+    /// All sites, in the order of the table.
     pub(crate) const ALL: [Self; 4] = [Self::Durham, Self::Edinburgh, Self::Cambridge, Self::Ral];
 
-    /// The site's name in the table.
+    /// Returns the site's name in the table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Durham => "Durham",
@@ -40,12 +40,12 @@ impl Site {
         }
     }
 
-    /// Of its host, as a part of the namespace's name.
+    /// Returns the name of the site's host, which is part of the namespace's name.
     pub(crate) fn host_name(self) -> String {
         self.name().to_lowercase()
     }
 
-    /// Degrees north and east of the computing centre.
+    /// Returns the location of the site's computing center.
     fn place(self) -> Place {
         let (north, east) = match self {
             Self::Durham => (54.767, -1.573),
@@ -56,9 +56,9 @@ impl Site {
         Place { north, east }
     }
 
-    /// Bits per second of the site's link to the others. Durham's is told: four bonded links of 10 Gbit/s.
-    /// The others are taken from the fastest that was seen: 9.2 Gbit/s from and to Edinburgh by either tool,
-    /// 8 to 16 between Cambridge and Durham by Globus, up to 6.4 from and to RAL by Globus.
+    /// Returns the rate of the site's link to the others. The rate of Durham is published: four bonded links of 10
+    /// Gbit/s. The others are derived from the highest observed rates: 9.2 Gbit/s from and to Edinburgh with either
+    /// tool, 8 to 16 Gbit/s between Cambridge and Durham with Globus, up to 6.4 Gbit/s from and to RAL with Globus.
     pub(crate) fn link(self) -> Rate {
         let gigabits = match self {
             Self::Durham => 40,
@@ -92,7 +92,7 @@ impl FromStr for Site {
     }
 }
 
-/// Degrees.
+/// A location, in degrees.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     north: f64,
@@ -100,7 +100,7 @@ struct Place {
 }
 
 impl Place {
-    /// Along a great circle (haversine formula).
+    /// Returns the distance along a great circle (haversine formula).
     fn kilometres_to(self, other: Self) -> f64 {
         let half_sine = |degrees: f64| (degrees.to_radians() / 2.0).sin();
         let (north, east) = (
@@ -112,12 +112,13 @@ impl Place {
     }
 }
 
-/// From what real paths follow emulated ones.
+/// The assumptions that derive emulated paths from real ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Assumptions {
-    /// So many times as long as the great circle is a path's fibre, with the delay of what stands along it.
+    /// Ratio of the length of a path's fiber to the great-circle distance, which accounts for the delay of equipment
+    /// along the path.
     pub(crate) detour: f64,
-    /// So much of a real rate has the emulated path.
+    /// Ratio of an emulated rate to the real one.
     pub(crate) scale: f64,
 }
 
@@ -133,7 +134,7 @@ pub(crate) struct Stretch {
 }
 
 impl Stretch {
-    /// The path between `sites`, at a rate that is told or that follows from their links.
+    /// Returns the path between `sites`, at a given rate or at the rate of the slower link.
     pub(crate) fn new(sites: [Site; 2], assumptions: Assumptions, told: Option<Rate>) -> Self {
         let [one, other] = sites;
         let kilometres = one.place().kilometres_to(other.place());
@@ -149,7 +150,7 @@ impl Stretch {
         }
     }
 
-    /// All of them.
+    /// Returns the paths between all sites.
     pub(crate) fn all(assumptions: Assumptions, told: Option<Rate>) -> Vec<Self> {
         let pairs = Site::ALL.iter().enumerate().flat_map(|(number, &one)| {
             Site::ALL[number + 1..]

@@ -1,5 +1,5 @@
-//! What a matrix of copies found: raw runs, a cell for each tool, data set and direction, and tables of rates with the
-//! sites that data comes from in columns and those that it goes to in rows.
+//! The results of a matrix of copies: raw runs, a cell for each tool, data set and direction, and tables of rates. The
+//! columns of a table are source sites, and its rows are target sites.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::measurements::measure::figures::{self, median, shown};
 use crate::measurements::measure::race::{Run, Verdict};
 use crate::measurements::measure::report::Header;
 
-/// A whole matrix.
+/// All results of a matrix.
 #[derive(Debug, Serialize)]
 pub(crate) struct Matrix {
     pub(crate) header: Header,
@@ -21,7 +21,7 @@ pub(crate) struct Matrix {
     pub(crate) runs: Vec<Entry>,
 }
 
-/// A data set and what it stands for.
+/// A data set and the name of the published data set that it represents.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Class {
     pub(crate) name: &'static str,
@@ -29,14 +29,14 @@ pub(crate) struct Class {
     pub(crate) set: DataSet,
 }
 
-/// One run in its cell.
+/// One run, with its cell.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
     pub(crate) from: Site,
     pub(crate) to: Site,
     pub(crate) data: &'static str,
     pub(crate) tool: String,
-    /// Counted from 1.
+    /// The number of the run, starting at 1.
     pub(crate) number: u32,
     pub(crate) bytes: u64,
     #[serde(flatten)]
@@ -44,7 +44,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Megabytes of files per second, flushed; none for a run that did not go right.
+    /// Returns the rate in megabytes per second, including the flush. `None` if the run failed.
     #[expect(
         clippy::cast_precision_loss,
         reason = "data sets are far below 2^52 bytes"
@@ -53,7 +53,7 @@ impl Entry {
         (self.run.verdict == Verdict::Right).then(|| self.bytes as f64 * 1e-6 / self.run.seconds)
     }
 
-    /// One run in a line.
+    /// Returns a line that describes the run.
     pub(crate) fn line(&self) -> String {
         let outcome = match &self.run.verdict {
             Verdict::Right => format!("{:.2} s, {} MB/s", self.run.seconds, shown(self.rate(), 1)),
@@ -70,7 +70,7 @@ impl Entry {
     }
 }
 
-/// Where a cell stands.
+/// The position of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place<'a> {
     from: Site,
@@ -87,15 +87,15 @@ struct Cell<'a> {
     data: &'a str,
     tool: &'a str,
     runs_right: usize,
-    /// Median of the runs that went right.
+    /// Median of the successful runs.
     megabytes_per_second: Option<f64>,
     seconds: Option<f64>,
-    /// What went wrong in the last run that did not go right.
+    /// The failure of the last unsuccessful run.
     fault: Option<&'static str>,
 }
 
 impl Cell<'_> {
-    /// What the table shows of it: faults of other runs show as `!` beside the rate.
+    /// Returns the text in the table. A `!` next to the rate marks failures of other runs.
     fn shown(&self) -> String {
         match (self.megabytes_per_second, self.fault) {
             (Some(_), None) => shown(self.megabytes_per_second, 1),
@@ -106,14 +106,14 @@ impl Cell<'_> {
 }
 
 impl Matrix {
-    /// Raw runs, and the cells that follow from them.
+    /// Returns the raw runs and the cells as JSON.
     pub(crate) fn json(&self) -> Result<String> {
         let mut whole = serde_json::to_value(self).context("failed to write JSON")?;
         whole["cells"] = serde_json::to_value(self.cells()).context("failed to write JSON")?;
         serde_json::to_string_pretty(&whole).context("failed to write JSON")
     }
 
-    /// The tables, and what went wrong.
+    /// Returns the tables and the failures as text.
     pub(crate) fn text(&self) -> String {
         let mut text = format!(
             "{}assumed: {}\n\n{}",
@@ -157,7 +157,7 @@ impl Matrix {
         text
     }
 
-    /// Whether every run of a tool that is installed went right.
+    /// Returns whether every run of an installed tool succeeded.
     pub(crate) fn all_right(&self) -> bool {
         let mut verdicts = self.runs.iter().map(|entry| &entry.run.verdict);
         verdicts.all(|verdict| *verdict == Verdict::Right || verdict.is_missing())
@@ -186,7 +186,7 @@ impl Matrix {
         figures::table(&headings, &all_to.iter().map(row).collect::<Vec<_>>())
     }
 
-    /// The sites of which there are runs, in their order.
+    /// Returns the sites with runs, in their order.
     fn sites(&self, end: impl Fn(&Entry) -> Site) -> Vec<Site> {
         let seen: Vec<Site> = self.runs.iter().map(end).collect();
         Site::ALL
@@ -246,7 +246,7 @@ impl Matrix {
     }
 }
 
-/// What was assumed, in words.
+/// Describes the assumptions.
 pub(crate) fn assumed(assumptions: Assumptions, told: bool) -> String {
     let Assumptions { detour, scale } = assumptions;
     let rates = if told {

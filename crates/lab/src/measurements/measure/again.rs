@@ -1,4 +1,4 @@
-//! The same command again: what stands in the target before a run that is timed.
+//! Repeated commands: the contents of the target before a timed run.
 
 use std::path::PathBuf;
 
@@ -8,28 +8,29 @@ use clap::ValueEnum;
 use crate::data::datasets::{self, DataSet};
 use crate::data::volume::Volume;
 
-/// What has happened to the source since the target was filled.
+/// The contents of the target in comparison with the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Again {
-    /// The directories are there, and no file. They are made before each run.
+    /// The target has the directories of the source, but no files. They are created before each run.
     Directories,
-    /// Nothing. The target is filled once, and each tool runs once untimed.
+    /// The target equals the source. It is filled once, and each tool runs once without timing.
     Unchanged,
-    /// Some bytes are others in one of a hundred groups of 4 MiB of large files. The target is filled before each run.
+    /// The source differs in some bytes of one in a hundred groups (4 MiB) of large files. The target is filled before
+    /// each run.
     Changed,
 }
 
 /// One data set of a comparison.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
-    /// What tools copy.
+    /// The data set to copy.
     pub(crate) source: DataSet,
-    /// What the target holds before they do, and why.
+    /// The data set that the target contains before a run, and its relation to the source.
     before: Option<(Again, DataSet)>,
 }
 
 impl Task {
-    /// Copies of `set` into an empty directory, or again into one that has been filled.
+    /// Returns a task that copies `set` into an empty directory, or into one that is already filled.
     pub(crate) fn new(set: DataSet, again: Option<Again>) -> Result<Self> {
         let source = match again {
             Some(Again::Changed) => datasets::ensure_changed(&set)?,
@@ -41,7 +42,7 @@ impl Task {
         })
     }
 
-    /// Once, before the first run. A run that finds nothing to copy needs no memory to be touched beforehand.
+    /// Prepares the volume before the first run. If runs find nothing to copy, memory need not be touched in advance.
     pub(crate) fn prepare(&self, volume: &Volume) -> Result<()> {
         match &self.before {
             None => volume.warm(&self.source.root),
@@ -50,7 +51,7 @@ impl Task {
         }
     }
 
-    /// The directory that the next run copies into.
+    /// Returns the directory into which the next run copies.
     pub(crate) fn target(&self, volume: &Volume) -> Result<PathBuf> {
         match &self.before {
             None => volume.fresh_directory(),
@@ -60,7 +61,7 @@ impl Task {
         }
     }
 
-    /// Whether a tool runs once untimed, so that what it does differently from `cp -a` is done.
+    /// Returns whether each tool runs once without timing, to make the changes in which it differs from `cp -a`.
     pub(crate) fn has_untimed_run(&self) -> bool {
         matches!(self.before, Some((Again::Unchanged, _)))
     }

@@ -1,4 +1,4 @@
-//! What the bare path does: round trip, and throughput of one and of eight TCP flows by iperf3.
+//! Measures the path itself: its round-trip time, and the throughput of one and of eight TCP flows with iperf3.
 
 use std::net::UdpSocket;
 use std::path::Path;
@@ -32,14 +32,14 @@ pub(crate) struct Throughput {
     pub(crate) retransmits: u64,
 }
 
-/// The runs of iperf3: their numbers of flows and their length.
+/// The number of flows and the duration of the iperf3 runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
-    /// Number of flows of each run.
+    /// Number of flows in each run.
     pub(crate) flow_counts: &'static [u32],
-    /// Measured seconds of each run.
+    /// Measured part of each run, in seconds.
     pub(crate) seconds: u32,
-    /// Seconds before the measured ones, left out because of slow start.
+    /// Time before the measured part, in seconds. It is excluded because of slow start.
     pub(crate) omitted_seconds: u32,
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn measure(
     })
 }
 
-/// The table of a calibration.
+/// Returns the table of the calibrations.
 pub(crate) fn table(calibrations: &[Calibration]) -> String {
     let rows: Vec<Vec<String>> = calibrations
         .iter()
@@ -100,7 +100,7 @@ pub(crate) fn table(calibrations: &[Calibration]) -> String {
     )
 }
 
-/// Median of UDP echoes between the hosts.
+/// Returns the median round-trip time of UDP echoes between the hosts.
 fn measured_round_trip(hosts: &Hosts) -> Result<Duration> {
     let echo = inside::on_host(&hosts.target, || {
         Ok(UdpSocket::bind((hosts.target_address.as_str(), 0))?)
@@ -136,7 +136,7 @@ fn ask(hosts: &Hosts, port: u16) -> Result<Duration> {
         .context("no echo came back")
 }
 
-/// Echoes until an empty datagram, or until nothing has come for long.
+/// Answers echoes until an empty datagram arrives, or until none arrives for a long time.
 fn answer(socket: &UdpSocket) -> Result<()> {
     let mut buffer = [0; 64];
     while let Ok((length, from)) = socket.recv_from(&mut buffer) {

@@ -1,6 +1,7 @@
-//! Medians, spreads and plain-text tables.
+//! Medians, ranges and plain-text tables.
 
-/// The middle of the values, or the mean of the two middle ones; none of none.
+/// Returns the median, which is the mean of the two middle values if their number is even. `None` if there are no
+/// values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -12,19 +13,19 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     Some(f64::midpoint(sorted[middle - 1], upper))
 }
 
-/// Least and greatest value.
+/// Returns the smallest and the largest value.
 pub(crate) fn spread(values: &[f64]) -> Option<(f64, f64)> {
     let least = values.iter().copied().min_by(f64::total_cmp)?;
     let greatest = values.iter().copied().max_by(f64::total_cmp)?;
     Some((least, greatest))
 }
 
-/// A number with `decimals`, or a dash.
+/// Formats a number with `decimals` decimals, or a dash if there is none.
 pub(crate) fn shown(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
-/// Lines up rows below their headings: the first column to the left, the others to the right.
+/// Formats a table. The first column is left-aligned, and the others are right-aligned.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let first = headings.iter().map(|&heading| heading.to_owned()).collect();
     let lines: Vec<Vec<String>> = std::iter::once(first).chain(rows.iter().cloned()).collect();

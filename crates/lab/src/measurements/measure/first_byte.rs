@@ -1,7 +1,7 @@
-//! Notices the first byte of data below a directory, whatever temporary name it has.
+//! Detects the first byte of data below a directory, whatever the temporary name of its file.
 //!
-//! Sleeps in inotify until a directory or file changes, and ends at the first file that holds data; space that is only
-//! reserved does not count. Data written through a memory mapping goes unnoticed until the file's name changes.
+//! Waits in inotify until a directory or file changes, and ends at the first file that contains data. Reserved space
+//! does not count. Data that is written through a memory mapping is not detected until the file is renamed.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// A watch over a directory and everything that comes to be below it.
+/// A watch on a directory and everything that is created below it.
 #[derive(Debug)]
 pub(crate) struct FirstByte {
     events: OwnedFd,
@@ -26,7 +26,7 @@ pub(crate) struct FirstByte {
 }
 
 impl FirstByte {
-    /// Starts to watch; nothing below `root` holds data yet.
+    /// Starts to watch. There must be no data below `root` yet.
     pub(crate) fn watch(root: &Path) -> Result<Self> {
         let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
             .context("failed to start inotify")?;
@@ -38,7 +38,7 @@ impl FirstByte {
         Ok(watch)
     }
 
-    /// Waits for data, or for the other end of `stop` to close.
+    /// Waits for data, or until the other end of `stop` is closed.
     pub(crate) fn wait(mut self, stop: &PipeReader) -> Option<Instant> {
         loop {
             let mut sources = [
@@ -60,7 +60,7 @@ impl FirstByte {
         }
     }
 
-    /// Paths of the events that are ready.
+    /// Returns the paths of the pending events.
     fn changes(&self) -> Vec<PathBuf> {
         let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
         let mut reader = Reader::new(&self.events, &mut buffer);
@@ -82,7 +82,7 @@ impl FirstByte {
         paths
     }
 
-    /// Whether there is data at the path; watches it from now on if it is a directory.
+    /// Returns whether there is data at the path. Watches the path if it is a directory.
     fn look(&mut self, path: &Path) -> bool {
         match fs::symlink_metadata(path) {
             Ok(metadata) if metadata.is_dir() => self.add(path),
@@ -91,7 +91,7 @@ impl FirstByte {
         }
     }
 
-    /// Watches a directory; whether something below it holds data already.
+    /// Watches a directory. Returns whether there is data below it already.
     fn add(&mut self, directory: &Path) -> bool {
         let wanted =
             WatchFlags::CREATE | WatchFlags::MODIFY | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;

@@ -1,6 +1,6 @@
-//! One run of one tool: what the clock, the CPU and the memory say, and whether the copy is right.
+//! One run of one tool: its duration, CPU time and memory, and whether the copy is correct.
 //!
-//! The clock starts with the client and stops when every process of the copy has ended and the target is synced.
+//! The time starts with the client and ends when all processes of the copy have ended and the target is synced.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -27,24 +27,24 @@ use crate::processes::groups::Group;
 use crate::processes::server;
 use crate::processes::session::Session;
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "verdict", content = "why")]
 pub(crate) enum Verdict {
-    /// The target holds what the source holds.
+    /// The target equals the source.
     Right,
-    /// The tool said success but the target differs.
+    /// The tool reported success, but the target differs from the source.
     Wrong(String),
     /// The tool failed.
     Failed(String),
-    /// The tool was ended at the time limit.
+    /// The tool was stopped at the time limit.
     TimedOut,
     /// The tool is not installed.
     Missing(String),
 }
 
 impl Verdict {
-    /// The verdict in one word.
+    /// Returns the result in one word.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Right => "right",
@@ -55,7 +55,7 @@ impl Verdict {
         }
     }
 
-    /// Whether there was nothing to run.
+    /// Returns whether the tool is not installed.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))
     }
@@ -79,19 +79,19 @@ pub(crate) struct Run {
     pub(crate) verdict: Verdict,
     pub(crate) seconds: f64,
     pub(crate) first_byte_seconds: Option<f64>,
-    /// What both hosts have sent to each other until the client ended.
+    /// Bytes that both hosts have sent to each other before the client ended.
     pub(crate) wire_bytes: u64,
     pub(crate) source: Usage,
     pub(crate) target: Usage,
 }
 
 impl Run {
-    /// A run whose server or client could not be started.
+    /// Returns the result if a server or client could not be started.
     pub(crate) fn not_started(error: &anyhow::Error) -> Self {
         Self::without_figures(Verdict::Failed(format!("{error:#}")))
     }
 
-    /// In place of the runs of a tool that is not installed.
+    /// Returns the result of a tool that is not installed.
     pub(crate) fn missing(programs: String) -> Self {
         Self::without_figures(Verdict::Missing(programs))
     }
@@ -109,7 +109,7 @@ impl Run {
     }
 }
 
-/// What one side used.
+/// The resources that one side used.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Usage {
     pub(crate) cpu_seconds: f64,
@@ -130,7 +130,7 @@ impl SettleArgs {
     }
 }
 
-/// What stays the same over the runs of one comparison and path.
+/// The parameters that are constant over the runs of one comparison and path.
 #[derive(Debug)]
 pub(crate) struct Track<'a> {
     pub(crate) session: &'a Session,
@@ -143,8 +143,8 @@ pub(crate) struct Track<'a> {
     pub(crate) settle_max: Duration,
 }
 
-/// Waits until the machine is idle: write-back of the run before, and on a virtual machine the return of its
-/// free memory to the host, would take time from whoever comes next. It waits at most `settle_max`.
+/// Waits until the machine is idle, at most for `settle_max`. The write-back of the previous run would slow down the
+/// next run. On a virtual machine, so would the return of free memory to the host.
 pub(crate) fn settle(settle_max: Duration) -> Result<()> {
     let due = Instant::now() + settle_max;
     let mut before = processor_ticks()?;
@@ -163,15 +163,15 @@ pub(crate) fn settle(settle_max: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The longest wait for idle processors; work that still runs then was not started here.
+/// Default maximum wait for idle processors. Work that is still running then was not started by the lab.
 pub(crate) const SETTLE_MAX: Duration = Duration::from_secs(20);
 const SAMPLE: Duration = Duration::from_millis(250);
-/// How many samples in a row must be idle.
+/// Number of consecutive idle samples required.
 const IDLE_SAMPLES: u32 = 6;
-/// Processors count as idle when they work in at most one of this many ticks.
+/// Processors count as idle if at most one in this number of ticks is busy.
 const IDLE_SHARE: u64 = 20;
 
-/// Ticks in which processors worked, and all ticks (proc(5), `/proc/stat`).
+/// Returns the busy ticks and all ticks of the processors (proc(5), `/proc/stat`).
 pub(crate) fn processor_ticks() -> Result<(u64, u64)> {
     let text = fs::read_to_string("/proc/stat").context("failed to read /proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
@@ -180,14 +180,14 @@ pub(crate) fn processor_ticks() -> Result<(u64, u64)> {
         .skip(1)
         .map_while(|field| field.parse().ok())
         .collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; guest time is in user already
+    // user, nice, system, idle, iowait, irq, softirq, steal. The guest time is part of user.
     let all: u64 = ticks.iter().take(8).sum();
     let waiting: u64 = ticks.iter().skip(3).take(2).sum();
     Ok((all - waiting, all))
 }
 
-/// Runs every tool in turn, time after time, and tells of each run with its number. One that is not installed
-/// has one run that says so.
+/// Runs all tools in turn, `runs` times, and passes each run with its number to `told`. A tool that is not installed
+/// has a single run that reports this.
 pub(crate) fn in_turn(
     tools: &[Tool],
     runs: u32,
@@ -208,12 +208,12 @@ pub(crate) fn in_turn(
     }
 }
 
-/// Copies `source` with `tool` into a fresh directory.
+/// Copies `source` with `tool` into an empty directory.
 pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> {
     run_into(track, tool, source, &track.volume.fresh_directory()?)
 }
 
-/// Copies `source` with `tool` into `target`, the run's directory of the volume, whatever that holds.
+/// Copies `source` with `tool` into `target`, the run's directory on the volume, with its current contents.
 pub(crate) fn run_into(
     track: &Track<'_>,
     tool: &Tool,
@@ -316,7 +316,7 @@ fn timed(
     })
 }
 
-/// Runs the client, and waits for the server too if that ends by itself; none if the time was up.
+/// Runs the client, and waits for the server too if the server ends by itself. Returns `None` at the time limit.
 fn copy(
     track: &Track<'_>,
     client: &mut Command,
@@ -339,7 +339,7 @@ fn copy(
     Ok(status)
 }
 
-/// Of a client by how it ended; none if it was ended at the time limit.
+/// Returns the result for the exit status of a client. `None` means that the client was stopped at the time limit.
 pub(crate) fn verdict(status: Option<ExitStatus>, log: &Path) -> Verdict {
     match status {
         None => Verdict::TimedOut,
@@ -353,7 +353,7 @@ pub(crate) fn verdict(status: Option<ExitStatus>, log: &Path) -> Verdict {
     }
 }
 
-/// Waits for the child without polling; none if the deadline comes first.
+/// Waits for the child without polling. Returns `None` at the deadline.
 pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>> {
     let process = i32::try_from(child.id())
         .ok()
@@ -369,7 +369,7 @@ pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<
         .context("failed to wait for a process")
 }
 
-/// Whether the process ends by then. Its parent has still to take note of it, and `/proc` tells of it until then.
+/// Returns whether the process ends before the deadline. Its data in `/proc` stays available until the parent reaps it.
 pub(crate) fn ends_by(process: &OwnedFd, deadline: Instant) -> Result<bool> {
     loop {
         let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))?;
@@ -381,8 +381,8 @@ pub(crate) fn ends_by(process: &OwnedFd, deadline: Instant) -> Result<bool> {
     }
 }
 
-/// Samples both sides until told to stop. The peak of a side is the largest sum, over its living processes, of
-/// each one's own peak; memory shared between processes counts in each.
+/// Samples the memory of both sides until it is stopped. The peak of a side is the largest sum of the peaks of its
+/// running processes. Memory that several processes share is counted for each of them.
 fn watch_memory(stage: &Stage<'_>, stopped: &Receiver<()>) -> (Usage, Usage) {
     let (mut source, mut target) = (Usage::default(), Usage::default());
     loop {
@@ -394,7 +394,7 @@ fn watch_memory(stage: &Stage<'_>, stopped: &Receiver<()>) -> (Usage, Usage) {
     }
 }
 
-/// What the last client said, in the session's directory.
+/// The output of the last client, in the session's directory.
 pub(crate) const CLIENT_LOG: &str = "client.log";
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 const LOG_LINES_SHOWN: usize = 3;

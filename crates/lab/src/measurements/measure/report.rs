@@ -1,4 +1,4 @@
-//! What a comparison found: raw runs, medians per cell, text and JSON.
+//! The results of a comparison: raw runs and medians per cell, as text and JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use crate::measurements::peers::{Kind, Local, Tool};
 use crate::network::hosts::LinkArgs;
 use crate::units::RoundTrip;
 
-/// A whole comparison.
+/// All results of a comparison.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     header: Header,
@@ -23,7 +23,7 @@ pub(crate) struct Report {
     pub(crate) entries: Vec<Entry>,
 }
 
-/// The circumstances.
+/// The conditions of the measurements.
 #[derive(Debug, Serialize)]
 pub(crate) struct Header {
     kernel: String,
@@ -38,7 +38,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Asks the machine about itself.
+    /// Collects the properties of this machine.
     pub(crate) fn collect(
         link: &LinkArgs,
         target: String,
@@ -68,7 +68,7 @@ impl Header {
         })
     }
 
-    /// An instance with empty fields, for tests.
+    /// Returns a header with empty fields, for tests.
     #[cfg(test)]
     pub(crate) fn without_machine() -> Self {
         Self {
@@ -84,7 +84,7 @@ impl Header {
         }
     }
 
-    /// This instance with another description of the path, for a path of more than one link.
+    /// Replaces the description of the path, for a path of several links.
     pub(crate) fn over(self, path: String) -> Self {
         Self {
             path,
@@ -93,7 +93,7 @@ impl Header {
         }
     }
 
-    /// The facts of the measurement as text, one topic in each line.
+    /// Returns the conditions as text, one topic per line.
     pub(crate) fn text(&self) -> String {
         let mut text = format!(
             "kernel {}, {} × {}, load before {}\n",
@@ -113,7 +113,7 @@ impl Header {
     }
 }
 
-/// One run in its cell.
+/// One run, with its cell.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
     rtt_ms: f64,
@@ -142,13 +142,13 @@ impl Entry {
         }
     }
 
-    /// This run with its number, counted from 1.
+    /// Sets the number of the run, starting at 1.
     pub(crate) fn numbered(self, number: u32) -> Self {
         Self { number, ..self }
     }
 }
 
-/// One tool over one data set and round trip: medians of the runs that went right.
+/// The medians of one tool's successful runs with one data set and round-trip time.
 #[derive(Debug, Serialize)]
 struct Cell {
     rtt_ms: f64,
@@ -162,14 +162,14 @@ struct Cell {
     seconds_min: Option<f64>,
     seconds_max: Option<f64>,
     gigabits_per_second: Option<f64>,
-    /// The share of the path's payload rate, where the path has one.
+    /// The fraction of the path's payload rate, if the path has a rate limit.
     path_share: Option<f64>,
     files_per_second: Option<f64>,
     first_byte_seconds: Option<f64>,
     cpu_seconds_per_gibibyte: Option<f64>,
     source_peak_mebibytes: Option<f64>,
     target_peak_mebibytes: Option<f64>,
-    /// Both ways.
+    /// The traffic in both directions.
     wire_mebibytes: Option<f64>,
     times_rsync: Option<f64>,
     times_zmove: Option<f64>,
@@ -260,7 +260,7 @@ impl Report {
         }
     }
 
-    /// Raw runs and medians.
+    /// Returns the raw runs and the medians as JSON.
     pub(crate) fn json(&self) -> Result<String> {
         let blocks = self.blocks();
         let cells: Vec<&Cell> = blocks.iter().flatten().collect();
@@ -273,7 +273,7 @@ impl Report {
         serde_json::to_string_pretty(&whole).context("failed to write JSON")
     }
 
-    /// A table per round trip and data set, and what went wrong.
+    /// Returns a table per round-trip time and data set, and the failures.
     pub(crate) fn text(&self) -> String {
         let mut text = self.header.text();
         if !self.calibrations.is_empty() {
@@ -298,13 +298,13 @@ impl Report {
         text
     }
 
-    /// Whether every run of a tool that is installed went right.
+    /// Returns whether every run of an installed tool succeeded.
     pub(crate) fn all_right(&self) -> bool {
         let mut verdicts = self.entries.iter().map(|entry| &entry.run.verdict);
         verdicts.all(|verdict| *verdict == Verdict::Right || verdict.is_missing())
     }
 
-    /// Cells in the order of the runs, one block per round trip and data set.
+    /// Returns the cells in the order of the runs, in one block per round-trip time and data set.
     fn blocks(&self) -> Vec<Vec<Cell>> {
         let mut groups: Vec<Vec<&Entry>> = Vec::new();
         for entry in &self.entries {
@@ -323,7 +323,7 @@ impl Report {
     }
 }
 
-/// The cells of one round trip and data set, with the ratios between them.
+/// Returns the cells of one round-trip time and data set, with the ratios between them.
 fn block(entries: &[&Entry], payload_bits_per_second: Option<f64>) -> Vec<Cell> {
     let mut tools: Vec<&str> = Vec::new();
     for entry in entries {
@@ -359,7 +359,7 @@ fn ratio(value: Option<f64>, reference: Option<f64>) -> Option<f64> {
     Some(value? / reference?)
 }
 
-/// One run in a line.
+/// Returns a line that describes the run.
 pub(crate) fn line(entry: &Entry) -> String {
     let outcome = match &entry.run.verdict {
         Verdict::Right => "right".to_owned(),

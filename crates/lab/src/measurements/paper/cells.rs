@@ -1,4 +1,4 @@
-//! Medians of a study's runs, one per cell.
+//! The medians of a study's runs, one per cell.
 
 use zmove_types::SizeClass;
 
@@ -6,7 +6,7 @@ use super::plan::Part;
 use super::study::{Record, Study};
 use crate::measurements::measure::figures::{median, spread};
 
-/// One tool over one data set and round trip.
+/// One tool with one data set and round-trip time.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     pub(crate) part: Part,
@@ -15,19 +15,19 @@ pub(crate) struct Cell {
     pub(crate) files: u64,
     pub(crate) tool: String,
     pub(crate) processes: Option<u32>,
-    /// Bytes per second; none where no run went right or was cut.
+    /// The rate in bytes per second. `None` if no run succeeded or reached the time limit.
     pub(crate) rate: Option<f64>,
     pub(crate) rates: Option<(f64, f64)>,
     pub(crate) runs: usize,
-    /// Whether the rate is that of what had arrived when time was up.
+    /// Whether the rate is that of the data that had arrived at the time limit.
     pub(crate) is_cut: bool,
-    /// The CPU time of both sides for each GiB.
+    /// CPU time of both sides per GiB, in seconds.
     pub(crate) cpu_seconds_per_gibibyte: Option<f64>,
-    /// What went wrong, if the cell has no rate.
+    /// The failure, if the cell has no rate.
     pub(crate) trouble: Option<String>,
 }
 
-/// All cells in the order of their first runs.
+/// Returns all cells, in the order of their first runs.
 pub(crate) fn cells(study: &Study) -> Vec<Cell> {
     let mut groups: Vec<Vec<&Record>> = Vec::new();
     for record in &study.runs {
@@ -77,7 +77,7 @@ impl Cell {
     }
 }
 
-/// The cell of a tool, size and round trip in the part over sizes.
+/// Returns the cell of a tool, size and round-trip time in the part over sizes.
 pub(crate) fn find<'a>(
     cells: &'a [Cell],
     tool: &str,
@@ -92,7 +92,7 @@ pub(crate) fn find<'a>(
     })
 }
 
-/// What stands in a column, each once, in order.
+/// Returns the distinct values in ascending order.
 pub(crate) fn distinct<T: PartialOrd + Copy>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for value in values {
@@ -107,7 +107,7 @@ pub(crate) fn distinct<T: PartialOrd + Copy>(values: impl Iterator<Item = T>) ->
     distinct
 }
 
-/// The tools of the part over sizes, in the order in which they ran.
+/// Returns the tools of the part over sizes, in the order in which they ran.
 pub(crate) fn tools(cells: &[Cell]) -> Vec<&str> {
     let mut tools: Vec<&str> = Vec::new();
     for cell in cells.iter().filter(|cell| cell.part == Part::Sizes) {

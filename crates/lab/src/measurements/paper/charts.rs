@@ -10,7 +10,7 @@ use zmove_tools::drawing::{
 
 use super::cells::distinct;
 
-/// A whole picture.
+/// An image with several panels.
 #[derive(Debug)]
 pub(crate) struct Chart {
     pub(crate) heading: Heading,
@@ -18,20 +18,20 @@ pub(crate) struct Chart {
     /// The title of the horizontal axis.
     pub(crate) title_across: &'static str,
     pub(crate) panels: Vec<Panel>,
-    /// A line below everything.
+    /// A line below all panels.
     pub(crate) foot: String,
 }
 
-/// The axis that all panels share.
+/// The horizontal axis of all panels.
 #[derive(Clone, Debug)]
 pub(crate) enum Across {
-    /// Powers of two of bytes.
+    /// File sizes, as powers of two.
     Sizes(SizeAxis),
-    /// Steps at equal distances, from 0.
+    /// Labeled steps at equal distances, starting at 0.
     Steps(Vec<String>),
 }
 
-/// One diagram.
+/// One panel.
 #[derive(Debug)]
 pub(crate) struct Panel {
     pub(crate) title: String,
@@ -39,16 +39,16 @@ pub(crate) struct Panel {
     pub(crate) curves: Vec<Curve>,
 }
 
-/// The scale of a diagram.
+/// The scale of a panel's vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upwards {
-    /// From zero.
+    /// A linear scale that starts at zero.
     Linear,
-    /// Powers of ten.
+    /// A logarithmic scale with powers of ten.
     Logarithmic,
 }
 
-/// One tool.
+/// The curve of one tool.
 #[derive(Debug)]
 pub(crate) struct Curve {
     pub(crate) name: String,
@@ -56,25 +56,25 @@ pub(crate) struct Curve {
     pub(crate) points: Vec<Point>,
 }
 
-/// One figure of it.
+/// A point of a curve.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Point {
     pub(crate) x: f64,
     pub(crate) y: f64,
-    /// Whether the run was cut.
+    /// Whether the run reached the time limit.
     pub(crate) is_cut: bool,
 }
 
-/// How a tool is told from the others: by colour, by dashes and by its mark.
+/// The color, dashes and marker that distinguish a tool from the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Look {
     pub(crate) pen: Pen,
-    /// The outline of the mark around the origin, as the data of an SVG path.
+    /// The outline of the marker around the origin, as the data of an SVG path.
     pub(crate) mark: &'static str,
 }
 
 impl Chart {
-    /// The picture as SVG.
+    /// Returns the image as SVG.
     pub(crate) fn svg(&self) -> String {
         let mut body = Group::new();
         let mut top = TOP;
@@ -171,8 +171,8 @@ impl Panel {
         group.add(self.names(&|x| across.place(x), &height_of, plot_top))
     }
 
-    /// The names of the curves at their ends, as far apart as letters need; a thin line leads from the end of a curve
-    /// to a name that had to move.
+    /// Draws the names of the curves at their ends, with sufficient distance between them. A thin line connects the end
+    /// of a curve with a name that was moved.
     fn names(&self, place: &dyn Fn(f64) -> f64, height_of: &dyn Fn(f64) -> f64, top: f64) -> Group {
         let end = |curve: &Curve| {
             curve
@@ -213,7 +213,7 @@ impl Panel {
     }
 }
 
-/// Moves sorted heights apart until each has room for a name, within the plot where they all have room there.
+/// Moves sorted heights apart until each has room for a name. They stay within the plot if there is enough room.
 fn spread(heights: &[f64], top: f64, bottom: f64) -> Vec<f64> {
     let mut places: Vec<f64> = Vec::with_capacity(heights.len());
     for height in heights {
@@ -229,8 +229,8 @@ fn spread(heights: &[f64], top: f64, bottom: f64) -> Vec<f64> {
 }
 
 impl Curve {
-    /// The marks of all points, and lines between those that were measured one after the other: where this curve lacks
-    /// a point that another curve of the panel has, nothing is known in between.
+    /// Draws the markers of all points, and lines between consecutive points. If this curve lacks a point that another
+    /// curve of the panel has, there is no line across the gap.
     fn drawn(
         &self,
         measured: &[f64],
@@ -259,12 +259,12 @@ impl Curve {
 }
 
 impl Look {
-    /// Whether the picture is about whatever looks so.
+    /// Returns whether the tool is emphasized in the image.
     pub(crate) fn is_emphasised(&self) -> bool {
         self.pen.colour != GREY
     }
 
-    /// The mark of a run that was cut is hollow.
+    /// Draws a marker. It is hollow for a run that reached the time limit.
     fn mark_at(&self, x: f64, y: f64, is_cut: bool) -> Path {
         let fill = if is_cut { "#ffffff" } else { self.pen.colour };
         let mark = Path::new()
@@ -276,7 +276,7 @@ impl Look {
     }
 }
 
-/// A scale, which maps values to positions in a diagram from 0 to 1.
+/// A scale, which maps values to positions in a panel from 0 to 1.
 enum Scale {
     Linear(Axis),
     Logarithmic(LogAxis),
@@ -319,11 +319,11 @@ pub(crate) fn as_f64(count: usize) -> f64 {
 
 const HEAD: f64 = 22.0 + NAMES;
 const HEIGHT: f64 = 210.0;
-/// The space below a chart for the labels of the horizontal axis.
+/// The space below a panel for the labels of the horizontal axis.
 const BELOW: f64 = 24.0;
-/// The space at the right for the names of the curves.
+/// The space on the right for the names of the curves.
 const NAMES_WIDTH: f64 = 90.0;
-/// The space that a name needs.
+/// The height of a name.
 const NAME_HEIGHT: f64 = 14.5;
 const TICKS_MAX: u32 = 5;
 

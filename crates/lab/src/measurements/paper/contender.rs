@@ -1,4 +1,4 @@
-//! The tools of the study, each with its documented best flags.
+//! The tools of the study, each with the best options according to its documentation.
 
 use std::str::FromStr;
 
@@ -6,17 +6,17 @@ use anyhow::{Result, bail};
 
 use crate::measurements::peers::Tool;
 
-/// A tool as the study names it.
+/// A tool of the study.
 #[derive(Clone, Debug)]
 pub(crate) struct Contender {
     pub(crate) name: String,
     pub(crate) tool: Tool,
-    /// Of a wrapper whose processes are counted.
+    /// The number of processes, for a wrapper.
     pub(crate) processes: Option<u32>,
 }
 
 impl Contender {
-    /// The wrapper with that many processes.
+    /// Returns the wrapper with a number of processes.
     pub(crate) fn wrapper(processes: u32) -> Self {
         let tool = format!("{WRAPPER}:-n {processes}")
             .parse()
@@ -28,7 +28,7 @@ impl Contender {
         }
     }
 
-    /// This, and what else of it the study runs.
+    /// Returns this tool and its variants in the study.
     pub(crate) fn variants(&self) -> Vec<Self> {
         let swept = PROCESSES
             .iter()
@@ -53,7 +53,7 @@ impl FromStr for Contender {
     }
 }
 
-/// The tools by the names of the command line, which are those of `compare`.
+/// The tools by their names on the command line, and their names in `compare`.
 const TOOLS: [(&str, &str); 14] = [
     ("zmove", "zmove"),
     ("zmove-quic", "zmove:--transport quic"),
@@ -72,9 +72,9 @@ const TOOLS: [(&str, &str); 14] = [
 ];
 pub(crate) const ALL: &str =
     "zmove,zmove-quic,rsync,rsyncd,fpsync,scp,tarmbuffer,rclone,gridftp,syq,xrdcp,davix,rcp,qcp";
-/// The wrapper of rsync whose processes are swept.
+/// The wrapper of rsync that is measured with different numbers of processes.
 pub(crate) const WRAPPER: &str = "fpsync";
-/// How many of them.
+/// The numbers of processes.
 pub(crate) const PROCESSES: [u32; 5] = [1, 2, 4, 8, 16];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `zmove-lab figures`: the paper's figures with this lab's figures in them, and those that it leads to.
+//! `zmove-lab figures` draws the figures of the paper with the results of this lab, and additional ones.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,14 +19,14 @@ use super::plan::{Part, SWEPT_RTT_MS};
 use super::study::Study;
 use super::tables;
 
-/// Which study to draw.
+/// The study to draw.
 #[derive(Args, Debug)]
 pub(crate) struct FiguresArgs {
-    /// Directory of the study; the pictures and `results.md` are put there.
+    /// Directory of the study. The charts and `results.md` are written there.
     directory: PathBuf,
 }
 
-/// Draws everything and writes the tables.
+/// Draws all charts and writes the tables.
 pub(crate) fn figures(arguments: &FiguresArgs) -> Result<ExitCode> {
     let study = Study::read(&arguments.directory)?;
     let pictures = Pictures::of(&study);
@@ -46,7 +46,7 @@ pub(crate) fn figures(arguments: &FiguresArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What all pictures draw from.
+/// The data of all charts.
 struct Pictures {
     cells: Vec<Cell>,
     foot: String,
@@ -66,8 +66,8 @@ impl Pictures {
         }
     }
 
-    /// Every picture with its file name; a picture that repeats a figure of the paper is named by that
-    /// figure's number.
+    /// Returns all charts with their file names. A chart that corresponds to a figure of the paper has the number of
+    /// that figure.
     fn all(&self) -> Vec<(String, Chart)> {
         let mut all = Vec::new();
         let [near, far] = SWEPT_RTT_MS;
@@ -80,7 +80,7 @@ impl Pictures {
         ];
         for (name, rtt_ms, tools, bytes_max) in numbered {
             let title = format!("Rate by file size, {rtt_ms} ms");
-            // Few tools, and the message is how many times as fast one of them is.
+            // There are few tools, and a linear scale shows the ratio of their rates best.
             all.push((
                 name,
                 self.by_size(title, tools, Upwards::Linear, rtt_ms, bytes_max),
@@ -151,7 +151,7 @@ impl Pictures {
         }
     }
 
-    /// The tools over file sizes at one round trip.
+    /// Draws the rates of the tools over file sizes at one round-trip time.
     fn by_size(
         &self,
         title: String,
@@ -176,7 +176,7 @@ impl Pictures {
         )
     }
 
-    /// A curve over sizes for each tool.
+    /// Returns a curve over file sizes for each tool.
     fn curves(
         &self,
         tools: &[&str],
@@ -217,7 +217,7 @@ impl Pictures {
         })
     }
 
-    /// The wrapper by the number of its processes, and beside it what needs no such number.
+    /// Draws the rate of the wrapper over the number of its processes, next to tools without such a number.
     fn by_processes(&self, rtt_ms: f64, class: SizeClass) -> Option<Chart> {
         let here =
             |cell: &&Cell| cell.rtt_ms.to_bits() == rtt_ms.to_bits() && cell.class() == class;
@@ -276,7 +276,7 @@ impl Pictures {
         ))
     }
 
-    /// A panel for each class of sizes.
+    /// Draws a panel for each size class.
     fn by_round_trip(&self, tools: &[&str]) -> Chart {
         let rtts = self.round_trips();
         let panel = |(class, name): &(SizeClass, &str)| {
@@ -321,7 +321,7 @@ impl Pictures {
         )
     }
 
-    /// What is left at the far round trip of the rate at the near one.
+    /// Draws the ratio of the rate at the long round-trip time to that at the short one.
     fn ratios(&self, tools: &[&str]) -> Chart {
         let [near, far] = SWEPT_RTT_MS;
         let wanted = |cell: &&Cell| cell.rtt_ms.to_bits() == far.to_bits();
@@ -364,7 +364,7 @@ impl Pictures {
     }
 }
 
-/// The curves of those tools that have points. A run that brought nothing is no point: its curve has a gap there.
+/// Returns the curves of the tools that have points. A run that moved no data has no point, so its curve has a gap.
 fn curves(tools: &[&str], points: impl Fn(&str) -> Vec<Point>) -> Vec<Curve> {
     let curve = |tool: &&str| {
         let is_emphasised = tools.len() <= FEW || EMPHASISED.contains(tool);
@@ -383,12 +383,12 @@ fn curves(tools: &[&str], points: impl Fn(&str) -> Vec<Point>) -> Vec<Curve> {
         .map(curve)
         .filter(|curve| !curve.points.is_empty())
         .collect();
-    // What a picture is about lies above the rest.
+    // The emphasized curves are drawn above the others.
     curves.sort_by_key(|curve| curve.look.is_emphasised());
     curves
 }
 
-/// The mean of a class, of which a run that brought nothing leaves none.
+/// Returns the geometric mean of the values of a class.
 fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let logs: Vec<f64> = values.map(f64::ln).collect();
     (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / as_f64(logs.len())).exp())
@@ -398,12 +398,12 @@ fn power(bytes: u64) -> f64 {
     ByteCount(bytes).as_f64().log2()
 }
 
-/// The most curves of which each has a colour of its own.
+/// Maximum number of curves that each have their own color.
 const FEW: usize = 4;
-/// The tools that stand out where there are more than a few: this one, what most people have, and the two that come
-/// nearest over a long path.
+/// The tools to emphasize if there are more curves: zmove, the most common tool, and the two that come closest to zmove
+/// over a long path.
 const EMPHASISED: [&str; 4] = ["zmove", "rsync", "tarmbuffer", "gridftp"];
-/// The largest that is still one of lots of small files.
+/// The largest size in the class of lots of small files.
 const LOSF_BYTES: u64 = (1 << 20) - 1;
 pub(crate) const CLASSES: [(SizeClass, &str); 3] = [
     (SizeClass::Losf, "LOSF"),

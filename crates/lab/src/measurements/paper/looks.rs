@@ -1,13 +1,14 @@
-//! The same colours, dashes and marks for each tool in all pictures; grey for those that a picture is not about.
+//! The colors, dashes and markers of each tool, which are the same in all charts. Tools that a chart does not emphasize
+//! are gray.
 //!
-//! The colours are those of Okabe and Ito, the light ones darker, so that they show in print.
+//! The colors are those of Okabe and Ito. The light ones are darkened for print.
 
 use zmove_tools::drawing::{GREY, Pen};
 
 use super::charts::Look;
 use super::contender::WRAPPER;
 
-/// What a tool is called in pictures and tables.
+/// Returns the display name of a tool.
 pub(crate) fn name(tool: &str) -> String {
     match tool {
         "zmove-quic" => "zmove, QUIC".to_owned(),
@@ -18,7 +19,7 @@ pub(crate) fn name(tool: &str) -> String {
     }
 }
 
-/// How a tool is drawn: in grey unless the picture is about it.
+/// Returns the style of a tool, which is gray unless the tool is emphasized.
 pub(crate) fn look(tool: &str, is_emphasised: bool) -> Look {
     let found = LOOKS
         .iter()
@@ -50,7 +51,7 @@ const POINT_DOWN: &str = "M0,3.8L3.8,-3L-3.8,-3z";
 const DIAMOND: &str = "M0,-4.2L4.2,0L0,4.2L-4.2,0z";
 const BAR: &str = "M-1.6,-4h3.2v8h-3.2z";
 
-/// A longer name stands before the shorter one that it begins with.
+/// A name must precede any other name that is its prefix.
 const LOOKS: [(&str, Look); 7] = [
     ("zmove-quic", look_of("#0072b2", Some("6 3"), 2.0, SQUARE)),
     ("zmove", look_of("#0072b2", None, 3.0, CIRCLE)),
@@ -60,7 +61,7 @@ const LOOKS: [(&str, Look); 7] = [
     ("tarmbuffer", look_of("#007a5a", None, 1.8, BAR)),
     ("gridftp", look_of("#222222", Some("9 3 2 3"), 1.8, SQUARE)),
 ];
-/// The look of the tools that a picture is not about.
+/// The style of tools that are not emphasized.
 const BACKGROUND: Look = look_of(GREY, None, 1.1, DOT);
 
 #[cfg(test)]

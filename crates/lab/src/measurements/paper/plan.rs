@@ -1,32 +1,32 @@
-//! Which cells a study has.
+//! The cells of a study.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::SizeClass;
 
 use super::contender::{Contender, PROCESSES, WRAPPER};
 
-/// What all cells have in common. A study is gone on with by the same design only.
+/// The parameters common to all cells. A study can be continued only with the same design.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Design {
     pub(crate) budget_bytes: u64,
     pub(crate) size_max_bytes: u64,
     pub(crate) files_max: u64,
     pub(crate) cut_seconds: u64,
-    /// The path apart from its round trip.
+    /// A description of the path, without its round-trip time.
     pub(crate) path: String,
 }
 
-/// What a cell asks.
+/// The quantity that a cell measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Part {
-    /// The rate by file size.
+    /// The rate over file sizes.
     Sizes,
-    /// The rate by a wrapper's number of processes.
+    /// The rate over a wrapper's number of processes.
     Processes,
 }
 
-/// The cells of one data set and round trip: the tools run in turn.
+/// The cells of one data set and round-trip time, whose tools run in turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) part: Part,
@@ -37,7 +37,7 @@ pub(crate) struct Block {
 }
 
 impl Design {
-    /// All cells of that round trip.
+    /// Returns all blocks of a round-trip time.
     pub(crate) fn blocks(&self, rtt_ms: f64, tools: &[Contender]) -> Vec<Block> {
         let block = |part, file_bytes: u64, tools| {
             let files = (self.budget_bytes / file_bytes).clamp(1, self.files_max);
@@ -65,7 +65,7 @@ impl Design {
         blocks
     }
 
-    /// 1 KiB and its products with powers of four.
+    /// Returns 1 KiB and its products with powers of four.
     fn sizes(&self) -> Vec<u64> {
         let sizes = (0..27_u32).map(|power| SIZE_MIN << (2 * power));
         sizes
@@ -73,7 +73,7 @@ impl Design {
             .collect()
     }
 
-    /// One size of each class: the second largest small size, the third largest medium size, and the smallest
+    /// Returns one size of each class: the second largest small size, the third largest medium size, and the smallest
     /// large size.
     fn swept_sizes(&self) -> Vec<u64> {
         let of = |class| {
@@ -92,7 +92,7 @@ impl Design {
             .collect()
     }
 
-    /// Bytes of the target's file system: the largest data set, and as much again beside it.
+    /// Returns the size of the target's file system: twice the largest data set, and a reserve.
     pub(crate) fn image_bytes(&self) -> u64 {
         self.budget_bytes.max(self.size_max_bytes) * 2 + SPARE_BYTES
     }
@@ -101,7 +101,7 @@ impl Design {
 const SIZE_MIN: u64 = 1 << 10;
 /// LAN and WAN, as in the paper.
 pub(crate) const SWEPT_RTT_MS: [f64; 2] = [0.2, 90.0];
-/// The sweep of that storage writes a GiB.
+/// Space for the storage sweep, which writes one GiB.
 const SPARE_BYTES: u64 = 1280 << 20;
 
 #[cfg(test)]

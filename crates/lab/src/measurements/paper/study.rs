@@ -1,7 +1,6 @@
-//! The file that a study is kept in, `study.json`, and the same as `study.csv`.
+//! The file that contains a study, `study.json`, and the same data as `study.csv`.
 //!
-//! **Invariant:** what has been measured is on disk before the next run begins; the file is replaced, never
-//! written over.
+//! **Invariant:** a result is on disk before the next run starts. The files are replaced atomically, never overwritten.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,32 +17,32 @@ use crate::measurements::measure::calibrate::Calibration;
 use crate::measurements::measure::race::{Run, Verdict};
 use crate::measurements::measure::report::Header;
 
-/// A study as far as it has got.
+/// A study with its runs so far.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Study {
     version: u32,
     pub(crate) design: Design,
     pub(crate) sittings: Vec<Sitting>,
-    /// How each tool's client was started.
+    /// The command line of each tool's client.
     pub(crate) commands: BTreeMap<String, String>,
     pub(crate) runs: Vec<Record>,
     #[serde(skip)]
     directory: PathBuf,
 }
 
-/// One time that the command ran.
+/// One invocation of the command.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sitting {
     unix_seconds: u64,
     pub(crate) header: Value,
-    /// The bare paths.
+    /// The measurements of the paths themselves.
     pub(crate) calibrations: Vec<Value>,
 }
 
 /// One run of one tool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// In which sitting, counted from 0.
+    /// The index of the sitting, starting at 0.
     pub(crate) sitting: usize,
     pub(crate) part: Part,
     pub(crate) rtt_ms: f64,
@@ -52,7 +51,7 @@ pub(crate) struct Record {
     pub(crate) tool: String,
     pub(crate) processes: Option<u32>,
     pub(crate) number: u32,
-    /// What was at the target when a run was cut.
+    /// Bytes at the target when a run reached the time limit.
     pub(crate) arrived_bytes: Option<u64>,
     #[serde(flatten)]
     pub(crate) run: Run,
@@ -95,7 +94,8 @@ impl Record {
         self.file_bytes * self.files
     }
 
-    /// Bytes per second: of the whole, or of what had arrived when the run was cut; none if it failed.
+    /// Returns the rate in bytes per second. If the run reached the time limit, the rate is that of the data that had
+    /// arrived. `None` if the run failed.
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     pub(crate) fn rate(&self) -> Option<f64> {
         let bytes = match self.run.verdict {
@@ -106,7 +106,7 @@ impl Record {
         Some(bytes as f64 / self.run.seconds)
     }
 
-    /// The CPU seconds of both sides for each GiB that arrived.
+    /// Returns the CPU time of both sides per GiB that arrived, in seconds.
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     pub(crate) fn cpu_seconds_per_gibibyte(&self) -> Option<f64> {
         let bytes = if self.is_cut() {
@@ -118,7 +118,7 @@ impl Record {
         (bytes > 0).then(|| seconds * f64::from(1 << 30) / bytes as f64)
     }
 
-    /// Whether another run belongs to the same cell.
+    /// Returns whether another run belongs to the same cell.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         (self.part, self.file_bytes, self.rtt_ms.to_bits())
             == (other.part, other.file_bytes, other.rtt_ms.to_bits())
@@ -138,7 +138,7 @@ impl Record {
 }
 
 impl Study {
-    /// The study in that directory, or a new one.
+    /// Opens the study in a directory, or creates a new one.
     pub(crate) fn open(directory: &Path, design: &Design) -> Result<Self> {
         fs::create_dir_all(directory)
             .with_context(|| format!("failed to create {}", directory.display()))?;
@@ -183,17 +183,17 @@ impl Study {
         })
     }
 
-    /// Begins a sitting; the runs from here on belong to it.
+    /// Starts a sitting, to which all further runs belong.
     pub(crate) fn sit_down(&mut self, sitting: Sitting) {
         self.sittings.push(sitting);
     }
 
-    /// Forgets about tools that were not installed: they may be now.
+    /// Removes the records of tools that were not installed, because they may be installed now.
     pub(crate) fn forget_missing(&mut self) {
         self.runs.retain(|record| !record.run.verdict.is_missing());
     }
 
-    /// Adds what the bare path does.
+    /// Adds the measurement of a path.
     pub(crate) fn calibrated(&mut self, calibration: &Calibration) -> Result<()> {
         let sitting = self.sittings.last_mut().context("a sitting has begun")?;
         sitting
@@ -202,7 +202,7 @@ impl Study {
         Ok(())
     }
 
-    /// Notes how a tool is started, the first time.
+    /// Records the command line of a tool, unless it is recorded already.
     pub(crate) fn note_command(
         &mut self,
         tool: &str,
@@ -214,7 +214,7 @@ impl Study {
         Ok(())
     }
 
-    /// Adds a run and keeps everything.
+    /// Adds a run and saves the study.
     pub(crate) fn add(&mut self, record: Record) -> Result<()> {
         let sitting = self.sittings.len().saturating_sub(1);
         self.runs.push(Record { sitting, ..record });
@@ -222,8 +222,8 @@ impl Study {
         self.replace(TABLE, &self.csv())
     }
 
-    /// Whether the tool has yet to run for that time in the block. One that was cut, failed, is not there or
-    /// took more than `repeat_below` seconds the first time is not run again.
+    /// Returns whether the tool's run with this number is missing in the block. A tool is not run again if its first
+    /// run reached the time limit, failed, was impossible, or took longer than `repeat_below` seconds.
     pub(crate) fn is_missing(
         &self,
         block: &Block,

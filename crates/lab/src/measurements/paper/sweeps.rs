@@ -1,4 +1,4 @@
-//! The storage sweeps that stand before every transfer in the paper: one of each side, kept beside the study.
+//! The storage sweeps that the paper performs before transfers: one for each side, saved next to the study.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::measurements::peers::ZmoveProgram;
 
-/// Sweeps both storages, each unless it has been.
+/// Sweeps the storage of both sides, unless there is a saved sweep.
 pub(crate) fn ensure(out: &Path, zmove: &ZmoveProgram, source: &Path, target: &Path) -> Result<()> {
     std::fs::create_dir_all(source)
         .with_context(|| format!("failed to create {}", source.display()))?;
@@ -40,6 +40,6 @@ pub(crate) fn ensure(out: &Path, zmove: &ZmoveProgram, source: &Path, target: &P
     Ok(())
 }
 
-/// What both file systems have room for.
+/// A budget for which both file systems have enough space.
 const BUDGET: &str = "1GiB";
 const TIME: &str = "40s";

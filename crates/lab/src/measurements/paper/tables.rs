@@ -1,4 +1,4 @@
-//! A study in words: a line per run, tables for a terminal and for Markdown.
+//! A study as text: a line per run, and tables for a terminal and for Markdown.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::plan::{Part, SWEPT_RTT_MS};
 use super::study::{Record, Study};
 use crate::measurements::measure::figures;
 
-/// One run in a line.
+/// Returns a line that describes the run.
 pub(crate) fn line(record: &Record) -> String {
     let rate = record
         .rate()
@@ -27,7 +27,7 @@ pub(crate) fn line(record: &Record) -> String {
     )
 }
 
-/// A table for each round trip.
+/// Returns a table for each round-trip time.
 pub(crate) fn text(study: &Study) -> String {
     let cells = cells::cells(study);
     let mut text = String::new();
@@ -39,7 +39,7 @@ pub(crate) fn text(study: &Study) -> String {
     text
 }
 
-/// All tables, how the tools were started, and what must be said of cells.
+/// Returns all tables, the command lines of the tools, and the remarks on cells.
 pub(crate) fn markdown(study: &Study) -> String {
     let cells = cells::cells(study);
     let mut text =
@@ -81,7 +81,7 @@ pub(crate) fn markdown(study: &Study) -> String {
     text
 }
 
-/// How many runs the cells have, and how far these lie apart.
+/// Describes the number of runs per cell and the spread of their rates.
 fn runs_line(cells: &[Cell]) -> String {
     let counted: Vec<&Cell> = cells.iter().filter(|cell| cell.runs > 0).collect();
     let repeated: Vec<f64> = counted
@@ -111,7 +111,7 @@ struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// What tables are made of.
+/// The data of the tables.
 struct Tables<'a> {
     cells: &'a [Cell],
     tools: Vec<&'a str>,
@@ -198,7 +198,7 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// A row for each data set and round trip, a column for each number of processes.
+    /// Returns a table with a row for each data set and round-trip time, and a column for each number of processes.
     fn by_processes(&self) -> Option<Table> {
         let swept = || {
             self.cells
@@ -239,7 +239,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Every cell of another tool whose rate is above that of zmove over TCP.
+/// Returns all cells of other tools whose rate is above that of zmove over TCP.
 fn beaten(cells: &[Cell]) -> Vec<String> {
     let beats = |cell: &&Cell| {
         let own = find(cells, "zmove", cell.rtt_ms, cell.file_bytes)?;
@@ -259,7 +259,7 @@ fn beaten(cells: &[Cell]) -> Vec<String> {
     cells.iter().filter_map(|cell| beats(&cell)).collect()
 }
 
-/// Why cells have no figure; one line for each tool and cause.
+/// Returns the reasons for cells without figures, one line per tool and reason.
 fn troubles(cells: &[Cell]) -> Vec<String> {
     let mut lines: Vec<(String, usize)> = Vec::new();
     for cell in cells {
@@ -278,7 +278,7 @@ fn troubles(cells: &[Cell]) -> Vec<String> {
         .collect()
 }
 
-/// Three digits that count.
+/// Formats a number with three significant digits.
 fn significant(value: f64) -> String {
     match value {
         _ if value >= 100.0 => format!("{value:.0}"),
@@ -287,7 +287,7 @@ fn significant(value: f64) -> String {
     }
 }
 
-/// A bar would end a cell.
+/// Escapes vertical bars, which would end a cell.
 fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
 }

@@ -1,4 +1,4 @@
-//! The commands that copy, one for each tool: on the source's host, or on the target's where they pull.
+//! The commands that copy, one for each tool. They run on the source's host, or on the target's host if they pull.
 
 use std::process::Command;
 
@@ -8,15 +8,15 @@ use super::homes::Homes;
 use super::{Kind, MBUFFER_FLAGS, RUN_DIRECTORY, Stage, Tool, gridftp, programs, shell, xrootd};
 use crate::processes::inside;
 
-/// What all of them are made of.
+/// The parameters of all commands.
 pub(super) struct Client<'a> {
     pub(super) tool: &'a Tool,
     stage: &'a Stage<'a>,
     pub(super) homes: &'a Homes,
-    /// Of the target's host.
+    /// The address of the target's host.
     address: &'a str,
     port: u16,
-    /// Both end with a slash.
+    /// The paths of the source and the target, both with a trailing slash.
     pub(super) source: String,
     pub(super) target: String,
 }
@@ -28,14 +28,14 @@ impl<'a> Client<'a> {
             stage,
             homes: stage.homes,
             address: &stage.hosts.target_address,
-            // one without a server asks for none
+            // A tool without a server does not use the port.
             port: tool.port().unwrap_or_default(),
             source: format!("{}/", stage.source.display()),
             target: format!("{}/", stage.target.display()),
         }
     }
 
-    /// The command.
+    /// Returns the command.
     pub(super) fn command(&self) -> Result<Command> {
         let (address, port, target) = (self.address, self.port, &self.target);
         match self.tool.kind {
@@ -120,7 +120,7 @@ impl<'a> Client<'a> {
         )
     }
 
-    /// The tool's own arguments, for a shell.
+    /// Returns the tool's own arguments, for a shell.
     pub(super) fn further(&self) -> String {
         self.tool.arguments.join(" ")
     }
@@ -129,12 +129,12 @@ impl<'a> Client<'a> {
         Ok(shell(self.on_source("bash")?, line))
     }
 
-    /// The target as ssh's users write it.
+    /// Returns the target in the syntax of ssh.
     fn over_ssh(&self) -> String {
         format!("root@{}:{}", self.address, self.target)
     }
 
-    /// What of the daemon's module a run fills.
+    /// Returns the URL of the run's directory in the daemon's module.
     fn daemon_url(&self) -> String {
         format!(
             "rsync://{}:{}/target/{RUN_DIRECTORY}/",
@@ -159,7 +159,7 @@ impl<'a> Client<'a> {
         Ok(command)
     }
 
-    /// fpsync with all but the tool's own arguments, the source and the target.
+    /// Returns the fpsync command without the tool's own arguments, the source and the target.
     pub(super) fn fpsync_of(&self, jobs: &[&str]) -> Result<Command> {
         let mut command = self.on_source("fpsync")?;
         command
@@ -222,7 +222,8 @@ impl<'a> Client<'a> {
         Ok(command)
     }
 
-    /// XRootD's client, which copies what is in a directory only if that is named `.`.
+    /// Returns the command of XRootD's client, which copies the contents of a directory only if the directory is given
+    /// as `.`.
     fn xrdcp(&self) -> Result<Command> {
         let mut command = self.on_source("xrdcp")?;
         command.args(xrootd::XRDCP_FLAGS).args(&self.tool.arguments);
@@ -233,7 +234,8 @@ impl<'a> Client<'a> {
         Ok(command)
     }
 
-    /// davix, which ends with 255 after every tree, whether that was copied or not; the comparison tells.
+    /// Returns the command of davix. It ends with exit code 255 after every tree, even if the copy succeeded, so only
+    /// the comparison shows the result.
     fn davix(&self) -> Result<Command> {
         let (flags, further, source) = (xrootd::DAVIX_FLAGS, self.further(), &self.source);
         let url = format!("http://{}:{}/{RUN_DIRECTORY}", self.address, self.port);
@@ -242,8 +244,8 @@ impl<'a> Client<'a> {
         ))
     }
 
-    /// rcp, which has no option for ssh, takes one source, and fills an existing directory only when it may overwrite
-    /// it.
+    /// Returns the command of rcp. rcp has no option for ssh, accepts a single source, and copies into an existing
+    /// directory only if it may overwrite.
     fn rcp(&self) -> Result<Command> {
         let (flags, further) = (RCP_FLAGS, self.further());
         let (source, target) = (self.source.trim_end_matches('/'), self.over_ssh());
@@ -256,7 +258,7 @@ impl<'a> Client<'a> {
         Ok(command)
     }
 
-    /// qcp, which needs the round trip, from which its windows follow.
+    /// Returns the command of qcp, which derives its windows from the given round-trip time.
     fn qcp(&self) -> Result<Command> {
         let (further, target) = (self.further(), self.over_ssh());
         let rtt_ms = self.stage.hosts.round_trip().milliseconds().ceil();
@@ -279,7 +281,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// What its manual has for many files and for large ones. SFTP keeps no modes.
+/// The options that its manual recommends for many files and for large ones. Modes cannot be preserved over SFTP.
 const RCLONE_FLAGS: [&str; 8] = [
     "--transfers",
     "16",
@@ -290,17 +292,20 @@ const RCLONE_FLAGS: [&str; 8] = [
     "--sftp-disable-hashcheck",
     "--quiet",
 ];
-/// Modes kept; so many files at a time, which it would take from the number of cores.
+/// Preserves modes. The number of files in flight is set explicitly, because the default depends on the number of
+/// cores.
 const RCP_FLAGS: &str = "--preserve-settings=all --overwrite --max-files-in-flight=64";
-/// Trees with their modes; files at a time; 10 Gbit/s in bytes, whatever the path carries, and its largest datagrams.
+/// Copies trees with their modes, several files at a time, at 10 Gbit/s (in bytes) whatever the rate of the path, and
+/// with the largest datagrams.
 const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
-/// Eight at a time.
+/// Eight jobs at a time.
 const FPSYNC_JOBS: [&str; 2] = ["-n", "8"];
-/// Into how large parts fpsync cuts a tree: files and bytes.
+/// The size of the parts into which fpsync divides a tree: files and bytes.
 pub(crate) const FPSYNC_PARTS: [&str; 4] = ["-f", "1000", "-s", "64M"];
-/// Of the options of rsync those that fpsync has of itself, without the list of files, and whole files.
+/// The default rsync options of fpsync, without the list of files, and whole files.
 pub(crate) const FPSYNC_OPTIONS: &str = "-lptgoD --numeric-ids --whole-file";
-/// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
+/// Sixteen connections were the fastest setting in this lab. Without a tuning cache, runs are independent of each
+/// other.
 const SYQ_FLAGS: [&str; 4] = [
     "--no-progress",
     "--preserve=permissions",

@@ -1,7 +1,7 @@
-//! GridFTP's programs, in clear and for anybody: two servers between which the client only speaks (third party), or one
-//! to which it sends.
+//! The programs of GridFTP, unencrypted and without authentication. The client controls a transfer between two servers
+//! (third party), or sends to one server.
 //!
-//! They refuse to run where their own address has no name, so each gets `/etc/hosts` of its own in a mount namespace.
+//! The programs refuse to run if their own address has no name, so each has its own `/etc/hosts` in a mount namespace.
 
 use std::fs;
 use std::process::Command;
@@ -12,7 +12,7 @@ use super::{Stage, programs};
 use crate::processes::groups::Group;
 use crate::processes::inside;
 
-/// The server of the target.
+/// Returns the command of the target's server.
 pub(super) fn on_target(stage: &Stage<'_>) -> Result<Command> {
     let name = "globus-gridftp-server";
     let command = program(
@@ -25,7 +25,7 @@ pub(super) fn on_target(stage: &Stage<'_>) -> Result<Command> {
     server(stage, command, &stage.hosts.target_address)
 }
 
-/// The server of the source.
+/// Returns the command of the source's server.
 pub(super) fn at_source(stage: &Stage<'_>) -> Result<Command> {
     server(
         stage,
@@ -42,7 +42,7 @@ fn server(stage: &Stage<'_>, mut command: Command, address: &str) -> Result<Comm
     Ok(command)
 }
 
-/// Writes the names of both hosts.
+/// Writes the names of both hosts to the file that replaces `/etc/hosts`.
 fn write_names(stage: &Stage<'_>) -> Result<()> {
     let (hosts, path) = (stage.hosts, &stage.homes.gridftp_names);
     let (source, target) = (&hosts.source_address, &hosts.target_address);
@@ -50,7 +50,7 @@ fn write_names(stage: &Stage<'_>) -> Result<()> {
     fs::write(path, names).with_context(|| format!("failed to write {}", path.display()))
 }
 
-/// The client, without its two URLs.
+/// Returns the command of the client, without its two URLs.
 pub(super) fn client(stage: &Stage<'_>) -> Result<Command> {
     let mut command = on_source(stage, "globus-url-copy")?;
     command.args(FLAGS);
@@ -87,5 +87,6 @@ fn program(
 pub(super) const PORT: u16 = 2811;
 const SOURCE_NAME: &str = "lab-source";
 const TARGET_NAME: &str = "lab-target";
-/// Directories whole, mode E with reuse of data channels, 8 of them for each of 8 connections, pipelined commands.
+/// Copies whole directories in mode E with reused data channels, 8 data channels for each of 8 connections, and
+/// pipelined commands.
 const FLAGS: [&str; 8] = ["-cd", "-r", "-fast", "-p", "8", "-cc", "8", "-pp"];

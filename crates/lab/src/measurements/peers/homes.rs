@@ -1,4 +1,4 @@
-//! Keys and settings of the tools, made once per comparison in the session's directory.
+//! Keys and settings of the tools, created once per comparison in the session's directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::ssh::{SSH_PORT, Ssh};
 use super::{Kind, Tool};
 use crate::processes::session::Session;
 
-/// What the tools need.
+/// The keys and settings of all tools.
 #[derive(Debug)]
 pub(crate) struct Homes {
     pub(super) ssh: Ssh,
@@ -25,7 +25,7 @@ pub(crate) struct Homes {
 }
 
 impl Homes {
-    /// Prepares what `tools` need for copies of what is in `sources` to below `target_root`.
+    /// Creates the keys and settings that `tools` need to copy from `sources` to directories below `target_root`.
     pub(crate) fn prepare(
         session: &Session,
         tools: &[Tool],
@@ -82,7 +82,7 @@ impl Homes {
         fs::write(&self.rsyncd_config, config).context("failed to write rsyncd.conf")
     }
 
-    /// Lets the key in the home `client` do something below a root at the daemon of the home `server`.
+    /// Authorizes the key in the home `client` below a root at the daemon of the home `server`.
     fn allow_zmove(
         &self,
         (client, server): (&Path, &Path),
@@ -120,7 +120,7 @@ impl Homes {
     }
 }
 
-/// This project's program and how its server is run.
+/// The zmove program, and the arguments of its server.
 #[derive(Debug)]
 pub(crate) struct ZmoveProgram {
     pub(super) binary: String,
@@ -128,7 +128,7 @@ pub(crate) struct ZmoveProgram {
 }
 
 impl ZmoveProgram {
-    /// Finds the binary and splits the server's further arguments at spaces.
+    /// Finds the binary, and splits the server's additional arguments at spaces.
     pub(crate) fn find(asked: Option<&Path>, serve_arguments: &str) -> Result<Self> {
         let serve_arguments = serve_arguments
             .split_whitespace()
@@ -140,13 +140,13 @@ impl ZmoveProgram {
         })
     }
 
-    /// Where the program is.
+    /// Returns the path of the program.
     pub(crate) fn path(&self) -> &str {
         &self.binary
     }
 }
 
-/// The binary asked for; else beside this program, else in target/release, else on the PATH.
+/// Returns the requested binary, or else the one next to this program, in target/release or on the PATH.
 pub(crate) fn zmove_binary(asked: Option<&Path>) -> Result<String> {
     let beside = std::env::current_exe()?.with_file_name("zmove");
     let built = Path::new("target/release/zmove");

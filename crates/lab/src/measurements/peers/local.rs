@@ -1,7 +1,7 @@
-//! The tools that copy within the source's host, from one directory to another: what they do without a path.
+//! Tools that copy between two directories on the source's host, without a path.
 //!
-//! Beside them stand two that show what storage takes: a program that does no more than a push must, with many
-//! threads, and fio, which reads or writes as many bytes and copies nothing.
+//! Two more programs show the limits of the storage: one that does only what a push must do, with many threads, and
+//! fio, which reads or writes the same number of bytes without copying.
 
 use std::process::Command;
 
@@ -11,24 +11,24 @@ use super::client::Client;
 use super::homes::Homes;
 use super::programs;
 
-/// What is run.
+/// The kind of a local tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Local {
-    /// This project's mover.
+    /// zmove.
     Zmove,
-    /// cp, one file after the other.
+    /// cp, which copies one file after the other.
     Cp,
     /// rsync.
     Rsync,
-    /// Many rsyncs, each with a share of the files.
+    /// Several rsync processes, each with a part of the files.
     Fpsync,
-    /// One tar into another.
+    /// One tar that writes to another.
     Tar,
     /// rclone.
     Rclone,
-    /// [`crate::measurements::late::bare`]: files under their names.
+    /// [`crate::measurements::late::bare`], which creates files under their final names.
     BareCreate,
-    /// The same, under other names first.
+    /// [`crate::measurements::late::bare`], which creates files under other names and renames them.
     BareReplace,
     /// fio reads the source.
     FioRead,
@@ -37,7 +37,7 @@ pub(crate) enum Local {
 }
 
 impl Local {
-    /// The command, whose end is the end of the copy.
+    /// Returns the command. The copy ends when the command does.
     pub(super) fn command(self, client: &Client<'_>) -> Result<Command> {
         let (source, target, further) = (&client.source, &client.target, client.further());
         match self {
@@ -68,7 +68,7 @@ impl Local {
         }
     }
 
-    /// The programs that it needs.
+    /// Returns the programs that the tool needs.
     pub(super) fn needed(self) -> &'static [&'static str] {
         match self {
             Self::Zmove | Self::BareCreate | Self::BareReplace => &[],
@@ -81,7 +81,7 @@ impl Local {
         }
     }
 
-    /// What the tool says of its version.
+    /// Returns the version that the tool reports.
     pub(super) fn version(self, homes: &Homes) -> String {
         match self {
             Self::Zmove => programs::version(&homes.zmove.binary, "--version"),
@@ -106,9 +106,9 @@ fn bare(client: &Client<'_>, operation: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Sixteen at a time, and parts so small that all have work.
+/// Sixteen jobs, and parts that are small enough to keep all of them busy.
 const FPSYNC_JOBS: [&str; 4] = ["-n", "16", "-f", "300"];
 const RCLONE_FLAGS: &str =
     "--config /dev/null --transfers 16 --checkers 16 --multi-thread-streams 8 --quiet";
-/// Enough bytes at a time to keep storage busy that takes milliseconds for each request.
+/// Enough bytes in flight to keep storage busy that takes milliseconds for each request.
 const FIO_FLAGS: &str = "--name=lab --bs=1M --iodepth=32 --ioengine=libaio --direct=1";

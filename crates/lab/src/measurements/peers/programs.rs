@@ -1,4 +1,4 @@
-//! Which programs each tool needs, and where they are.
+//! The programs that each tool needs, and their paths.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::process::{Command, Stdio};
 
 use super::Kind;
 
-/// The names of what the tool needs and is not installed; none if it can run.
+/// Returns the programs of a tool that are not installed. `None` if all are installed.
 pub(super) fn missing(kind: Kind) -> Option<String> {
     absent(needed(kind))
 }
 
-/// Which of these programs are not installed; none if all are.
+/// Returns which of these programs are not installed. `None` if all are installed.
 pub(crate) fn absent(names: &[&str]) -> Option<String> {
     let absent: Vec<&str> = names
         .iter()
@@ -25,14 +25,14 @@ pub(crate) fn absent(names: &[&str]) -> Option<String> {
     }
 }
 
-/// Where a program is; its bare name if it is nowhere.
+/// Returns the path of a program, or its name if it is not installed.
 pub(super) fn path(name: &str) -> String {
     find(name)
         .and_then(|path| path.to_str().map(str::to_owned))
         .unwrap_or_else(|| name.to_owned())
 }
 
-/// The first line that a program says of its version, on whichever stream.
+/// Returns the first line of the version that a program reports, on either stream.
 pub(super) fn version(program: &str, argument: &str) -> String {
     let Ok(said) = Command::new(program)
         .arg(argument)
@@ -51,7 +51,7 @@ pub(super) fn version(program: &str, argument: &str) -> String {
 
 fn needed(kind: Kind) -> &'static [&'static str] {
     match kind {
-        // looked for by `ZmoveProgram`: without it there is nothing to compare with
+        // `ZmoveProgram` finds zmove. Without zmove there is nothing to compare.
         Kind::Zmove | Kind::ZmovePull => &[],
         Kind::ZmoveSsh => &["ssh", "sshd"],
         Kind::Rsync | Kind::RsyncPull | Kind::RsyncSimple => &["rsync", "ssh", "sshd"],
@@ -74,7 +74,7 @@ fn needed(kind: Kind) -> &'static [&'static str] {
     }
 }
 
-/// Daemons are often not on the path of whoever calls.
+/// Finds a program on the PATH and in the directories of daemons, which are often not on a user's PATH.
 fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let daemons = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);

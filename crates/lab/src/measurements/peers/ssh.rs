@@ -1,4 +1,4 @@
-//! sshd and ssh of the lab's own: keys, settings and command lines that leave those of the user alone.
+//! The lab's sshd and ssh. Their keys, settings and command lines are separate from those of the user.
 
 use std::env;
 use std::ffi::OsString;
@@ -26,8 +26,8 @@ impl Ssh {
         })
     }
 
-    /// Makes keys and settings; what sshd starts has the variables of `environment` too: NAME=VALUE, with spaces
-    /// between.
+    /// Creates keys and settings. `environment` has variables for the programs that sshd starts, as NAME=VALUE
+    /// separated by spaces.
     pub(crate) fn prepare(&self, environment: &str) -> Result<()> {
         let home = self.home.display();
         for key in [HOST_KEY, USER_KEY] {
@@ -70,7 +70,7 @@ impl Ssh {
         fs::write(self.home.join(CONFIG), config).context("failed to write sshd_config")
     }
 
-    /// An `ssh` for programs that take the first one on the path and pass it no options of theirs.
+    /// Writes an `ssh` script for programs that use the first ssh on the PATH and pass no options to it.
     fn write_ssh_of_path(&self) -> Result<()> {
         let script = format!(
             "#!/bin/sh\nexec {} {} \"$@\"\n",
@@ -88,19 +88,19 @@ impl Ssh {
         self.home.join("bin")
     }
 
-    /// Where that `ssh` is: a program that needs no arguments but the host and what to run there.
+    /// Returns the path of that `ssh`, which needs only the host and the command as arguments.
     pub(crate) fn program(&self) -> PathBuf {
         self.bin().join("ssh")
     }
 
-    /// The search path of programs, with that `ssh` before all others.
+    /// Returns the PATH with the directory of that `ssh` before all others.
     pub(crate) fn path(&self) -> Result<OsString> {
         let places = env::var_os("PATH").unwrap_or_default();
         let places = std::iter::once(self.bin()).chain(env::split_paths(&places));
         env::join_paths(places).context("the session's directory has no colon")
     }
 
-    /// The server, which stays in the foreground: its program and that one's arguments.
+    /// Returns the program and the arguments of the server, which stays in the foreground.
     pub(crate) fn daemon(&self) -> (String, [OsString; 4]) {
         let config = self.home.join(CONFIG).into_os_string();
         (
@@ -109,27 +109,27 @@ impl Ssh {
         )
     }
 
-    /// The key that servers let in.
+    /// Returns the path of the key that servers accept.
     pub(super) fn user_key(&self) -> PathBuf {
         self.home.join(USER_KEY)
     }
 
-    /// The command-line arguments of ssh, with its fastest cipher.
+    /// Returns the arguments of ssh, with its fastest cipher.
     pub(super) fn arguments(&self) -> String {
         format!("-p {SSH_PORT} {} {FASTEST_CIPHER}", self.options())
     }
 
-    /// The ssh client as one line, for rsync's `-e` and for shells, with its fastest cipher.
+    /// Returns the ssh command as one line, for rsync's `-e` and for shells, with its fastest cipher.
     pub(super) fn line(&self) -> String {
         format!("ssh {}", self.arguments())
     }
 
-    /// The ssh client as one line, with the cipher that ssh chooses.
+    /// Returns the ssh command as one line, with the default cipher.
     pub(super) fn line_of_choice(&self) -> String {
         format!("ssh -p {SSH_PORT} {}", self.options())
     }
 
-    /// scp as one line, with the fastest cipher.
+    /// Returns the scp command as one line, with the fastest cipher.
     pub(super) fn scp_line(&self) -> String {
         format!("scp -P {SSH_PORT} {} {FASTEST_CIPHER}", self.options())
     }
@@ -143,7 +143,7 @@ impl Ssh {
     }
 }
 
-/// Where its servers listen.
+/// The port of the lab's ssh servers.
 pub(crate) const SSH_PORT: u16 = 2222;
 const HOST_KEY: &str = "host_key";
 const USER_KEY: &str = "user_key";

@@ -1,6 +1,7 @@
-//! XRootD's server, in clear and for anybody, and its two clients: xrdcp by its own protocol, davix by WebDAV.
+//! The server of XRootD, unencrypted and without authentication, and its two clients: xrdcp with its own protocol, and
+//! davix with WebDAV.
 //!
-//! The server refuses to run as root, so the target becomes its user's before each run.
+//! The server refuses to run as root, so its user becomes the owner of the target before each run.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,7 @@ use anyhow::{Context, Result};
 use super::{Stage, programs};
 use crate::processes::{inside, run};
 
-/// The server of the target, which speaks both protocols.
+/// Returns the command of the target's server, which supports both protocols.
 pub(super) fn server(stage: &Stage<'_>) -> Result<Command> {
     let (home, target) = (&stage.homes.xrootd, stage.target);
     let root = target.parent().context("a run's directory has a parent")?;
@@ -45,9 +46,9 @@ fn config(root: &Path, home: &Path) -> String {
 
 pub(super) const PORT: u16 = 1_094;
 pub(super) const HTTP_PORT: u16 = 8_094;
-/// Debian's package makes it.
+/// The user that Debian's package creates.
 const USER: &str = "xrootd";
-/// Of xrdcp: files side by side, and the most connections that a server may be reached by.
+/// Options of xrdcp: parallel files, and the maximum number of connections to a server.
 pub(super) const XRDCP_FLAGS: [&str; 6] = [
     "--recursive",
     "--silent",
@@ -56,7 +57,7 @@ pub(super) const XRDCP_FLAGS: [&str; 6] = [
     "--streams",
     "15",
 ];
-/// Of davix-put: trees by sixteen threads, and no round trip before each file.
+/// Options of davix-put: sixteen threads for trees, and no extra round trip before each file.
 pub(super) const DAVIX_FLAGS: &str = "-r 16 --no-100-continue";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is moved: files of one size, in many directories or in one.
+//! The data sets: files of one size, in many directories or in one.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::data::datasets::{self, DataSet};
 use crate::units::ByteCount;
 
-/// A data set to be made.
+/// A data set to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Set {
     kind: Kind,
@@ -25,7 +25,8 @@ enum Kind {
     Huge,
 }
 
-/// The sets unless told otherwise. Over two links the larger ones take about 20 s at 400 Mbit/s, the small files at 35.
+/// The default data sets. Over two links, the larger ones take about 20 s at 400 Mbit/s. The small files take that at
+/// 35 Mbit/s.
 const SETS: [(&str, Set); 5] = [
     (
         "losf",
@@ -76,7 +77,7 @@ impl Set {
             .map_or("", |(name, _)| name)
     }
 
-    /// So many times as much.
+    /// Returns this set with `nodes` times as much data.
     pub(super) fn grown(self, nodes: usize) -> Self {
         match self.kind {
             Kind::Huge => Self {
@@ -90,7 +91,7 @@ impl Set {
         }
     }
 
-    /// The same bytes in at least as many files as there are nodes.
+    /// Returns a set with the same number of bytes and at least as many files as nodes.
     pub(super) fn cut(self, nodes: usize) -> Self {
         let files = self.files.max(nodes as u64);
         Self {
@@ -139,7 +140,7 @@ impl FromStr for Set {
     }
 }
 
-/// The paths of all files below the root of a set, in order, cut into as many lists as there are nodes.
+/// Returns the paths of all files of a set in order, divided into one list per node.
 pub(super) fn shares(set: &DataSet, nodes: usize) -> Result<Vec<Vec<String>>> {
     let mut paths = Vec::new();
     datasets::visit(&set.root, &mut |path, _| {

@@ -1,4 +1,4 @@
-//! The paper's figure of linear scalability: efficiency against nodes, a line for each data set.
+//! The paper's figure of linear scalability: efficiency over the number of nodes, with a line for each data set.
 
 use clap::ValueEnum;
 use zmove_tools::drawing::{Heading, Pen};
@@ -10,7 +10,7 @@ use crate::measurements::paper::charts::{
     Across, Chart, Curve, Look, Panel, Point, Upwards, as_f64,
 };
 
-/// A panel for each way to move the data that was measured.
+/// Draws a panel for each method that was measured.
 pub(super) fn draw(report: &Report, arguments: &ScaleArgs) -> Chart {
     let mut nodes: Vec<usize> = report.entries.iter().map(|entry| entry.nodes).collect();
     nodes.sort_unstable();
@@ -61,7 +61,7 @@ fn curves(report: &Report, method: Method, nodes: &[usize]) -> Vec<Curve> {
     names.dedup();
     let curve = |name: &&str| {
         let of = |nodes: usize| {
-            // one push from one node to one is where each line begins
+            // Each line starts with one push from one node to one node.
             let method = if nodes == 1 { Method::Single } else { method };
             let wanted = move |entry: &&Entry| {
                 entry.data == *name && entry.method == method && entry.nodes == nodes

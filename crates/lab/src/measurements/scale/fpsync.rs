@@ -1,5 +1,5 @@
-//! fpsync at the first sender, whose parts ssh workers copy: one on each sender, by rsync over ssh to one host, whose
-//! link is as wide as those of all senders together.
+//! fpsync on the first sender. Its parts are copied by ssh workers, one on each sender, with rsync over ssh to one
+//! host. The link of that host has the rate of the links of all senders together.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,15 +13,15 @@ use crate::processes::groups::Group;
 use crate::processes::server;
 use crate::processes::session::Session;
 
-/// The servers of a run, which end with this, and all that they and fpsync have started too.
+/// The servers of a run. Dropping this ends the servers, and all processes that they and fpsync have started.
 #[derive(Debug)]
 pub(super) struct Workers {
-    /// All of these processes, and no others: what a client that was ended leaves behind is found by it.
+    /// The control group of exactly these processes. It includes those that a killed client leaves behind.
     pub(super) group: Group,
     servers: Vec<Child>,
 }
 
-/// What the workers need, made once; an error if a program is missing.
+/// Creates the keys and settings of the workers, once. Returns an error if a program is missing.
 pub(super) fn prepare(session: &Session) -> Result<Ssh> {
     if let Some(missing) = peers::absent(&PROGRAMS) {
         bail!(
@@ -33,7 +33,7 @@ pub(super) fn prepare(session: &Session) -> Result<Ssh> {
     Ok(ssh)
 }
 
-/// Starts a server on each worker and on the receiving host; the command is fpsync's.
+/// Starts a server on each worker and on the receiving host. Returns the command of fpsync.
 pub(super) fn start(
     stand: &Stand<'_>,
     ssh: &Ssh,
@@ -83,7 +83,8 @@ pub(super) fn start(
     Ok((workers, fpsync))
 }
 
-/// The options as for fpsync's other copies, over ssh, whose command has no space: fpsync puts them in no quotes.
+/// Returns the options of other fpsync copies, with ssh. The ssh command must not contain spaces, because fpsync does
+/// not quote it.
 fn rsync_options(ssh: &Ssh) -> String {
     format!("{} -e {}", peers::FPSYNC_OPTIONS, ssh.program().display())
 }
@@ -98,5 +99,5 @@ impl Drop for Workers {
 }
 
 const PROGRAMS: [&str; 5] = ["fpsync", "fpart", "rsync", "ssh", "sshd"];
-/// What [`Method::Fpsync`](super::Method) has in its name.
+/// The number of workers that the documentation of [`Method::Fpsync`](super::Method) states.
 pub(super) const WORKERS_MAX: usize = 8;

@@ -1,5 +1,5 @@
-//! The target as the nodes of a stand see it with `--model`: each by a mount of its own, which is a client of one
-//! shared file system (`late/shared.rs`).
+//! The target with `--model`. Each node has its own mount, which is a client of one shared file system
+//! (`late/shared.rs`).
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use crate::measurements::late::Late;
 use crate::measurements::late::shared::{Charges, Costs, Shared};
 
-/// All clients, until this is dropped. **Invariant:** whoever has files open there has ended before.
+/// All clients, which are unmounted when this is dropped. **Invariant:** all processes with open files there have ended
+/// before.
 #[derive(Debug)]
 pub(super) struct Model {
     shared: Arc<Shared>,
@@ -36,7 +37,7 @@ impl Model {
         Ok(())
     }
 
-    /// Nothing is charged yet.
+    /// Resets all charges.
     pub(super) fn begin(&self) {
         self.shared.begin();
     }
@@ -45,7 +46,7 @@ impl Model {
         self.shared.charges()
     }
 
-    /// Lets all clients forget what has been removed from the target's root.
+    /// Makes all clients forget an entry that was removed from the target's root.
     pub(super) fn forget(&self, name: &OsStr) -> Result<()> {
         self.clients
             .iter()

@@ -1,4 +1,5 @@
-//! All runs, and what they come to: E is the rate of all nodes ÷ nodes ÷ the rate of one push from one node to one.
+//! All runs and their efficiency: the rate of all nodes, divided by the number of nodes and by the rate of one push
+//! from one node to one node.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -13,7 +14,7 @@ use crate::measurements::measure::race::Verdict;
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) entries: Vec<Entry>,
-    /// What the model of a cluster file system charges, where there is one.
+    /// The costs of the model of a cluster file system, if it is used.
     costs: Option<Costs>,
 }
 
@@ -21,7 +22,7 @@ pub(super) struct Report {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Entry {
     pub(super) data: &'static str,
-    /// On either side.
+    /// Number of nodes on each side.
     pub(super) nodes: usize,
     pub(super) method: Method,
     pub(super) number: u32,
@@ -29,7 +30,7 @@ pub(super) struct Entry {
     pub(super) figures: Figures,
 }
 
-/// An entry with what follows from it.
+/// An entry and its derived figures.
 #[derive(Serialize)]
 struct Judged<'a> {
     #[serde(flatten)]
@@ -44,7 +45,7 @@ struct Judged<'a> {
 }
 
 impl Entry {
-    /// Bits per second of all nodes together; none if the copy is not right.
+    /// Returns the rate of all nodes together in bits per second. `None` if the copy is not correct.
     #[expect(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
     fn rate(&self) -> Option<f64> {
         let Figures {
@@ -56,7 +57,7 @@ impl Entry {
         (*verdict == Verdict::Right).then(|| *bytes as f64 * 8.0 / seconds)
     }
 
-    /// Whether the machine, and not the links, may have been what limited.
+    /// Returns whether the machine, instead of the links, may have been the bottleneck.
     pub(super) fn is_void(&self) -> bool {
         self.figures.idle < IDLE_MIN
     }
@@ -77,7 +78,7 @@ impl Entry {
 }
 
 impl Report {
-    /// An empty one of runs on a target with these costs, or on the target as it is.
+    /// Returns an empty report. `costs` are those of the model, if it is used.
     pub(super) fn of(costs: Option<Costs>) -> Self {
         Self {
             entries: Vec::new(),
@@ -89,7 +90,7 @@ impl Report {
         self.entries.push(entry);
     }
 
-    /// The rate of one push of a data set from one node to one.
+    /// Returns the rate of one push of a data set from one node to one node.
     pub(super) fn single(&self, data: &str) -> Option<f64> {
         let singles = self
             .entries
@@ -98,7 +99,7 @@ impl Report {
         figures::median(&singles.filter_map(Entry::rate).collect::<Vec<_>>())
     }
 
-    /// In per cent.
+    /// Returns the efficiency in percent.
     #[expect(clippy::cast_precision_loss, reason = "a few nodes")]
     pub(super) fn efficiency(&self, entry: &Entry) -> Option<f64> {
         Some(entry.rate()? / entry.nodes as f64 / self.single(entry.data)? * 100.0)
@@ -110,7 +111,7 @@ impl Report {
             .all(|entry| entry.figures.verdict == Verdict::Right)
     }
 
-    /// One run in one line.
+    /// Returns a line that describes the run.
     pub(super) fn line(&self, entry: &Entry) -> String {
         self.row(entry).join("  ")
     }
@@ -138,7 +139,7 @@ impl Report {
             .map_or(table.clone(), |headline| format!("{headline}\n\n{table}"))
     }
 
-    /// What stands above all figures that are of a model.
+    /// Returns the headline above figures of the model.
     fn headline(&self) -> Option<String> {
         self.costs
             .map(|costs| format!("Model of a cluster file system: {costs}."))
@@ -191,7 +192,7 @@ impl Report {
     }
 }
 
-/// Below this share of idle processors the links may not have been what limited.
+/// Minimum fraction of idle processors for which the links are certain to be the bottleneck.
 pub(super) const IDLE_MIN: f64 = 0.25;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! One run: what the clock and the processors say, and whether the copy is right.
+//! One run: its duration, the CPU time, and whether the copy is correct.
 //!
-//! The clock starts with the first client and stops when all have ended and the target's file system is synced.
+//! The time starts with the first client and ends when all clients have ended and the target's file system is synced.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -33,27 +33,27 @@ pub(super) struct Figures {
     pub(super) bytes: u64,
     pub(super) seconds: f64,
     pub(super) first_byte_seconds: Option<f64>,
-    /// Share of their time in which the machine's processors did nothing, 0 to 1.
+    /// Fraction of the time in which the machine's processors were idle, from 0 to 1.
     pub(super) idle: f64,
-    /// Of all processes of the nodes, the broker among them.
+    /// CPU time of all processes of the nodes, including the broker, in seconds.
     pub(super) cpu_seconds: f64,
-    /// What the links of the receivers have carried, in both directions: work that was done twice shows here.
+    /// Bytes that the receivers' links have carried in both directions. Data that was sent twice is visible here.
     pub(super) wire_bytes: u64,
-    /// What the model of a cluster file system has charged.
+    /// The charges of the model of a cluster file system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) charges: Option<Charges>,
 }
 
-/// Where the target is.
+/// The location of the target.
 #[derive(Debug)]
 pub(super) struct Place {
     root: PathBuf,
-    /// Whether the directory is to be removed: a file system of the lab's own ends with it.
+    /// Whether the directory must be removed. A file system of the lab is removed with the lab.
     is_borrowed: bool,
 }
 
 impl Place {
-    /// Below a directory, or in a file system in memory.
+    /// Creates the target in a directory, or in a file system in memory.
     pub(super) fn open(session: &Session, directory: Option<&Path>) -> Result<Self> {
         let Some(directory) = directory else {
             let root = session.subdirectory("target")?;
@@ -76,7 +76,7 @@ impl Place {
         &self.root
     }
 
-    /// An empty directory for one run.
+    /// Returns an empty directory for a run.
     fn fresh(&self, model: Option<&Model>) -> Result<PathBuf> {
         self.clear(model)?;
         let target = self.root.join("run");
@@ -85,7 +85,7 @@ impl Place {
         Ok(target)
     }
 
-    /// Removes all that a run has left, the directory of its job too.
+    /// Removes everything that a run has left, including the directory of its job.
     fn clear(&self, model: Option<&Model>) -> Result<()> {
         for name in trees::names(&self.root)? {
             fs::remove_dir_all(self.root.join(&name)).context("failed to empty the target")?;
@@ -108,16 +108,16 @@ impl Drop for Place {
     }
 }
 
-/// The clients of a run, whose end is the end of the copy, and who works for them until then.
+/// The clients of a run, whose end is the end of the copy, and the processes that work for them until then.
 struct Crew {
     clients: Vec<Command>,
     movers: Vec<Child>,
-    /// Of fpsync.
+    /// The workers of fpsync.
     workers: Option<Workers>,
 }
 
 impl Crew {
-    /// Processor time of all processes so far.
+    /// Returns the CPU time of all processes so far.
     fn cpu_time(&self, stand: &Stand<'_>) -> Result<Duration> {
         let workers = self
             .workers
@@ -225,7 +225,8 @@ fn assemble(
     })
 }
 
-/// The first sender is the head, whose push starts the broker and moves too; on the others movers wait for it.
+/// Joins the nodes to a cluster and starts their movers. The first sender is the head. Its push starts the broker and
+/// moves data too. The movers of the other senders wait for it.
 fn join(stand: &Stand<'_>, receivers: &[String]) -> Result<Vec<Child>> {
     let head = &stand.senders[0];
     if !head
@@ -301,7 +302,7 @@ fn timed(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, crew: &mut Crew) -> R
     })
 }
 
-/// What the links of these nodes have carried so far.
+/// Returns the bytes that the links of these nodes have carried so far.
 fn carried_bytes(nodes: &[Node]) -> Result<u64> {
     nodes.iter().map(|node| node.host.carried_bytes()).sum()
 }

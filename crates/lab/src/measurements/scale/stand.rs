@@ -1,4 +1,4 @@
-//! The nodes of both sides, with a daemon on each receiver that lets all senders in.
+//! The nodes of both sides. Each receiver has a daemon that accepts all senders.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,36 +13,37 @@ use crate::processes::groups::Group;
 use crate::processes::{inside, server};
 use crate::units::{Rate, RoundTrip};
 
-/// Nodes that stand, until this is dropped.
+/// The nodes, which exist until this is dropped.
 #[derive(Debug)]
 pub(super) struct Stand<'a> {
     zmove: &'a str,
-    /// All processes of the nodes.
+    /// The control group of all processes of the nodes.
     pub(super) group: Group,
     servers: Vec<Child>,
     pub(super) senders: Vec<Node>,
     pub(super) receivers: Vec<Node>,
-    /// A host beside the senders whose link is as wide as all of theirs together.
+    /// A host of the senders' side whose link has the rate of all their links together.
     pub(super) wide_sender: Node,
-    /// A host beside the receivers whose link is as wide as all of theirs together.
+    /// A host of the receivers' side whose link has the rate of all their links together.
     pub(super) wide_receiver: Node,
-    /// How receivers, the wide one too, see the target, unless as it is.
+    /// The mounts through which the receivers, including the wide one, access the target. `None` if they access it
+    /// directly.
     pub(super) model: Option<Model>,
-    /// Where runs keep what they need.
+    /// The directory for the temporary files of runs.
     pub(super) scratch: PathBuf,
     _star: Star,
 }
 
-/// A host with its keys and all else that its zmove keeps.
+/// A host with the home directory of its zmove.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) host: Host,
     pub(super) home: PathBuf,
-    /// What its programs find in place of the target's root.
+    /// The directory that its programs find instead of the target's root.
     view: Option<View>,
 }
 
-/// A directory that stands for another one.
+/// A directory that replaces another one.
 #[derive(Clone, Debug)]
 struct View {
     directory: PathBuf,
@@ -52,7 +53,7 @@ struct View {
 impl<'a> Stand<'a> {
     pub(super) fn open(lab: &Lab<'a>, name: &str, nodes: usize) -> Result<Self> {
         let rate = lab.arguments.rate;
-        // who shares a file system stands near: the path lies between the two sides
+        // Nodes that share a file system are near each other, so the round-trip time is between the sides.
         let side = |letter: char, round_trip: RoundTrip| {
             let wide = Spoke {
                 name: format!("{letter}-wide"),
@@ -117,7 +118,7 @@ impl<'a> Stand<'a> {
         self.senders.len()
     }
 
-    /// Gives all who write to the target a view of it as a client of its own.
+    /// Gives each host that writes to the target its own mount, as a client of the model.
     fn see_by_model(&mut self, costs: Costs, root: &Path) -> Result<()> {
         let model = self.model.insert(Model::new(costs));
         for node in self.receivers.iter_mut().chain([&mut self.wide_receiver]) {
@@ -133,7 +134,7 @@ impl<'a> Stand<'a> {
         Ok(())
     }
 
-    /// Every sender may write below the root of the target, at every receiver.
+    /// Starts a daemon on each receiver, where every sender may write below the target's root.
     fn serve(&mut self, root: &Path) -> Result<()> {
         let mut keys = Vec::new();
         for sender in self.all_senders() {
@@ -167,7 +168,7 @@ impl<'a> Stand<'a> {
         Ok(())
     }
 
-    /// Every sender knows the key of every receiver.
+    /// Makes every sender trust the key of every receiver.
     fn introduce(&self) -> Result<()> {
         for sender in self.all_senders() {
             for receiver in &self.receivers {
@@ -181,14 +182,14 @@ impl<'a> Stand<'a> {
         self.senders.iter().chain([&self.wide_sender])
     }
 
-    /// zmove on a node, which is known by the name of its host; the processor time that it takes is counted.
+    /// Returns a zmove command that runs on a node, under the name of the node's host. Its CPU time is counted.
     pub(super) fn command(&self, node: &Node) -> Result<Command> {
         let mut command = self.program(node, &self.group, self.zmove)?;
         command.env("ZMOVE_HOME", &node.home);
         Ok(command)
     }
 
-    /// A program on a node, which sees the target as that node does.
+    /// Returns a command that runs a program on a node, with the node's view of the target.
     pub(super) fn program(&self, node: &Node, group: &Group, program: &str) -> Result<Command> {
         let namespace = &node.host.namespace;
         let mut command = inside::command(Some(namespace), Some(group), "unshare")?;
@@ -206,7 +207,7 @@ impl<'a> Stand<'a> {
         Ok(command)
     }
 
-    /// Runs zmove on a node to its end, and returns what it has printed.
+    /// Runs zmove on a node to completion and returns its output.
     pub(super) fn output(&self, node: &Node, words: &[&str]) -> Result<String> {
         let output = self
             .command(node)?
@@ -225,7 +226,7 @@ impl<'a> Stand<'a> {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Whether this zmove has jobs of many senders.
+    /// Returns whether this version of zmove supports jobs of several senders.
     pub(super) fn knows_clusters(&self) -> Result<bool> {
         let asked = Command::new(self.zmove)
             .args(["cluster", "--help"])
@@ -253,9 +254,9 @@ impl Node {
     }
 }
 
-/// Gives the host its name, puts its view in the target's place, and becomes the program.
+/// Sets the host's name, mounts the view over the target's root, and executes the program.
 const SEEING: &str =
     r#"echo "$0" > /proc/sys/kernel/hostname && mount --bind "$1" "$2" && shift 2 && exec "$@""#;
-/// Gives the host its name, and becomes the program.
+/// Sets the host's name and executes the program.
 const NAMED: &str = r#"echo "$0" > /proc/sys/kernel/hostname && exec "$@""#;
 const PORT: u16 = 5870;
