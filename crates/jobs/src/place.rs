@@ -285,7 +285,7 @@ mod tests {
     fn network_file_systems_are_refused() {
         let refused =
             |kind| refuse_network(Path::new("/home/a"), kind).map_err(|error| error.to_string());
-        // By the names and numbers of statfs(2), and of the programs that are not in Linux.
+        // The names and numbers are those of statfs(2), and of file systems that are not part of Linux.
         let network = [
             ("nfs", 0x6969),
             ("smb", 0x517b),
@@ -342,7 +342,7 @@ mod tests {
         }
         std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
         Place::open(&path).unwrap();
-        // what was put there while it was open
+        // Files that were created while the directory was open to others.
         for name in ["jobs.db", "jobs.db-wal", "runner.log"] {
             let file = path.join(name);
             std::fs::write(&file, "").unwrap();

@@ -174,7 +174,8 @@ mod tests {
         Step::Expire,
     ];
 
-    /// Does not compile without each step that exists; [`STEPS`] has them all if it has each of these places.
+    /// Returns the index of a step in [`STEPS`]. The match does not compile if a step is missing, so the test can check
+    /// that [`STEPS`] contains all of them.
     fn place(step: Step) -> usize {
         match step {
             Step::Release => 0,

@@ -61,7 +61,7 @@ pub(super) mod tests {
     use crate::job::{JobId, Moved};
     use crate::state::State;
 
-    /// An event of a job with names that somebody may have chosen to mislead.
+    /// Returns an event of a job whose names may have been chosen to mislead.
     pub(in crate::notify) fn document() -> EventDocument {
         document_with_message(None)
     }

@@ -139,7 +139,7 @@ mod tests {
         let known: Vec<_> = environment::handed_on()
             .map(|(name, _)| name.into_string().unwrap())
             .collect();
-        // The first ones are those of a shell.
+        // The shell sets these variables.
         let is_known = |name: &str| {
             ["PWD", "OLDPWD", "SHLVL", "_"].contains(&name) || known.contains(&name.to_owned())
         };
@@ -149,7 +149,7 @@ mod tests {
         );
     }
 
-    /// The document is longer than a pipe holds.
+    /// The document is larger than the buffer of a pipe.
     #[test]
     fn a_command_that_reads_nothing_accepts_the_event() {
         let event = document_with_message(Some("x".repeat(1 << 20)));
@@ -192,7 +192,7 @@ mod tests {
             let mut said = [0; 6];
             matches!((&held).read(&mut said), Ok(6)) && said == *b"begun\n"
         };
-        // On a busy host the shell may be killed before it has begun.
+        // On a busy host, the shell may be killed before it has started.
         assert!([3, 10, 60].into_iter().any(has_begun));
         // The shell and the process that it has started hold the pipe open until they end.
         let within = Timespec::try_from(Duration::from_secs(60)).unwrap();

@@ -218,8 +218,8 @@ mod tests {
 
     use super::*;
 
-    /// A runner that was killed between a fork and what follows it leaves a process that does not look like the job's
-    /// yet; a later one has to be able to end it all the same.
+    /// A runner that was killed just after a fork leaves a process that does not look like the job's process yet. A
+    /// later runner must still be able to end it.
     #[test]
     fn a_process_that_was_not_found_is_looked_for_again() {
         let directory = tempfile::tempdir().unwrap();

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::store::tests::{START, left_copy};
 
-    /// The directory of the job may be gone, or the program.
+    /// The directory of the job or the program may have been removed.
     #[test]
     fn a_copy_for_which_no_process_starts_is_left_to_itself_in_the_end() {
         let (mut site, id) = left_copy();

@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// A backup that was unpacked there, or a slip of the shell, leaves such things.
+    /// A restored backup or a mistake in a shell may create such files.
     #[test]
     fn what_is_no_fifo_makes_room_for_one() {
         let directory = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ mod tests {
             let bell = Bell::open(&path).unwrap();
             assert!(is_up() && bell.is_at(&path));
             drop(bell);
-            // a child that another test has just forked has it until it executes its program
+            // A child that another test has just forked holds the file until it executes its program.
             let until = Instant::now() + Duration::from_secs(60);
             while is_up() {
                 assert!(Instant::now() < until, "it is read still");

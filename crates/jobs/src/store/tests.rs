@@ -1,4 +1,4 @@
-//! Stores in real files.
+//! Tests stores in real files.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -59,7 +59,7 @@ pub(crate) fn job(label: &str) -> NewJob {
     }
 }
 
-/// A job that is held and whose copy may go on.
+/// Returns a paused job whose copy may still be running.
 pub(crate) fn left_copy() -> (Site, JobId) {
     let mut site = site();
     let id = site.submit(&job("a"));
@@ -86,12 +86,12 @@ fn ended(verdict: AttemptVerdict) -> Ending {
     }
 }
 
-/// What a change of waiting jobs has done.
+/// The effect of releasing waiting jobs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Released {
-    /// Jobs that may begin now.
+    /// Jobs that were queued.
     queued: u64,
-    /// Jobs that have ended, because another one has.
+    /// Jobs that ended because another job did.
     ended: u64,
 }
 
@@ -122,7 +122,7 @@ impl Site {
         self.store.job(id).unwrap().state
     }
 
-    /// Runs a queued job to this end.
+    /// Runs a queued job to this ending.
     fn run(&mut self, id: JobId, ending: &Ending, now: Moment) -> State {
         let started = self.store.start(id, now).unwrap();
         self.store
@@ -131,7 +131,7 @@ impl Site {
             .unwrap()
     }
 
-    /// The events of a job of which the webhook is notified.
+    /// Returns the kinds of a job's events that the webhook reports.
     fn notified(&self, id: JobId) -> Vec<String> {
         let sent = self.store.notifications(id).unwrap().into_iter();
         sent.filter(|sent| sent.method == NotifyMethod::Webhook)
@@ -269,7 +269,7 @@ fn an_attempt_that_comes_further_puts_off_the_deadline() {
         Some(State::Waiting)
     );
     site.release(later(3601)).unwrap();
-    // an hour after the start, and no further than before, but not yet an hour after that
+    // One hour after the start without further progress, but less than an hour after the last progress.
     assert_eq!(site.run(id, &further, later(3601)), State::Waiting);
     site.release(later(3605)).unwrap();
     assert_eq!(site.run(id, &further, later(7199)), State::Expired);
@@ -333,7 +333,7 @@ fn a_job_is_held_and_goes_on() {
         site.store.settle(id, 1, &interrupted, later(9000)).unwrap(),
         Some(State::Paused)
     );
-    // held for longer than its deadline
+    // The job was held for longer than its deadline.
     assert_eq!(
         site.store.resume(id, later(9000)).unwrap(),
         Answer::Now(State::Waiting)
@@ -623,7 +623,7 @@ fn a_long_history_is_read_in_pieces_the_newest_first() {
             (State::Queued, 1)
         ]
     );
-    // No query reads all rows of the table.
+    // No query may scan the whole table.
     for query in [
         read::newest_sql(),
         read::newest_in_state_sql(),

@@ -1,4 +1,4 @@
-//! Webhooks against a server of the test's own, over real sockets and TLS.
+//! Tests webhooks against a local server, over real sockets and TLS.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
@@ -14,14 +14,15 @@ use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A server with a certificate of an authority of its own.
+/// A server whose certificate is signed by a test authority.
 pub(in crate::notify) struct Authority {
     pub(in crate::notify) directory: TempDir,
     config: Arc<ServerConfig>,
 }
 
 impl Authority {
-    /// The authority, whose certificate is in `ca.pem`, and the server's settings with a certificate for these names.
+    /// Creates the authority, whose certificate is in `ca.pem`, and the settings of a server with a certificate for
+    /// these names.
     pub(in crate::notify) fn new() -> Self {
         Self::for_names(["localhost", "127.0.0.1"])
     }
@@ -50,7 +51,7 @@ impl Authority {
         }
     }
 
-    /// Answers one request with these bytes; returns what was asked.
+    /// Answers one request with these bytes. Returns the request.
     pub(in crate::notify) fn answer(
         &self,
         answer: &'static str,
@@ -62,7 +63,7 @@ impl Authority {
             let (stream, _) = listener.accept().unwrap();
             let mut tls = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
             let request = read_request(&mut tls);
-            // A client that does not trust the server has closed the connection.
+            // A client that does not trust the server closes the connection.
             let _hung_up = tls.write_all(answer.as_bytes()).and_then(|()| tls.flush());
             request
         });
@@ -135,7 +136,7 @@ fn an_event_is_posted_with_a_signature() {
     );
 }
 
-/// The example of the specification's reference libraries.
+/// The example is from the reference libraries of the specification.
 #[test]
 fn signatures_are_those_of_standard_webhooks() {
     let key = key("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
@@ -208,7 +209,7 @@ fn a_server_without_a_trusted_certificate_gets_nothing() {
     assert_eq!(server.join().unwrap(), "");
 }
 
-/// The name of the URL leads to a server of another name, such as one of this host or its network.
+/// The name in the URL resolves to a server with another name, for example one on this host or its network.
 #[test]
 fn a_server_with_a_certificate_for_another_name_gets_nothing() {
     let authority = Authority::for_names(["intranet", "127.0.0.2"]);
@@ -228,7 +229,7 @@ fn a_server_with_a_certificate_for_another_name_gets_nothing() {
 
 #[test]
 fn a_server_that_hangs_is_left_at_the_time_limit() {
-    // The server takes the connection and sends nothing.
+    // The server accepts the connection and sends nothing.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let authority = Authority::new();
     let webhook = authority.webhook(listener.local_addr().unwrap(), "");

@@ -1,4 +1,4 @@
-//! The store as a file: its rights, its version, damage, locks and copies.
+//! Tests the store as a file: permissions, version, damage, locks and copies.
 
 use super::*;
 
@@ -131,7 +131,7 @@ fn a_backup_is_a_store() {
     );
 }
 
-/// A submission and the runner that it starts open a new store together.
+/// A submission and the runner that it starts open a new store at the same time.
 #[test]
 fn many_may_open_a_new_store_at_once() {
     for _ in 0..40 {

@@ -1,4 +1,4 @@
-//! Notifications: by which methods, how often, and for how long.
+//! Tests notifications: their methods, retries and time limits.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn an_event_is_sent_once_by_each_method() {
     );
 }
 
-/// A server that answers 500 for more than three days.
+/// The server answers with status 500 for more than three days.
 #[test]
 fn a_failing_notification_is_sent_ever_more_seldom_and_given_up_after_days() {
     let mut site = site();
@@ -104,7 +104,7 @@ fn a_failing_notification_is_sent_ever_more_seldom_and_given_up_after_days() {
     assert!(tries < 120, "{tries} tries for two events");
 }
 
-/// The runner was away for days: an old event is new to the hook.
+/// The runner was not running for days, so an old event is new to the hook.
 #[test]
 fn the_time_to_give_up_begins_with_the_first_failure() {
     let mut site = site();

@@ -1,4 +1,4 @@
-//! The runs of schedules.
+//! Tests the runs of schedules.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
         ..job("x")
     };
     let first = site.submit(&hourly);
-    // three hours late
+    // The run is three hours late.
     let now = later(4 * 3600 + 5);
     assert_eq!(site.release(now).unwrap().queued, 1);
     assert_eq!(site.notified(first), ["missed"]);

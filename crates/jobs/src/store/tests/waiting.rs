@@ -1,4 +1,4 @@
-//! Jobs that wait, by a clock that may be set.
+//! Tests waiting jobs with a clock that may be set.
 
 use super::*;
 use crate::schedule::{StartTime, first_time};
@@ -12,7 +12,7 @@ fn a_clock_that_is_set_back_does_not_hold_up_an_attempt() {
     assert_eq!(site.state(id), State::Queued);
 }
 
-/// A host may begin with a clock that is years ahead.
+/// A host may boot with a clock that is years ahead.
 #[test]
 fn a_clock_that_is_set_back_puts_off_neither_deadlines_nor_schedules() {
     let mut site = site();
