@@ -56,7 +56,7 @@ mod tests {
                 .match_indices("http")
                 .map(|(at, _)| &text[at..])
                 .collect();
-            // the names of SVG, which nobody asks for
+            // The namespaces of SVG, from which nothing is loaded.
             assert!(
                 links
                     .iter()

@@ -249,7 +249,7 @@ mod tests {
         );
     }
 
-    /// The proof of a listener with a token, and the value of `Authorization` that has it.
+    /// Returns the proof of a listener with a token, and the value of `Authorization` that satisfies it.
     fn token(public_name: Option<&str>) -> (Proof, String) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");

@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
-    /// A listener where `/large` answers with many bytes.
+    /// Starts a listener that answers `/large` with a large response.
     async fn start() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -295,14 +295,14 @@ mod tests {
         address
     }
 
-    /// A connection over which something has been said.
+    /// Opens a connection and sends `words`.
     async fn say(address: SocketAddr, words: &str) -> TcpStream {
         let mut socket = TcpStream::connect(address).await.unwrap();
         socket.write_all(words.as_bytes()).await.unwrap();
         socket
     }
 
-    /// Connections with the same words, one for each place.
+    /// Opens one connection for each slot, and sends `words` on each.
     async fn say_often(address: SocketAddr, words: &str) -> Vec<TcpStream> {
         let mut said = Vec::new();
         for _ in 0..CONNECTIONS_MAX {

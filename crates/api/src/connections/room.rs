@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn the_connection_that_has_waited_longest_gives_way() {
         let (room, mut guests) = full();
-        // The first is served, and waits again from then on.
+        // The first connection is served and becomes idle again, so it is now the most recently idle one.
         drop(guests[0].seat.work());
         guests[0].seat.sent();
         let _new = room.try_enter().unwrap();
