@@ -165,7 +165,8 @@ mod tests {
         Share { files, bytes }
     }
 
-    /// The ceiling of a storage: so many files per second up to 1 MiB, and the bytes of these from there on.
+    /// Returns the ceiling of a storage with a constant number of files per second up to 1 MiB, and a constant number
+    /// of bytes per second above.
     fn storage(files_per_second: f64) -> Ceiling {
         let size = |file_bytes: u64| {
             (

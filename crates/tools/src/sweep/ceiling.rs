@@ -98,7 +98,7 @@ mod tests {
             IoDirection::Read,
         )
         .unwrap();
-        // Files of both sizes take a thousandth of a second each, and so do files in between, or smaller ones.
+        // Files of both sizes take a millisecond each. So do files of sizes in between, and smaller files.
         about(reads.seconds(1000, 1000 << 14), 1.0);
         about(reads.seconds(1000, 0), 1.0);
         about(reads.seconds(1, 1 << 30), 1.024);

@@ -316,7 +316,7 @@ mod tests {
                 proven: ProvenKinds::default(),
                 stop: &stop,
             };
-            // a busy machine may write nothing within a second
+            // On a busy machine, nothing may be written within a second.
             let mut slices = [1, 8, 64].into_iter().map(Duration::from_secs);
             let measure = |slice| {
                 let measured = bench.measure(slice, |_| {}).unwrap();

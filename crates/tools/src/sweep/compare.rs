@@ -169,7 +169,8 @@ mod tests {
     use super::*;
     use crate::sweep::result::tests::of;
 
-    /// The paper's testbeds: storage 30 to 40 % below the reference, processors of 2.6 and 3.2 GHz.
+    /// The testbeds of the paper: storage that is 30 to 40 % slower than the reference, and processors with 2.6 and 3.2
+    /// GHz.
     #[test]
     fn the_papers_numbers_give_the_papers_factors() {
         let (mut here, mut there) = (

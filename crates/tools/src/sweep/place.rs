@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(listed(&home), ["precious"]);
     }
 
-    /// A local user who may rename entries there gives the name to a directory that the user cannot remove.
+    /// A local user who can rename entries in the parent gives the name to a directory that this user cannot remove.
     #[test]
     fn another_directory_under_the_name_of_a_place_stays() {
         let home = tempfile::tempdir().unwrap();
@@ -306,7 +306,7 @@ mod tests {
         assert!(SweepDirectory::new_tree(opened).is_err());
     }
 
-    /// Such a directory may have been given its mark by somebody else.
+    /// Another user may have created the mark in such a directory.
     #[test]
     fn a_marked_directory_in_which_others_may_write_stays() {
         let home = tempfile::tempdir().unwrap();

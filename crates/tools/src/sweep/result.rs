@@ -255,7 +255,7 @@ impl Throughput {
 pub(crate) mod tests {
     use super::*;
 
-    /// A sweep of these sizes with these rates of reading in bytes per second; writing is half as fast.
+    /// Returns a sweep with these sizes and read rates in bytes per second. Writing is half as fast.
     pub(crate) fn of(rates: &[(u64, f64)]) -> Sweep {
         let moved = |file_bytes: u64, rate: f64| {
             let files = 10;

@@ -160,7 +160,8 @@ mod tests {
         let sweeps: Vec<_> = (0..KEPT_MAX + 3)
             .map(|number| sweep(&format!("/dev/{number}")))
             .collect();
-        // The last one is the newest when it is kept, and is set back to a second after the one before.
+        // The last sweep is the newest when it is saved. Its file's time is then set to one second after that of the
+        // previous one.
         let begun = SystemTime::now() - Duration::from_secs(1000);
         for (sweep, seconds) in sweeps.iter().zip(0..) {
             saved.keep(sweep).unwrap();

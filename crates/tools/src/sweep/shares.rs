@@ -136,7 +136,8 @@ mod tests {
 
     use super::*;
 
-    /// A storage on which each file takes a thousandth of a second up to 1 MiB, and each byte the same from there on.
+    /// Returns a sweep of storage on which each file takes a millisecond up to 1 MiB, and each byte takes a constant
+    /// time above.
     fn sweep() -> Sweep {
         let size = |file_bytes: u64| {
             let (rate, class) = (file_bytes * 1000, "losf");

@@ -85,7 +85,7 @@ mod tests {
             file_io: Arc::new(StorageEngine::Threads),
             direct: Direct::default(),
         };
-        // The sweep ends when all is measured; the long time limit is for a busy host.
+        // The sweep ends when everything is measured. The long time limit is for a busy host.
         let millis = SWEEP_MILLIS_MAX;
         measure_target(target, SweepOrder { bytes, millis }, stop)
     }

@@ -135,7 +135,7 @@ mod tests {
         )
     }
 
-    /// The places of all points of all curves.
+    /// Returns the positions of all points of all curves.
     fn places(drawing: &str) -> Vec<(f64, f64)> {
         let lists = drawing
             .split("points=\"")
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// The value of an attribute, if the element has it.
+    /// Returns the value of an attribute, if the element has it.
     fn attribute<'t>(element: &'t str, name: &str) -> Option<&'t str> {
         let (_, rest) = element.split_once(&format!(" {name}=\""))?;
         rest.split('"').next()

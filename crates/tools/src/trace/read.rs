@@ -65,7 +65,7 @@ pub enum LineFault {
     /// The time is earlier than in the line before.
     #[error("seconds goes back from {before} to {now}")]
     TimeBack {
-        /// The time of the line before.
+        /// The time of the previous line.
         before: f64,
         /// The time of this line.
         now: f64,
@@ -75,7 +75,7 @@ pub enum LineFault {
     CountBack {
         /// The name of the count.
         key: &'static str,
-        /// The count of the line before.
+        /// The count of the previous line.
         before: u64,
         /// The count of this line.
         now: u64,

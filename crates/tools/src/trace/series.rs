@@ -116,7 +116,7 @@ pub(super) fn count(number: usize) -> f64 {
 pub(crate) mod tests {
     use super::*;
 
-    /// A trace that stores `bytes` in each tenth of a second.
+    /// Returns a trace that stores `bytes` bytes in each tenth of a second.
     pub(in crate::trace) fn steady(tenths: u32, bytes: u64) -> Vec<TraceLine> {
         let at = |tenth: u32| {
             let stored = bytes * u64::from(tenth);

@@ -14,7 +14,7 @@ use zmove_types::{ByteCount, GROUP_BYTES, Lock};
 
 use crate::sweep::error::SweepError;
 
-/// The pace of one cell in one direction.
+/// Limits the writes of one cell, or ends its reads in time.
 pub(crate) struct CellPace<'a> {
     until: Instant,
     stop: &'a AtomicBool,
@@ -22,7 +22,7 @@ pub(crate) struct CellPace<'a> {
     changed: Condvar,
 }
 
-/// The counts of a pace, in bytes, and how it ends.
+/// The byte counts and the state of a pace.
 #[derive(Default)]
 struct PaceState {
     admitted: u64,
