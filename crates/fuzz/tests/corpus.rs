@@ -1,4 +1,4 @@
-//! Every target over its seeds and its kept corpus, on an ordinary build.
+//! Runs every target on its seeds and its saved corpus, in an ordinary build.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,7 +11,7 @@ use std::path::Path;
 
 use zmove_fuzz::{TARGETS, Target, decodes};
 
-/// One test, not one for each target: the limit of memory is that of the process.
+/// This is a single test for all targets, because the memory limit applies to the whole process.
 #[test]
 fn no_kept_input_makes_a_decoder_panic() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
@@ -41,7 +41,7 @@ fn no_kept_input_makes_a_decoder_panic() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// A corpus of another wire would only exercise the refusals.
+/// A corpus of a different wire version would only exercise the rejections.
 fn check_that_most_decodes(corpus: &Path) {
     let mut checked = 0;
     for target in TARGETS {
@@ -72,7 +72,7 @@ fn check_that_most_decodes(corpus: &Path) {
     assert_eq!(checked, 9, "decoders of the wire");
 }
 
-/// The share of a wire decoder's corpus that has to decode.
+/// Minimum percentage of a wire decoder's corpus that must decode.
 const DECODING_PERCENT_MIN: usize = 40;
 
 fn names_in(directory: &Path) -> Vec<String> {
