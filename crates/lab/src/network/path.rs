@@ -297,7 +297,7 @@ const TIMER_SLACK: Option<std::num::NonZeroU64> = std::num::NonZeroU64::new(10_0
 mod tests {
     use super::*;
 
-    /// A segment of TCP over IPv4 without options, to be cut into `cut` payload bytes each.
+    /// Returns a segment of TCP over IPv4 without options, to be split into packets of `cut` payload bytes.
     fn segment(payload_bytes: usize, cut: u16) -> Vec<u8> {
         let mut bytes = vec![0; VIRTIO_HEADER_BYTES + 40 + payload_bytes];
         bytes[1] = u8::from(cut > 0);

@@ -42,7 +42,7 @@ fn attach(file: &File, name: &str) -> rustix::io::Result<()> {
     request[..name.len()].copy_from_slice(name.as_bytes());
     request[INTERFACE_NAME_BYTES..INTERFACE_NAME_BYTES + 2]
         .copy_from_slice(&(IFF_TUN | IFF_NO_PI | IFF_VNET_HDR).to_le_bytes());
-    // SAFETY: TUNSETIFF reads and writes one `struct ifreq`, which `request` has the size of; attach() fills it.
+    // SAFETY: TUNSETIFF reads and writes one `struct ifreq`, which has the size of `request`. `attach()` fills it.
     let setter = unsafe { Setter::<TUNSETIFF, _>::new(request) };
     // SAFETY: the file is /dev/net/tun, for which TUNSETIFF means what the setter says.
     unsafe { ioctl(file, setter) }

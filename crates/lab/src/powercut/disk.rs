@@ -257,14 +257,14 @@ mod tests {
         disk.complete_flush(start);
     }
 
-    /// The first byte of each block.
+    /// Returns the first byte of each block.
     fn firsts(image: &Image) -> Vec<u8> {
         let mut room = Vec::new();
         image.read(0, BLOCKS * BLOCK_BYTES, &mut room);
         room.into_iter().step_by(BLOCK_BYTES).collect()
     }
 
-    /// All that a cut may leave, by any of the losses.
+    /// Returns all images that a power cut may leave, with any kind of loss.
     fn legal(disk: &Disk) -> std::collections::BTreeSet<Vec<u8>> {
         let mut dice = Dice::new(1);
         let all = LOSSES

@@ -370,7 +370,7 @@ mod tests {
 
     use super::*;
 
-    /// A relay to a listener, and one connection through it.
+    /// Returns a relay to a listener, and both ends of a connection through it.
     fn connected() -> (Relay, TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Relay::start(listener.local_addr().unwrap(), Direction::Push).unwrap();
@@ -475,7 +475,7 @@ mod tests {
                 sender.read(&mut [0]).map_err(|error| error.kind()).err(),
                 told
             );
-            // its end may have been handed on before the reset
+            // The end of the connection may have been forwarded before the reset.
             assert!(matches!(
                 receiver.read(&mut [0]).map_err(|error| error.kind()),
                 Ok(0) | Err(ErrorKind::ConnectionReset)

@@ -1,12 +1,11 @@
-//! Storage that reports only at the close of a file that data was lost, beneath the zmove that lies beside the lab's
-//! program.
+//! Storage that reports lost data only when a file is closed. Uses the zmove next to the lab's program.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::{LAB, zmove_and_mounts};
 
-/// The ways by which a file is stored: names of files with their bytes, and the options of the push.
+/// The ways of storing a file: a name, the number of files and their size in bytes, and the options of the push.
 const WAYS: [(&str, usize, usize, &str); 5] = [
     ("under a hidden name", 1, 100_000, ""),
     ("in a staging directory", 20, 1000, ""),
@@ -15,7 +14,7 @@ const WAYS: [(&str, usize, usize, &str); 5] = [
     ("in place", 1, 9 << 20, "--inplace"),
 ];
 
-/// NFS reports `ENOSPC` and `EDQUOT` so. Without a flush nothing else would report them.
+/// NFS reports `ENOSPC` and `EDQUOT` in this way. Without a flush, no other call reports them.
 #[test]
 fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
     let Some(zmove) = zmove_and_mounts() else {
@@ -50,7 +49,7 @@ fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
         let found = std::fs::read_dir(&over).unwrap();
         let found: Vec<_> = found.map(|entry| entry.unwrap().path()).collect();
         match options {
-            // The file that is changed in its place looks unfinished.
+            // The file that is updated in place looks unfinished.
             "--inplace" => assert_eq!(found[0].metadata().unwrap().len(), bytes as u64 + 1),
             _ => assert!(found.is_empty(), "{way}: {found:?}"),
         }
@@ -65,7 +64,7 @@ fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
     }
 }
 
-/// Runs a command over storage that loses data.
+/// Runs a command on storage that loses data.
 fn run(home: &Path, command: &str, options: &[&str]) -> Output {
     Command::new(LAB)
         .args(["late", "--delay", "0", "--over", "over"])

@@ -1,4 +1,4 @@
-//! A dry run and a verification of a file system on which every file needs a name.
+//! A dry run and a verification on a file system that does not support unnamed files.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use crate::{LAB, zmove_and_mounts};
 
-/// The mount is like FAT in that it has no unnamed files, on which the program would otherwise try out times.
+/// Like FAT, the mount does not support unnamed files. On other file systems, the program uses them to test the
+/// precision of times.
 #[test]
 fn an_inspection_makes_no_name_where_files_cannot_be_without_one() {
     let Some(zmove) = zmove_and_mounts() else {
@@ -55,7 +56,7 @@ fn an_inspection_makes_no_name_where_files_cannot_be_without_one() {
     }
 }
 
-/// The time at which an inode was last changed: nothing can set it back.
+/// Returns the change time of an inode, which cannot be set back.
 fn changed_at(path: &Path) -> (i64, i64) {
     let there = path.metadata().unwrap();
     (there.ctime(), there.ctime_nsec())

@@ -1,11 +1,11 @@
-//! Storage that answers late, beneath the zmove that lies beside the lab's program.
+//! Storage with high latency. Uses the zmove next to the lab's program.
 
 use std::process::Command;
 
 use crate::{LAB, zmove_and_mounts};
 
-/// Requests of one file wait for storage side by side, although the kernel takes synchronous writes to a file of such
-/// a mount one after the other, and reads it ahead by 128 KiB.
+/// Requests for one file wait for storage concurrently, although the kernel serializes synchronous writes to a file on
+/// such a mount and reads ahead only 128 KiB.
 #[test]
 fn parts_of_one_large_file_are_under_way_side_by_side() {
     let Some(zmove) = zmove_and_mounts() else {
@@ -42,7 +42,7 @@ fn parts_of_one_large_file_are_under_way_side_by_side() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         let at_once = at_once(&said, operation);
-        // A group of 4 MiB has four parts.
+        // A group of 4 MiB consists of four parts.
         assert!(
             at_once.is_some_and(|at_once| at_once > 4),
             "{operation}: {said}"
@@ -51,7 +51,7 @@ fn parts_of_one_large_file_are_under_way_side_by_side() {
     assert!(std::fs::read(home.path().join("back/file")).unwrap() == bytes);
 }
 
-/// How many requests of a kind the mount has had under way at once.
+/// Returns the maximum number of concurrent requests of a kind.
 fn at_once(said: &str, operation: &str) -> Option<u32> {
     let (_, counts) = said.rsplit_once(&format!(" {operation} "))?;
     let (_all, at_once) = counts.split_once(" (")?;

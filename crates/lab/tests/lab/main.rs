@@ -1,4 +1,4 @@
-//! The lab's commands in small, with the zmove that lies beside the lab's program.
+//! Tests the lab's commands on a small scale, with the zmove next to the lab's program.
 
 #![expect(
     clippy::unwrap_used,
@@ -33,15 +33,15 @@ fn skip(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
-/// How many cases run at a time. A file whose contents are made when they are read has some seconds for them, which
-/// would pass while all cases start their programs at once.
+/// Maximum number of concurrent cases. A file whose contents are generated when they are read must be read within
+/// seconds, which is not possible if all cases start their programs at the same time.
 const CASES_MAX: usize = 8;
 
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 
 thread_local! {
-    /// Taken by a case before it starts a program, and given back at the end of its thread.
+    /// A case waits for its turn before it starts a program, and returns it at the end of its thread.
     static TURN: Turn = Turn::wait();
 }
 
@@ -65,10 +65,10 @@ impl Drop for Turn {
     }
 }
 
-/// The zmove that lies beside the lab's program.
+/// Returns the path of the zmove next to the lab's program.
 ///
 /// # Errors
-/// The reason why a case cannot run: it is missing.
+/// The program is missing, so the case cannot run.
 fn zmove() -> Result<PathBuf, String> {
     TURN.with(|_turn| ());
     let zmove = Path::new(LAB).with_file_name("zmove");
@@ -81,8 +81,8 @@ fn zmove() -> Result<PathBuf, String> {
     ))
 }
 
-/// The zmove that lies beside the lab's program, where this process can also mount by FUSE. Reports why a case cannot
-/// run otherwise.
+/// Returns the path of the zmove next to the lab's program, if this process can also mount FUSE file systems. Otherwise
+/// reports why the case cannot run.
 fn zmove_and_mounts() -> Option<PathBuf> {
     let can_mount = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     let found = zmove().and_then(|zmove| {

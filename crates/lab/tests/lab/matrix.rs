@@ -1,5 +1,5 @@
-//! The four sites, in small: one direction and a data set of some kilobytes, by the zmove that lies beside
-//! the lab's program.
+//! The four sites on a small scale: one direction and a data set of some kilobytes, with the zmove next to the lab's
+//! program.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -48,7 +48,7 @@ fn a_small_set_goes_from_one_site_to_another() {
     assert_eq!(json["paths"].as_array().unwrap().len(), 6);
 }
 
-/// Whether this machine can make hosts, and mount an image.
+/// Checks that this machine can create hosts and mount an image.
 fn can_run() -> Result<(), String> {
     zmove()?;
     if !Path::new("/dev/loop-control").exists() {

@@ -1,12 +1,12 @@
-//! What a file system does not hold is told, and all else arrives: a mount without attributes and devices, beneath the
-//! zmove that lies beside the lab's program.
+//! Metadata that a file system does not support is reported, and everything else arrives. Uses a mount without
+//! attributes and devices, and the zmove next to the lab's program.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::{LAB, skip, zmove_and_mounts};
 
-/// Makes the tree that the tests of the whole program push, too.
+/// Creates the tree that the end-to-end tests also push.
 const TREE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../tests/e2e/sources/metadata/tree.sh"
@@ -31,7 +31,7 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
             return skip(&format!("there is no {missing}"));
         }
     }
-    // The mount does not carry times before 1970.
+    // The mount does not support times before 1970.
     assert!(run(Command::new("touch")
         .args(["-d", "2001-02-03"])
         .arg(at("source/owners/f7"))));
@@ -79,7 +79,8 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
         let expected = counts.map(|(what, count)| (what, "not supported there", count));
         assert_eq!(lacks, expected, "{summary}");
     }
-    // A file that has lost its list gives its group no more than the list, so that modes of those differ.
+    // A file that has lost its access control list grants its group no more than the list did, so the modes of these
+    // files differ.
     let mut rsync = Command::new("rsync");
     rsync.args(["-naHSi", "--numeric-ids", "--checksum", "--delete"]);
     let others = [
@@ -96,14 +97,15 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
 }
 
-/// A tree, a mount over another directory that deviates from POSIX, and pushes to that.
+/// A tree, a mount over another directory that deviates from POSIX, and pushes to that mount.
 struct Deviating {
     home: tempfile::TempDir,
     deviation: &'static str,
 }
 
 impl Deviating {
-    /// The tree has small files, one of them for its owner alone, a large file, a directory and a link, all of 2001.
+    /// Creates the tree. It has small files, one of which only its owner can read, a large file, a directory and a
+    /// link, all with times in 2001.
     fn new(deviation: &'static str) -> Option<Self> {
         zmove_and_mounts()?;
         let home = tempfile::tempdir().unwrap();
@@ -115,12 +117,12 @@ impl Deviating {
         Some(Self { home, deviation })
     }
 
-    /// Pushes with these options; returns the summary, whose exit code is expected.
+    /// Pushes with these options, expects the exit code, and returns the summary.
     fn push(&self, options: &str, exit: i32) -> serde_json::Value {
         self.push_beside("over", &format!("{options} source/ $ZMOVE_LAB_LATE/"), exit)
     }
 
-    /// Pushes with these words beside a mount over this directory.
+    /// Pushes with these arguments while a mount over this directory exists.
     fn push_beside(&self, over: &str, words: &str, exit: i32) -> serde_json::Value {
         let zmove = Path::new(LAB).with_file_name("zmove");
         let push = format!("{} push --json {words}", zmove.display());
@@ -138,7 +140,8 @@ impl Deviating {
         serde_json::from_str(said.lines().last().unwrap()).unwrap()
     }
 
-    /// What a push with these options counts as not kept, beside attributes, which the mount does not know.
+    /// Returns the metadata that a push with these options reports as not preserved. Attributes are excluded, because
+    /// the mount does not support them.
     fn not_kept(&self, options: &str) -> Vec<(String, String, u64)> {
         let summary = self.push(&format!("{options} --no-X --no-A"), 0);
         assert_eq!(summary["failed"], 0, "{summary}");
@@ -152,7 +155,7 @@ impl Deviating {
             .collect()
     }
 
-    /// A push with these options and `--strict-metadata` brings all contents and fails.
+    /// Checks that a push with these options and `--strict-metadata` transfers all contents and fails.
     fn assert_strict(&self, options: &str) {
         self.push(&format!("{options} --no-X --no-A --strict-metadata"), 23);
         self.assert_contents();
@@ -184,7 +187,7 @@ fn times_that_a_file_system_ignores_are_counted() {
     let Some(site) = Deviating::new("times-ignored") else {
         return;
     };
-    // three files, a link and two directories
+    // Three files, a link and two directories.
     let expected = [lacking("times", "not supported there", 6)];
     assert_eq!(site.not_kept(""), expected);
     assert_eq!(site.not_kept(""), expected);
@@ -196,7 +199,7 @@ fn modes_that_a_file_system_ignores_are_counted() {
     let Some(site) = Deviating::new("modes-ignored") else {
         return;
     };
-    // All entries but the link: each file and directory has 0777 there.
+    // All entries except the link: each file and directory has mode 0777 there.
     let expected = [lacking("mode", "not supported there", 5)];
     assert_eq!(site.not_kept(""), expected);
     assert_eq!(site.not_kept("")[0].0, "mode");

@@ -1,11 +1,11 @@
-//! The power cuts of the lab, in small: a few rounds with fixed seeds on each file system. Runs as root.
+//! Power cuts on a small scale: a few rounds with fixed seeds on each file system. Runs as root.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::{LAB, skip};
 
-/// Why this cannot run here, if it cannot.
+/// Returns the reason why this test cannot run here, if there is one.
 fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root mounts".into());
@@ -55,7 +55,7 @@ fn powercut(zmove: &Path, file_systems: &str, rounds: &str) -> (bool, String) {
     (output.status.success(), said)
 }
 
-/// What copies nothing and says that all is well must not pass, on any file system.
+/// A program that copies nothing and reports success must be detected, on any file system.
 #[test]
 fn a_program_that_lies_is_found_out() {
     if skips() {

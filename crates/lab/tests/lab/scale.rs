@@ -1,4 +1,4 @@
-//! More nodes, in small: two senders and two receivers, and a few megabytes, by the zmove that lies beside the lab's
+//! Several nodes on a small scale: two senders, two receivers and a few megabytes, with the zmove next to the lab's
 //! program.
 
 use std::process::{Command, Output};
@@ -44,7 +44,7 @@ fn two_nodes_are_set_against_one_and_drawn() {
             number("wire_bytes") > number("bytes"),
             "what the links carry is counted: {run}"
         );
-        // one twentieth for what a bucket has at the start
+        // Allows 5 % for the tokens that a bucket has at the start.
         let links = 20e6 * 1.05 * number("nodes");
         assert!(
             number("bits_per_second") < links,
@@ -166,7 +166,7 @@ fn one_node_is_no_second_base_and_a_number_that_is_named_twice_is_run_once() {
     );
 }
 
-/// The runs with two nodes behind links of a rate, all of which have ended well.
+/// Returns the runs with two nodes and links of this rate. All runs must have succeeded.
 fn scale(rate: &str, arguments: &[&str]) -> Vec<Value> {
     scale_of("2", rate, arguments)
 }
@@ -176,7 +176,7 @@ fn scale_of(nodes: &str, rate: &str, arguments: &[&str]) -> Vec<Value> {
     let mut command = Command::new(LAB);
     command
         .args(["scale", "--nodes", nodes, "--rate", rate, "--json"])
-        // Other cases run beside this one, and the figures do not matter.
+        // Other cases run at the same time, and the figures do not matter.
         .args(["--settle", "0"])
         .args(arguments);
     let output = command
@@ -193,7 +193,7 @@ fn scale_of(nodes: &str, rate: &str, arguments: &[&str]) -> Vec<Value> {
     serde_json::from_str(&said).unwrap()
 }
 
-/// Methods and nodes of runs whose copies are right.
+/// Returns the methods and the numbers of nodes of the runs, all of which must be correct.
 fn methods(runs: &[Value]) -> Vec<(&str, u64)> {
     runs.iter()
         .for_each(|run| assert_eq!(run["verdict"], "right", "{run}"));
@@ -207,14 +207,14 @@ fn methods(runs: &[Value]) -> Vec<(&str, u64)> {
         .collect()
 }
 
-/// Whether this machine cannot run these tests, and need not.
+/// Returns whether this machine cannot run these tests, and may skip them.
 fn is_skipped() -> bool {
     let Err(reason) = can_run() else { return false };
     skip(&reason);
     true
 }
 
-/// Whether this machine can make hosts whose links have a rate.
+/// Checks that this machine can create hosts with rate-limited links.
 fn can_run() -> Result<(), String> {
     zmove()?;
     let mut hosts = Command::new(LAB);

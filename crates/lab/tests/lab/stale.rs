@@ -1,5 +1,5 @@
-//! A mount whose server has lost its state: every operation fails with ESTALE. The zmove that lies beside the lab's
-//! program has to name the mount.
+//! A mount whose server has lost its state: every operation fails with ESTALE. The zmove next to the lab's program must
+//! name the mount.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -16,7 +16,7 @@ const PUSHES: [(&str, &str, i32); 6] = [
     ("$ZMOVE_LAB_LATE/sub/f", "new", 23),
 ];
 
-/// Runs a script beside a mount of `over` whose server has lost its state.
+/// Runs a script while there is a mount of `over` whose server has lost its state.
 fn on_stale_mount(home: &Path, script: &str) -> Output {
     Command::new(LAB)
         .args(["late", "--delay", "0", "--over", "over", "--stale", "stale"])

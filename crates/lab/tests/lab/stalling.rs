@@ -1,4 +1,4 @@
-//! Storage that never answers a flush, or answers late, beneath the zmove that lies beside the lab's program.
+//! Storage that never answers a flush, or answers late. Uses the zmove next to the lab's program.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{LAB, zmove_and_mounts};
 
-/// How long an event may take.
+/// Maximum time to wait for an event.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A process that is killed when this is dropped. One that cannot be reaped by then is left.
+/// A process that is killed when this is dropped. If it cannot be reaped by then, it is left running.
 struct Running(Child);
 
 impl Drop for Running {
@@ -46,7 +46,8 @@ impl Stand {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Mounts the directory `over` on storage that answers late; returns the process that serves it, and its path.
+    /// Mounts the directory `over` on storage with high latency. Returns the process that serves it, and the path of
+    /// the mount.
     fn mount(&self, options: &[&str]) -> (Running, String) {
         let mut storage = Command::new(LAB)
             .args(["late", "--over", "over"])
@@ -62,7 +63,7 @@ impl Stand {
         (Running(storage), mount.to_owned())
     }
 
-    /// Starts a daemon and waits until it listens; returns it with its address and the lines of its log.
+    /// Starts a daemon and waits until it listens. Returns the daemon with its address and the lines of its log.
     fn serve(&self, listen: &str) -> (Running, String, Receiver<String>) {
         let mut child = self
             .zmove("server", &["serve", "--listen", listen])
@@ -101,7 +102,7 @@ fn wait_for(lines: &Receiver<String>, part: &str) -> String {
     }
 }
 
-/// The process stays until the storage answers, since a thread of it waits in the kernel.
+/// The process cannot end until the storage answers, because one of its threads waits in the kernel.
 #[test]
 fn a_daemon_whose_storage_hangs_makes_way_for_another() {
     let Some(zmove) = zmove_and_mounts() else {
@@ -137,10 +138,10 @@ fn a_daemon_whose_storage_hangs_makes_way_for_another() {
     let left = wait_for(&log, "left behind");
     assert!(left.contains("tester") && left.contains(mount), "{left}");
     assert!(left.contains("(fuse, zmove-lab)"), "{left}");
-    // All of it has ended but for the thread that waits.
+    // All threads except the waiting one have ended.
     wait_until("the process does not exit", || state_of(&first.0) == "Z");
     assert!(first.0.try_wait().unwrap().is_none(), "it could be reaped");
-    // The port for TCP and UDP, the control socket and the journals are free.
+    // The TCP and UDP port, the control socket and the journals are free.
     let (second, ..) = stand.serve(&address);
     stand.run("server", &["status"]);
     let mut sound = push(sound.to_str().unwrap());
@@ -155,7 +156,7 @@ fn a_daemon_whose_storage_hangs_makes_way_for_another() {
     drop((second, storage));
 }
 
-/// What it has not published, it removes with as many threads as have written that.
+/// The session removes unpublished files with as many threads as have written them.
 #[test]
 fn a_session_that_breaks_on_late_storage_clears_up_with_several_threads() {
     let Some(zmove) = zmove_and_mounts() else {
@@ -179,7 +180,7 @@ fn a_session_that_breaks_on_late_storage_clears_up_with_several_threads() {
     stand.run("server", &[&allow[..], &["--root", mount]].concat());
     let (daemon, address, _log) = stand.serve("127.0.0.1:0");
     stand.run("client", &["trust", "--accept-new", &address]);
-    // on a busy machine a push may publish as fast as it stores
+    // On a busy machine, a push may publish files as fast as it stores them.
     let has_much = |number: usize| {
         let target = format!("{address}:{mount}/in{number}");
         let mut push = stand.zmove("client", &["push", "source", &target]);
@@ -192,7 +193,7 @@ fn a_session_that_breaks_on_late_storage_clears_up_with_several_threads() {
         }
         Some(push)
     };
-    // What the session publishes before it notices the end of the push needs no clearing up.
+    // Files that the session publishes before it notices the end of the push need no cleanup.
     let clears_up_with_several = |number: usize| {
         let Some(mut push) = has_much(number) else {
             return false;
@@ -211,7 +212,7 @@ fn a_session_that_breaks_on_late_storage_clears_up_with_several_threads() {
     drop((daemon, storage));
 }
 
-/// The files that have hidden names, or are in a directory that has one.
+/// Returns the number of files that have hidden names or are in a directory that has one.
 fn unpublished(directory: &Path) -> usize {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return 0;
@@ -237,7 +238,7 @@ fn threads_named(process: &Child, name: &str) -> usize {
     names.filter(|found| found.trim_end() == name).count()
 }
 
-/// Waits for something that nobody reports.
+/// Waits for a condition by polling, because nothing reports it.
 #[track_caller]
 fn wait_until(otherwise: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
@@ -247,14 +248,14 @@ fn wait_until(otherwise: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The state of a process's first thread, as a letter.
+/// Returns the state of a process's first thread, as a letter.
 fn state_of(process: &Child) -> String {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
     let (_, after_name) = stat.rsplit_once(") ").unwrap();
     after_name[..1].to_owned()
 }
 
-/// Whether a thread of a process waits for a flush.
+/// Returns whether a thread of a process waits for a flush.
 fn is_flushing(process: &Child) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
     tasks.flatten().any(|task| {
@@ -263,12 +264,12 @@ fn is_flushing(process: &Child) -> bool {
     })
 }
 
-/// The numbers of `fsync` and `fdatasync` on x86-64 and on other machines.
+/// The system call numbers of `fsync` and `fdatasync`, on x86-64 and on other architectures.
 const FLUSHES: [&str; 2] = if cfg!(target_arch = "x86_64") {
     ["74", "75"]
 } else {
     ["82", "83"]
 };
 
-/// Maximum number of pushes until one leaves enough for several threads to clear up.
+/// Maximum number of pushes until one leaves enough files for several threads to clean up.
 const TRIES: usize = 10;

@@ -1,5 +1,4 @@
-//! The torture of the lab, in small: a few rounds with fixed seeds, against the zmove that lies beside the
-//! lab's program.
+//! Torture on a small scale: a few rounds with fixed seeds, with the zmove next to the lab's program.
 
 use std::process::Command;
 
@@ -38,7 +37,7 @@ fn a_few_rounds_go_well_and_leave_nothing() {
     assert_eq!(place.path().read_dir().unwrap().count(), 0);
 }
 
-/// What copies nothing and says that all is well must not pass.
+/// A program that copies nothing and reports success must be detected.
 #[test]
 fn a_program_that_lies_is_found_out() {
     let place = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Receivers that are stopped and wake up, in small: a few rounds with fixed seeds, against the zmove that lies beside
-//! the lab's program.
+//! Stopped and resumed receivers on a small scale: a few rounds with fixed seeds, with the zmove next to the lab's
+//! program.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::{LAB, skip, zmove};
 
-/// Two for each method with one receiver, of those that take turns here.
+/// Two rounds for each of the methods with one receiver that this test uses.
 const ROUNDS: u64 = 8;
 
 fn wake(place: &Path, zmove: &Path, options: &[&str]) -> Output {
@@ -30,7 +30,7 @@ fn receivers_that_wake_up_store_nothing_over_what_the_next_push_has_stored() {
     };
     let place = tempfile::tempdir().unwrap();
     let rounds = ROUNDS.to_string();
-    // All wait at the same time: the kernel does not report the end of a sender over QUIC for half a minute.
+    // All rounds run concurrently, because the end of a sender over QUIC is detected only after half a minute.
     let options = [
         "--method",
         "ssh,tcp,clear,quic",
@@ -57,7 +57,7 @@ fn receivers_that_wake_up_store_nothing_over_what_the_next_push_has_stored() {
     assert_eq!(place.path().read_dir().unwrap().count(), 0);
 }
 
-/// A program whose pushes store nothing and succeed is found out.
+/// A program whose pushes store nothing and report success must be detected.
 #[test]
 fn a_push_that_does_not_store_what_it_should_is_found_out() {
     let place = tempfile::tempdir().unwrap();

@@ -242,7 +242,7 @@ mod tests {
         costs: Costs,
     }
 
-    /// Two clients, at 0.2 ms an entry and 1 ms a handover, and extents of 4 MiB.
+    /// Returns two clients. An entry costs 0.2 ms, a handover costs 1 ms, and extents have 4 MiB.
     fn two() -> (Arc<Shared>, Client, Client) {
         let shared = Shared::new(Typed::parse_from(["lab"]).costs);
         let (one, other) = (shared.client(1), shared.client(2));
@@ -287,7 +287,7 @@ mod tests {
         let (shared, one, other) = two();
         let now = Instant::now();
         let mib = |mib: u64| mib << 20;
-        // one: the first two extents, the other: the third
+        // `one` writes to the first two extents, and `other` to the third.
         for (client, offset) in [
             (&one, 0),
             (&one, 3),

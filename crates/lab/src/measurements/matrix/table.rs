@@ -347,7 +347,7 @@ mod tests {
         Run::not_started(&anyhow::anyhow!("no route"))
     }
 
-    /// The lines of a table, from below its heading to the next empty line.
+    /// Returns the lines of a table, from below its heading to the next empty line.
     fn table(text: &str, heading: &str) -> Vec<String> {
         let lines = text
             .lines()

@@ -126,8 +126,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::measurements::measure::race::Verdict;
 
-    /// A study in which each tool takes the seconds given in `tools` at 0.2 ms, and `far` times as many at 90
-    /// ms.
+    /// Returns a study in which each tool takes the time in `tools`, in seconds, at 0.2 ms, and `far` times as long at
+    /// 90 ms.
     pub(crate) fn study(directory: &std::path::Path, tools: &[(&str, f64)], far: f64) -> Study {
         let mut study = Study::open(directory, &design()).unwrap();
         for (rtt_ms, times) in [(0.2, 1.0), (90.0, far)] {

@@ -99,7 +99,7 @@ impl Design {
 }
 
 const SIZE_MIN: u64 = 1 << 10;
-/// LAN and WAN, as in the paper.
+/// The round-trip times of a LAN and a WAN, as in the paper.
 pub(crate) const SWEPT_RTT_MS: [f64; 2] = [0.2, 90.0];
 /// Space for the storage sweep, which writes one GiB.
 const SPARE_BYTES: u64 = 1280 << 20;

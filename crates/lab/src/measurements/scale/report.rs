@@ -209,12 +209,12 @@ pub(super) mod tests {
         scale: ScaleArgs,
     }
 
-    /// What is typed behind the name of the command.
+    /// Parses arguments after the name of the command.
     pub(in super::super) fn typed(words: &[&str]) -> ScaleArgs {
         Typed::parse_from([&["scale"], words].concat()).scale
     }
 
-    /// One run of `seconds` over a gigabit of data.
+    /// Returns a run of `seconds` seconds that moves one gigabit of data.
     pub(in super::super) fn entry(nodes: usize, method: Method, seconds: f64) -> Entry {
         let figures = Figures {
             verdict: Verdict::Right,
@@ -261,7 +261,7 @@ pub(super) mod tests {
             extent_handovers: 2,
         };
         entry.figures.charges = Some(charges);
-        // 2 in 125 MB
+        // Two extent handovers in 125 MB of data are 17.2 per GiB.
         assert!(
             report.line(&entry).contains("90  7  17.2"),
             "{}",

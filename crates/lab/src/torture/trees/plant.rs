@@ -232,7 +232,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     set_mode(to, metadata.mode() & 0o777)
 }
 
-/// The hash unit of large files.
+/// The size of the groups by which large files are hashed.
 pub(crate) const GROUP_BYTES: u64 = 4 << 20;
 /// Minimum size of a file with holes.
 const HOLES_FROM_BYTES: u64 = 2 * PAGE_BYTES;
