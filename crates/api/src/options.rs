@@ -20,7 +20,7 @@ pub struct SubmitOption {
     pub takes: Takes,
     /// Whether the option may be repeated.
     pub repeats: bool,
-    /// Whether the option concerns the job. Such options are ignored in a plan.
+    /// Whether the option applies to the job and not to the transfer. Such options are ignored in a plan.
     pub of_job: bool,
 }
 

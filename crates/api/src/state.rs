@@ -46,7 +46,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Returns the API for the jobs of a place.
+    /// Returns the API for a directory of jobs.
     ///
     /// # Errors
     /// A thread cannot be started.

@@ -9,7 +9,7 @@ use zmove_jobs::{Place, Store};
 
 use crate::problem::Problem;
 
-/// The pool of connections to the store of one place.
+/// The pool of connections to one job store.
 #[derive(Debug)]
 pub(crate) struct Stores {
     place: Place,

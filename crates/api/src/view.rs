@@ -30,8 +30,8 @@ pub struct Figures {
     pub files: Option<u64>,
     /// Bytes moved by all attempts.
     pub bytes: Option<u64>,
-    /// Files at the target, including files that were there before, out of the files that the latest attempt has found.
-    /// This and the following fields up to `scan_ended` are null once the job has ended.
+    /// Files at the target, out of those that the latest attempt has found. Files that were there before are included.
+    /// Null once the job has ended, like the following fields up to `scan_ended`.
     pub files_done: Option<u64>,
     /// Bytes at the target, counted like `files_done`.
     pub bytes_done: Option<u64>,

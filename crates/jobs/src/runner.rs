@@ -114,8 +114,8 @@ pub struct Runner {
     bell: Bell,
     attempts: BTreeMap<JobId, RunningAttempt>,
     copies: Copies,
-    /// The state of the store when no queued job could start. Until it changes, reading the queue again, which may have
-    /// thousands of jobs, would have the same result.
+    /// The state of the store when no queued job could start. Until it changes, there is no need to read the queue
+    /// again, which may contain thousands of jobs.
     nothing_begins: Option<(i64, i64)>,
     notifier: Notifier,
     /// The last error, which is reported once.
@@ -158,7 +158,7 @@ impl RunningAttempt {
 }
 
 impl Runner {
-    /// Becomes the runner of a place. Checks the whole database first.
+    /// Becomes the runner of a directory of jobs. Checks the whole database first.
     ///
     /// # Errors
     /// Another runner is active, or the store cannot be used.
@@ -237,9 +237,9 @@ impl Runner {
         }
     }
 
-    /// Becomes the runner of a place, or returns `None` if a runner is active. A runner that holds the lock but cannot
-    /// be woken has just started, or is about to end and may have checked for work the last time. This call waits for
-    /// such a runner, so that no job is left without one.
+    /// Becomes the runner of a directory of jobs, or returns `None` if a runner is active. A runner that holds the lock
+    /// but cannot be woken has just started, or is about to end and may have checked for work the last time. This call
+    /// waits for such a runner, so that no job is left without one.
     ///
     /// # Errors
     /// The store cannot be used.
@@ -268,7 +268,7 @@ impl Runner {
             self.look_after(running);
         }
         let mut trouble = Ok(());
-        // An error at one job's end may affect only that job, so the others are still handled.
+        // An error while one job ends may affect only that job, so the others are still handled.
         for id in self.attempts.keys().copied().collect::<Vec<_>>() {
             let attended = self.attend(id, now);
             trouble = trouble.and(attended);
@@ -438,7 +438,7 @@ impl Runner {
         self.nothing_begins = chosen.is_empty().then_some(changes);
         let mut trouble = Ok(());
         for job in chosen {
-            // An error at the start of one job may affect only that job, so the others are still started.
+            // An error while one job starts may affect only that job, so the others are still started.
             trouble = trouble.and(self.start(job, now));
         }
         trouble

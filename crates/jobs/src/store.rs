@@ -38,7 +38,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store of a place and creates it if it does not exist.
+    /// Opens the store in a directory of jobs and creates it if it does not exist.
     ///
     /// # Errors
     /// The store cannot be read or written, is damaged, or has a different schema version.

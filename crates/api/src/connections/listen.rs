@@ -38,7 +38,7 @@ pub enum ApiListener {
     Tcp(std::net::TcpListener, Token, Option<PublicName>),
 }
 
-/// Returns the path of the API's socket for the jobs of a place.
+/// Returns the path of the API's socket in a directory of jobs.
 #[must_use]
 pub fn socket(place: &Place) -> PathBuf {
     place.path().join("api.sock")

@@ -25,10 +25,12 @@ use crate::state::Api;
 /// Streams events as server-sent events.
 ///
 /// The first event is `hello`: `{"last": N, "reset": false}`. `reset` is true if the stream cannot continue after the
-/// event that the client has seen last, because the client sent no `Last-Event-ID`, a number that does not exist yet,
-/// or one that is too old. The client must then read the lists again. `job` contains `{"event": …, "job": …}` and has
-/// the event's number as `id`. A `job` event without `id` reports that the pending request for the job has changed.
-/// `progress` is an array with the progress of running jobs, at most four times a second. `counts` has the number of
+/// last event that the client has seen. That is the case if `Last-Event-ID` is missing, does not exist yet, or is too
+/// old. The client must then read the lists again.
+///
+/// `job` contains `{"event": …, "job": …}` and has the event's number as `id`. A `job` event without `id` reports that
+/// the pending request for the job has changed. `progress` is an array with the progress of running jobs, at most four
+/// times a second. `counts` has the number of jobs in each state. `daemon` has the content of `/api/v1/daemon`.
 /// jobs in each state. `daemon` has the content of `/api/v1/daemon`.
 #[utoipa::path(
     get,

@@ -74,8 +74,8 @@ fn put_aside(path: &Path, other: &Metadata) -> io::Result<()> {
     }
 }
 
-/// Wakes the runner of a place and returns whether there is one. Call this after the change is committed: a runner that
-/// is about to end checks the store once more.
+/// Wakes the runner of a directory of jobs and returns whether there is one. Call this after the change is committed: a
+/// runner that is about to end checks the store once more.
 ///
 /// # Errors
 /// The FIFO cannot be opened or written.

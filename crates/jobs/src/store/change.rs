@@ -79,8 +79,8 @@ pub struct Ending {
 }
 
 impl Store {
-    /// Starts an attempt. The job counts as running from here on: a runner that finds the job's lock free and no result
-    /// takes the attempt for one whose process has died.
+    /// Starts an attempt. The job counts as running from here on. A runner that finds the job's lock free and no final
+    /// event concludes that the attempt's process has died.
     ///
     /// # Errors
     /// The job is no longer queued.

@@ -59,8 +59,8 @@ impl NotifyMethod {
     pub const ALL: [Self; 2] = [Self::Hook, Self::Webhook];
 }
 
-/// Adds the notifications of an event for all methods. Other processes, which also add events, do not read the
-/// configuration, so the runner later drops notifications for methods that are not configured.
+/// Adds the notifications of an event for all methods. The runner later drops those for methods that are not
+/// configured. It cannot be decided here, because other processes add events too and do not read the configuration.
 pub(super) fn notify(
     transaction: &Transaction<'_>,
     number: i64,

@@ -1,16 +1,20 @@
 //! A directory that several clients have mounted, with the costs that they cause each other. This is the model of a
 //! cluster file system for `scale`.
 //!
-//! A change of a directory's entries waits for its turn at that directory, and takes longer if another client made the
+//! A change of a directory's entries waits for its turn at that directory. It takes longer if another client made the
 //! previous change, because the lock of the directory is handed over. A write to an extent of a file whose last writer
 //! was another client waits until that extent is handed over. The times are charged before the operation is executed on
 //! the directory below.
 //!
-//! The model leaves out the caches of clients: nothing is cached, and every lookup and read finds the changes of other
-//! clients. It also leaves out locks that are revoked by a read or by a query of attributes, locks larger than an
-//! extent that are granted while no other client asks, striping over servers, the limits and rates of the servers, the
-//! network to them, and the higher cost of an entry in a large directory. Locks of programs (`flock`) are effective
-//! only among the programs of one client.
+//! The model leaves out:
+//!
+//! - the caches of clients: nothing is cached, and every lookup and read finds the changes of other clients
+//! - locks that are revoked by a read or by a query of attributes
+//! - locks larger than an extent, which are granted while no other client asks
+//! - striping over servers, the limits and rates of the servers, and the network to them
+//! - the higher cost of an entry in a large directory
+//!
+//! Locks of programs (`flock`) are effective only among the programs of one client.
 //!
 //! **Invariant:** all clients of one [`Shared`] serve the same directory, so that its inode numbers identify its files.
 //! If an inode number is reused within a run, the new file inherits the owners of the old one.

@@ -295,8 +295,8 @@ const RCLONE_FLAGS: [&str; 8] = [
 /// Preserves modes. The number of files in flight is set explicitly, because the default depends on the number of
 /// cores.
 const RCP_FLAGS: &str = "--preserve-settings=all --overwrite --max-files-in-flight=64";
-/// Copies trees with their modes, several files at a time, at 10 Gbit/s (in bytes) whatever the rate of the path, and
-/// with the largest datagrams.
+/// Copies trees with their modes, several files at a time. The rate is 10 Gbit/s (given in bytes per second), whatever
+/// the rate of the path, and the datagrams have the maximum size.
 const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
 /// Eight jobs at a time.
 const FPSYNC_JOBS: [&str; 2] = ["-n", "8"];

@@ -1,6 +1,6 @@
 //! Tools that copy between two directories on the source's host, without a path.
 //!
-//! Two more programs show the limits of the storage: one that does only what a push must do, with many threads, and
+//! Two more programs show the limits of the storage. One does only what a push must do, with many threads. The other is
 //! fio, which reads or writes the same number of bytes without copying.
 
 use std::process::Command;
