@@ -240,7 +240,7 @@ async fn read_events(stdout: impl AsyncRead + Unpin) -> Ran {
     }
 }
 
-/// Reads the standard error stream to its end and keeps the first [`WORDS_BYTES_MAX`] bytes.
+/// Reads the standard error stream to its end and keeps the first `WORDS_BYTES_MAX` bytes.
 async fn read_words(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut words = Vec::new();
     let _best_effort = (&mut stderr)

@@ -142,7 +142,7 @@ pub fn first_time(
         .or(at)
 }
 
-/// Parses the forms that [`StartTime::parse`] documents.
+/// Parses the forms that `StartTime::parse` documents.
 fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
     let fail = || {
         format!("'{text}' is no time: write '02:00', '2026-11-26 02:00' or '2026-11-26T02:00:00Z'")

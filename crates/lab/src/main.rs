@@ -91,7 +91,7 @@ enum Task {
     Half(HalfArgs),
     /// Run hundreds of transfers through one daemon, and check that its use of resources does not grow.
     Soak(SoakArgs),
-    /// Measure pushes while another host opens connections without a handshake.
+    /// Measure pushes while another client opens connections that never become sessions.
     Siege(SiegeArgs),
     /// Measure the cost and benefit of jobs: many jobs over a long path, a long queue, a watched directory.
     Jobs(JobsArgs),

@@ -38,8 +38,8 @@ pub(crate) struct SoakArgs {
     zmove: Option<PathBuf>,
 }
 
-/// Runs the test and prints the levels. Fails if a transfer fails, or if the level of the last tenth exceeds that of
-/// the first.
+/// Runs the test and prints the levels. Fails if a transfer fails, or if the average level of the last tenth is more
+/// than 10 % above that of the first.
 pub(crate) fn soak(arguments: &SoakArgs) -> Result<ExitCode> {
     let zmove = zmove_binary(arguments.zmove.as_deref())?;
     let directory = arguments

@@ -213,8 +213,8 @@ impl Store {
     /// Resumes a held job. If the runner has not yet ended the process of a job that it was asked to hold, the request
     /// is withdrawn. The job then starts again once that process has ended.
     ///
+    /// # Errors
     /// The job is neither held nor about to be held.
-    /// It is not held, and is not about to be.
     pub fn resume(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
         self.order(id, Step::Resume, None, now)
     }

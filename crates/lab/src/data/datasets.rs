@@ -65,7 +65,7 @@ pub(crate) fn ensure_uniform(files: u64, file_bytes: u64, directory: &Path) -> R
     })
 }
 
-/// Returns a set like [`ensure_uniform`], but in a single directory.
+/// Returns a set like `ensure_uniform`, but in a single directory.
 pub(crate) fn ensure_flat(files: u64, file_bytes: u64, directory: &Path) -> Result<DataSet> {
     let name = format!("flat-{files}x{file_bytes}");
     let recipe = Recipe {

@@ -1,12 +1,13 @@
 //! `zmove-lab scale` measures the gain of a job from more nodes on both sides. The nodes of a side share the storage of
 //! the source or the target.
 //!
-//! Nodes are network namespaces of this machine. Each has its own link (`network/star.rs`), and there is a round-trip
-//! time between the sides, because nodes that share storage are near each other. The links must be the bottleneck: a
-//! run in which the processors were idle for less than a quarter of the time is void. All nodes use one file system,
-//! which is coherent and has no locks between nodes, so the figures do not include the costs of a cluster file system.
-//! With `--model`, each receiver has its own mount of the target, which charges the costs that clients of a cluster
-//! file system cause each other (`late/shared.rs` describes what the model includes).
+//! Nodes are network namespaces of this machine. Each has its own link (`network/star.rs`). There is a round-trip time
+//! only between the sides, because nodes that share storage are near each other. The links must be the bottleneck: a
+//! run in which the processors were idle for less than a quarter of the time is void.
+//!
+//! All nodes use one file system, which is coherent and has no locks between nodes. The figures therefore do not
+//! include the costs of a cluster file system. With `--model`, each receiver has its own mount of the target, which
+//! charges the costs that clients of a cluster file system cause each other. `late/shared.rs` describes the model.
 
 mod data;
 mod figure;

@@ -1,4 +1,4 @@
-//! Reproducible random numbers. All random decisions of a round come from one [`Dice`].
+//! Reproducible random numbers. All random decisions of a round come from one generator.
 
 use std::ops::RangeInclusive;
 

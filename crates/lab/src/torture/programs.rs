@@ -88,7 +88,7 @@ impl Place {
         self.prepare_another_sender(SENDER_HOME, root, to)
     }
 
-    /// Does the same as [`Self::prepare_sender`] for a daemon whose keys are in `home`.
+    /// Creates the keys of a sending daemon like `prepare_sender`, but in `home`.
     pub(crate) fn prepare_another_sender(
         &self,
         home: &str,

@@ -207,7 +207,7 @@ const SIZE_MIN: f64 = 7.0;
 const BOLDNESS: f64 = 1.15;
 /// The width available for the heading.
 const HEADING_WIDTH: f64 = WIDTH - LEFT - 8.0;
-/// The width of a character of a wide font at [`TEXT_SIZE`].
+/// The width of a character of a wide font at the standard font size.
 pub(crate) const LETTER_WIDTH: f64 = 7.6;
 /// The color of the grid lines behind the curves.
 const GRID: &str = "#d9d9d9";

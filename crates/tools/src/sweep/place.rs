@@ -1,11 +1,12 @@
 //! The directory in which a sweep works.
 //!
 //! The directory is hidden, is named `.zmove-sweep-NUMBER`, is accessible only to its owner, and is locked while the
-//! sweep runs. **Invariant:** a sweep changes nothing outside its directory, except that it removes directories that
-//! earlier sweeps of this user on this host left behind. Such a directory has the name of a sweep's directory, is not
-//! locked, and contains a mark that identifies this very directory and not one from which it was copied. Another
-//! process may rename a directory during the sweep, so entries are removed relative to its descriptor and not by its
-//! path.
+//! sweep runs.
+//!
+//! **Invariant:** a sweep changes nothing outside its directory, except that it removes directories that earlier sweeps
+//! of this user on this host left behind. Such a directory has the name of a sweep's directory, is not locked, and
+//! contains a mark. The mark identifies this directory and does not match a copy of it. Another process may rename a
+//! directory during the sweep, so entries are removed relative to its descriptor and not by its path.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -34,7 +34,7 @@ impl Noise {
         buffer
     }
 
-    /// Takes back the buffer that [`take`](Self::take) has returned.
+    /// Takes back the buffer that `take` has returned.
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
         self.buffer = buffer;
     }

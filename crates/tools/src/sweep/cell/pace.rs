@@ -138,7 +138,7 @@ impl<'a> CellPace<'a> {
         }
     }
 
-    /// Records a flush that took `took` and covers all bytes completed at `before`. If the flush took less than half of
+    /// Records a flush that took `took` and covers all bytes completed at `before`. If the flush took at most half of
     /// the remaining time, the allowance doubles. Otherwise it becomes the number of bytes that can be flushed in that
     /// half.
     fn flushed(&self, before: u64, took: Duration) {
