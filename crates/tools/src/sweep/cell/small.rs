@@ -89,12 +89,11 @@ impl SmallFiles {
         let next = AtomicUsize::new(0);
         let kept = AtomicUsize::new(0);
         bench.on_threads(pace, |_thread| {
-            while let Some((directory, files)) = self.directories.get(next.load(Ordering::Relaxed))
-            {
-                if !pace.goes_on() {
+            while pace.goes_on() {
+                let taken = next.fetch_add(1, Ordering::Relaxed);
+                let Some((directory, files)) = self.directories.get(taken) else {
                     return Ok(());
-                }
-                next.fetch_add(1, Ordering::Relaxed);
+                };
                 for number in 0..*files {
                     let file = bench.open(directory, number)?;
                     bench.drop_cached(&file)?;
