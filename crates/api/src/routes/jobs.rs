@@ -146,7 +146,7 @@ pub(super) struct Samples {
     samples: Vec<ProgressView>,
 }
 
-/// Shows up to 241 progress samples of the latest attempt that has at least two.
+/// Shows up to 240 progress samples of the latest attempt that has at least two.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/samples",

@@ -10,7 +10,7 @@ use super::tail::AttemptProgress;
 use crate::job::JobId;
 use crate::place::{Place, private};
 
-/// Returns up to `length_max + 1` progress samples of an attempt, from its start to its end or the present.
+/// Returns up to `length_max` progress samples of an attempt, at least 2, from its start to its end or the present.
 #[must_use]
 pub fn samples_of(
     place: &Place,
@@ -46,15 +46,17 @@ pub(super) fn keep(place: &Place, id: JobId, attempt: u32) {
     let _best_effort = file.and_then(|mut file| file.write_all(lines.as_bytes()));
 }
 
-/// Reads samples at `length_max` evenly spaced offsets of a file of events, and at its end.
+/// Reads up to `length_max` samples, at least 2, from evenly spaced offsets of a file of events. The first and the last
+/// sample are among them.
 fn read(path: &Path, length_max: usize) -> io::Result<Vec<AttemptProgress>> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
+    let intervals = length_max.saturating_sub(1).max(1);
     if bytes <= WHOLE_BYTES {
         let mut all = vec![0; usize::try_from(bytes).unwrap_or_default()];
         let length = read_at(&file, &mut all, 0)?;
         let samples: Vec<_> = lines(&all[..length]).collect();
-        let step = samples.len().div_ceil(length_max).max(1);
+        let step = samples.len().saturating_sub(1).div_ceil(intervals).max(1);
         let last = samples.last().cloned();
         let mut thinned: Vec<_> = samples.into_iter().step_by(step).collect();
         if thinned.last() != last.as_ref() {
@@ -64,7 +66,7 @@ fn read(path: &Path, length_max: usize) -> io::Result<Vec<AttemptProgress>> {
     }
     let mut samples: Vec<AttemptProgress> = Vec::new();
     let mut piece = vec![0; PIECE_BYTES];
-    let steps = u64::try_from(length_max).unwrap_or(u64::MAX).max(1);
+    let steps = u64::try_from(intervals).unwrap_or(u64::MAX);
     let end = bytes - PIECE_BYTES as u64;
     for at in (0..=steps).map(|step| end / steps * step + end % steps * step / steps) {
         let length = read_at(&file, &mut piece, at)?;
@@ -147,7 +149,7 @@ mod tests {
                 "of {count}"
             );
             assert!(
-                samples.len() <= 52 && samples.len() >= usize::try_from(count.min(45)).unwrap(),
+                samples.len() <= 50 && samples.len() >= usize::try_from(count.min(45)).unwrap(),
                 "of {count}"
             );
         }
