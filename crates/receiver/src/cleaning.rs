@@ -75,9 +75,9 @@ pub(crate) async fn run(
 fn target_tree(open: &Open, access: &WriteAccess) -> Result<Tree, Refusal> {
     let seen = SeenTarget::look(open, access)?;
     let why = if seen.is_closed {
-        "its mode closes it to its owner"
+        "its mode denies access to its owner"
     } else {
-        "there is no such directory"
+        "no such directory"
     };
     seen.tree.ok_or_else(|| {
         let target = Escaped(&open.target);
@@ -105,7 +105,7 @@ async fn converse(
             }
             message = connections.inbox.recv() => {
                 message.ok_or(ControlError::Closed)??;
-                return Err(SessionError::out_of_order("a message of a cleaning"));
+                return Err(SessionError::out_of_order("a message during a cleanup"));
             }
             Some(lane) = connections.lanes.recv() => drop(lane),
         }

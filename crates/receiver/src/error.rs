@@ -13,13 +13,13 @@ use zmove_wire::{Refusal, WireError};
 #[non_exhaustive]
 pub enum SessionError {
     /// The receiver is shutting down.
-    #[error("the receiver is being stopped")]
+    #[error("the receiver is shutting down")]
     Stopping,
     /// The operator of this host has ended the transfer. The peer is sent the reason.
     #[error("{}", .0.text)]
     CutOff(Refusal),
     /// The sender has started a new session for the same run.
-    #[error("the sender has begun anew over other connections")]
+    #[error("the sender restarted the session over new connections")]
     Superseded,
     /// The peer violated the protocol.
     #[error("the sender broke the protocol: {0}")]
@@ -37,19 +37,22 @@ pub enum SessionError {
     #[error("flush the target: {0}")]
     Flush(#[source] io::Error),
     /// The peer opened a connection and did not send its opening in time.
-    #[error("the sender did not say what it wants in time")]
+    #[error("the sender did not send its request in time")]
     Silent,
     /// A probe exceeded its time limit.
-    #[error("a probe may take {PROBE_SECONDS_MAX} s")]
+    #[error("the probe takes longer than the limit of {PROBE_SECONDS_MAX} s")]
     ProbeTooLong,
     /// A probe sent more data than allowed.
-    #[error("a probe may bring {}", zmove_types::ByteCount(PROBE_BYTES_MAX))]
+    #[error(
+        "the probe sends more than the limit of {}",
+        zmove_types::ByteCount(PROBE_BYTES_MAX)
+    )]
     ProbeTooLarge,
     /// This side could not start a thread.
     #[error("start a thread (raise the limit on processes, 'ulimit -u' or TasksMax=): {0}")]
     Thread(#[source] io::Error),
     /// A thread panicked because of a bug on this side.
-    #[error("a thread of the receiver panicked; its log says where")]
+    #[error("a thread of the receiver panicked; see the receiver's log")]
     Panicked,
 }
 

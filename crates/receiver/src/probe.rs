@@ -130,7 +130,7 @@ impl Probe {
                     }
                     ToReceiver::Sweep(order) => self.sweeping.begin(order)?,
                     ToReceiver::Announce { items: 0, mismatches: 0 } if !self.sweeping.is_under_way() => break,
-                    _ => return Err(SessionError::out_of_order("a message of a probe")),
+                    _ => return Err(SessionError::out_of_order("a message during a probe")),
                 },
             }
         }
@@ -160,7 +160,7 @@ impl Probe {
     fn wait(&mut self, sample: u64, lanes: u32) -> Result<(), WireError> {
         if self.waiting.len() >= SAMPLES_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder {
-                what: "a sample before the earlier ones are answered",
+                what: "a sample before the replies to earlier samples",
             });
         }
         self.waiting.push((sample, lanes));
@@ -236,7 +236,7 @@ impl ProbeTally {
                 Err(error) => return Err(error.into()),
             };
             if !is_filler(&frame) {
-                let what = "what is no filler, or arrived damaged,";
+                let what = "a frame that is damaged or not filler";
                 return Err(LaneError::from(WireError::OutOfOrder { what }).into());
             }
             watch.has_at_hand(0);

@@ -212,7 +212,7 @@ async fn begin(
     }
     if open.shared_job.is_some() && open.intent != Intent::Write {
         return Err(SessionError::Refused(not_in_a_job(
-            "a preview, a probe or a cleaning",
+            "a preview, probe or cleanup",
         )));
     }
     Ok(Begun {

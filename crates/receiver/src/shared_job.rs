@@ -185,7 +185,7 @@ fn directories(batch: Batch) -> Result<Vec<DirectoryToSet>, WireError> {
         for entry in group.entries {
             let BatchEntry::Itself(metadata) = entry else {
                 return Err(WireError::OutOfOrder {
-                    what: "an entry beside directories",
+                    what: "an entry that is not a directory",
                 });
             };
             let entry = u32::try_from(directories.len()).unwrap_or(u32::MAX);

@@ -145,7 +145,7 @@ fn what_is_unfinished_is_listed() {
         "  4.00 MiB of   8.00 MiB  sub/file 1\\u{1b}\n".to_owned(),
         " s ago, in use\n".to_owned(),
         format!(
-            "{} cannot be read: it is no journal, or its beginning is damaged",
+            "{} cannot be read: it is not a journal, or its beginning is damaged",
             TransferId([3; 16])
         ),
     ];

@@ -317,13 +317,13 @@ fn a_confined_daemon_reaches_no_root_that_came_later() {
                 "open root",
                 target,
                 "Permission denied",
-                "confine in zmove.toml), restart it",
+                "confine in zmove.toml, restart it",
             ]);
             assert!(names(&later).is_empty());
         }
         push(&site, &daemon, &[], "").done();
         if !reached {
-            let line = daemon.wait_for_log("confine in zmove.toml), restart it");
+            let line = daemon.wait_for_log("confine in zmove.toml, restart it");
             assert!(
                 line.contains(target) && line.contains("broken off by tester"),
                 "{line}"

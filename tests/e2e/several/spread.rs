@@ -25,7 +25,7 @@ use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
 
 /// What is told of a push that finds the directory of another.
-const WAITS: &str = "waiting: another push of several receivers has '.zmove-job-";
+const WAITS: &str = "waiting: another push to several receivers uses '.zmove-job-";
 
 /// Receivers that share a directory, and a sender who may write there.
 pub(crate) struct Spread {

@@ -518,7 +518,7 @@ fn what_is_no_tree_of_one_receiver_is_an_error() {
     let site = Site::local();
     fs::write(site.path("file"), "x").unwrap();
     for (target, code, part) in [
-        ("missing", 3, "clean 'missing': there is no such directory"),
+        ("missing", 3, "clean 'missing': no such directory"),
         ("file", 3, "'file' is a file and not a directory"),
         ("", 1, "a path is empty"),
         ("one,two:/data", 1, "clean one receiver"),

@@ -397,13 +397,13 @@ fn waits_for(jobs: usize) -> String {
     let seconds = DEAD_AFTER.as_secs();
     if jobs == 1 {
         format!(
-            "a push to several receivers has its directory there; within {seconds} s it is known whether that push is \
-             alive"
+            "a push to several receivers uses a directory there; the receiver checks for up to {seconds} s whether \
+             that push is running"
         )
     } else {
         format!(
-            "{jobs} pushes to several receivers have their directories there; within {seconds} s it is known which of \
-             them are alive"
+            "{jobs} pushes to several receivers use directories there; the receiver checks for up to {seconds} s \
+             which of them are running"
         )
     }
 }

@@ -245,7 +245,10 @@ async fn a_probe_that_does_not_end_is_ended() {
     let (refusal, error) = peer.refused().await;
     assert_eq!(
         (refusal.code, refusal.text.as_str()),
-        (RefusalCode::Denied, "a probe may take 300 s")
+        (
+            RefusalCode::Denied,
+            "the probe takes longer than the limit of 300 s"
+        )
     );
     assert!(matches!(error, SessionError::ProbeTooLong));
 }
@@ -258,7 +261,7 @@ fn bytes_are_bounded() {
     assert!(matches!(tally.count(1), Err(SessionError::ProbeTooLarge)));
     assert_eq!(
         SessionError::ProbeTooLarge.to_string(),
-        "a probe may bring 1.00 TiB"
+        "the probe sends more than the limit of 1.00 TiB"
     );
 }
 

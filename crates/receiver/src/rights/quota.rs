@@ -469,7 +469,7 @@ impl Booking {
             return Ok(());
         }
         Err(WireError::OverLimit {
-            what: "what the transfers of one key keep in memory (limits.memory_per_identity)",
+            what: "memory of the transfers of one key (limits.memory_per_identity)",
             value: (self.gauge.used() + more) as u64,
             limit: self.gauge.max() as u64,
         })

@@ -118,7 +118,7 @@ impl Inspecting {
                     match message {
                         ToReceiver::Request(request) if !announced => self.take(request, held)?,
                         ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,
-                        _ => return Err(SessionError::out_of_order("a message of an inspection")),
+                        _ => return Err(SessionError::out_of_order("a message during an inspection")),
                     }
                 }
                 Some(report) = self.outcomes.recv() => self.reply(report).await?,
@@ -152,7 +152,7 @@ impl Inspecting {
         };
         if !is_allowed {
             return Err(SessionError::out_of_order(
-                "a question that the opening does not allow",
+                "a request that the opening message does not allow",
             ));
         }
         self.workers.start_for(&self.inspection, move |inspection| {

@@ -59,7 +59,7 @@ pub(super) async fn take_up(
         }
         None if open.grant.is_some() => Err(Refusal::new(
             RefusalCode::Denied,
-            "this receiver gives no grants",
+            "this receiver does not accept grants",
         )),
         Some(_) | None => Ok(None),
     }
@@ -235,5 +235,5 @@ pub(crate) fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
 
 /// How long a peer may take to send its opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
-const MAY_NOT_LEAD: &str = "this key may not lead a job of several receivers here: an operator of this receiver allows \
-     that with `zmove allow KEY --lead`";
+const MAY_NOT_LEAD: &str = "this key may not lead a job of several receivers here (ask an operator of this receiver \
+    to run `zmove allow KEY --lead`)";

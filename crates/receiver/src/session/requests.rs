@@ -33,7 +33,11 @@ impl OpenRequests {
             Question::Hash(_) => (&self.hashes, HASHES_OUTSTANDING_MAX),
             Question::Extraneous(_) => (&self.listings, LISTINGS_OUTSTANDING_MAX),
         };
-        count(open, most, "a request before the earlier ones are answered")
+        count(
+            open,
+            most,
+            "a request before the replies to earlier requests",
+        )
     }
 
     /// Counts a list of names to remove as outstanding.
@@ -41,13 +45,13 @@ impl OpenRequests {
         count(
             &self.removals,
             REMOVES_OUTSTANDING_MAX,
-            "a list of names that go",
+            "a list of names to remove",
         )
     }
 
     /// Counts an order about a shared job as outstanding.
     pub(super) fn order(&self) -> Result<Unanswered, SessionError> {
-        let what = "an order before the earlier ones are answered";
+        let what = "an order before the replies to earlier orders";
         count(&self.orders, JOB_ORDERS_OUTSTANDING_MAX, what)
     }
 

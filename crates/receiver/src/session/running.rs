@@ -266,7 +266,7 @@ impl RunningSession {
             ToReceiver::Open(_) => Err(SessionError::out_of_order("a second opening")),
             ToReceiver::Request(request) => self.take_request(request, held),
             ToReceiver::Remove(remove) => self.remove(remove, held),
-            ToReceiver::Relay(_) => Err(SessionError::out_of_order("a word beside a push")),
+            ToReceiver::Relay(_) => Err(SessionError::out_of_order("a relay message in a push")),
             ToReceiver::Found(found) => {
                 self.transfer.meter.told(found);
                 Ok(())
@@ -287,7 +287,7 @@ impl RunningSession {
                 Ok(self.ledger.announced(items, mismatches)?)
             }
             ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => {
-                Err(SessionError::out_of_order("a question of a probe"))
+                Err(SessionError::out_of_order("a probe message in a transfer"))
             }
         }
     }
@@ -334,7 +334,7 @@ impl RunningSession {
                 })
             }
             Question::Report(_) | Question::Hash(_) | Question::Extraneous(_) => Err(
-                SessionError::out_of_order("a question that the opening does not allow"),
+                SessionError::out_of_order("a request that the opening message does not allow"),
             ),
         }
     }
@@ -356,7 +356,7 @@ impl RunningSession {
         remove.check()?;
         let open = self.requests.remove()?;
         if self.transfer.target.view.keeper.rules.extraneous == Extraneous::Stays {
-            return Err(SessionError::out_of_order("a list of names that go"));
+            return Err(SessionError::out_of_order("a list of names to remove"));
         }
         self.start(held, move |transfer| {
             let removed = ToSender::Removed {
@@ -369,7 +369,9 @@ impl RunningSession {
 
     fn take_order(&mut self, request: SharedJobRequest, held: Booking) -> Result<(), SessionError> {
         if self.transfer.target.shared_job.is_none() {
-            return Err(SessionError::out_of_order("an order about a job"));
+            return Err(SessionError::out_of_order(
+                "an order about a job of several receivers",
+            ));
         }
         if request.order == SharedJobOrder::Ping {
             // A ping must not wait behind work that waits for storage.
@@ -527,7 +529,9 @@ impl RunningSession {
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         if !self.requests.mirrors_nothing() {
-            return Err(SessionError::out_of_order("the end before all is removed"));
+            return Err(SessionError::out_of_order(
+                "the end of the session before all removals",
+            ));
         }
         self.finish_comparing().await?;
         let finishing = Instant::now();

@@ -181,8 +181,8 @@ pub(crate) fn none_if_closed(jobs: io::Result<Vec<SharedJobId>>) -> io::Result<V
 
 fn waits_for(job: SharedJobId) -> String {
     format!(
-        "another push of several receivers has '.zmove-job-{job}' at the target, above it or below it; within {} s it is \
-         known whether that push is alive",
+        "another push to several receivers uses '.zmove-job-{job}' at the target, above it or below it; the receiver \
+         checks for up to {} s whether that push is running",
         DEAD_AFTER.as_secs()
     )
 }

@@ -112,18 +112,21 @@ const PROVED_WITHIN: Duration = Duration::from_secs(2);
 /// Refuses options that are not possible in a job.
 pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
     let refused = [
-        (open.grant.is_some(), "a copy by a grant"),
-        (open.inplace, "a change in place"),
+        (open.grant.is_some(), "a copy with a grant"),
+        (open.inplace, "an in-place update"),
         (
             open.extraneous != Extraneous::Stays,
-            "the removal of what is at the target alone",
+            "removal of entries that are only at the target",
         ),
-        (open.delta, "the comparison with old versions"),
-        (open.compare != Compare::Quick, "the comparison by contents"),
-        (open.proof != Proof::Wire, "reading files back"),
+        (open.delta, "a delta transfer"),
+        (open.compare != Compare::Quick, "comparison by content"),
+        (
+            open.proof != Proof::Wire,
+            "verification by reading files back",
+        ),
         (
             open.durability == Durability::None,
-            "a transfer that flushes nothing",
+            "a transfer without flushing",
         ),
     ];
     match refused.into_iter().find(|(asked, _)| *asked) {
@@ -147,16 +150,16 @@ fn refuse(job: SharedJobId, error: &SharedJobError) -> Refusal {
     let text = match error {
         SharedJobError::Io(error) => format!("open '.zmove-job-{job}' at the target: {error}"),
         SharedJobError::NotUnderWay => format!(
-            "job {job} is not under way at this target: it has ended, or this receiver has another directory there \
-             than the others (is the storage mounted that they share?)"
+            "job {job} is not under way at this target: it has ended, or this receiver has a different directory \
+             there than the other receivers (is the shared storage mounted?)"
         ),
         SharedJobError::OfAnotherUser => format!(
-            "'.zmove-job-{job}' at the target belongs to another user than this receiver's: all receivers of a push \
-             run as one user, and so do those of the next one where it was killed"
+            "'.zmove-job-{job}' at the target belongs to another user: run all receivers of a push as the same user, \
+             also to resume a push that was killed"
         ),
         SharedJobError::Foreign => format!(
-            "'.zmove-job-{job}' at the target was not made as the directory of this job: another directory has got its \
-             name, or this receiver's host sees other inode numbers than the host that made it"
+            "'.zmove-job-{job}' at the target was not created for this job: another directory has its name, or this \
+             receiver's host sees other inode numbers than the host that created it"
         ),
         error => error.to_string(),
     };
@@ -226,7 +229,7 @@ impl SharedJobSession {
         let journal = journal.map_err(|error| {
             Refusal::new(
                 RefusalCode::Target,
-                format!("the journal of the job: {error}"),
+                format!("create the journal of the job: {error}"),
             )
         })?;
         let length = length(directory.fd(), &name).map_err(|error| refuse(job, &error.into()))?;

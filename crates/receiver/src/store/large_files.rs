@@ -150,7 +150,7 @@ impl FileTable {
         }
         if table.unheard >= FILES_UNFINISHED_MAX {
             return Err(WireError::OutOfOrder {
-                what: "the end of a file that was never begun",
+                what: "the end of a file that was not started",
             });
         }
         table.held.grow(SLOT_BYTES)?;
@@ -179,7 +179,7 @@ impl FileTable {
                 if table.living >= FILES_UNFINISHED_MAX {
                     let limit = FILES_UNFINISHED_MAX as u64;
                     return Err(WireError::OverLimit {
-                        what: "large files under way",
+                        what: "number of unfinished large files",
                         value: limit + 1,
                         limit,
                     }
@@ -813,7 +813,7 @@ mod tests {
         let one_more = FILES_UNFINISHED_MAX;
         let is_one_too_many = |declared| {
             let limit = WireError::OverLimit {
-                what: "large files under way",
+                what: "number of unfinished large files",
                 value: FILES_UNFINISHED_MAX as u64 + 1,
                 limit: FILES_UNFINISHED_MAX as u64,
             };

@@ -87,12 +87,13 @@ impl<'a> TargetPlace<'a> {
     /// Finds the location. Missing directories are created under the lease `makes`, or stay missing without a lease.
     fn of(open: &'a Open, access: &WriteAccess, makes: Option<&Lease>) -> Result<Self, Refusal> {
         if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
-            let text = "the target path is too long or holds a NUL byte";
+            let text = "the target path is too long or contains a NUL byte";
             return Err(Refusal::new(RefusalCode::Protocol, text));
         }
         let (tree, path) = locate(&open.target, access, makes)?;
         if path.components().any(is_shared_job_name) {
-            let text = "a directory .zmove-job-… belongs to a job of several receivers, and nobody else writes there";
+            let text = "a directory .zmove-job-… belongs to a job of several receivers, and no other transfer may \
+                write there";
             return Err(Refusal::new(RefusalCode::Denied, text));
         }
         let shown = Path::new(OsStr::from_bytes(&open.target));
@@ -225,7 +226,7 @@ impl Target {
         let entered =
             directory.and_then(|directory| other_jobs.enter(&self.tree, &root, &directory));
         let shown = Path::new(OsStr::from_bytes(&open.target));
-        entered.map_err(|error| cannot("look for other pushes at", shown, &error))
+        entered.map_err(|error| cannot("check for other pushes at", shown, &error))
     }
 
     /// Opens an existing target without changing it.
@@ -263,7 +264,7 @@ pub(crate) fn wait_for_jobs_above(
         jobs_above(&place, access)
             .and_then(|found| other_jobs.wait_for(found))
             .map(|dead| other_jobs.end(dead))
-            .map_err(|error| cannot("look for other pushes at", place.shown, &error))
+            .map_err(|error| cannot("check for other pushes at", place.shown, &error))
     };
     wait().map_err(|refusal| dead_mount::named(refusal, open, access))
 }
@@ -419,8 +420,8 @@ fn locate(
 ) -> Result<(Option<Tree>, RelPath), Refusal> {
     let roots = match access {
         WriteAccess::ReadOnly => {
-            let text = "this key may not write here. On that host, run: zmove allow KEY --name NAME --root DIR --write, where KEY is what \
-                        `zmove key show` prints here";
+            let text = "this key may not write here. On that host, run: zmove allow KEY --name NAME --root DIR \
+                --write (KEY is the output of `zmove key show` here)";
             return Err(Refusal::new(RefusalCode::Denied, text));
         }
         WriteAccess::Anywhere => return locate_own(target, makes),
@@ -443,8 +444,8 @@ fn open_root(roots: &Roots, root: &Path) -> Result<Tree, Refusal> {
 }
 
 /// The text for a root whose mode allows access, which means that a kernel rule denies it.
-const CONFINED: &str = ". If the receiver is confined to the roots that it had at its start (zmove serve --confine, or \
-                        confine in zmove.toml), restart it there to have another";
+const CONFINED: &str = " (if the receiver is confined to the roots that it had at startup, by `zmove serve --confine` \
+                        or confine in zmove.toml, restart it to add a root)";
 
 /// Locates a user's own target. Links and `..` in it are the user's responsibility, as for any command.
 fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, RelPath), Refusal> {

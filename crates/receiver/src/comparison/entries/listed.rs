@@ -89,7 +89,7 @@ impl ListedFiles {
                 }
                 Entry::Occupied(entry) if entry.get().root == root => {}
                 Entry::Occupied(_) => {
-                    return Err(wrong("another hash of a file that was listed before"));
+                    return Err(wrong("another hash for a file that an earlier line lists"));
                 }
             }
         }
@@ -202,7 +202,7 @@ fn unescaped(name: &[u8]) -> Result<Vec<u8>, &'static str> {
                 Some(b'\\') => b'\\',
                 Some(b'n') => b'\n',
                 Some(b'r') => b'\r',
-                _ => return Err("a backslash in the path that is no escape"),
+                _ => return Err("a backslash in the path that does not begin an escape sequence"),
             },
             byte => byte,
         });

@@ -25,7 +25,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// The first record is incomplete, or the file is not a journal.
-    #[error("it is no journal, or its beginning is damaged")]
+    #[error("it is not a journal, or its beginning is damaged")]
     Damaged,
     /// A release with a different format version wrote the journal.
     #[error(
@@ -36,7 +36,7 @@ pub enum JournalError {
         found: u32,
     },
     /// A record is longer than the format allows.
-    #[error("a record has {bytes} bytes, more than the {BODY_BYTES_MAX} that a journal takes")]
+    #[error("a record has {bytes} bytes, more than the limit of {BODY_BYTES_MAX}")]
     TooLong {
         /// The length of the record's body.
         bytes: usize,
@@ -44,7 +44,8 @@ pub enum JournalError {
     /// The key has reached its limit on journals or on their size, or this journal has reached its share. Older
     /// transfers must be finished or removed first.
     #[error(
-        "its key has {limit} {what} here, as many as it may (limits.journals_per_identity, limits.journal_bytes_per_identity)"
+        "its key has reached the limit of {limit} {what} here (limits.journals_per_identity, \
+         limits.journal_bytes_per_identity)"
     )]
     NoRoom {
         /// The unit of the limit: journals or bytes.
@@ -59,13 +60,13 @@ pub enum JournalError {
         limit: usize,
     },
     /// An incomplete record could not be cut off, so no record may follow it.
-    #[error("an earlier record could not be written whole")]
+    #[error("an earlier record could not be written completely")]
     Broken,
     /// The journals of earlier transfers need more memory than the key's quota allows.
     #[error("{0}")]
     OverLimit(#[from] WireError),
     /// The session was dropped while its threads hung. Another session may take over the journal.
-    #[error("its session was left behind")]
+    #[error("its session was abandoned")]
     LeftBehind,
 }
 

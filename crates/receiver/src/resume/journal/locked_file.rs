@@ -103,7 +103,7 @@ pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
         Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR) => return Ok(None),
         opened => opened.map_err(JournalError::io("open", path))?,
     };
-    let there = FileIdentity::of(&file).map_err(JournalError::io("look at", path))?;
+    let there = FileIdentity::of(&file).map_err(JournalError::io("inspect", path))?;
     // Another user who can write to the directory may have linked any file here, so reject files with a second name.
     let is_own = there.ids.user == rustix::process::geteuid().as_raw() && there.names <= 1;
     Ok((there.regular && is_own).then(|| File::from(file)))

@@ -231,14 +231,14 @@ fn length_and_age(path: &Path) -> Result<Option<(u64, SystemTime)>, JournalError
     });
     match looked_at {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        found => found.map_err(JournalError::io("look at", path)),
+        found => found.map_err(JournalError::io("inspect", path)),
     }
 }
 
 fn modified(file: &File, path: &Path) -> Result<SystemTime, JournalError> {
     file.metadata()
         .and_then(|metadata| metadata.modified())
-        .map_err(JournalError::io("look at", path))
+        .map_err(JournalError::io("inspect", path))
 }
 
 fn read(file: &File, path: &Path) -> Result<Replay, JournalError> {

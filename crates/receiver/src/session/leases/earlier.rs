@@ -27,7 +27,7 @@ pub(crate) async fn wait_for_earlier(
     let mut has_told = false;
     while began.elapsed() < lease_left && !has_process_ended(&earlier.process) {
         if session.is_over() {
-            let text = "the connection ended while the session waited for an earlier one";
+            let text = "the connection closed while the session waited for an earlier session";
             return Err(Refusal::new(RefusalCode::Broken, text));
         }
         if began.elapsed() >= QUIET && !has_told {

@@ -39,7 +39,7 @@ pub(super) fn of_own(shown: &Path) -> Option<String> {
             Ok(metadata) if metadata.is_dir() => return None,
             Ok(metadata) if metadata.is_file() => FILE,
             Ok(_) => OTHER,
-            Err(_) if found.is_symlink() => "is a symbolic link that leads nowhere",
+            Err(_) if found.is_symlink() => "is a broken symbolic link",
             Err(_) => return None,
         };
         return Some(said(shown, path, what));
@@ -96,7 +96,7 @@ mod tests {
             "{}",
             own("d/f/a/b")
         );
-        assert!(own("d/link/x").ends_with("/d/link' is a symbolic link that leads nowhere"));
+        assert!(own("d/link/x").ends_with("/d/link' is a broken symbolic link"));
         assert_eq!(own("d/new/x"), "");
     }
 }
