@@ -27,13 +27,13 @@ pub enum ScanError {
         source: io::Error,
     },
     /// The entry was listed, but another process has removed or renamed it since.
-    #[error("find '{}' again after it was listed", Escaped::path(path))]
+    #[error("find '{}': it vanished after it was listed", Escaped::path(path))]
     Vanished {
         /// The path at which the entry was listed.
         path: PathBuf,
     },
     /// The name or path cannot be sent to the target.
-    #[error("carry the path '{}': {source}", Escaped::path(path))]
+    #[error("send the path '{}': {source}", Escaped::path(path))]
     Path {
         /// The path at the source.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum ScanError {
     },
     /// A root is no longer the directory that it was during the first walk.
     #[error(
-        "list directory '{}': it is not the one that was there at the beginning",
+        "list directory '{}': it is no longer the same directory as at the start",
         Escaped::path(path)
     )]
     Exchanged {
@@ -67,7 +67,7 @@ pub enum ScanError {
     },
     /// A mount that the first walk found below a root is gone.
     #[error(
-        "list directory '{}': what was mounted there at the beginning is gone",
+        "list directory '{}': the mount that was there at the start is gone",
         Escaped::path(path)
     )]
     Unmounted {
@@ -76,7 +76,7 @@ pub enum ScanError {
     },
     /// An entry differs from the one that another node has found.
     #[error(
-        "find '{}' as another node has found it: {difference}",
+        "find '{}' as another node found it: {difference}",
         Escaped::path(path)
     )]
     Differs {
@@ -98,7 +98,7 @@ pub enum ScanError {
 #[non_exhaustive]
 pub enum Difference {
     /// The path is another directory.
-    #[error("it is another directory here, inode {here} and not {there}")]
+    #[error("it is a different directory here (inode {here}, not {there})")]
     Another {
         /// The inode number on this node.
         here: u64,
@@ -106,16 +106,16 @@ pub enum Difference {
         there: u64,
     },
     /// The entry's last change is older here than on the other node.
-    #[error("it is older here: a copy that lags behind, or the cache of a network file system")]
+    #[error("it is older here (an outdated copy, or the cache of a network file system)")]
     Older,
     /// The entry does not exist here.
-    #[error("it is not here")]
+    #[error("it does not exist here")]
     Missing,
     /// The entry is a mount point here, but not at the head.
-    #[error("something is mounted on it here, and not at the node that leads")]
+    #[error("it is a mount point here, but not at the node that leads")]
     MountedHere,
     /// The entry is a mount point at the head, but not here.
-    #[error("nothing is mounted on it here, and something is at the node that leads")]
+    #[error("it is a mount point at the node that leads, but not here")]
     NotMountedHere,
 }
 
@@ -124,7 +124,7 @@ pub enum Difference {
 #[non_exhaustive]
 pub enum ListFault {
     /// The path begins with a `/`.
-    #[error("it is absolute, and paths are relative to the source")]
+    #[error("it is absolute, but paths must be relative to the source")]
     Absolute,
     /// The path has a `..` component.
     #[error("it has a '..'")]
@@ -133,10 +133,10 @@ pub enum ListFault {
     #[error("{0}")]
     Path(PathError),
     /// The path does not exist.
-    #[error("there is no such file or directory")]
+    #[error("no such file or directory")]
     Missing,
     /// The entry has the name of a part of an unfinished transfer.
-    #[error("it is a part of an unfinished transfer, of use where it is alone")]
+    #[error("it is a part of an unfinished transfer, which is never sent")]
     Unfinished,
     /// A component of the path other than the last is a file or a link.
     #[error("'{}' is not a directory", Escaped::path(.0))]
@@ -226,7 +226,7 @@ mod tests {
         let gone = ScanError::listed(path(), Operation::Stat, Errno::NOENT);
         assert_eq!(
             format!("failed to {gone}"),
-            "failed to find '/a/b' again after it was listed"
+            "failed to find '/a/b': it vanished after it was listed"
         );
         assert!(matches!(gone, ScanError::Vanished { .. }));
     }

@@ -215,7 +215,7 @@ impl PushAccount {
         let free = ByteCount(room);
         let needed = ByteCount(needed);
         self.warn(format!(
-            "the target has {free} free, {LITTLE_ROOM}: {needed} have been found so far"
+            "the target has {free} free, {LITTLE_ROOM}: the scan has found {needed} so far"
         ));
     }
 
@@ -365,4 +365,4 @@ impl PushAccount {
 }
 
 /// The constant part of the warning, by which it is recognized.
-const LITTLE_ROOM: &str = "and what is to be sent is more";
+const LITTLE_ROOM: &str = "less than the push needs";

@@ -53,7 +53,7 @@ async fn run(
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Finished(_) => return Ok(writer.finish().await?),
             _ => {
-                return out_of_order("a result of a cleaning");
+                return out_of_order("a message during a cleanup");
             }
         }
     }

@@ -15,7 +15,7 @@ pub enum SessionError {
     #[error("receiver: {}", .0.text)]
     Refused(Refusal),
     /// The receiver had no room for the transfer during the whole time that the sender was configured to wait.
-    #[error("receiver: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
+    #[error("receiver: {reason}; still waiting in line after {} s", waited.as_secs_f64())]
     StillInLine {
         /// The reason for the wait, as reported by the receiver.
         reason: String,

@@ -93,12 +93,13 @@ pub(crate) fn run(session: &Session, answers: &Receiver<CountedReply>, mirror: &
     let kept = session.account.totals.counters.source_changed_kept.get();
     if kept > 0 {
         let (entries, them) = if kept == 1 {
-            ("entry stays", "it")
+            ("entry was not removed", "it")
         } else {
-            ("entries stay", "them")
+            ("entries were not removed", "them")
         };
         session.account.warn(format!(
-            "{kept} {entries} at the target: the source changed while it was pushed; the same command removes {them}"
+            "{kept} {entries} at the target, because the source changed during the push; run the command again to \
+             remove {them}"
         ));
     }
 }
@@ -138,12 +139,12 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
         let spared = counters.max_delete_kept.get();
         if spared > 0 {
             let entries = if spared == 1 {
-                "entry stays"
+                "entry was not removed"
             } else {
-                "entries stay"
+                "entries were not removed"
             };
             session.account.warn(format!(
-                "--max-delete ended the removal at the target: {spared} more {entries}"
+                "--max-delete stopped the removal at the target: {spared} more {entries}"
             ));
         }
         if !more || spared > 0 || counters.failed.get() > failed || mirror.intent == Intent::Inspect
@@ -152,7 +153,8 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
         }
         if counters.removed.get() == removed {
             return session.account.warn(
-                "not all could be removed: too many directories hold what is left out".to_owned(),
+                "some entries were not removed: too many directories contain excluded entries"
+                    .to_owned(),
             );
         }
     }
@@ -168,10 +170,10 @@ fn stays(account: &PushAccount, mirror: &Mirror) -> bool {
     let why = if unread > 0 {
         "the source could not be read completely"
     } else {
-        "not all could be stored there"
+        "some entries could not be stored there"
     };
     let message = format!(
-        "nothing was removed at the target: {why} ({errors} errors); --ignore-errors removes nevertheless"
+        "nothing was removed at the target: {why} ({errors} errors); use --ignore-errors to remove anyway"
     );
     if account.files().report_once(&message) {
         account.warn(message);
@@ -548,7 +550,7 @@ impl<'a> MirrorRound<'a> {
 
     fn list(&mut self) {
         if self.full {
-            let message = "more entries would be removed than a preview lists";
+            let message = "the preview lists only part of the entries that would be removed";
             self.session.account.warn(message.to_owned());
         }
         let TakenEntries {

@@ -296,7 +296,7 @@ impl RunningPush<'_> {
             if *missed == PINGS_MISSED_TOLD {
                 let most = self.pipeline.config.silence_max;
                 let message = format!(
-                    "receiver: no answer for {} s; it is waited for up to {} s",
+                    "receiver: no answer for {} s; the push waits for up to {} s",
                     (most * PINGS_MISSED_TOLD / PINGS_MISSED_MAX).as_secs(),
                     most.as_secs()
                 );

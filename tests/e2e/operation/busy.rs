@@ -179,7 +179,7 @@ fn a_push_gives_up_if_its_turn_does_not_come_within_the_timeout() {
         .says(&[
             "zmove: receiver: ",
             "limits.transfers_per_identity = 1",
-            "not come within 1 s",
+            "still waiting in line after 1 s",
         ])
         .lines(2);
     let at_once = site

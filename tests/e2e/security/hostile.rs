@@ -202,7 +202,7 @@ fn a_daemon_that_calls_a_file_whole_before_it_was_sent_is_broken_off() {
     std::io::Seek::seek(&mut source, std::io::SeekFrom::Start(200 * GROUP_BYTES)).unwrap();
     std::io::Write::write_all(&mut source, b"end").unwrap();
     let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site.source());
-    deceived.is_broken_off("a whole file that has not been sent");
+    deceived.is_broken_off("the completion of a file that was not sent completely");
 }
 
 #[test]

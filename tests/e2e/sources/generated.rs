@@ -84,7 +84,7 @@ fn a_file_without_an_end_is_named_and_the_others_arrive(site: &Site) {
     let endless = own("pagemap");
     let outcome = push(site, &[], &[&endless, Path::new("/proc/version")]).expect(23);
     let line = format!(
-        "zmove: sender: read '{}': it does not end",
+        "zmove: sender: read '{}': it is longer than",
         endless.display()
     );
     outcome.says(&[&line]).lines(1);

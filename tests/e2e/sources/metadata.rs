@@ -871,7 +871,9 @@ fn attributes_of_root_are_kept_but_for_those_of_one_system() {
         let told = &outcome.stdout;
         assert!(told.contains(moved) && !told.contains("not kept"), "{told}");
         outcome
-            .says(&["attributes of one system are never copied: security.selinux"])
+            .says(&[
+                "attributes that are specific to one system are never copied: security.selinux",
+            ])
             .lines(1);
         for (name, attribute) in kept {
             let value = xattr(&site.target().join(name), attribute);

@@ -278,7 +278,7 @@ fn wrong_paths_of_a_list_are_named(site: &Site) {
         });
         assert_eq!(count.count(), 1, "{path}: {why} in\n{}", outcome.stdout);
     };
-    failed("nope", "there is no such file");
+    failed("nope", "no such file");
     failed("../main.c", "it has a '..'");
     failed("/main.c", "it is absolute");
     failed("main.c/x", "is not a directory");

@@ -338,7 +338,7 @@ fn no_space(site: &Site) {
         "{}",
         outcome.stderr
     );
-    let warned = |line: &str| line.contains("free, and what is to be sent is more");
+    let warned = |line: &str| line.contains("free, less than the push needs");
     assert_eq!(
         outcome.stderr.lines().filter(|line| warned(line)).count(),
         1,

@@ -57,7 +57,8 @@ fn warned(pushed: &Pushed) -> Vec<String> {
 
 #[track_caller]
 fn expect_refused(site: &Site, pushed: &Pushed, source: &Path, there: &[&str]) {
-    let why = "it is not the one that was there at the beginning; nothing is removed at the target";
+    let why =
+        "it is no longer the same directory as at the start; nothing is removed at the target";
     let source = source.join("");
     assert_eq!(
         pushed.failed(),
@@ -160,7 +161,8 @@ fn a_source_that_is_exchanged_while_there_is_no_connection_removes_nothing() {
     paint(site.source().join("new"), 5);
     proxy.reset(site.the_daemon().address);
     let outcome = finish(client).expect(23);
-    let why = "it is not the one that was there at the beginning; nothing is removed at the target";
+    let why =
+        "it is no longer the same directory as at the start; nothing is removed at the target";
     let outcome = outcome.says(&["sender: list directory '", "source/': ", why]);
     assert_eq!(outcome.summary()["removed"], 0);
     for name in ["alone", "small", "new"] {
@@ -227,7 +229,7 @@ fn a_source_that_is_unmounted_removes_nothing() {
     };
     let outcome = push_halted(&site, || unmount(&site, &site.source())).expect(23);
     outcome
-        .says(&["source/': it is not the one that was there at the beginning; nothing is removed"])
+        .says(&["source/': it is no longer the same directory as at the start; nothing is removed"])
         .lines(1);
     assert_eq!(names(&site.target()), ["large", "m", "small"]);
     assert_eq!(names(&site.target().join("m")).len(), 20);
@@ -241,8 +243,7 @@ fn what_is_unmounted_below_the_source_removes_nothing() {
             return;
         };
         let outcome = push_halted(&site, || unmount(&site, &site.source().join("m"))).expect(23);
-        let why =
-            "what was mounted there at the beginning is gone; nothing is removed at the target";
+        let why = "the mount that was there at the start is gone; nothing is removed at the target";
         outcome
             .says(&["sender: list directory '", "source/m': ", why])
             .lines(1);
@@ -277,7 +278,8 @@ fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
         ),
         (3, 1)
     );
-    let why = "1 entry stays at the target: the source changed while it was pushed; the same command removes it";
+    let why = "1 entry was not removed at the target, because the source changed during the push; run the command \
+        again to remove it";
     assert_eq!(warned(&pushed), [why]);
     assert_eq!(names(&site.target()), ["a", "d", "e"]);
     // If the walk had not left the directory by then, it is read again, and the new name arrives.
@@ -357,7 +359,9 @@ fn what_stays_because_of_a_change_is_told_with_a_code() {
         (&0.into(), &2.into())
     );
     outcome
-        .says(&["2 entries stay at the target: the source changed while it was pushed"])
+        .says(&[
+            "2 entries were not removed at the target, because the source changed during the push",
+        ])
         .lines(1);
     assert!(alone.iter().all(|path| path.exists()));
     let outcome = site

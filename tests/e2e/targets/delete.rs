@@ -257,7 +257,7 @@ fn a_file_that_a_rule_keeps_from_its_place_removes_nothing(site: &Site) {
     outcome
         .says(&["'kept'", "a directory of that name is in the way"])
         .says(&[
-            "nothing was removed at the target: not all could be stored there",
+            "nothing was removed at the target: some entries could not be stored there",
             "--ignore-errors",
         ])
         .lines(2);
@@ -593,10 +593,10 @@ fn no_more_goes_than_may(site: &Site) {
         if code == 25 {
             let more = format!(": {} more entr", 6 - most);
             outcome
-                .says(&["--max-delete ended the removal at the target", &more])
+                .says(&["--max-delete stopped the removal at the target", &more])
                 .lines(1);
             preview
-                .says(&["--max-delete ended the removal at the target", &more])
+                .says(&["--max-delete stopped the removal at the target", &more])
                 .lines(1);
         }
         assert_eq!(delete(site), 6_u64.saturating_sub(most as u64));

@@ -58,7 +58,7 @@ fn a_disk_that_fills_up(site: &Site) {
     let (warning, rest) = outcome.stderr.split_once('\n').unwrap();
     assert!(
         warning.starts_with("zmove: the target has ")
-            && warning.contains(" free, and what is to be"),
+            && warning.contains(" free, less than the push needs"),
         "{warning}"
     );
     outcome.stderr = rest.to_owned();

@@ -54,7 +54,7 @@ pub enum PatternError {
     #[error("a '#' at its start makes it a comment: write '\\#'")]
     Comment,
     /// The pattern of an include starts with `!`, which would turn it into an exclude.
-    #[error("a '!' at its start turns it around: use an exclude, or write '\\!'")]
+    #[error("a '!' at its start inverts it: use an exclude, or write '\\!'")]
     TurnedAround,
     /// The pattern is a rule in rsync syntax. Contains advice. As a pattern, the rule would be a name that hardly any
     /// file has.
@@ -67,16 +67,16 @@ pub enum PatternError {
     #[error("a '[' is not closed: write '\\[' for the character")]
     Unclosed,
     /// The end of a range is lower than its start.
-    #[error("the range '{0}-{1}' is the wrong way round")]
+    #[error("the range '{0}-{1}' is reversed")]
     Range(char, char),
     /// A named class (`[:name:]`) does not exist.
-    #[error("there is no class '[:{0}:]'")]
+    #[error("unknown class '[:{0}:]'")]
     Named(String),
     /// A class contains a multi-byte character, but patterns match bytes.
-    #[error("'{0}' cannot stand in '[]', which is for single bytes")]
+    #[error("'{0}' is not allowed in '[]', which matches single bytes")]
     NotAscii(char),
     /// The pattern is not valid UTF-8.
-    #[error("it is not UTF-8: write '?' for each other byte")]
+    #[error("it is not UTF-8: write '?' for each byte that is not UTF-8")]
     NotUtf8,
     /// The pattern, or the patterns together, are too large to compile.
     #[error("it cannot be compiled: {0}")]

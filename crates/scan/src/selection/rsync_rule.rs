@@ -9,12 +9,12 @@ pub(super) fn advice_for_line(line: &str) -> Option<String> {
         pattern,
     } = RsyncRule::of(line)?;
     let instead = match name {
-        _ if modifiers.contains(['!', 'C']) => "there is no such rule here".to_owned(),
+        _ if modifiers.contains(['!', 'C']) => "zmove has no such rule".to_owned(),
         "-" | "exclude" | "H" | "hide" => format!("write '{pattern}'"),
         "+" | "include" | "S" | "show" => format!("write '!{pattern}'"),
         "P" | "protect" => format!("write '{pattern}', which protects it at the target too"),
         "." | "merge" => format!("use --filter-from {pattern}"),
-        _ => "there is no such rule here".to_owned(),
+        _ => "zmove has no such rule".to_owned(),
     };
     Some(format!(
         "it is a rule of rsync: {instead}, or '\\{line}' if this is a name (the last rule that matches decides)"
@@ -96,11 +96,11 @@ mod tests {
                 "write '.snapshot/', which protects it at the target too",
             ),
             (". more", "use --filter-from more"),
-            (":n- .rules", "there is no such rule here"),
-            (":C", "there is no such rule here"),
-            ("-C", "there is no such rule here"),
-            ("-! x", "there is no such rule here"),
-            ("risk x", "there is no such rule here"),
+            (":n- .rules", "zmove has no such rule"),
+            (":C", "zmove has no such rule"),
+            ("-C", "zmove has no such rule"),
+            ("-! x", "zmove has no such rule"),
+            ("risk x", "zmove has no such rule"),
         ] {
             let advice = advice_for_line(line).unwrap_or_else(|| panic!("{line}"));
             let expected = format!("it is a rule of rsync: {instead}, or '\\{line}' if");

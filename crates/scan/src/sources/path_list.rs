@@ -205,7 +205,7 @@ mod tests {
             said[0],
             of(
                 "/etc",
-                "it is absolute, and paths are relative to the source"
+                "it is absolute, but paths must be relative to the source"
             )
         );
         assert_eq!(said[1], of("a/../b", "it has a '..'"));

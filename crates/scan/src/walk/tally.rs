@@ -46,12 +46,10 @@ impl UnfinishedParts {
         let count = self.count;
         let first = Escaped::path(self.first.as_ref()?);
         Some(if count == 1 {
-            format!(
-                "a part of an unfinished transfer lies in the source, and is left out: '{first}'"
-            )
+            format!("a part of an unfinished transfer in the source is left out: '{first}'")
         } else {
             format!(
-                "{count} parts of unfinished transfers lie in the source, and are left out, among them '{first}'"
+                "{count} parts of unfinished transfers in the source are left out, for example '{first}'"
             )
         })
     }

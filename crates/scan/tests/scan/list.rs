@@ -70,13 +70,13 @@ fn each_path_that_cannot_be_is_told_and_the_others_come() {
     said.sort();
     let below = |name: &str| tree.path().join(name).display().to_string();
     let of = |path: &str, why: &str| format!("take '{path}' from the list of paths: {why}");
-    let missing = "there is no such file or directory";
+    let missing = "no such file or directory";
     assert_eq!(
         said,
         [
             of(
                 "/top",
-                "it is absolute, and paths are relative to the source"
+                "it is absolute, but paths must be relative to the source"
             ),
             of("a/../top", "it has a '..'"),
             of("link/1", &format!("'{}' is not a directory", below("link"))),
@@ -101,7 +101,7 @@ fn a_listed_part_of_a_transfer_is_told() {
     let found = visit(tree.path(), &format!("{part}\na/1\n"), &config);
     assert_eq!(paths(&found), ["a", "a/1"]);
     let said: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
-    let why = "it is a part of an unfinished transfer, of use where it is alone";
+    let why = "it is a part of an unfinished transfer, which is never sent";
     assert_eq!(
         said,
         [format!("take '{part}' from the list of paths: {why}")]

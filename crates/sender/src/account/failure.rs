@@ -35,7 +35,7 @@ pub(crate) enum FileError {
     Changed { path: PathBuf },
     /// The file has more groups than can be numbered.
     #[error(
-        "sender: read '{}': files beyond 16 PiB cannot be carried",
+        "sender: read '{}': files larger than 16 PiB cannot be sent",
         Escaped::path(path)
     )]
     TooLarge { path: PathBuf },
@@ -54,7 +54,7 @@ pub(crate) enum FileError {
     /// A source is empty and its mirror is not.
     #[error(
         "sender: '{}' is empty and its mirror is not (is its file system mounted?): nothing is removed at the target; \
-         --allow-empty empties the mirror",
+         use --allow-empty to empty the mirror",
         Escaped::path(path)
     )]
     EmptySource { path: PathBuf },
@@ -63,7 +63,7 @@ pub(crate) enum FileError {
     OtherSource(ScanError),
     /// The file arrived damaged every time.
     #[error(
-        "receiver: verify '{}': it arrived damaged {times} times in a row; given up",
+        "receiver: verify '{}': it arrived damaged {times} times in a row and was not copied",
         Escaped::path(path)
     )]
     Damaged { path: PathBuf, times: u8 },
@@ -72,8 +72,8 @@ pub(crate) enum FileError {
     Unconfirmed { path: PathBuf },
     /// Some files were neither moved nor skipped, and no failure was reported. This is a bug in this program.
     #[error(
-        "sender: {files} of the files that were found were neither moved nor skipped; this is a bug in zmove: run the \
-         command again, and please report it"
+        "sender: {files} of the files found were neither moved nor skipped; this is a bug in zmove: run the command \
+         again, and please report it"
     )]
     Unaccounted { files: u64 },
 }

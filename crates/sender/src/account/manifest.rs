@@ -288,9 +288,7 @@ impl Lines {
             Goal::Name { path, part } => {
                 file.sync_all()?;
                 if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
-                    return Err(io::Error::other(
-                        "something else than a regular file has come into its place",
-                    ));
+                    return Err(io::Error::other("it is no longer a regular file"));
                 }
                 std::fs::rename(part, &*path)?;
                 // Without this, a power failure could undo the rename.

@@ -122,7 +122,7 @@ impl Receipts {
             }
             ToSender::SharedJob(answer) => self.take_job_answer(answer)?,
             ToSender::Sampled(_) | ToSender::Swept(_) | ToSender::Leftover(_) => {
-                return out_of_order("an answer of a probe or a cleaning");
+                return out_of_order("an answer to a probe or a cleanup");
             }
             ToSender::Counters(counters) => self.counters = counters.into(),
             ToSender::NotKept { counts } => self.session.account.not_kept(&counts),
@@ -180,7 +180,7 @@ impl Receipts {
         SharedJobAnswer { number, mut result }: SharedJobAnswer,
     ) -> Result<(), WireError> {
         let unasked = WireError::OutOfOrder {
-            what: "an answer about a job that nobody has asked for",
+            what: "an answer to an order about a job that was not sent",
         };
         let OpenOrder { names, answer } = self.orders.open.remove(&number).ok_or(unasked)?;
         match (names, &mut result) {
@@ -439,7 +439,7 @@ impl Receipts {
             return Ok(());
         };
         if done.fault.is_none() && !file.is_all_read() {
-            return out_of_order("a whole file that has not been sent");
+            return out_of_order("the completion of a file that was not sent completely");
         }
         file.close();
         if let Some((operation, code)) = done.fault {
@@ -477,7 +477,7 @@ impl Receipts {
     /// file found.
     fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
         if !self.session.in_flight.is_settled() {
-            return out_of_order("the end before everything is settled");
+            return out_of_order("the end before everything is confirmed");
         }
         let open = self.session.in_flight.take_large();
         for file in open.into_values() {

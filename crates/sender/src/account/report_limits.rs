@@ -103,7 +103,7 @@ impl ReportCounts {
         let directory_bytes = sent.directory_bytes.load(Ordering::Relaxed) as u64;
         let weight = 1 + (directory_bytes + Name::BYTES_MAX as u64 + 1) / PATH_BYTES_PER_FAULT;
         within(
-            "entries that lack something",
+            "number of entries with missing metadata",
             self.missed,
             weight * (sent.entries.get() + sent.asked.get()),
         )
@@ -112,7 +112,7 @@ impl ReportCounts {
     /// Checks the number of faults of a batch.
     pub(crate) fn entry_faults(faults: usize, entries: usize) -> Result<(), WireError> {
         within(
-            "faults of a batch",
+            "number of faults of a batch",
             faults as u64,
             FAULTS_PER_ENTRY * entries as u64,
         )
@@ -121,14 +121,18 @@ impl ReportCounts {
     /// Counts and checks the result of a large file.
     pub(crate) fn file(&mut self, sent: &SentCounts) -> Result<(), WireError> {
         self.files += 1;
-        within("ends of files", self.files, sent.files.get())
+        within("number of ends of files", self.files, sent.files.get())
     }
 
     /// Counts and checks a message about the groups that the receiver holds of a file.
     pub(crate) fn held(&mut self, sent: &SentCounts, held: &Held) -> Result<(), WireError> {
         not_empty(!held.cvs.is_empty() || held.end)?;
         self.held += 1;
-        within("words about what is held", self.held, sent.held.get())
+        within(
+            "number of reports about stored groups",
+            self.held,
+            sent.held.get(),
+        )
     }
 }
 
@@ -137,7 +141,7 @@ pub(crate) fn not_empty(says: bool) -> Result<(), WireError> {
     if says {
         Ok(())
     } else {
-        out_of_order("a message that says nothing")
+        out_of_order("an empty message")
     }
 }
 

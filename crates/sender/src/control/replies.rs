@@ -151,7 +151,7 @@ impl ReplySender {
     /// As for [`reply`](Self::reply).
     pub(crate) fn counted_reply(&self, reply: CountedReply) -> Result<(), WireError> {
         match self.counted.try_send(reply) {
-            Err(TrySendError::Full(_)) => out_of_order("an answer that nobody asked for"),
+            Err(TrySendError::Full(_)) => out_of_order("an answer to a request that was not sent"),
             // The requesting thread has ended only if the session is being stopped.
             Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
         }

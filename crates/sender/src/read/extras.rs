@@ -116,7 +116,9 @@ impl Extras {
     pub(crate) fn never_copied(&self, entry: &Entry) -> Option<String> {
         let found = entry.never_copied;
         let is_told = !found.is_empty() && self.kinds().has_any(Kinds::PRIVILEGED);
-        is_told.then(|| format!("attributes of one system are never copied: {found}"))
+        is_told.then(|| {
+            format!("attributes that are specific to one system are never copied: {found}")
+        })
     }
 
     /// Returns whether hard links are to be kept.

@@ -64,7 +64,7 @@ fn copies_changed_by(change: &str) -> String {
 
 const AS_FOUND: [&str; 2] = [
     "takes no part: this node does not see the same sources",
-    "as another node has found it",
+    "as another node found it",
 ];
 
 #[test]
@@ -102,7 +102,7 @@ fn a_node_with_another_file_over_one_leaves() {
     let Some((_lab, outcome)) = push_with_another(over) else {
         return;
     };
-    outcome.says(&[AS_FOUND[0], "something is mounted on it here"]);
+    outcome.says(&[AS_FOUND[0], "it is a mount point here"]);
 }
 
 /// By whatever it was copied: nobody can tell whether it lags behind.

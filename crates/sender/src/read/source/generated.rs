@@ -47,7 +47,7 @@ fn read_within(file: File, patience: Duration) -> io::Result<Vec<u8>> {
         Ok(contents) => contents,
         Err(RecvTimeoutError::Timeout) => {
             let seconds = patience.as_secs();
-            let why = format!("reading it blocks (given up after {seconds} s)");
+            let why = format!("reading it blocks (stopped after {seconds} s)");
             Err(io::Error::new(ErrorKind::TimedOut, why))
         }
         Err(RecvTimeoutError::Disconnected) => Err(ErrorKind::BrokenPipe.into()),
@@ -71,9 +71,7 @@ fn read(mut file: &File) -> io::Result<Vec<u8>> {
         }
     }
     let mib = BYTES_MAX >> 20;
-    Err(io::Error::other(format!(
-        "it does not end within {mib} MiB"
-    )))
+    Err(io::Error::other(format!("it is longer than {mib} MiB")))
 }
 
 /// Maximum length of a file, in bytes.
@@ -113,7 +111,7 @@ mod tests {
     #[test]
     fn a_file_without_an_end_is_refused() {
         let error = read_within(File::open("/dev/zero").unwrap(), LONG).unwrap_err();
-        assert_eq!(error.to_string(), "it does not end within 16 MiB");
+        assert_eq!(error.to_string(), "it is longer than 16 MiB");
         let mut longest = File::from(memfd_create("longest", MemfdFlags::CLOEXEC).unwrap());
         longest.set_len(BYTES_MAX).unwrap();
         longest.rewind().unwrap();
