@@ -39,14 +39,14 @@ pub enum Unavailable {
         operation: &'static str,
     },
     /// The first read failed or returned wrong data.
-    #[error("io_uring fails at its first read")]
+    #[error("the first read with io_uring failed")]
     FirstRead {
         /// The system's error.
         #[source]
         source: io::Error,
     },
     /// The thread of the ring, or the descriptor that wakes it, cannot be created.
-    #[error("no thread for io_uring")]
+    #[error("cannot start a thread for io_uring")]
     Thread {
         /// The system's error.
         #[source]

@@ -121,7 +121,7 @@ impl Watch {
         };
         if walks_only {
             watcher.walks_alone(
-                "it is on a network file system, and what other hosts change there is not told"
+                "it is on a network file system, which does not report the changes of other hosts"
                     .into(),
             );
         }
@@ -246,15 +246,15 @@ impl Watcher {
         }
         if self.identity.is_some() {
             let what = if found.is_some() {
-                "is another directory now"
+                "was replaced by another directory"
             } else {
-                "is gone: waiting for it"
+                "does not exist any more: waiting until it exists again"
             };
             self.shared
                 .note(format!("'{}' {what}", self.root.display()));
         } else if self.shared.account().has_walked {
             self.shared
-                .note(format!("'{}' is there again", self.root.display()));
+                .note(format!("'{}' exists again", self.root.display()));
         }
         self.identity = found;
         self.events = None;
@@ -269,7 +269,7 @@ impl Watcher {
     }
 
     fn walks_alone(&mut self, why: String) {
-        let text = format!("'{}' is walked at intervals: {why}", self.root.display());
+        let text = format!("'{}' is scanned at intervals: {why}", self.root.display());
         let mut account = self.shared.account();
         if account.how == How::Events {
             account.how = How::Walks(why);
@@ -285,9 +285,8 @@ impl Watcher {
         let told = match events.read() {
             Ok(told) => told,
             Err(error) => {
-                self.shared.note(format!(
-                    "what the kernel tells of changes cannot be read: {error}"
-                ));
+                self.shared
+                    .note(format!("cannot read the kernel's change events: {error}"));
                 vec![Happened::Lost]
             }
         };
@@ -304,7 +303,8 @@ impl Watcher {
                 Happened::Lost => {
                     self.next_walk = now;
                     self.shared.note(
-                        "more changes than the kernel keeps (sysctl fs.inotify.max_queued_events): walking the tree"
+                        "the kernel's event queue overflowed (raise sysctl fs.inotify.max_queued_events): scanning \
+                         the tree"
                             .to_owned(),
                     );
                 }
@@ -500,7 +500,7 @@ impl Watcher {
         let is_gone = error.kind() == ErrorKind::NotFound;
         if !is_gone && self.unreadable.insert(path.to_owned()) {
             self.shared.note(format!(
-                "'{}' cannot be read, and is not watched: {error}",
+                "'{}' cannot be read, so it is not watched: {error}",
                 path.display()
             ));
         }
@@ -528,7 +528,9 @@ fn is_for_all(error: &io::Error) -> bool {
 fn refused(error: &io::Error, what: &str, path: &Path) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::MFILE) => {
-            format!("the kernel watches no more for this user (sysctl fs.inotify.max_user_{what})")
+            format!(
+                "the kernel's limit for this user is reached (raise sysctl fs.inotify.max_user_{what})"
+            )
         }
         _ => format!("the kernel cannot watch '{}': {error}", path.display()),
     }

@@ -8,7 +8,7 @@ use zmove_types::PathError;
 #[non_exhaustive]
 pub enum WireError {
     /// There are bytes left after the value.
-    #[error("decode: {left} bytes too many")]
+    #[error("decode: {left} unexpected bytes at the end")]
     Trailing {
         /// Number of bytes left.
         left: usize,
@@ -22,7 +22,7 @@ pub enum WireError {
         tag: u8,
     },
     /// A length or count exceeds its limit.
-    #[error("decode: {what} of {value} is over the limit of {limit}")]
+    #[error("decode: {what}: {value} is over the limit of {limit}")]
     OverLimit {
         /// The name of the length or count.
         what: &'static str,
@@ -38,16 +38,14 @@ pub enum WireError {
     #[error("decode a control message")]
     Message,
     /// The head of a frame cannot be decoded, or is inconsistent.
-    #[error("decode the head of a frame")]
+    #[error("decode a frame header")]
     Head,
     /// The bytes of a control message or a head differ from its canonical encoding: a number uses more bytes than
     /// necessary, or some bytes have no meaning.
-    #[error("decode a control message or a head: it is not in the form that it must have")]
+    #[error("decode a control message or a header: it is not in its canonical form")]
     OtherForm,
     /// A critical extension is unknown. Ignoring it would misinterpret the message.
-    #[error(
-        "decode: extension {number} of {what} is not known here: install the same release on both hosts"
-    )]
+    #[error("decode: unknown extension {number} of {what}: install the same release on both hosts")]
     UnknownExtension {
         /// The value that the extension belongs to.
         what: &'static str,
@@ -55,11 +53,11 @@ pub enum WireError {
         number: u16,
     },
     /// This side did not request a name.
-    #[error("it names something that was not asked for")]
+    #[error("it names an entry that was not requested")]
     Unasked,
     /// A path leads into the directory of a shared job.
     #[error(
-        "it names the directory of a job of several receivers (.zmove-job-…), where nobody else writes"
+        "it names the directory of a job of several receivers (.zmove-job-…), where no other transfer may write"
     )]
     OfSharedJob,
     /// A message is not allowed at this point.

@@ -62,8 +62,7 @@ pub enum GreetingError {
     NotZmove,
     /// The greeting contains a value that this release does not know.
     #[error(
-        "the peer is a zmove whose greeting has the {what} {tag}, which is not known here: install the same release on \
-         both hosts"
+        "the peer is a zmove whose greeting has the unknown {what} {tag}: install the same release on both hosts"
     )]
     Unknown {
         /// The kind of value.

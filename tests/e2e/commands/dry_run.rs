@@ -37,7 +37,8 @@ fn owners_that_cannot_be_set_are_counted_and_not_listed() {
     if !is_root() {
         return skip("only root gives files away");
     }
-    let unprivileged = Site::unprivileged().map(|site| (site, "the receiver's user may not"));
+    let unprivileged =
+        Site::unprivileged().map(|site| (site, "not permitted to the receiver's user"));
     for (site, why) in unprivileged
         .into_iter()
         .chain([(Site::daemon(), "the key's grant does not allow it")])

@@ -443,7 +443,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
         }
         let mut limited = lab.job("t");
         limited.open.extensions = critical_extension();
-        let not_known = "extension 9 of the opening is not known here";
+        let not_known = "unknown extension 9 of the opening";
         let in_the_grant = refused(lab.job("t"), lab.signed(lab.grant(&limited))).await;
         assert!(in_the_grant.contains(not_known), "{in_the_grant}");
         let in_the_opening = refused(limited, lab.signed(granted())).await;

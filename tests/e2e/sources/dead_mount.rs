@@ -7,7 +7,7 @@ use crate::support::tree::paint;
 /// The words about the mount on the target, behind the system's error.
 fn mount(site: &Site) -> String {
     format!(
-        "Transport endpoint is not connected (os error 107) ('{}' is mounted there, of type fuse.mergerfs, and does not \
+        "Transport endpoint is not connected (os error 107) (the fuse.mergerfs file system mounted at '{}' does not \
          answer; mount it again)",
         site.path("target").display()
     )

@@ -513,7 +513,7 @@ fn where_the_target_cannot_link_there_are_copies_and_they_are_counted() {
         return skip("strace is missing: nothing makes a system call fail");
     }
     for (errno, why) in [
-        ("EPERM", "the receiver's user may not"),
+        ("EPERM", "not permitted to the receiver's user"),
         ("EOPNOTSUPP", "not supported there"),
         ("EXDEV", "not supported there"),
     ] {

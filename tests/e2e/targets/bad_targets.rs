@@ -302,7 +302,8 @@ fn a_directory_of_another_user_keeps_its_mode_and_time() {
         let told = push(&[]).done().stdout;
         let warned = "2 directories at the target belong to other users: their modes and times stay as they are";
         assert_eq!(told.matches(warned).count(), 1, "{told}");
-        let lacks = "not kept: mode of 2 (the receiver's user may not), times of 2 (the receiver's user may not)";
+        let lacks = "not kept: mode of 2 (not permitted to the receiver's user), times of 2 (not permitted to the \
+            receiver's user)";
         assert!(told.contains(lacks) && told.contains(moved), "{told}");
         for name in ["d/f", "large"] {
             let [here, there] = [site.source(), site.target()].map(|at| at.join(name));

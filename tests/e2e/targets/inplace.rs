@@ -396,7 +396,7 @@ fn of_two_at_once_the_second_fails() {
         .expect(23);
     outcome
         .says(&[
-            "zmove: receiver: open for a change in place",
+            "zmove: receiver: open for an in-place update",
             "large'",
             "has locked it",
         ])
@@ -423,7 +423,7 @@ fn a_file_that_is_replaced_meanwhile_is_told() {
         .says(&[
             "zmove: receiver: verify",
             "large'",
-            "another file has its name",
+            "another file replaced it",
         ])
         .lines(1);
     assert_same(&half_way.site.source(), &half_way.site.target());
@@ -451,7 +451,7 @@ fn what_another_program_does_to_the_file_meanwhile_is_told() {
             .says(&[
                 "zmove: receiver: verify",
                 "large'",
-                "another program has changed it meanwhile",
+                "another program changed it during the transfer",
             ])
             .lines(1);
         assert_ne!(target.metadata().unwrap().modified().unwrap(), back_then());
@@ -496,7 +496,7 @@ fn a_file_that_may_not_be_written_is_named_and_the_rest_goes_on() {
         set_mode(site.target().join(name), 0o444);
     }
     let outcome = site.push(&["--inplace"], site.contents(), "").expect(23);
-    let said = "zmove: receiver: open for a change in place";
+    let said = "zmove: receiver: open for an in-place update";
     let outcome = outcome.says(&[said, "closed-small'", "Permission denied"]);
     outcome
         .says(&[said, "closed-large'", "Permission denied"])
@@ -529,7 +529,7 @@ fn a_time_that_cannot_be_set_is_told() {
     let outcome = site.push(&["--inplace"], site.contents(), "").expect(23);
     outcome
         .says(&[
-            "zmove: receiver: open for a change in place 'f'",
+            "zmove: receiver: open for an in-place update 'f'",
             "not permitted",
         ])
         .lines(1);

@@ -27,7 +27,7 @@ impl fmt::Display for CauseAt<'_> {
         match mount.flatten() {
             Some(Mount { point, kind, .. }) => write!(
                 f,
-                " ('{}' is mounted there, of type {kind}, and does not answer; mount it again)",
+                " (the {kind} file system mounted at '{}' does not answer; mount it again)",
                 Escaped::path(&point)
             ),
             None => Ok(()),

@@ -73,7 +73,7 @@ pub enum SharedJobError {
     #[error("the directory of the job belongs to another user")]
     OfAnotherUser,
     /// The directory was not created by a receiver as the directory of this job.
-    #[error("the directory was not made as the directory of this job")]
+    #[error("the directory was not created for this job")]
     Foreign,
     /// A system call failed.
     #[error("{0}")]

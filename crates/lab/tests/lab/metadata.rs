@@ -216,7 +216,7 @@ fn data_arrives_where_modes_are_refused() {
     };
     let lacks = site.not_kept("");
     assert!(
-        matches!(&lacks[..], [(what, why, _)] if what == "mode" && why == "the receiver's user may not"),
+        matches!(&lacks[..], [(what, why, _)] if what == "mode" && why == "not permitted to the receiver's user"),
         "{lacks:?}"
     );
     site.assert_strict("--inplace");

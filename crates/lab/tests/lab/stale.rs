@@ -53,8 +53,7 @@ fn a_path_on_a_mount_whose_server_has_lost_its_state_is_shown_with_the_mount() {
         );
         let mount = String::from_utf8_lossy(&output.stdout);
         let named = format!(
-            "Stale file handle (os error 116) ('{}' is mounted there, of type fuse, and does not answer; mount \
-             it again)",
+            "Stale file handle (os error 116) (the fuse file system mounted at '{}' does not answer; mount it again)",
             mount.lines().next().unwrap()
         );
         assert!(said.contains(&named), "{source} {target}: {said}");

@@ -180,9 +180,9 @@ counters! {
     /// Failed entries that vanished while the source was scanned.
     17 vanished, Sender, Last, None, OneSession, Phrase::JsonOnly;
     /// Bytes of large files that an earlier transfer delivered and that were not sent again.
-    18 bytes_resumed, Sender, Sum, None, Any, Phrase::Bytes("of large files had come before");
+    18 bytes_resumed, Sender, Sum, None, Any, Phrase::Bytes("of large files received earlier");
     /// Bytes of large files that another version at the target already contained and that were not sent.
-    19 bytes_matched, Sender, Sum, None, Any, Phrase::Bytes("of large files were the same at the target");
+    19 bytes_matched, Sender, Sum, None, Any, Phrase::Bytes("of large files already present at the target");
     /// Names that cannot be represented in the manifest.
     21 manifest_left_out, Sender, Last, None, Any, Phrase::Own;
     /// Files that were already at the target and were not read. The manifest does not contain them.
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(texts, [None, Some(words[0].into()), Some(words[1].into())]);
         assert_eq!(
             phrase("bytes_resumed").text(2048).unwrap(),
-            "2.00 KiB of large files had come before"
+            "2.00 KiB of large files received earlier"
         );
         let texts = ["repeated", "files"].map(|name| phrase(name).text(1));
         assert_eq!(texts, [None, None]);

@@ -284,7 +284,7 @@ fn the_root_may_go_and_come_back() {
         watch
             .notes()
             .iter()
-            .any(|note| note.ends_with("is there again")),
+            .any(|note| note.ends_with("exists again")),
         "{:?}",
         watch.notes()
     );

@@ -87,16 +87,16 @@ pub enum FaultCode {
     #[error("it was declared twice with different properties")]
     Contradiction,
     /// Not a failure: the file was assumed to be missing, but exists with the same size and time.
-    #[error("it is there already")]
+    #[error("it already exists")]
     AlreadyThere,
     /// Another process has locked the file, as programs do while they change a file in place.
     #[error("another transfer or program has locked it")]
     Locked,
     /// The name of a file that was changed in place now belongs to another file, or no longer exists.
-    #[error("another file has its name by now, or it is gone")]
+    #[error("another file replaced it, or it was removed")]
     Replaced,
     /// Another program has modified a file while it was being changed in place.
-    #[error("another program has changed it meanwhile; run the command again")]
+    #[error("another program changed it during the transfer; run the command again")]
     Changed,
     /// The entry stays, because zmove uses names like this one for unfinished files.
     #[error(
@@ -114,13 +114,15 @@ pub enum FaultCode {
     NotOnMedia,
     /// The entry stays, because the maximum number of entries has been removed. Reported only if the receiver itself
     /// has such a limit: in a pull, or if the opening contains one.
-    #[error("as many entries have been removed as may be (--max-delete)")]
+    #[error("the limit of removed entries is reached (--max-delete)")]
     RemovedEnough,
     /// The job has ended, and this receiver changes nothing more in it. Reported only in a shared job.
     #[error("its push has ended")]
     JobEnded,
     /// A directory exists where a file or link must be placed, and a rule of the opening protects it or an entry in it.
-    #[error("a directory of that name is in the way, and what the selection leaves out is in it")]
+    #[error(
+        "a directory of that name is in the way and contains entries that the selection leaves out"
+    )]
     Protected,
 }
 
@@ -239,14 +241,14 @@ impl fmt::Display for Operation {
             Self::Write => "write",
             Self::Read => "read",
             Self::Flush => "flush",
-            Self::Rename => "give the final name to",
+            Self::Rename => "rename the finished file to",
             Self::Symlink => "make symbolic link",
             Self::SetMetadata => "set mode and times of",
             Self::Verify => "verify",
             Self::Remove => "make room for",
             Self::List => "list directory",
             Self::Delete => "remove",
-            Self::OpenInPlace => "open for a change in place",
+            Self::OpenInPlace => "open for an in-place update",
             Self::Link => "make hard link",
             Self::OpenDirectory => "open directory",
         })

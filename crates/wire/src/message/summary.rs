@@ -345,7 +345,8 @@ impl fmt::Display for Finding {
             ),
             Self::DatagramLoss(share) => write!(
                 f,
-                "retransmitted {:.1} %: packets are lost on the path, or at the target for want of net.core.rmem_max",
+                "retransmitted {:.1} %: packets are lost on the path, or at the target because net.core.rmem_max is \
+                 too small",
                 share * 100.0
             ),
         }

@@ -366,13 +366,10 @@ fn a_granted_host_brings_no_names_that_were_not_asked_for() {
     };
     let granted = Granted::new();
     let ended = granted.send_as("third", named, "evil");
-    granted.refused(ended, "something that was not asked for");
+    granted.refused(ended, "an entry that was not requested");
     // nor under an opening that names nothing
     let error = granted.send_as("third", quiet, "evil").unwrap_err();
-    assert!(
-        error.contains("something that was not asked for"),
-        "{error}"
-    );
+    assert!(error.contains("an entry that was not requested"), "{error}");
     assert_eq!(names(&granted.world.site.target().join("in")), [""; 0]);
 }
 
@@ -502,7 +499,7 @@ fn a_grant_is_for_so_many_bytes_and_entries() {
     });
     let error = fewer.send().unwrap_err();
     assert!(
-        error.contains("number of bytes of this copy of 10 is over the limit of 9"),
+        error.contains("number of bytes of this copy: 10 is over the limit of 9"),
         "{error}"
     );
     let fewer = Granted::by(|order| GrantOrder {

@@ -160,7 +160,7 @@ fn a_host_brings_nothing_that_was_not_asked_for() {
         ]);
         pull.outcome()
             .expect(12)
-            .says(&["something that was not asked for"])
+            .says(&["an entry that was not requested"])
             .lines(1);
         let allowed = ["good", "there"];
         let found = names(&site.target());
@@ -209,7 +209,7 @@ fn a_host_that_sends_a_single_file_brings_nothing_beside_the_target() {
         );
         outcome
             .expect(12)
-            .says(&["something that was not asked for"])
+            .says(&["an entry that was not requested"])
             .lines(1);
     }
 }
@@ -312,7 +312,7 @@ fn a_host_removes_nothing_that_was_not_asked_for() {
     ]);
     pull.outcome()
         .expect(12)
-        .says(&["something that was not asked for"])
+        .says(&["an entry that was not requested"])
         .lines(1);
     assert_eq!(names(&site.target()), ["there"]);
 }
@@ -363,7 +363,7 @@ fn a_host_brings_nothing_that_is_not_listed() {
         let pull = site.zmove(&[&list[..], &[&format!("{address}:all"), "target"]].concat());
         pull.outcome()
             .expect(12)
-            .says(&["something that was not asked for"])
+            .says(&["an entry that was not requested"])
             .lines(1);
         assert!(!site.target().join(brought).join("authorized_keys").exists());
     }
@@ -445,7 +445,10 @@ fn a_host_whose_opening_is_disguised_changes_nothing() {
             pull.0.args(options).args([&from, "target"]);
             let outcome = pull.outcome();
             assert_eq!(names(&elsewhere), ["there"], "{options:?}");
-            outcome.expect(12).says(&["not in the form"]).lines(1);
+            outcome
+                .expect(12)
+                .says(&["not in its canonical form"])
+                .lines(1);
         }
     }
 }
@@ -488,7 +491,7 @@ fn a_length_over_the_limit_is_refused_before_the_message_is_read() {
     let said = say(&site, 1, &(7_u32 << 20).to_le_bytes());
     let text = String::from_utf8_lossy(&said).into_owned();
     assert!(
-        text.contains("message of 7340032 is over the limit of 2097152"),
+        text.contains("message: 7340032 is over the limit of 2097152"),
         "{text}"
     );
     site.the_daemon().wait_for_log("over the limit of 2097152");

@@ -163,8 +163,8 @@ impl OwnPaths {
         };
         let path = own.path.display();
         let text = format!(
-            "'{path}' lies in it, which belongs to the daemon itself, so that no client is let in; give it directories \
-             beside that as its roots, or keep the daemon's files elsewhere"
+            "'{path}' lies in it and belongs to the daemon itself, so no client may use it; choose other directories \
+             as roots, or keep the daemon's files elsewhere"
         );
         Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
     }
@@ -213,8 +213,8 @@ fn refused(root: &Path, link: &Path) -> io::Error {
     let root = root.display();
     let link = link.display();
     let text = format!(
-        "the link '{link}' lies in the root '{root}', to which a client may write, and is not followed; make it a \
-         directory, or take one of the two roots out of authorized_keys"
+        "the link '{link}' is not followed, because it lies in the root '{root}', where a client may write; replace \
+         it with a directory, or remove one of the two roots from authorized_keys"
     );
     io::Error::new(io::ErrorKind::PermissionDenied, text)
 }

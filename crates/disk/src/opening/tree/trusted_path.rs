@@ -36,7 +36,7 @@ impl LinkOnWay<'_> {
         let name = Path::new(self.name).display();
         let user = self.owner;
         let text =
-            format!("the link '{name}' on the way belongs to user {user}, and is not followed");
+            format!("the link '{name}' in the path belongs to user {user} and is not followed");
         Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
     }
 }

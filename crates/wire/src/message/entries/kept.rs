@@ -64,12 +64,12 @@ pub enum Lack {
 impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotPermitted => "the receiver's user may not",
+            Self::NotPermitted => "not permitted to the receiver's user",
             Self::NotGranted => "the key's grant does not allow it",
             Self::Unsupported => "not supported there",
-            Self::NoRoom => "no room there",
+            Self::NoRoom => "no space there",
             Self::Invalid => "not valid there",
-            Self::TooMuch => "more than is carried",
+            Self::TooMuch => "larger than the limit",
             Self::Unread => "not readable here",
             Self::BeyondRange => "beyond the range of the file system there",
             Self::Os(errno) => return std::io::Error::from_raw_os_error(*errno).fmt(f),

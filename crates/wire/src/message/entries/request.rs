@@ -227,7 +227,7 @@ impl Question {
         match self {
             Self::Send(groups) if groups.iter().any(|group| group.itself.is_some()) => {
                 Err(WireError::OutOfOrder {
-                    what: "a question whether a directory is to be sent",
+                    what: "a request whether to send a directory",
                 })
             }
             Self::Send(groups) | Self::Report(groups) => {
@@ -250,7 +250,7 @@ fn check_ranges(ranges: &[NameRange]) -> Result<(), WireError> {
     let directories: HashSet<_> = ranges.iter().map(|range| &range.directory).collect();
     if directories.len() < ranges.len() {
         return Err(WireError::OutOfOrder {
-            what: "a listed directory that comes twice in a message",
+            what: "a directory that a message lists twice",
         });
     }
     if ranges.iter().all(NameRange::is_ordered) {
@@ -423,7 +423,7 @@ mod tests {
             range(None, &["a"], false),
             range(Some("a"), &[], true),
         ]);
-        let what = "a listed directory that comes twice in a message";
+        let what = "a directory that a message lists twice";
         assert_eq!(twice.check(), Err(WireError::OutOfOrder { what }));
         let many = Question::Extraneous(vec![range(None, &[], true); LISTED_RANGES_MAX + 1]);
         assert!(matches!(
