@@ -55,7 +55,7 @@ pub enum BindError {
         source: SocketError,
     },
     /// An inherited socket cannot be used.
-    #[error("listen on the sockets that were handed over")]
+    #[error("listen on the inherited sockets")]
     Inherited(#[source] io::Error),
 }
 
@@ -86,8 +86,9 @@ pub enum DialError {
     // Misbehavior of the peer, or an attack.
     /// The host presents a key other than the one pinned for it.
     #[error(
-        "trust {host}: it shows the key {found} where {expected} is pinned; somebody may be intercepting, or the host \
-         has a new key: ask its administrator, then take the old one out of known_hosts with `zmove trust remove {host}`"
+        "trust {host}: it shows the key {found}, but the key {expected} is pinned; somebody may be intercepting the \
+         connection, or the host has a new key: ask its administrator, then remove the old key from known_hosts with \
+         `zmove trust remove {host}`"
     )]
     HostKeyChanged {
         /// The host that was dialed.
@@ -99,7 +100,7 @@ pub enum DialError {
     },
     /// The host presents a key but cannot sign with it.
     #[error(
-        "trust {host}: it cannot prove that it holds the key it shows; somebody may be intercepting"
+        "trust {host}: it cannot prove that it holds the key it shows; somebody may be intercepting the connection"
     )]
     HostKeyUnproven {
         /// The host that was dialed.
@@ -114,7 +115,7 @@ pub enum DialError {
         fault: CertificateFault,
     },
     /// The TLS handshake failed for another reason.
-    #[error("agree on a TLS connection with {host}")]
+    #[error("complete the TLS handshake with {host}")]
     Handshake {
         /// The host that was dialed.
         host: Endpoint,
@@ -125,7 +126,7 @@ pub enum DialError {
     // Incompatible peers.
     /// The server does not speak TLS. It may be an ssh or web server.
     #[error(
-        "talk to {host}: what answers there is not zmove (it does not speak TLS); is the port right?"
+        "talk to {host}: the program there is not zmove (it does not speak TLS); is the port right?"
     )]
     NotTls {
         /// The host that was dialed.
@@ -133,7 +134,8 @@ pub enum DialError {
     },
     /// The server speaks TLS, but not this protocol or not TLS 1.3.
     #[error(
-        "talk to {host}: what answers there is not zmove (TLS without its protocol); is the port right?"
+        "talk to {host}: the program there is not zmove (it speaks TLS, but not the zmove protocol); is the port \
+         right?"
     )]
     NotZmove {
         /// The host that was dialed.
@@ -309,7 +311,7 @@ pub enum AcceptError {
     #[error("accept a client: it shows no key")]
     NoClientKey,
     /// The TLS handshake failed for another reason.
-    #[error("agree on a TLS connection with a client")]
+    #[error("complete the TLS handshake with a client")]
     Handshake(#[source] rustls::Error),
 
     // Incompatible peers.
@@ -323,14 +325,14 @@ pub enum AcceptError {
     #[error("accept a client: it is a zmove that speaks another version of the protocol")]
     OtherVersion,
     /// The QUIC handshake failed.
-    #[error("agree on a QUIC connection with a client")]
+    #[error("complete the QUIC handshake with a client")]
     Quic(#[source] io::Error),
     /// The client does not trust this daemon's key.
     #[error("accept a client: it does not trust this host's key")]
     HostKeyRefused,
 
     /// The client closed a connection that it did not need, or that it used only to check the path.
-    #[error("accept a client: it has nothing to say")]
+    #[error("accept a client: it closed the connection without a request")]
     Unused,
 
     // Unreachable peers.
@@ -338,7 +340,7 @@ pub enum AcceptError {
     #[error("accept a client: it closed the connection")]
     Closed(#[source] io::Error),
     /// The client disconnected before the handshake began.
-    #[error("accept a connection: it is gone already")]
+    #[error("accept a connection: the client has closed it already")]
     Gone(#[source] io::Error),
     /// The deadline passed.
     #[error("accept a client within {waited:?}")]

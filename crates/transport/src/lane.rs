@@ -231,7 +231,7 @@ pub enum LaneError {
     Record(#[from] RecordError),
     /// A frame on an unencrypted lane is not the peer's next frame: it was modified, replayed, reordered, or belongs to
     /// another lane.
-    #[error("data lane: a frame does not authenticate")]
+    #[error("data lane: a frame failed authentication")]
     Forged,
     /// The bytes are not a frame.
     #[error("data lane: {0}")]

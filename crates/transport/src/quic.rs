@@ -156,7 +156,7 @@ fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static
 fn lost(error: ConnectionError) -> io::Error {
     match error {
         ConnectionError::TimedOut => {
-            io::Error::new(io::ErrorKind::TimedOut, "the peer does not answer any more")
+            io::Error::new(io::ErrorKind::TimedOut, "the peer stopped answering")
         }
         ConnectionError::TransportError(_) | ConnectionError::CidsExhausted => {
             io::Error::other(error)

@@ -56,7 +56,7 @@ const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 #[non_exhaustive]
 pub enum RecordError {
     /// The record was not sealed with the connection's key, is out of sequence, or was modified in transit.
-    #[error("a TLS record does not authenticate")]
+    #[error("a TLS record failed authentication")]
     Forged,
     /// The record is longer than TLS permits.
     #[error("a TLS record of {bytes} bytes is too long")]
@@ -74,7 +74,7 @@ pub enum RecordError {
     #[error("a TLS record has no content type")]
     Untyped,
     /// The record has a content type or a message that is not permitted on a lane.
-    #[error("a TLS record of type {content_type} is out of place")]
+    #[error("unexpected TLS record of type {content_type}")]
     Unexpected {
         /// The content type. If the record could be opened, this is the inner content type.
         content_type: u8,
@@ -86,7 +86,7 @@ pub enum RecordError {
         description: rustls::AlertDescription,
     },
     /// The peer changed its keys before the lane began.
-    #[error("the TLS keys are not those of the handshake")]
+    #[error("the TLS keys do not match the handshake")]
     Rekeyed,
 }
 

@@ -121,11 +121,11 @@ fn a_header_that_is_changed_on_the_path_ends_the_push() {
     assert!(proxy.has_struck());
     outcome
         .expect(12)
-        .says(&["zmove: receiver: data lane: a frame does not authenticate"])
+        .says(&["zmove: receiver: data lane: a frame failed authentication"])
         .lines(1);
     assert!(names(&site.target()).is_empty());
     site.the_daemon()
-        .wait_for_log("a frame does not authenticate");
+        .wait_for_log("a frame failed authentication");
 }
 
 #[test]

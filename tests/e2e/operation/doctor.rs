@@ -316,7 +316,7 @@ fn a_service_that_is_not_zmove_is_reported() {
     let findings = examine(&site, &address, 4);
     assert_eq!(findings.bad(), ["TCP"]);
     let text = findings.the("TCP")["text"].as_str().unwrap();
-    assert!(text.contains("what answers there is not zmove"), "{text}");
+    assert!(text.contains("the program there is not zmove"), "{text}");
     assert!(text.ends_with("is the port right?"), "{text}");
     let on_quic = findings.all().find(|finding| finding["check"] == "QUIC");
     assert_eq!(on_quic, None, "the wrong port is told once");

@@ -127,7 +127,7 @@ impl Listener {
                     let address = tcp_tls::canonical(incoming.remote_address());
                     Ok(Incoming { address, accepted: Accepted::Quic(Box::new(incoming)) })
                 }
-                None => Err(io::Error::other("the UDP socket is gone")),
+                None => Err(io::Error::other("the UDP socket was closed")),
             },
         }
     }

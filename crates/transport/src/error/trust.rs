@@ -16,7 +16,8 @@ use crate::trust::{Fingerprint, GrantFault, HostLineFault};
 pub enum KeyFileError {
     /// The file, or a directory above it, belongs to another user.
     #[error(
-        "trust {}: it belongs to user {owner}, who is neither root nor the user that reads it; run: chown -h {owner_wanted} {}",
+        "trust {}: it belongs to user {owner}, which is neither root nor the user that reads it; run: chown -h \
+         {owner_wanted} {}",
         path.display(), path.display()
     )]
     Owner {
@@ -36,7 +37,7 @@ pub enum KeyFileError {
         mode: u32,
     },
     /// The metadata of a directory above the file cannot be read.
-    #[error("look at {}", path.display())]
+    #[error("inspect {}", path.display())]
     Look {
         /// The file or directory.
         path: PathBuf,
@@ -79,7 +80,7 @@ pub enum IdentityError {
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// Other users can read the private key.
-    #[error("use the key {}: its mode {mode:04o} is too open, others must not read it; run `chmod 600` on it", path.display())]
+    #[error("use the key {}: its mode {mode:04o} lets other users read it; run `chmod 600` on it", path.display())]
     Exposed {
         /// The key file.
         path: PathBuf,
@@ -95,7 +96,7 @@ pub enum IdentityError {
         source: rustls_pki_types::pem::Error,
     },
     /// The key and the certificate do not match, or their type is not supported.
-    #[error("use the key {}: key and certificate do not fit; restore it, or remove it to get a new key", path.display())]
+    #[error("use the key {}: key and certificate do not match; restore it, or remove it to get a new key", path.display())]
     Unusable {
         /// The key file.
         path: PathBuf,
@@ -103,7 +104,8 @@ pub enum IdentityError {
         source: rustls::Error,
     },
     /// The certificate issued by an authority does not match this key or is damaged.
-    #[error("use the certificate {}: it is damaged, or not for the key beside it; remove it, or have a new one issued", path.display())]
+    #[error("use the certificate {}: it is damaged, or does not match the key beside it; remove it, or have a new one \
+        issued", path.display())]
     Certificate {
         /// The file with the certificate.
         path: PathBuf,
@@ -124,7 +126,7 @@ pub enum AuthorityError {
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// The file contains no certificates or revocation lists in PEM form, or one that cannot be parsed.
-    #[error("read {}: it holds no certificates or revocation lists in PEM, or damaged ones", path.display())]
+    #[error("read {}: it contains no certificates or revocation lists in PEM form, or damaged ones", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -149,7 +151,7 @@ pub enum KnownHostsError {
         fault: HostLineFault,
     },
     /// The list already contains another key of the host, which is never replaced.
-    #[error("remember the key of {host}: {} has {expected} for it, not {found}", path.display())]
+    #[error("remember the key of {host}: {} lists {expected} for it, not {found}", path.display())]
     Conflict {
         /// The list.
         path: PathBuf,
@@ -161,7 +163,7 @@ pub enum KnownHostsError {
         found: Fingerprint,
     },
     /// The host name cannot be written to a line.
-    #[error("remember the host {0:?}: not a host name or address")]
+    #[error("remember the host {0:?}: it is not a host name or address")]
     HostName(String),
 }
 

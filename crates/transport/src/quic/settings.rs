@@ -63,7 +63,7 @@ pub enum QuicCongestion {
 
 /// The error for the name of a congestion control that QUIC does not support here.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("QUIC has tolerant, cubic, bbr and reno here")]
+#[error("QUIC supports tolerant, cubic, bbr and reno")]
 pub struct UnknownCongestion;
 
 fn unknown(_name: &str) -> UnknownCongestion {

@@ -404,23 +404,15 @@ fn what_has_no_place_on_a_lane_is_refused() {
     let cases: [(u8, &[u8], &str); 8] = [
         (0, &[], "a TLS record has no content type"),
         (0, &[0; 100], "a TLS record has no content type"),
-        (
-            HANDSHAKE,
-            &ticket,
-            "a TLS record of type 22 is out of place",
-        ),
+        (HANDSHAKE, &ticket, "unexpected TLS record of type 22"),
         (
             HANDSHAKE,
             &update_wanted,
-            "a TLS record of type 22 is out of place",
+            "unexpected TLS record of type 22",
         ),
-        (
-            HANDSHAKE,
-            &two_messages,
-            "a TLS record of type 22 is out of place",
-        ),
-        (ALERT, &[1], "a TLS record of type 21 is out of place"),
-        (99, b"what", "a TLS record of type 99 is out of place"),
+        (HANDSHAKE, &two_messages, "unexpected TLS record of type 22"),
+        (ALERT, &[1], "unexpected TLS record of type 21"),
+        (99, b"what", "unexpected TLS record of type 99"),
         (ALERT, &[2, 20], "the peer sent the TLS alert BadRecordMac"),
     ];
     for (content_type, plaintext, expected) in cases {
@@ -455,8 +447,8 @@ fn alert_of_a_stock_peer_is_named() {
 #[test]
 fn headers_of_no_record_are_refused() {
     let cases = [
-        ([22, 3, 3, 0, 40], "a TLS record of type 22 is out of place"),
-        ([21, 3, 3, 0, 2], "a TLS record of type 21 is out of place"),
+        ([22, 3, 3, 0, 40], "unexpected TLS record of type 22"),
+        ([21, 3, 3, 0, 2], "unexpected TLS record of type 21"),
         ([23, 3, 3, 0, 16], "a TLS record of 16 bytes is too short"),
         ([23, 3, 3, 0, 0], "a TLS record of 0 bytes is too short"),
         (

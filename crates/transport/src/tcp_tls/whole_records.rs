@@ -54,7 +54,7 @@ impl WholeRecords {
     /// Returns the socket and the bytes received after the last returned record.
     pub(super) fn into_parts(mut self) -> io::Result<(TcpStream, Vec<u8>)> {
         if self.whole > 0 {
-            return Err(io::Error::other("a TLS record has been read in part"));
+            return Err(io::Error::other("a TLS record was read only in part"));
         }
         self.arrived.truncate(self.filled);
         Ok((self.socket, self.arrived))
@@ -79,7 +79,7 @@ impl WholeRecords {
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(UNFINISHED_MAX)));
         ready!(too_late.as_mut().poll(context));
         let text =
-            "the rest of a TLS record does not come; its length may have been damaged on the way";
+            "the rest of a TLS record did not arrive; its length may have been damaged in transit";
         Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 

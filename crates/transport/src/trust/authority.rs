@@ -55,7 +55,7 @@ pub enum CertificateFault {
     #[error("its certificate is revoked")]
     Revoked,
     /// The authority did not issue the certificate.
-    #[error("its certificate is not of the site's authority")]
+    #[error("its certificate was not issued by the site's authority")]
     NotIssued,
     /// The certificate is for another host.
     #[error("its certificate is not for this host name")]
@@ -64,15 +64,15 @@ pub enum CertificateFault {
     #[error("its certificate is for another purpose")]
     OtherPurpose,
     /// The revocation list is out of date.
-    #[error("the authority's revocation list was to be renewed by {0}")]
+    #[error("the authority's revocation list expired at {0}")]
     StaleList(Expiry),
     /// The peer presented too many certificates, or one that is too large.
     #[error(
-        "it comes with more certificates than {ISSUERS_MAX}, or with larger ones than {CERTIFICATE_BYTES_MAX} bytes"
+        "it sent more than {ISSUERS_MAX} certificates, or one larger than {CERTIFICATE_BYTES_MAX} bytes"
     )]
     TooMuch,
     /// There is no revocation list by the certificate's issuer.
-    #[error("there is no revocation list of its certificate's issuer")]
+    #[error("the revocation list of its certificate's issuer is missing")]
     NoList,
     /// Any other fault.
     #[error("{0}")]

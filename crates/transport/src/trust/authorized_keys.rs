@@ -210,7 +210,7 @@ pub enum Denial {
         fault: CertificateFault,
     },
     /// The key is not in the list, and the grant that it presented is not valid.
-    #[error("unknown key {key}, with a grant that does not count: {fault}")]
+    #[error("unknown key {key} with an invalid grant: {fault}")]
     JobGrant {
         /// The key.
         key: Fingerprint,

@@ -19,7 +19,7 @@ pub struct Expiry(
 
 /// The error for text that is neither a date nor a timestamp in UTC.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
+#[error("{text:?} is not a time in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
 pub struct ParseExpiryError {
     text: String,
 }

@@ -67,7 +67,7 @@ pub(super) fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, KeyFileError>
 pub(super) fn read_open(file: &File) -> io::Result<Contents> {
     let found = file.metadata()?;
     if !found.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mode = found.mode() & 0o7777;
     let mut bytes = Vec::new();
@@ -172,7 +172,7 @@ fn check_own(file: &File) -> io::Result<()> {
     let found = file.metadata()?;
     let user = rustix::process::geteuid();
     if !found.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     if !user.is_root() && found.uid() != user.as_raw() {
         return Err(io::Error::other(format!(

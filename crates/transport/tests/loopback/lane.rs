@@ -274,7 +274,7 @@ async fn lane_whose_bytes_are_changed_on_the_way_is_refused() {
     let error = receive(&mut TlsLane::new(accepted, SharedRate::default()).unwrap()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "data lane: a TLS record does not authenticate"
+        "data lane: a TLS record failed authentication"
     );
     sender.join().unwrap();
 }

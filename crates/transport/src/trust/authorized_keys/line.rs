@@ -42,25 +42,25 @@ pub enum GrantFault {
     #[error("field {0:?} has a % without two hex digits")]
     Escape(String),
     /// The rate cannot be parsed.
-    #[error("field {0:?} is no rate: write bits per second as 500Mbit or 10Gbit")]
+    #[error("field {0:?} is not a rate: write bits per second as 500Mbit or 10Gbit")]
     Rate(String),
     /// The time cannot be parsed.
-    #[error("field {0:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
+    #[error("field {0:?} is not a time in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
     Expiry(String),
     /// A destination is empty or not printable text.
     #[error("field {0:?} names no host: write HOST or HOST:PORT")]
     Destination(String),
     /// The name is missing, empty, or not printable text.
-    #[error("no printable name=")]
+    #[error("name= is missing or not printable")]
     Name,
     /// There is no root.
-    #[error("no root=")]
+    #[error("root= is missing")]
     NoRoot,
     /// A root is relative, or contains `..` or a NUL byte.
     #[error("root={} is not an absolute path without `..`", .0.display())]
     Root(PathBuf),
     /// An earlier line is for the same holder.
-    #[error("the key of line {earlier} again; join the two lines")]
+    #[error("the same key as on line {earlier}; join the two lines")]
     Duplicate {
         /// The number of the earlier line.
         earlier: usize,
