@@ -95,7 +95,7 @@ fn a_dead_mount_below_a_target() {
         .expect(23)
         .says(&[
             "receiver: make directory 'target': Transport endpoint is not connected (os error 107) (the file system \
-             that is mounted there does not answer",
+             mounted there does not answer",
         ])
         .lines(1);
     assert!(site.path("beside").exists());

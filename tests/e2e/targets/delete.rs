@@ -65,7 +65,7 @@ fn a_name_that_is_kept_for_transfers_is_named(site: &Site) {
     paint(site.target().join("alone/d/.zmove-mine"), 10);
     paint(site.target().join("alone/d/f"), 10);
     let outcome = site.push(&["--delete"], site.contents(), "").expect(23);
-    let cause = "names that begin with .zmove- may belong to a transfer that is running";
+    let cause = "names that begin with .zmove- may belong to a running transfer";
     outcome
         .says(&["zmove: receiver: remove", "alone/d/.zmove-mine'", cause])
         .lines(1);

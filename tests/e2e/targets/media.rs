@@ -129,7 +129,7 @@ fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
     })
 }
 
-const WHY: &str = "the storage does not hold what was written to it";
+const WHY: &str = "the storage returned different data than was written";
 
 /// Both damaged files are reported and have no names. The same command stores them.
 #[track_caller]

@@ -82,7 +82,8 @@ fn a_lost_mount_below_a_target_fails_alone_and_the_message_says_what_to_do() {
     assert_eq!(output.status.code(), Some(23), "{said}");
     assert!(output.stdout.ends_with(b"f"), "{said}");
     assert!(
-        said.contains("'late': Stale file handle (os error 116) (another program has moved it, or the file system that is mounted there has lost it"),
+        said.contains("'late': Stale file handle (os error 116) (another program moved it, or the file system mounted \
+            there lost it"),
         "{said}"
     );
 }

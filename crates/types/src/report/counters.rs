@@ -149,7 +149,7 @@ counters! {
     /// Entries that would be changed or replaced.
     5 changed, Sender, Last, Difference, Preview, Phrase::Own;
     /// Files that were already equal at the target.
-    6 skipped, Sender, Last, None, Any, same("equal at the target already");
+    6 skipped, Sender, Last, None, Any, same("already equal at the target");
     /// Files that are hard links to another file and for which no data was sent.
     7 hard_links, Sender, Sum, None, Any, Phrase::Count {
         one: "of the files is a hard link to another",
@@ -196,8 +196,8 @@ counters! {
     24 replaced_below, Receiver, Sum, None, Any, same("removed with directories that a file or link replaces");
     /// Directories of the source that changed during each attempt to read them, so that entries may be missing.
     25 in_doubt, Sender, Last, InDoubt, OneSession, Phrase::Count {
-        one: "directory in doubt (it changed each time it was read)",
-        many: "directories in doubt (they changed each time they were read)",
+        one: "directory may be incomplete (it changed each time it was read)",
+        many: "directories may be incomplete (they changed each time they were read)",
     };
 }
 

@@ -100,7 +100,7 @@ pub enum FaultCode {
     Changed,
     /// The entry stays, because zmove uses names like this one for unfinished files.
     #[error(
-        "names that begin with .zmove- may belong to a transfer that is running; remove it if none is"
+        "names that begin with .zmove- may belong to a running transfer; remove it if no transfer is running"
     )]
     Reserved,
     /// The entry stays, because another file system is mounted on it.
@@ -109,7 +109,7 @@ pub enum FaultCode {
     /// When read back from the storage, the file did not match the hash with which it was received. Reported only to a
     /// sender that has requested [`Proof::Media`](crate::Proof).
     #[error(
-        "the storage does not hold what was written to it (its BLAKE3 differs when it is read back)"
+        "the storage returned different data than was written (its BLAKE3 differs when it is read back)"
     )]
     NotOnMedia,
     /// The entry stays, because the maximum number of entries has been removed. Reported only if the receiver itself
@@ -208,11 +208,10 @@ impl FaultCode {
 const fn mount_hint(errno: i32) -> &'static str {
     match errno {
         ENOTCONN | ESHUTDOWN | EHOSTDOWN => {
-            " (the file system that is mounted there does not answer; mount it again)"
+            " (the file system mounted there does not answer; mount it again)"
         }
         ESTALE => {
-            " (another program has moved it, or the file system that is mounted there has lost it; if this persists, mount \
-             it again)"
+            " (another program moved it, or the file system mounted there lost it; if this persists, mount it again)"
         }
         _ => "",
     }
