@@ -121,7 +121,7 @@ pub enum ControlError {
     Closed,
     /// The peer is connected but does not read.
     #[error(
-        "control connection: the peer has read nothing for {} s",
+        "control connection: the peer has not read for {} s",
         CONTROL_SILENCE_MAX.as_secs()
     )]
     Unread,

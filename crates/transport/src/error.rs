@@ -68,13 +68,21 @@ pub enum DialStage {
     Handshaking,
 }
 
+impl DialStage {
+    /// The question that leads to the cause.
+    const fn hint(self) -> &'static str {
+        match self {
+            Self::Connecting => "does a firewall drop this port?",
+            Self::Handshaking => "does a firewall drop this port, or does the receiver hang?",
+        }
+    }
+}
+
 impl fmt::Display for DialStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Connecting => "no connection (does a firewall drop this port?)",
-            Self::Handshaking => {
-                "no answer (does a firewall drop this port, or does the receiver hang?)"
-            }
+            Self::Connecting => "no connection",
+            Self::Handshaking => "no answer",
         })
     }
 }
@@ -153,7 +161,8 @@ pub enum DialError {
     // Local settings and decisions.
     /// The host's key is not known, and unknown hosts must be refused.
     #[error(
-        "trust {host}: its key {fingerprint} is not in known_hosts; compare it with what `zmove serve` printed there"
+        "trust {host}: its key {fingerprint} is not in known_hosts; compare it with the key that `zmove serve` \
+         printed there"
     )]
     UnknownHost {
         /// The host that was dialed.
@@ -226,7 +235,7 @@ pub enum DialError {
         quic: Box<Self>,
     },
     /// The deadline passed.
-    #[error("connect to {host}: {stage} within {} s", waited.as_secs_f64())]
+    #[error("connect to {host}: {stage} within {} s ({})", waited.as_secs_f64(), stage.hint())]
     TimedOut {
         /// The host that was dialed.
         host: Endpoint,
@@ -343,7 +352,7 @@ pub enum AcceptError {
     #[error("accept a connection: the client has closed it already")]
     Gone(#[source] io::Error),
     /// The deadline passed.
-    #[error("accept a client within {waited:?}")]
+    #[error("accept a client: no handshake within {waited:?}")]
     TimedOut {
         /// The time limit.
         waited: Duration,

@@ -380,7 +380,7 @@ fn the_directories_of_dead_jobs_are_removed_and_that_of_a_live_one_stays() {
             began.elapsed() < Duration::from_secs(45),
             "jobs are watched side by side"
         );
-        let said = outcome.says(&["waiting: ", "within 25 s"]).stdout;
+        let said = outcome.says(&["waiting: ", "for up to 25 s"]).stdout;
         for path in ["a", "b/c"] {
             let line =
                 format!("{fate}: directory of a push to several receivers '{path}/.zmove-job-");

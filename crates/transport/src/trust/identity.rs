@@ -370,7 +370,10 @@ mod tests {
             matches!(&error, IdentityError::Exposed { mode: 0o640, .. }),
             "{error:?}"
         );
-        assert!(error.to_string().contains("0640 is too open"), "{error}");
+        assert!(
+            error.to_string().contains("0640 lets other users read it"),
+            "{error}"
+        );
     }
 
     #[test]
