@@ -198,7 +198,12 @@ fn json_has_everything() {
         "bytes_flushed": GROUP_BYTES,
     });
     assert_eq!(whole["files"], json!([file]));
-    assert!(listed[1]["error"].as_str().unwrap().contains("no journal"));
+    assert!(
+        listed[1]["error"]
+            .as_str()
+            .unwrap()
+            .contains("not a journal")
+    );
     assert_eq!(listed[1]["files"], Value::Null);
 }
 

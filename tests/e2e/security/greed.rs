@@ -933,7 +933,7 @@ fn files_that_were_never_begun_cannot_be_given_up_without_end() {
         .flat_map(|file| encode_message(&ToReceiver::Abandon { file }))
         .collect();
     drop(greedy.runtime.block_on(transfer.control.send(&flood)));
-    assert!(transfer.wait_for_end().contains("never begun"));
+    assert!(transfer.wait_for_end().contains("not started"));
     assert_well(&site, resting);
 }
 
