@@ -130,7 +130,9 @@ impl Intruder {
         drop((writer, sink));
         let ended = receiving.await.unwrap().map_err(|error| error.to_string());
         assert!(
-            !ended.as_ref().is_err_and(|error| error.contains("stopped")),
+            !ended
+                .as_ref()
+                .is_err_and(|error| error.contains("shutting down")),
             "the receiver hangs"
         );
         Intruded { ended, answers }

@@ -64,7 +64,7 @@ pub enum CertificateFault {
     #[error("its certificate is for another purpose")]
     OtherPurpose,
     /// The revocation list is out of date.
-    #[error("the authority's revocation list expired at {0}")]
+    #[error("the authority's revocation list is outdated (its renewal was due by {0})")]
     StaleList(Expiry),
     /// The peer presented too many certificates, or one that is too large.
     #[error(
