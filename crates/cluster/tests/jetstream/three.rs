@@ -23,7 +23,7 @@ struct Three {
 }
 
 impl Three {
-    fn start() -> Option<Self> {
+    async fn start() -> Option<Self> {
         if !Lab::has_server() {
             return None;
         }
@@ -35,6 +35,7 @@ impl Three {
             _ends: must_end(),
         };
         (0..3).for_each(|number| three.start_one(number));
+        three.until_complete().await;
         Some(three)
     }
 
@@ -53,6 +54,25 @@ impl Three {
         let mut command = program();
         command.arg("-c").arg(config).stderr(Stdio::null());
         self.running[number] = Some(command.spawn().unwrap());
+    }
+
+    /// Waits until each server has found the others. A stream that is created earlier has one replica.
+    async fn until_complete(&self) {
+        let config = async_nats::jetstream::stream::Config {
+            name: "complete".to_owned(),
+            num_replicas: 3,
+            ..Default::default()
+        };
+        loop {
+            let Ok(client) = async_nats::connect(self.access().urls).await else {
+                continue;
+            };
+            let context = async_nats::jetstream::new(client);
+            if context.create_stream(config.clone()).await.is_ok() {
+                context.delete_stream(&config.name).await.unwrap();
+                return;
+            }
+        }
     }
 
     fn kill(&mut self, number: usize) {
@@ -126,7 +146,7 @@ async fn until_empty(head: &JetStream, mover: &JetStream) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_of_three_servers_outlives_one_and_waits_for_two() {
-    let Some(mut three) = Three::start() else {
+    let Some(mut three) = Three::start().await else {
         return;
     };
     let head = three.open(QueueRole::Head).await;
@@ -168,7 +188,7 @@ async fn a_broker_of_three_servers_outlives_one_and_waits_for_two() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_of_three_servers_that_loses_all_disks_is_filled_again() {
-    let Some(mut three) = Three::start() else {
+    let Some(mut three) = Three::start().await else {
         return;
     };
     let head = three.open(QueueRole::Head).await;
