@@ -1,4 +1,4 @@
-//! What is at the target already, and what becomes of it.
+//! Existing entries at the target and how a push treats them.
 
 pub(crate) mod bad_targets;
 pub(crate) mod changing_mirror;

@@ -14,8 +14,8 @@ both_ways!(
     a_directory_that_only_takes_new_names,
 );
 
-/// New directories come with what is in them. New files do not, since a hidden name could not be given up. What would
-/// be replaced stays, and no hidden copy of it is left.
+/// New directories arrive with their contents. New files do not arrive, since they could not be renamed from their
+/// hidden names. Existing files stay, and no hidden copy is left.
 fn a_directory_that_only_takes_new_names(site: &Site) {
     let target = site.target().join("in");
     for name in ["small", "large"] {
@@ -56,7 +56,7 @@ fn a_directory_that_only_takes_new_names(site: &Site) {
                 ])
             });
     }
-    // under a hidden name a new file could not get another either
+    // In this directory a new file could not be renamed from its hidden name either.
     assert_eq!(left, ["directory", "large", "link", "small"]);
     assert_eq!(within, 20, "what is in a new directory comes");
     assert_eq!(std::fs::read(target.join("small")).unwrap(), b"old");
@@ -130,7 +130,7 @@ fn a_dangling_link_on_the_way_to_the_target(site: &Site) {
     assert_eq!(names(&site.target()), ["link"]);
 }
 
-/// A target whose owner is another user.
+/// The target belongs to another user.
 fn no_permission(site: &Site) {
     let target = site.target();
     paint(site.source().join("small"), 10);
@@ -141,7 +141,7 @@ fn no_permission(site: &Site) {
     if is_root() {
         std::os::unix::fs::chown(target.join("closed"), Some(0), Some(0)).unwrap();
         set_mode(target.join("closed"), 0o755);
-        // before anything is sent, and once for all files
+        // The error is reported before any data is sent, and once for all files.
         for source in [
             site.contents(),
             site.source().join("small").into(),
@@ -190,8 +190,8 @@ fn no_permission_at_a_daemon() {
     }
 }
 
-/// A directory of another user that lets names through and shows none. It exists, so that nothing tries to make it: a
-/// push, its preview and a verification name it, once for all files in it.
+/// The directory belongs to another user and can be traversed but not listed. It exists, so nothing tries to create it.
+/// A push, its preview and a verification report it once for all files in it.
 fn a_directory_that_is_closed(site: &Site) {
     if !is_root() {
         return skip("only root can make directories of another user");
@@ -206,7 +206,7 @@ fn a_directory_that_is_closed(site: &Site) {
     std::os::unix::fs::chown(&closed, Some(0), Some(0)).unwrap();
     set_mode(&closed, 0o711);
     let opens = "zmove: receiver: open directory 'sub': Permission denied (os error 13)";
-    // a verification also lists what the target alone has
+    // A verification also lists entries that exist only at the target.
     let lists = "zmove: receiver: list directory 'sub': Permission denied (os error 13)";
     let commands: [(&[&str], &[&str]); 3] = [
         (&["push", "-n"], &[opens]),
@@ -257,7 +257,7 @@ fn a_directory_that_is_closed_at_a_daemon() {
     }
 }
 
-/// Files of another user can be replaced where the directory allows it, but not retouched.
+/// Files of another user can be replaced if the directory allows it, but their mode cannot be set.
 #[test]
 fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {
     let Some(site) = Site::unprivileged() else {
@@ -277,7 +277,7 @@ fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {
     assert_eq!(owner, NOBODY);
 }
 
-/// Only the owner of a directory may set its mode and time. Whoever may write to it gets all files there.
+/// Only the owner of a directory may set its mode and time. A user with write permission can store all files in it.
 #[test]
 fn a_directory_of_another_user_keeps_its_mode_and_time() {
     let Some(site) = Site::unprivileged() else {
@@ -315,7 +315,7 @@ fn a_directory_of_another_user_keeps_its_mode_and_time() {
     push(&["--strict-metadata", "-O", "--no-p"]).done();
 }
 
-/// Some files fit and some do not: those that stand under their names are whole, the others are named.
+/// Some files fit and some do not. Files with final names are complete, and the others are reported.
 fn no_space(site: &Site) {
     for number in 0..40 {
         paint(site.source().join(format!("small/{number}")), 50_000);
@@ -353,7 +353,7 @@ fn no_space(site: &Site) {
             .keys()
             .all(|path| !path.starts_with(b".zmove"))
     );
-    // what is there is enough for a second run to go on from
+    // The files at the target are enough for a second run to continue from.
     for number in 0..3 {
         std::fs::remove_file(site.source().join(format!("large{number}"))).unwrap();
         drop(std::fs::remove_file(
@@ -399,7 +399,7 @@ fn a_manifest_that_cannot_be_made() {
     assert!(names(&site.target()).is_empty());
 }
 
-/// The kernel ends a process that writes beyond the limit, unless that minds the signal.
+/// The kernel kills a process that writes beyond the file size limit, unless the process handles the signal.
 #[test]
 fn a_file_beyond_the_limit_for_files_fails_alone() {
     if !has_program("prlimit") {

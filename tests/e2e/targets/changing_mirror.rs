@@ -1,5 +1,5 @@
-//! `--delete` while the source changes: what has gone there since the push began, or has another name, may
-//! have its only copy at the target.
+//! `--delete` while the source changes. If an entry was removed or renamed at the source after the push began, the
+//! target may hold its only copy.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
@@ -18,7 +18,7 @@ use crate::support::namespace::Namespace;
 use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, names, paint, picture, set_mode};
 
-/// Pushes `source` to the target, and changes something when the first walk has found files.
+/// Pushes `source` to the target and makes a change when the first walk has found files.
 fn push_changed(
     site: &Site,
     source: &Path,
@@ -147,7 +147,7 @@ fn a_source_that_is_a_file_by_now_removes_nothing() {
     assert_eq!(names(&site.target().join("tree")), ["alone", "f"]);
 }
 
-/// The session after it walks by the path again.
+/// The next session resolves the source path again.
 #[test]
 fn a_source_that_is_exchanged_while_there_is_no_connection_removes_nothing() {
     let site = Site::daemon();
@@ -170,7 +170,7 @@ fn a_source_that_is_exchanged_while_there_is_no_connection_removes_nothing() {
     }
 }
 
-/// A push to a daemon in the middle of which something happens.
+/// Pushes to a daemon and makes a change in mid-transfer.
 #[track_caller]
 fn push_halted(site: &Site, change: impl FnOnce()) -> Outcome {
     let proxy = Proxy::start(site.the_daemon().address, GROUP_BYTES);
@@ -184,7 +184,7 @@ fn push_halted(site: &Site, change: impl FnOnce()) -> Outcome {
     finish(client)
 }
 
-/// A site in which something is mounted at `place`, and all of the source but two files is at the target.
+/// A site with a mount at `place`. All but two files of the source already exist at the target.
 fn with_mount(mount: &str, place: &str) -> Option<Site> {
     let mut site = Site::within(|target| {
         let home = target.parent().unwrap();
@@ -196,7 +196,7 @@ fn with_mount(mount: &str, place: &str) -> Option<Site> {
     let (place, elsewhere) = (site.path(place), site.path("elsewhere"));
     let words = mount.split(' ').map(OsStr::new);
     let words: Vec<_> = std::iter::once(OsStr::new("mount")).chain(words).collect();
-    // a file system in memory does not look at what it is made from
+    // tmpfs ignores its mount source.
     assert!(
         site.namespace()
             .run(&[&words[..], &[elsewhere.as_os_str(), place.as_os_str()]].concat())
@@ -235,7 +235,7 @@ fn a_source_that_is_unmounted_removes_nothing() {
     assert_eq!(names(&site.target().join("m")).len(), 20);
 }
 
-/// Another file system, and a part of the same one.
+/// Tests another file system, and a bind mount of the same file system.
 #[test]
 fn what_is_unmounted_below_the_source_removes_nothing() {
     for mount in ["-t tmpfs", "--bind"] {
@@ -270,7 +270,7 @@ fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
     });
     assert_eq!(pushed.failed(), [""; 0]);
     let summary = pushed.summary();
-    // what is alone elsewhere has gone: two files and a directory
+    // Two files and a directory that existed only at the target were removed.
     assert_eq!(
         (
             summary.counters.removed,
@@ -282,7 +282,8 @@ fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
         again to remove it";
     assert_eq!(warned(&pushed), [why]);
     assert_eq!(names(&site.target()), ["a", "d", "e"]);
-    // If the walk had not left the directory by then, it is read again, and the new name arrives.
+    // If the walk was still in the directory at the time of the rename, it reads the directory again and the new name
+    // arrives.
     let arrived = names(&site.target().join("d"));
     assert!(arrived == ["a"] || arrived == ["a", "b"], "{arrived:?}");
     assert_eq!(names(&site.target().join("e")), ["kept"]);
@@ -301,7 +302,7 @@ fn a_file_that_gets_another_name_keeps_its_copy_until_the_next_push() {
     assert_same(&site.source(), &site.target());
 }
 
-/// What lies deep in it is as old as ever.
+/// The entries deep inside it have unchanged timestamps.
 #[test]
 fn a_directory_that_takes_the_place_of_another_keeps_what_was_there() {
     let site = Site::local();
@@ -377,7 +378,7 @@ fn what_stays_because_of_a_change_is_told_with_a_code() {
     assert_same(&site.source(), &site.target());
 }
 
-/// What the program itself writes there is no change of the source.
+/// Files that the program itself writes are not changes of the source.
 #[test]
 fn own_files_in_the_source_keep_nothing() {
     let site = Site::local();
@@ -393,7 +394,7 @@ fn own_files_in_the_source_keep_nothing() {
         zmove.0.env("ZMOVE_HOME", &home);
         zmove.outcome().expect(0)
     };
-    // large enough for a journal
+    // Large enough for the receiver to keep a journal.
     let grow = |number| {
         std::fs::File::create(site.source().join(format!("large {number}")))
             .unwrap()

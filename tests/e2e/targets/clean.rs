@@ -1,4 +1,4 @@
-//! `zmove clean`: what a killed push has left in directories that no later push enters is removed, and nothing else.
+//! `zmove clean` removes the leftovers of a killed push in directories that no later push enters, and nothing else.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,11 +22,11 @@ use crate::support::command::{NOBODY, Outcome, ZMOVE, Zmove, finish, wait_within
 use crate::support::harness::{PATIENCE, Site, is_root, skip};
 use crate::support::tree::{assert_same, names, old, set_mode, set_old};
 
-/// The directory in which a killed push leaves something.
+/// Directory with the leftovers of a killed push.
 const DEEP: &str = "a/b/c";
 const FILES: usize = 4_000;
 
-/// Makes a source with many files in [`DEEP`], and a target that has that directory.
+/// Creates a source with many files in [`DEEP`], and a target with that directory.
 fn prepare(site: &Site) {
     for root in [site.source(), site.target()] {
         fs::create_dir_all(root.join(DEEP)).unwrap();
@@ -39,7 +39,7 @@ fn prepare(site: &Site) {
     site.give_away();
 }
 
-/// The hidden entries below a directory, by their paths in it. What is in them is not looked at.
+/// Returns the relative paths of the hidden entries below a directory. Hidden directories are not searched.
 fn hidden_below(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut waiting = vec![root.to_owned()];
@@ -59,13 +59,13 @@ fn hidden_below(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether several entries in [`DEEP`] have no final name yet.
+/// Whether several entries in [`DEEP`] still have hidden names.
 fn has_begun(site: &Site) -> bool {
     let hidden = hidden_below(&site.target());
     hidden.iter().filter(|path| path.starts_with(DEEP)).count() >= 20
 }
 
-/// Stops a process, and waits until none of its threads runs any more.
+/// Stops a process with SIGSTOP and waits until all of its threads are stopped.
 fn stop(pid: Pid) {
     kill_process(pid, Signal::STOP).unwrap();
     let deadline = Instant::now() + PATIENCE;
@@ -81,7 +81,7 @@ fn stop(pid: Pid) {
     }
 }
 
-/// Starts a push, and stops its receiver while entries in [`DEEP`] have hidden names.
+/// Starts a push and stops its receiver while entries in [`DEEP`] have hidden names.
 fn stop_in_the_midst(
     site: &Site,
     push: impl Fn() -> Child,
@@ -115,7 +115,7 @@ fn stop_in_the_midst(
 fn kill(mut child: Child, receiver: Pid) {
     child.kill().unwrap();
     wait_within_patience(&mut child);
-    // Both ends of a local push are one process.
+    // Both ends of a local push are the same process.
     let _has_ended = kill_process(receiver, Signal::KILL);
     let process = format!("/proc/{}/exe", receiver.as_raw_nonzero());
     let deadline = Instant::now() + PATIENCE;
@@ -124,7 +124,7 @@ fn kill(mut child: Child, receiver: Pid) {
     }
 }
 
-/// A site here with the leftovers of a local push.
+/// A local site with the leftovers of a local push.
 fn left_here() -> Site {
     let site = Site::local();
     leave_here(&site);
@@ -149,7 +149,7 @@ fn clean(site: &Site, options: &[&str]) -> Outcome {
     clean_at(site, options, site.address(""))
 }
 
-/// Pushes beside [`DEEP`], and then cleans: first only to list, and then for good.
+/// Runs a push that does not enter [`DEEP`], then cleans: first with a listing only, then with removal.
 fn assert_cleaned(site: &Site, push_beside: Zmove, clean: impl Fn(&[&str]) -> Outcome) {
     let target = site.target();
     let left = hidden_below(&target);
@@ -327,7 +327,7 @@ fn an_old_part_is_removed_unless_a_transfer_writes_to_it() {
     clean_until_gone(&part);
 }
 
-/// Makes the directory of a job, with something in it.
+/// Creates the directory of a job with a file in it.
 fn make_job(site: &Site, directory: &str, job: SharedJobId) -> (SharedJobDirectory, PathBuf) {
     let parent = site.target().join(directory);
     fs::create_dir_all(&parent).unwrap();
@@ -439,7 +439,7 @@ fn no_link_at_a_hidden_name_or_elsewhere_is_followed() {
             fs::remove_file(path).unwrap();
         }
     };
-    // A link to leftovers that are elsewhere leads nowhere.
+    // A symbolic link to a directory with leftovers is not followed.
     fs::create_dir(site.path("other")).unwrap();
     symlink(site.target().join(DEEP), site.path("other/link")).unwrap();
     let said = clean_at(&site, &[], site.path("other").into())
@@ -447,7 +447,7 @@ fn no_link_at_a_hidden_name_or_elsewhere_is_followed() {
         .stdout;
     assert_eq!(said, "nothing to remove\n");
     assert!(left.exists());
-    // A link in the place of a leftover goes, and so does one in a leftover.
+    // A link that replaces a leftover is removed, and so is a link inside a leftover.
     remove(&left);
     symlink(&outside, &left).unwrap();
     clean(&site, &[]).done();
@@ -456,7 +456,7 @@ fn no_link_at_a_hidden_name_or_elsewhere_is_followed() {
     symlink(&outside, left.join("link")).unwrap();
     clean(&site, &[]).done();
     assert!(left.symlink_metadata().is_err());
-    // At names of parts and jobs a link is none of zmove's.
+    // A link whose name is that of a part or a job was not created by zmove.
     let planted = [
         ".zmove-0123456789ab-0",
         ".zmove-job-07070707070707070707070707070707",

@@ -1,4 +1,4 @@
-//! `--delete`: the target becomes a mirror of what was pushed, and of nothing that could not be read.
+//! `--delete`: the target becomes a mirror of the pushed entries, except for entries that could not be read.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -59,7 +59,7 @@ fn grow(site: &Site) {
     paint(site.target().join("d/kept"), 10);
 }
 
-/// Somebody's own file, in a directory that is to go.
+/// A user's file in a directory that is to be removed.
 fn a_name_that_is_kept_for_transfers_is_named(site: &Site) {
     grow(site);
     paint(site.target().join("alone/d/.zmove-mine"), 10);
@@ -96,7 +96,7 @@ fn what_is_at_the_target_alone_goes(site: &Site) {
             .success()
     );
     set_mode(site.target().join("tree/a"), 0o555);
-    // the named ones, the link, the fifo, and the directories tree, tree/a, tree/a/b and d/tree
+    // The named files, the link, the FIFO, and the directories `tree`, `tree/a`, `tree/a/b` and `d/tree`.
     assert_eq!(delete(site), 7 + 2 + 4);
     assert_same(&site.source(), &site.target());
     assert_eq!(delete(site), 0);
@@ -116,7 +116,7 @@ fn links_go_and_what_they_point_to_stays(site: &Site) {
         std::fs::create_dir_all(site.target().join(place).parent().unwrap()).unwrap();
         symlink(&outside, site.target().join(place)).unwrap();
     }
-    // where the source has a directory the target has a link to one that holds more
+    // The source has a directory where the target has a link to a directory with more entries.
     symlink(outside.join("d"), site.target().join("empty")).unwrap();
     let before = snapshot(&outside);
     assert_eq!(delete(site), 4);
@@ -148,7 +148,7 @@ fn several_sources_are_mirrored_together(site: &Site) {
     assert_eq!(names(&site.target()), ["c", "d", "one", "three"]);
     assert_eq!(names(&site.target().join("c")), ["four"]);
     assert_eq!(names(&site.target().join("d")), ["two"]);
-    // without a source whose contents go there, the target itself is not mirrored
+    // The target root is mirrored only if the contents of a source are pushed into it.
     paint(site.target().join("alone"), 10);
     let sources = ["source/a/d", "source/c"].map(OsStr::new);
     site.push_command(&["--delete"], &sources, "")
@@ -188,7 +188,7 @@ fn a_source_that_is_missing_removes_nothing(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-/// The file system of the source may not be mounted.
+/// The source may be empty because its file system is not mounted.
 fn an_empty_source_empties_its_mirror_only_where_that_is_allowed(site: &Site) {
     paint(site.target().join("f"), 10);
     paint(site.target().join("d/f"), 10);
@@ -247,7 +247,7 @@ fn what_running_transfers_hide_stays(site: &Site) {
     assert_eq!(names(&site.target().join("tree")), [".zmove-0123-1"]);
 }
 
-/// A rule protects what is in a directory that has the name of a file.
+/// An exclude rule protects an entry in a directory whose name a file needs.
 fn a_file_that_a_rule_keeps_from_its_place_removes_nothing(site: &Site) {
     grow(site);
     paint(site.target().join("kept/inner"), 10);
@@ -275,7 +275,7 @@ fn a_file_that_a_rule_keeps_from_its_place_removes_nothing(site: &Site) {
     assert!(site.target().join("kept/inner").exists() && !site.target().join("alone").exists());
 }
 
-/// A large file fails when it is to get its name, after all of it has been settled.
+/// A large file fails when it is renamed into place, after all of its groups have been settled.
 fn a_renamed_file_that_cannot_be_stored_keeps_its_old_name(site: &Site) {
     let bytes = zmove_types::GROUP_BYTES + 5;
     paint(site.target().join("old name"), bytes);
@@ -346,7 +346,7 @@ fn a_preview_lists_and_removes_nothing(site: &Site) {
     assert_eq!(delete(site), 5);
 }
 
-/// More than one message tells, and more than one answer holds.
+/// The removals and the retained entries need more than one message each.
 fn many_names_go_and_many_stay(site: &Site) {
     let touch = |path: &Path| drop(std::fs::File::create(path).unwrap());
     for directory in ["big", "other"] {
@@ -394,7 +394,7 @@ fn rsync_makes_the_same(site: &Site) {
     }
 }
 
-/// Things at both ends and at the target alone, some of which rules leave out.
+/// Entries at both ends and entries only at the target. Rules exclude some of them.
 fn grow_beside_rules(source: &Path, target: &Path) {
     for name in [
         "main.c",
@@ -440,7 +440,7 @@ fn what_is_left_out_stays(site: &Site) {
         "cache/",
     ];
     let summary = site.push(&options, site.contents(), "").done().summary();
-    // alone.c, lib/alone.c, old: f, deep/b, and deeper with 3; other/f; gone with 4; tree with 3
+    // alone.c, lib/alone.c, old: f, deep/b, and deeper with 3; other/f; gone with 4; tree with 3.
     assert_eq!(summary["removed"], 1 + 1 + 2 + 3 + 1 + 4 + 3);
     assert_eq!(
         names(&site.target()),
@@ -457,7 +457,7 @@ fn what_is_left_out_stays(site: &Site) {
     assert_eq!(names(&site.target().join("other")), ["cache", "link.o"]);
     let again = site.push(&options, site.contents(), "").done().summary();
     assert_eq!(again["removed"], 0);
-    // seven things are left out, and old, old/deep, other and other/cache hold some of them
+    // Seven entries are excluded. The directories old, old/deep, other and other/cache hold some of them.
     assert_eq!(delete(site), 7 + 4);
     assert_same(&site.source(), &site.target());
 }
@@ -524,7 +524,7 @@ fn a_preview_spares_what_is_left_out(site: &Site) {
 }
 
 fn rsync_spares_the_same(site: &Site) {
-    // the first rule that matches decides for rsync, the last one here
+    // rsync uses the first matching rule. zmove uses the last one.
     let rules: [&[&str]; 6] = [
         &["--exclude=*.o"],
         &["--exclude=cache/"],
@@ -556,7 +556,7 @@ fn rsync_spares_the_same(site: &Site) {
     }
 }
 
-/// Files and directories, all at the target alone: six in all.
+/// Six files and directories that exist only at the target.
 fn grow_alone(site: &Site) {
     for name in ["alone", "tree/a/b", "tree/a/c", "d/alone"] {
         paint(site.target().join(name), 10);
@@ -611,7 +611,7 @@ fn what_is_spared_does_not_count(site: &Site) {
     grow(site);
     grow_alone(site);
     let options = ["--json", "--delete", "--exclude", "b", "--max-delete", "3"];
-    // b stays, and what it lies in: c, alone and d/alone go
+    // `b` and its parent directories stay. `c`, `alone` and `d/alone` are removed.
     let summary = site.push(&options, site.contents(), "").done().summary();
     assert_eq!(
         (&summary["removed"], &summary["max_delete_kept"]),
@@ -635,7 +635,7 @@ fn a_list_is_no_mirror() {
     assert_eq!(names(&site.target()), ["alone"]);
 }
 
-/// A directory that is left out is not looked into on the second walk either.
+/// The second walk does not read an excluded directory either.
 #[test]
 fn what_is_left_out_need_not_be_readable() {
     let Some(site) = Site::unprivileged() else {
@@ -660,7 +660,7 @@ fn what_is_left_out_need_not_be_readable() {
     set_mode(site.source().join("closed"), 0o755);
 }
 
-/// What cannot be listed removes nothing anywhere; with `--ignore-errors` it protects only itself.
+/// A directory that cannot be listed prevents all removals. With `--ignore-errors` it protects only its own entries.
 fn an_unreadable_source_directory(site: &Site) {
     grow(site);
     paint(site.source().join("closed/kept"), 10);
@@ -683,7 +683,7 @@ fn an_unreadable_source_directory(site: &Site) {
     for name in ["alone", "closed/alone", "d/alone", "closed/kept"] {
         assert!(site.target().join(name).exists(), "{name}");
     }
-    // it has its mode now, and nobody could look into it
+    // The directory at the target now has the mode of the source, so this test could not list it.
     set_mode(site.target().join("closed"), 0o755);
     let outcome = site
         .push(&["--delete", "--ignore-errors"], site.contents(), "")
@@ -714,7 +714,7 @@ fn an_unreadable_source_directory_removes_nothing_at_a_daemon() {
     }
 }
 
-/// A file that was renamed and cannot be read under its new name has its only copy at the target, under the old one.
+/// If a renamed file cannot be read under its new name, the target holds its only copy under the old name.
 fn an_unreadable_source_file(site: &Site) {
     paint(site.source().join("old"), 10);
     paint(
@@ -820,7 +820,7 @@ fn a_source_within_its_own_mirror_is_refused() {
         .done();
 }
 
-/// The kernel's words for one directory seen at two places are the same device and inode, whatever the paths.
+/// A directory that is mounted at two paths has the same device and inode at both.
 fn bound(grow: impl Fn(&Path), pairs: &[(&str, &str)]) -> Option<Site> {
     Site::within(|target| {
         let home = target.parent().unwrap();
@@ -867,9 +867,9 @@ fn a_bind_mount_of_what_the_source_lies_in_is_no_mirror_of_it() {
             .lines(1);
         assert_eq!(snapshot(&site.source()), before);
     }
-    // one place under two names
+    // The source and the target are the same directory under two names.
     site.push(&["--delete"], site.source().join("a"), "").done();
-    // without the option a tree may go beside itself
+    // Without `--delete` a tree may be copied next to itself.
     site.push(&[], site.source().join("a/"), "").done();
 }
 
@@ -908,7 +908,7 @@ fn a_part_of_the_source_that_is_mounted_below_the_target_is_not_written_to() {
     assert_eq!(snapshot(&site.source()), before_removal);
 }
 
-/// Another file system, and a part of the same one.
+/// Tests another file system, and a bind mount of the same file system.
 #[test]
 fn what_is_mounted_at_the_target_alone_stays_and_is_named() {
     let grow = |home: &Path| {
@@ -953,7 +953,7 @@ fn what_is_mounted_at_the_same_place_at_both_ends_is_equal() {
     assert_same(&site.source(), &site.target());
 }
 
-/// Says no when everything has been sent.
+/// A guard that refuses after all data has been sent.
 #[derive(Debug)]
 struct Objects;
 

@@ -1,5 +1,4 @@
-//! Large files that have changed: only what the target's version does not have is sent, and what comes out is
-//! the source.
+//! Changed large files: only data that the old version at the target lacks is sent, and the result equals the source.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -16,10 +15,10 @@ const BYTES: usize = 6 * GROUP + 5;
 #[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
 const GROUP: usize = GROUP_BYTES as usize;
 
-/// A site whose target holds the first version, and the source the second.
+/// A site whose target holds the first version and whose source holds the second.
 fn changed(site: Site, change: impl FnOnce(&mut Vec<u8>)) -> Site {
     let mut contents = painted(BYTES as u64, 0);
-    // an older version, as a rule, has an older time
+    // An older version usually has an older modification time.
     std::fs::write(site.target().join("large"), &contents).unwrap();
     change(&mut contents);
     let source = site.source().join("large");
@@ -33,7 +32,7 @@ fn two_groups(contents: &mut [u8]) {
     contents[4 * GROUP] ^= 1;
 }
 
-/// Pushes; returns how many bytes were sent and how many were the same.
+/// Pushes, and returns the number of bytes sent and of bytes matched.
 #[track_caller]
 fn push(site: &Site, options: &[&str]) -> (u64, u64) {
     let options = [&["--json"], options].concat();
@@ -61,7 +60,7 @@ fn a_file_that_has_grown_sends_its_end() {
     let site = changed(Site::daemon(), |contents| {
         contents.extend(painted(groups(2), 3))
     });
-    // the last group of the old version was shorter
+    // The last group of the old version was shorter.
     assert_eq!(push(&site, &[]), (groups(2) + 5, groups(6)));
 }
 
@@ -121,13 +120,13 @@ const XFS: Image = Image {
     make: "mkfs.xfs -q -f -m reflink=1",
     options: "loop",
 };
-/// A file of which the first groups differ.
+/// Length of a file whose first groups differ.
 const LONG_BYTES: u64 = 20 * GROUP_BYTES + 5;
 const CHANGED: u64 = 6;
-/// The delta breaks off when so much has passed.
+/// Number of bytes after which the connection stalls.
 const BYTES_BEFORE_STALL: u64 = 3 * GROUP_BYTES;
 
-/// A site whose target holds the old version of a large file, and a part of the new one: the daemon was killed.
+/// A site whose target holds the old version of a large file and a part of the new one, because the daemon was killed.
 fn delta_broken_off(mut site: Site) -> Site {
     let mut contents = painted(LONG_BYTES, 0);
     std::fs::write(site.target().join("large"), &contents).unwrap();
@@ -152,7 +151,7 @@ fn delta_broken_off(mut site: Site) -> Site {
     site
 }
 
-/// Pushes again; returns how many bytes were sent, were there from before, and were the same.
+/// Pushes again, and returns the number of bytes sent, stored before, and matched.
 #[track_caller]
 fn go_on(site: &Site, delta: &str) -> [u64; 3] {
     let summary = site
@@ -211,7 +210,7 @@ fn a_delta_that_is_broken_off_may_go_on_without_the_old_version() {
     };
     site.start_daemon();
     let site = delta_broken_off(site);
-    // nothing in common any more, but for what the part may have of the one before
+    // The two versions now have nothing in common except data that the part copied from the previous version.
     std::fs::write(site.target().join("large"), painted(LONG_BYTES, 100)).unwrap();
     assert_eq!(go_on(&site, "always")[2], 0, "replaced");
 }

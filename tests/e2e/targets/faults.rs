@@ -1,8 +1,8 @@
-//! Each request to storage in turn fails, is short, or is the last one of its process: the push completes or
-//! says why not, nothing partial has a final name, and the same push without faults completes.
+//! Faults in storage requests: each request in turn fails, is short, or is the last one of its process. The push
+//! completes or reports the failure, no partial file has a final name, and the same push without faults completes.
 //!
-//! Reads and writes of large files fail in a layer around the engine; all else fails, or kills, in the system
-//! call itself, under `strace`, in the program as it is.
+//! Faults in reads and writes of large files are injected in a layer around the engine. All other faults and kills are
+//! injected into the system calls of the unchanged program with `strace`.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -27,7 +27,7 @@ use crate::support::namespace::Namespace;
 use crate::support::tree::{assert_part_of, assert_same, paint, picture, set_mode, set_mtime};
 use crate::targets::inplace::wait_until;
 
-/// Small files in two directories, enough of them for a staging directory each, and one file of three groups.
+/// Creates small files in two directories, enough for a staging directory each, and one file of three groups.
 fn paint_mixture(source: &Path) {
     for number in 0..24 {
         paint(
@@ -59,7 +59,7 @@ const CASES: [FaultCase; 5] = [
         fault: InjectedFault::IsShort,
         words: &[],
     },
-    // there may be room when what is replaced has gone, so that it is tried once more
+    // Replacing files may free space, so the write is retried once.
     FaultCase {
         request: RequestKind::Write,
         fault: InjectedFault::Fails(ENOSPC),
@@ -71,7 +71,7 @@ const EIO: i32 = 5;
 const EROFS: i32 = 30;
 const ENOSPC: i32 = 28;
 
-/// What every request meets in turn, and what must be said of it.
+/// A fault for each request of one kind in turn, and the expected words of the error message.
 struct FaultCase {
     request: RequestKind,
     fault: InjectedFault,
@@ -87,7 +87,7 @@ fn a_failed_or_short_request_of_a_large_file_is_named_or_repeated() {
 }
 
 impl FaultCase {
-    /// Pushes with a fault at that request; `false` when there are fewer.
+    /// Pushes with a fault at request `number`. Returns `false` if there are fewer requests.
     fn strike(&self, number: u64) -> bool {
         let site = Site::local();
         paint_mixture(&site.source());
@@ -125,7 +125,7 @@ impl FaultCase {
     }
 }
 
-/// A push in which one side has this storage.
+/// A push in which one side uses this storage.
 fn push_by(file_io: Arc<dyn FileIo>, request: RequestKind) -> InProcess {
     let mut config = SenderConfig {
         direct: Direct::Off,
@@ -160,7 +160,8 @@ fn hidden_names(site: &Site) -> usize {
     picture(&site.target()).keys().filter(hidden).count()
 }
 
-/// Where a process of this program's own is to stop: the request's number, source and target.
+/// Environment variable with the number of the request at which a subprocess of this test stops, its source and its
+/// target.
 const STOP_AT: &str = "ZMOVE_TEST_STOP_AT";
 
 #[test]
@@ -202,7 +203,7 @@ fn ends_in_a_write() {
     push_by(file_io, RequestKind::Write).push(Path::new("source"), Path::new("target"));
 }
 
-/// A system call and the error that it returns.
+/// A system call, the error that it returns, and the text of that error.
 type Failing = (&'static str, &'static str, &'static str);
 
 const FAILING_AT_THE_TARGET: [Failing; 8] = [
@@ -219,7 +220,7 @@ const FAILING_AT_THE_SOURCE: [Failing; 2] = [
     ("pread64", "EIO", "Input/output error"),
     ("getdents64", "EIO", "Input/output error"),
 ];
-/// The calls in which a process may be killed.
+/// System calls in which a process may be killed.
 const LAST_CALLS: [&str; 8] = [
     "mkdirat",
     "write",
@@ -230,7 +231,7 @@ const LAST_CALLS: [&str; 8] = [
     "fdatasync",
     "syncfs",
 ];
-/// The calls of each thread that fail, one in each run; more would only be more of the same.
+/// Maximum number of calls per thread that are made to fail, one in each run. Later calls behave like the first ones.
 const CALLS_MAX: usize = 4;
 
 #[test]
@@ -240,7 +241,7 @@ fn calls_that_fail_at_the_target_are_named_and_nothing_is_lost() {
 
 #[test]
 fn calls_that_fail_at_the_source_are_named_and_nothing_is_lost() {
-    // the loader of programs reads too
+    // The loader of the program also calls `read`.
     assert_calls_that_fail_are_named(
         &FAILING_AT_THE_SOURCE,
         &["source", "source/d0", "source/d1", "source/large"],
@@ -259,7 +260,7 @@ fn assert_calls_that_fail_are_named(calls: &[Failing], paths: &[&str]) {
             let (outcome, struck) =
                 push_under(&site, call, &format!("error={errno}:when={number}"), paths);
             if !struck {
-                // room is reserved on some file systems only
+                // Only some file systems reserve space.
                 assert!(number > 1 || *call == "fallocate", "{call} was never made");
                 break;
             }
@@ -307,8 +308,8 @@ fn after_a_kill_in_a_call_the_same_push_completes() {
     }
 }
 
-/// A local push in which a call is tampered with where it is about one of the paths, if there are any; and
-/// whether it was.
+/// Pushes locally with a fault in a call that uses one of the paths, or in any such call if there are no paths. Also
+/// returns whether the fault was injected.
 fn push_under(site: &Site, call: &str, inject: &str, paths: &[&str]) -> (Outcome, bool) {
     push_under_with("--quiet", site, (call, inject), paths)
 }
@@ -360,7 +361,7 @@ pub(crate) fn can_inject() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
-/// Some file systems in user space do not say what they are, and some sandboxes do not let a program ask.
+/// Some file systems in user space do not report their type, and some sandboxes do not allow `fstatfs`.
 #[test]
 fn a_target_that_does_not_say_what_it_is_takes_all() {
     if !can_inject() {
@@ -379,7 +380,8 @@ fn a_target_that_does_not_say_what_it_is_takes_all() {
     }
 }
 
-/// Some file systems in user space refuse to rename over what is there. What stays old is no file that is equal.
+/// Some file systems in user space refuse to rename over an existing file. A file that stays old must not count as
+/// equal.
 #[test]
 fn a_rename_that_does_not_replace_is_named_and_counts_nothing_as_equal() {
     if !can_inject() {
@@ -408,8 +410,8 @@ fn a_rename_that_does_not_replace_is_named_and_counts_nothing_as_equal() {
     }
 }
 
-/// Perhaps it was somebody else's data on the same file system that could not be written: what is there when
-/// it is read back past the page cache gets its name.
+/// The failed flush may concern another process's data on the same file system. A file is renamed into place if it is
+/// intact when it is read back past the page cache.
 #[test]
 fn a_flush_that_fails_for_others_costs_nothing() {
     if !can_inject() {
@@ -427,7 +429,7 @@ fn a_flush_that_fails_for_others_costs_nothing() {
     assert_same(&site.source(), &site.target());
 }
 
-/// The last flush is of names, and there is nothing to read back.
+/// The last flush is for names, so there is no data to read back.
 #[test]
 fn a_flush_that_fails_each_time_ends_the_push() {
     if !can_inject() {
@@ -449,7 +451,8 @@ fn a_flush_that_fails_each_time_ends_the_push() {
     );
 }
 
-/// What flushes nothing as a whole gets each change by itself, also the last one, and where no directory is pushed.
+/// If the file system as a whole cannot be flushed, each change is flushed individually, including the last one and
+/// pushes without directories.
 #[test]
 fn each_change_is_flushed_where_nothing_is_flushed_as_a_whole() {
     if !can_inject() {
@@ -507,8 +510,8 @@ fn each_change_is_flushed_where_nothing_is_flushed_as_a_whole() {
     }
 }
 
-/// Blocks that are written over are not ordered before length and time: these come when the data has been flushed. A
-/// file that looks as it will in the end is flushed when it has been made longer, before its first byte is changed.
+/// Overwritten blocks are not ordered before length and time, so length and time are set after the data has been
+/// flushed. A file that already has its final length and time is extended and flushed before its first byte is changed.
 #[test]
 fn a_file_that_is_changed_in_its_place_looks_finished_only_when_its_data_is_flushed() {
     if !can_inject() {
@@ -570,8 +573,8 @@ fn a_file_that_is_changed_in_its_place_looks_finished_only_when_its_data_is_flus
     }
 }
 
-/// Names that have been given may be what somebody else's flush has failed for: the journal is gone, and
-/// `syncfs` says yes.
+/// A flush that failed for another process may have lost renames of this push. The journal of the file system is
+/// aborted, and `syncfs` reports success.
 #[test]
 fn names_that_were_lost_with_a_journal_are_told() {
     let room = tempfile::tempdir().unwrap();
@@ -608,8 +611,8 @@ fn names_that_were_lost_with_a_journal_are_told() {
         .says(&["zmove: receiver: flush the target: Read-only file system"]);
 }
 
-/// The walk reads attributes by name, which fails where `/proc` is not mounted too; a file that travels is asked again
-/// by its descriptor.
+/// The walk reads attributes by name, which also fails if `/proc` is not mounted. The attributes of a file that is sent
+/// are read again by its descriptor.
 #[test]
 fn attributes_that_cannot_be_read_are_never_taken_for_none() {
     if !can_inject() {
@@ -617,7 +620,7 @@ fn attributes_that_cannot_be_read_are_never_taken_for_none() {
     }
     let site = Site::local();
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000);
-    // one file is at the target already, and the same
+    // One file already exists at the target and is equal.
     for path in [
         site.source().join("f"),
         site.target().join("f"),
@@ -651,7 +654,7 @@ fn attributes_that_cannot_be_read_are_never_taken_for_none() {
     );
 }
 
-/// A writer, and the task that looks at an old version for an offer that waits for its answer.
+/// Tests a panic in a writer, and one in the task that reads an old version for an offer that waits for its answer.
 #[test]
 fn a_receiver_that_panics_says_so_and_ends_the_push() {
     let writes = HookedDisk::before_write(|| panic!("by a fault"));

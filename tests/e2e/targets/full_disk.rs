@@ -1,5 +1,5 @@
-//! Targets that cannot take it all: a disk that fills up, one that is read-only, a quota. What is whole
-//! stays, what failed is named, and once there is room the same command completes.
+//! Targets without enough space: a full disk, a read-only file system, a quota. Complete files stay, failed files are
+//! reported, and the same command completes when there is space.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -41,7 +41,7 @@ both_ways_within!(
     a_disk_that_is_read_only
 );
 
-/// What is not zmove's takes the room, and goes.
+/// A file that zmove did not create uses the space. It is removed later.
 fn a_disk_that_fills_up(site: &Site) {
     paint_all(site);
     let (target, filler) = (site.target().join("in"), site.target().join("filler"));
@@ -54,7 +54,7 @@ fn a_disk_that_fills_up(site: &Site) {
     )
     .unwrap();
     let mut outcome = site.push(&["--json"], site.contents(), "in").expect(23);
-    // It is told before anything has failed, and once.
+    // The warning is printed once, before any file fails.
     let (warning, rest) = outcome.stderr.split_once('\n').unwrap();
     assert!(
         warning.starts_with("zmove: the target has ")
@@ -66,7 +66,7 @@ fn a_disk_that_fills_up(site: &Site) {
     assert_part_of(&site.source(), &target);
     let whole = inodes(&target);
     assert!(whole.len() > 1, "nothing was whole");
-    // What came of files that failed is no part of what was moved.
+    // Bytes of failed files are not counted as moved.
     let bytes: u64 = whole
         .keys()
         .map(|path| path.metadata().unwrap().len())
@@ -89,7 +89,7 @@ fn a_disk_that_fills_up(site: &Site) {
     );
 }
 
-/// The part of the large file fills the disk. It gives way, and all small files arrive.
+/// The part of the large file fills the disk. It is removed, and all small files arrive.
 fn small_files_beside_one_that_cannot_fit(site: &Site) {
     for number in 0..400 {
         paint(site.source().join(format!("small/{number}")), 50_000);
@@ -174,7 +174,7 @@ fn a_quota() {
     assert_same(&site.source(), &site.target().join("in"));
 }
 
-/// Each line names the side, the operation, a path and the cause.
+/// Expects that each line names the side, the operation, a path and the cause.
 #[track_caller]
 fn assert_all_told(outcome: &Outcome, cause: &str) {
     assert!(!outcome.stderr.is_empty());
@@ -190,7 +190,7 @@ fn assert_all_told(outcome: &Outcome, cause: &str) {
     }
 }
 
-/// Regular files of a directory, and which they are.
+/// Returns the regular files of a directory with their inode numbers.
 fn inodes(directory: &Path) -> BTreeMap<PathBuf, u64> {
     let paths = picture(directory).into_keys().map(|path| {
         let path = <OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(&path);

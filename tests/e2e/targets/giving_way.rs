@@ -1,5 +1,5 @@
-//! Directories at the target that have the name of a file or link: an empty one is replaced, and one that is not empty
-//! with `--delete` or `--force`, unless something in it has to stay.
+//! Directories at the target that have the name of a file or link. An empty directory is replaced. A non-empty one is
+//! replaced only with `--delete` or `--force`, unless an entry in it must stay.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
@@ -23,7 +23,7 @@ both_ways!(
 
 const NAMES: [&str; 5] = ["small", "large", "link", "pipe", "tied"];
 
-/// A file of each kind, and a directory of its name at the target.
+/// Creates a file of each kind, and a directory with its name at the target.
 fn grow(site: &Site, is_filled: bool) {
     paint(site.source().join("d/small"), 10);
     paint(site.source().join("d/large"), 2 * GROUP_BYTES + 5);
@@ -54,7 +54,7 @@ fn what_is_in_a_directory_goes_where_that_is_asked_for(site: &Site) {
         let summary = site.push(&["-aH", "--json", option], site.contents(), "");
         let summary = summary.done().summary();
         assert_same(&site.source(), &site.target());
-        // The directory, and four entries in it.
+        // The directory and four entries in it.
         assert_eq!(summary["replaced_below"], 5 * NAMES.len(), "{option}");
         assert_eq!(summary["removed"], 0, "{option}");
     }
@@ -88,7 +88,7 @@ fn a_pull_replaces_them_too() {
     }
 }
 
-/// The same again, with nothing of before.
+/// Removes the trees and creates them again.
 fn grow_again(site: &Site) {
     for place in [site.source(), site.target()] {
         let d = place.join("d");

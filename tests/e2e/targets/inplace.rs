@@ -1,5 +1,5 @@
-//! `--inplace`: files that are there keep inode and hard links, whatever becomes of their size; what breaks
-//! off does not look finished, and the same command finishes it.
+//! `--inplace`: existing files keep their inode and hard links, even if their size changes. An interrupted file does
+//! not look finished, and the same command finishes it.
 
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
@@ -29,14 +29,14 @@ every_way!(
 );
 
 const LARGE: u64 = 6 * GROUP_BYTES + 5;
-/// More than the handshakes, less than all.
+/// More than the handshakes need, and less than the whole transfer.
 const BYTES_BEFORE_STALL: u64 = 3 * GROUP_BYTES;
 
 fn inode(path: &Path) -> u64 {
     path.symlink_metadata().unwrap().ino()
 }
 
-/// A time that no write of this test has.
+/// A time that no write of this test sets.
 fn back_then() -> SystemTime {
     UNIX_EPOCH + Duration::new(1_700_000_000, 5)
 }
@@ -49,7 +49,8 @@ fn push(site: &Site, options: &[&str]) -> Value {
     summary
 }
 
-/// Empty, small, one group, large; each becomes each other, and itself with other contents.
+/// Files of each size become files of each other size: empty, small, one group, large. Each size also changes only its
+/// contents.
 fn files_of_all_sizes_keep_their_inode(site: &Site) {
     let sizes = [
         0,
@@ -63,7 +64,7 @@ fn files_of_all_sizes_keep_their_inode(site: &Site) {
         let name = format!("{old}-{new}");
         paint(site.source().join(&name), new);
         std::fs::write(site.target().join(&name), painted(old, 1)).unwrap();
-        // both may have been written in one tick of the clock
+        // Both files may have been written in one tick of the clock.
         set_mtime(site.target().join(&name), back_then());
     }
     let changed = names(&site.target());
@@ -91,7 +92,7 @@ fn files_of_all_sizes_keep_their_inode(site: &Site) {
     }
 }
 
-/// Or they would look right as soon as the one that was changed does.
+/// The other names would look finished as soon as the changed one does.
 fn other_names_of_a_file_keep_what_they_had(site: &Site) {
     for bytes in [5, LARGE] {
         let (name, other) = (
@@ -107,11 +108,11 @@ fn other_names_of_a_file_keep_what_they_had(site: &Site) {
     }
 }
 
-/// A hole that is written, also with zeros, is none any more.
+/// Writing a hole, even with zeros, allocates its blocks.
 fn only_what_differs_is_written(site: &Site) {
     let there = std::fs::File::create(site.target().join("large")).unwrap();
     there.set_len(LARGE).unwrap();
-    // A group that is wholly a hole is not compared.
+    // Groups that consist only of a hole are not compared, so each group gets some data.
     (0..LARGE.div_ceil(GROUP_BYTES))
         .for_each(|group| there.write_all_at(&[0], group * GROUP_BYTES).unwrap());
     let mut contents = vec![0; usize::try_from(LARGE).unwrap()];
@@ -178,7 +179,7 @@ fn update_and_ignore_existing_keep_files_that_are_there(site: &Site) {
     }
 }
 
-/// One of them is right, and would be changed with the other.
+/// One name is correct, and writing in place would change it with the other one.
 fn what_is_right_stays_right_under_its_other_name(site: &Site) {
     for bytes in [5, LARGE] {
         for (name, shift) in [("changed", 1), ("kept", 2)] {
@@ -199,7 +200,7 @@ fn what_is_right_stays_right_under_its_other_name(site: &Site) {
     assert_eq!(push(site, &[])["skipped"], 4);
 }
 
-/// In place of both there can be only one of them.
+/// Writing in place could give both names only one of the two contents.
 fn two_names_of_one_file_that_are_two_at_the_source(site: &Site) {
     for bytes in [5, LARGE] {
         for (name, shift) in [("one", 1), ("two", 2)] {
@@ -234,17 +235,17 @@ fn nothing_happens_in_a_preview(site: &Site) {
     assert_eq!(snapshot(&site.target()), before);
 }
 
-/// A push to a file that is there, which hangs half-way.
+/// A push to an existing file, stalled in mid-transfer.
 struct HalfWay {
     site: Site,
     proxy: Proxy,
     client: std::process::Child,
-    /// Of the file that was there.
+    /// Inode number of the existing file.
     inode: u64,
 }
 
 impl HalfWay {
-    /// Nothing of the old file is in the new one; some of that has been written.
+    /// Starts a push whose new version shares no data with the old file, and waits until a part of it has been written.
     fn start(options: &[&str], there: SystemTime) -> Self {
         let site = Site::daemon();
         let (source, target) = (site.source().join("large"), site.target().join("large"));
@@ -279,7 +280,7 @@ impl HalfWay {
         assert_eq!(inode(&self.site.target().join("large")), self.inode);
     }
 
-    /// Whoever looks at size and time sees that it is not the source's.
+    /// Expects a size or time that differs from that of the source.
     #[track_caller]
     fn assert_looks_unfinished(&self) {
         let stat = self.site.target().join("large").metadata().unwrap();
@@ -300,7 +301,8 @@ impl HalfWay {
     }
 }
 
-/// Whether any group of the new version is there; on one lane some are whole before the relay stalls.
+/// Whether the file holds any complete group of the new version. On one lane, some groups are complete before the relay
+/// stalls.
 fn has_a_whole_group(path: &Path) -> bool {
     let (there, new) = (std::fs::read(path).unwrap(), painted(LARGE, 0));
     let group = usize::try_from(GROUP_BYTES).unwrap();
@@ -344,7 +346,7 @@ fn a_killed_daemon_leaves_a_file_that_the_same_command_finishes() {
     );
 }
 
-/// Of the very size and time that it is to have.
+/// The old file has the final size and time.
 #[test]
 fn a_file_that_differs_in_contents_alone_is_not_taken_for_finished() {
     let mut half_way = HalfWay::start(&["--checksum"], back_then());
@@ -365,7 +367,7 @@ fn a_lost_connection_goes_on() {
     assert_eq!(inode(&half_way.site.target().join("large")), half_way.inode);
 }
 
-/// What is broken off would be newer than the source by its last write.
+/// The last write of an interrupted push would make the file newer than the source.
 #[test]
 fn a_lost_connection_does_not_make_a_file_newer() {
     let mut half_way = HalfWay::start(&["--update"], UNIX_EPOCH);
@@ -429,7 +431,7 @@ fn a_file_that_is_replaced_meanwhile_is_told() {
     assert_same(&half_way.site.source(), &half_way.site.target());
 }
 
-/// The other program writes where something has come already, and cuts off what has not.
+/// The other program overwrites data that has already arrived, or truncates the file before the rest arrives.
 #[test]
 fn what_another_program_does_to_the_file_meanwhile_is_told() {
     type Change = fn(&std::fs::File);
@@ -511,7 +513,7 @@ fn a_file_that_may_not_be_written_is_named_and_the_rest_goes_on() {
     );
 }
 
-/// Another owner's file can be written where its mode lets us, but its time is not ours to set.
+/// A file of another owner can be written if its mode allows it, but only the owner can set its time.
 #[test]
 fn a_time_that_cannot_be_set_is_told() {
     let Some(site) = Site::unprivileged() else {

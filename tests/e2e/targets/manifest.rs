@@ -1,4 +1,4 @@
-//! The manifest that a push writes is what the stock `b3sum --check` accepts in the target directory.
+//! The stock `b3sum --check` accepts the manifest of a push in the target directory.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -24,7 +24,7 @@ both_ways!(
     one_that_lies_in_the_source_is_not_sent_before_it_is_whole,
 );
 
-/// An older one is a file like any other.
+/// An older manifest is sent like any other file.
 fn one_that_lies_in_the_source_is_not_sent_before_it_is_whole(site: &Site) {
     paint(site.source().join("d/f"), 10);
     let place = site.source().join("d/manifest");
@@ -41,7 +41,8 @@ fn one_that_lies_in_the_source_is_not_sent_before_it_is_whole(site: &Site) {
     );
 }
 
-/// What a killed push has left is not sent either, and the next one with a manifest there removes it.
+/// The leftover manifest of a killed push is not sent either. The next push with a manifest in that directory removes
+/// it.
 #[test]
 fn what_a_killed_push_has_left_is_not_sent() {
     let site = Site::daemon();
@@ -68,7 +69,7 @@ fn what_a_killed_push_has_left_is_not_sent() {
     assert_eq!(hidden(&site.source().join("d")), 1);
     site.push(&["--delete"], site.contents(), "").done();
     assert_eq!(hidden(&site.target().join("d")), 0);
-    // what only looks like it is data
+    // A file with a similar name is data.
     assert_eq!(
         names(&site.target().join("d")),
         [".zmove-manifest-0123456789abcdef", "f"]
@@ -89,7 +90,7 @@ fn push(site: &Site, options: &[&str]) -> Outcome {
     site.push(&options, site.contents(), "").expect(0)
 }
 
-/// Runs the check; `None` where there is no b3sum.
+/// Runs the check. Returns `None` if b3sum is missing.
 fn check(site: &Site) -> Option<(bool, String)> {
     if !has_program("b3sum") {
         skip("b3sum is missing");
@@ -220,7 +221,7 @@ fn files_that_were_there_are_listed(site: &Site) {
     assert_eq!(looked(), 4);
     push(site, &["--checksum"]).done();
     expect_all_right(site, 4);
-    // Of two files only the mode has changed, and one has come.
+    // The mode of two files has changed, and one file is new.
     set_mode(site.source().join("large"), 0o600);
     set_mode(site.source().join("d/empty"), 0o600);
     paint(site.source().join("new"), 2_000);
@@ -242,7 +243,7 @@ fn files_that_stay_as_they_were_are_left_out_and_counted(site: &Site) {
     expect_all_right(site, 1);
 }
 
-/// Of what the killed push has brought some files are whole, and one is not.
+/// The killed push left some complete files and one incomplete file.
 fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
     for number in 0..40 {
         paint(site.source().join(format!("d/{number}")), 1_000 + number);
@@ -259,7 +260,7 @@ fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
     let limit: &[_] = if site.is_remote() {
         &["--limit", "200Mbit"]
     } else {
-        // A local push has no limit. These zeros take seconds.
+        // A local push has no rate limit. Copying these zeros takes seconds.
         let file = std::fs::File::create(&zeros).unwrap();
         file.set_len(8 << 30).unwrap();
         &["--sparse", "never"]
@@ -329,7 +330,7 @@ fn a_pull_lists_all_that_is_there() {
         .lines(1);
 }
 
-/// A local site with one file, and what its manifest says.
+/// A local site with one file, and the text of its manifest.
 fn one_file() -> (Site, String) {
     let site = Site::local();
     paint(site.source().join("f"), 10);

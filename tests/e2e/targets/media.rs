@@ -1,7 +1,7 @@
-//! `--verify media`: what the target's storage gives back has to be what came, or the file does not get its name.
+//! `--verify media`: a file is renamed into place only if the target's storage returns the data that was sent.
 //!
-//! The target is on a disk of its own. Flushes take a while there, in which a bit is flipped on the disk: what was
-//! flushed is in the page cache as it came, and only who reads past that can know.
+//! The target is on a separate disk. Flushes are slowed down there, and meanwhile a bit is flipped on the disk. The
+//! page cache still holds the correct data, so the damage shows only in a read past the page cache.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -18,14 +18,14 @@ use crate::support::namespace::Image;
 use crate::support::tree::{assert_same, paint};
 use crate::targets::faults::can_inject;
 
-/// A file system on a disk that a bit is flipped on.
+/// A file system on a disk on which a bit is flipped.
 const EXT4: Image = Image {
     bytes: 96 << 20,
     make: "mkfs.ext4 -q -F -b 4096",
     options: "loop",
 };
 
-/// Where files begin on it.
+/// Block size of the file system. Each file begins at a block.
 const BLOCK_BYTES: u64 = 4096;
 /// Length of the longest mark.
 const MARK_BYTES: usize = 64;
@@ -33,15 +33,15 @@ const MARK_BYTES: usize = 64;
 const SMALL: &[u8] = b"the whole contents of a small file, which are found nowhere else";
 const MARK: &[u8] = b"a mark in a large file that is found nowhere else on the disk";
 
-/// A site whose target is on a disk of its own, and whose programs flush slowly. Returns `None` if that is not
-/// possible.
+/// A site whose target is on a separate disk, and whose programs flush slowly. Returns `None` if this host cannot
+/// provide it.
 fn slow_site() -> Option<Site> {
     let mut site = fast_site()?;
     flush_slowly(&mut site);
     Some(site)
 }
 
-/// A site whose target is on a disk of its own, and where [`flush_slowly`] is possible.
+/// A site whose target is on a separate disk, and on which [`flush_slowly`] is possible.
 fn fast_site() -> Option<Site> {
     if !can_inject() {
         skip("strace cannot run here: nothing makes a flush slow");
@@ -55,7 +55,7 @@ fn fast_site() -> Option<Site> {
 /// Makes each flush of the site's programs last 3 s longer.
 fn flush_slowly(site: &mut Site) {
     let program = site.path("slow");
-    // the program keeps its process id
+    // With `-D`, the traced program keeps its process id.
     let script = format!(
         "#!/bin/sh\nexec strace -D -f --seccomp-bpf -qq -o /dev/null \
          -e trace=syncfs,fsync,fdatasync -e inject=syncfs,fsync,fdatasync:delay_exit=3000000 {ZMOVE} \"$@\"\n"
@@ -73,7 +73,7 @@ fn put_mark(path: &Path, offset: u64, mark: &[u8]) {
     file.write_all_at(mark, offset).unwrap();
 }
 
-/// A tree with a small file and a large one that are struck, and others that are not.
+/// Creates a tree with a small and a large file that will be damaged, and with files that will not.
 fn grow(source: &Path) {
     std::fs::create_dir(source.join("d")).unwrap();
     std::fs::write(source.join("d/small"), SMALL).unwrap();
@@ -85,8 +85,8 @@ fn grow(source: &Path) {
     paint(source.join("whole"), 2 * GROUP_BYTES + 5);
 }
 
-/// The first bytes of each block of the disk that has been written, and where they are. A flush lasts 3 s, so this must
-/// not read all of the disk.
+/// Returns the first bytes and the offset of each allocated block of the disk. A flush lasts 3 s, so this must not read
+/// the whole disk.
 fn starts_of_blocks(disk: &std::fs::File) -> Vec<(u64, [u8; MARK_BYTES])> {
     let mut starts = Vec::new();
     let mut at = 0;
@@ -103,7 +103,7 @@ fn starts_of_blocks(disk: &std::fs::File) -> Vec<(u64, [u8; MARK_BYTES])> {
     starts
 }
 
-/// Flips a bit of each mark as soon as it is on the disk, below the page cache.
+/// Flips a bit of each mark as soon as the mark is on the disk, below the page cache.
 fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
     let (path, mut marks) = (site.namespace().image(), marks.to_vec());
     std::thread::spawn(move || {
@@ -131,7 +131,7 @@ fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
 
 const WHY: &str = "the storage returned different data than was written";
 
-/// Both damaged files are reported and have no names. The same command stores them.
+/// Expects that both damaged files are reported and not renamed into place. Then the same command stores them.
 #[track_caller]
 fn assert_found(site: &mut Site, outcome: Outcome, again: impl FnOnce(&Site) -> Outcome) {
     let outcome = outcome
@@ -197,7 +197,7 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_pull() {
     assert_found(&mut site, outcome, pull);
 }
 
-/// What ssh starts, here by a stand-in that starts it on this host, within the tracer's reach.
+/// A script replaces ssh and starts the receiver on this host, so that strace can trace it.
 #[test]
 fn a_bit_that_flips_on_the_disk_is_found_by_a_receiver_that_ssh_has_started() {
     let Some(mut site) = slow_site() else { return };
@@ -257,7 +257,7 @@ fn a_bit_is_found_in_changed_files(options: &[&str], marks: [&'static [u8]; 3]) 
     let sparse = std::fs::File::create(source.join("sparse")).unwrap();
     sparse.set_len(4 * GROUP_BYTES).unwrap();
     sparse.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
-    // With a flush for each file, only the damaged ones should take seconds.
+    // With a flush for each file, only the damaged files should take seconds.
     for number in 1..20 {
         std::fs::remove_file(source.join(format!("d/other{number}"))).unwrap();
     }
@@ -270,7 +270,7 @@ fn a_bit_is_found_in_changed_files(options: &[&str], marks: [&'static [u8]; 3]) 
     put_mark(&source.join("sparse"), 3 * GROUP_BYTES + 8192, sparse);
     flush_slowly(&mut site);
     let striking = strike(&site, &marks);
-    // A push that takes this long would report its progress.
+    // A push that takes several seconds would report its progress.
     let options = [options, &["--quiet"]].concat();
     push(&site, &options)
         .expect(23)
@@ -292,7 +292,7 @@ fn reading_back_is_refused_where_nothing_is_flushed() {
         .says(&["--verify media reads back"]);
 }
 
-/// What is said of each file.
+/// The output states the proof for each file.
 #[test]
 fn it_is_said_what_was_proven() {
     let site = Site::daemon();

@@ -1,4 +1,4 @@
-//! `--update` and `--ignore-existing`: what is at the target stays, whatever it holds.
+//! `--update` and `--ignore-existing`: existing files at the target stay, whatever their contents.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -27,7 +27,8 @@ both_ways!(
 const LARGE: u64 = 2 * zmove_types::GROUP_BYTES + 1;
 const NOW: i64 = 1_700_000_000;
 
-/// Files of other contents at both ends: at the target older, of the same time, newer by a nanosecond, and missing.
+/// Creates files with different contents at both ends. At the target they are older, of the same time, newer by a
+/// nanosecond, or missing.
 fn grow(site: &Site) {
     for (kind, bytes) in [("small", 20), ("large", LARGE)] {
         for (age, nanos) in [
@@ -135,7 +136,7 @@ fn contents_decide_only_about_older_files(site: &Site) {
     assert!(!is_new(site, "small-newer") && !is_new(site, "large-newer"));
 }
 
-/// All but one byte of each is there.
+/// All but one byte of each file is equal.
 fn a_large_file_that_is_newer_stays_also_with_delta(site: &Site) {
     let mut there = painted(LARGE, 0);
     there[7] ^= 1;
@@ -172,7 +173,7 @@ fn a_large_file_that_is_newer_stays_also_with_delta(site: &Site) {
     assert!(is_new(site, "older"));
 }
 
-/// More than are sent as a guess.
+/// More files than the sender sends speculatively.
 fn many_files_stay(site: &Site) {
     for number in 0..2_000 {
         let name = format!("d{}/f{number}", number % 10);
@@ -228,7 +229,7 @@ fn rsync_agrees(site: &Site) {
     paint(site.source().join("new/file"), 3);
     symlink("x", site.source().join("file-there")).unwrap();
     set_mode(site.source().join("d"), 0o750);
-    // times within one second are the same to rsync
+    // rsync treats times within one second as equal.
     for name in ["file-there", "new/file", "new", "d", "e", ""] {
         set_own_mtime(&site.source().join(name), 1_500, 0);
     }
@@ -249,7 +250,7 @@ fn rsync_agrees(site: &Site) {
     }
 }
 
-/// The file was missing when the receiver was asked, and has come before the first byte does.
+/// The file was missing when the receiver was asked, and is created before the first byte arrives.
 #[test]
 fn what_comes_to_the_target_meanwhile_stays_also_where_files_are_changed_in_place() {
     for overwrite in [Overwrite::Nothing, Overwrite::Older] {

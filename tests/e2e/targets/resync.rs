@@ -1,4 +1,4 @@
-//! The second run: what is equal does not move, what differs does, and what is in the way gives way as with rsync.
+//! The second run: equal entries are not sent, changed entries are, and conflicting entries are replaced as with rsync.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn counts(summary: &Value) -> [u64; 3] {
     ["files", "skipped", "bytes"].map(|key| summary[key].as_u64().unwrap())
 }
 
-/// Other contents of the same length, and the same time.
+/// Writes different contents of the same length and restores the modification time.
 fn repaint(path: &Path) {
     let bytes = path.metadata().unwrap().len();
     std::fs::write(path, painted(bytes, 1)).unwrap();
@@ -68,7 +68,7 @@ fn what_is_there_already_is_no_fault(site: &Site) {
     }
 }
 
-/// More files than are sent as a guess, and more than are read while the target is not known.
+/// More files than the sender sends speculatively, and more than it reads before the target is known.
 fn what_is_read_before_the_target_is_known_moves_once(site: &Site) {
     const FILES: u64 = 30_000;
     let path = |number: u64| site.source().join(format!("d{}/f{number}", number % 30));
@@ -97,7 +97,7 @@ fn another_time_moves_a_file_again(site: &Site) {
     set_own_mtime(&site.source().join("d/large"), 1_000_000_001, 987_654_321);
     let again = site.push_contents();
     assert_eq!(counts(&again)[..2], [1, 1]);
-    // what is the same there does not travel where that may be slow
+    // Equal data is not sent if the path may be slow.
     assert_eq!(
         counts(&again)[2] + again["bytes_matched"].as_u64().unwrap(),
         LARGE
@@ -129,7 +129,7 @@ fn equal_contents_of_another_time_move_no_data(site: &Site) {
     set_own_mtime(&site.source().join("small"), 5, 6);
     set_own_mtime(&site.source().join("d/large"), -5, 6);
     set_mode(site.source().join("small"), 0o640);
-    // what has just been written may be written again within the same time, and is sent
+    // A file that has just been written could be changed again within the same timestamp, so it would be sent.
     wait_for_another_time(&site.target().join("small"));
     wait_for_another_time(&site.target().join("d/large"));
     let checked = site
@@ -150,7 +150,7 @@ fn a_mode_alone_is_put_right_without_data(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-/// Each of the three kinds in the place of each other, small and large; only a directory that holds something stays.
+/// Each of the three kinds replaces each other kind, small and large. Only a non-empty directory stays.
 fn files_links_and_directories_replace_each_other(site: &Site) {
     type Make = fn(&Path);
     let kinds: [(&str, Make); 4] = [

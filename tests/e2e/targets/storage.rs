@@ -1,4 +1,4 @@
-//! The storage engines and the ways past the page cache: whichever is asked for, the same arrives.
+//! The storage engines and the ways to bypass the page cache: each combination stores the same data.
 
 use std::os::unix::fs::FileExt;
 
@@ -9,7 +9,7 @@ use crate::support::tree::{assert_same, paint, paint_interesting_sizes};
 
 both_ways!(every_engine_and_every_way, a_large_file_that_is_replaced);
 
-/// Large enough for `--direct auto`, and it ends within a page.
+/// Large enough for `--direct auto`, with a length that is not a multiple of the page size.
 const LARGE: u64 = 5 * GROUP_BYTES + 4097;
 const WAYS: [[&str; 2]; 6] = [
     ["threads", "off"],
@@ -38,7 +38,7 @@ fn a_large_file_that_is_replaced(site: &Site) {
     let source = site.source().join("large");
     paint(&source, LARGE);
     for ([engine, direct], shift) in WAYS.into_iter().zip(0..) {
-        // another byte on another page each time, or the file would be skipped
+        // Changes a byte on a different page each time, since an unchanged file would be skipped.
         let file = std::fs::File::options().write(true).open(&source).unwrap();
         file.write_all_at(b"x", shift * (1 << 20) + 7).unwrap();
         file.set_len(LARGE - shift).unwrap();
@@ -49,7 +49,7 @@ fn a_large_file_that_is_replaced(site: &Site) {
     }
 }
 
-/// Pushes all of the source; where the engine is refused that is a skip, since the other one did it.
+/// Pushes the whole source. Skips if the engine is refused, since the other engine covers the case.
 #[track_caller]
 fn pushed_by(site: &Site, engine: &str, direct: &str) -> bool {
     let outcome = site
