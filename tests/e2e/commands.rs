@@ -1,4 +1,4 @@
-//! Commands beside the push, and what they print.
+//! All commands except the push, and their output.
 
 pub(crate) mod api;
 pub(crate) mod copy;

@@ -1,4 +1,4 @@
-//! The API of a runner, asked as a program and as another site's page would.
+//! The API of a runner, as used by programs and by pages of other sites.
 
 mod browser;
 mod client;
@@ -220,7 +220,7 @@ fn what_a_user_may_type_may_be_asked_for() {
     }
 }
 
-/// A job may have told very much.
+/// The events of a job may exceed one response.
 #[test]
 fn events_come_in_pieces() {
     let served = Served::local();
@@ -276,7 +276,7 @@ fn history_comes_in_pieces() {
 #[test]
 fn transfers_of_the_daemon_are_seen_where_its_socket_is_open() {
     let served = Served::daemon();
-    // the runner asks the daemon of its own home
+    // The runner connects to the daemon whose control socket is in its own home directory.
     std::os::unix::fs::symlink(
         served.yard.site.path("server/control.sock"),
         served.yard.site.path("client/control.sock"),

@@ -1,4 +1,4 @@
-//! Copies between two daemons, ordered by a client that is neither: data goes straight from one to the other.
+//! Copies between two daemons, ordered by a client on a third host. Data flows directly between the daemons.
 
 mod growth;
 mod hostile;
@@ -24,10 +24,10 @@ use crate::support::ports::free_address;
 use crate::support::tree::{assert_same, names, paint};
 
 pub(crate) const LARGE_BYTES: u64 = 12 * GROUP_BYTES + 5;
-/// What leaves time for what happens in the middle.
+/// Limits the rate, so that there is time for events in mid-transfer.
 pub(crate) const SLOWLY: [&str; 2] = ["--limit", "8MB"];
 
-/// A client, a daemon `sender` that has the source, and a daemon `server` that has the target.
+/// A client, a daemon `sender` with the source, and a daemon `server` with the target.
 pub(crate) struct World {
     pub(crate) site: Site,
     pub(crate) sender: Daemon,
@@ -39,7 +39,7 @@ impl World {
         Self::with(&[])
     }
 
-    /// Both daemons with such options.
+    /// Starts both daemons with these options.
     fn with(options: &[&str]) -> Self {
         let site = Site::local();
         site.authorize(Access::WriteOnly);
@@ -102,7 +102,7 @@ impl World {
         self.site.path("server/journal")
     }
 
-    /// A copy of a large file that is under way: some of it has come.
+    /// Starts a copy of a large file and waits until a part of it has arrived.
     fn under_way(&self, options: &[&str]) -> Child {
         paint(self.site.source().join("large"), LARGE_BYTES);
         let options = [&["--json"], &SLOWLY[..], options].concat();
@@ -119,7 +119,7 @@ impl World {
     }
 }
 
-/// The daemon started again, with its keys in `home`.
+/// Restarts a daemon with its keys in `home`.
 fn again(home: &str, world: &World, daemon: &Daemon) -> Daemon {
     Daemon::start(
         &world.site.path(home),
@@ -128,7 +128,7 @@ fn again(home: &str, world: &World, daemon: &Daemon) -> Daemon {
     )
 }
 
-/// The id in what a client has said by its end.
+/// Returns the id of the copy in a client's output.
 pub(crate) fn id_in(said: &str) -> String {
     let rest = said
         .split("zmove result ")
@@ -176,18 +176,18 @@ fn a_tree_arrives_over_lanes_in_clear() {
     );
 }
 
-/// Landlock lets a daemon dial the ports of those that its clients may have files sent to.
+/// Landlock allows the daemon to connect to the ports of the daemons to which its clients may send.
 #[test]
 fn a_tree_arrives_between_confined_daemons() {
     let world = World::with(&["--confine"]);
     world
         .sender
         .wait_for_log("confined to its roots by Landlock");
-    // over UDP it could be reached anyway
+    // Landlock does not restrict UDP, so QUIC would succeed in any case.
     a_tree_arrives_and_the_next_copy_moves_nothing(&world, &["--transport", "tcp"]);
 }
 
-/// The same trees, the same counts, whoever pushes.
+/// A copy of the same trees has the same counts as a push.
 #[test]
 fn a_copy_counts_as_a_push_does() {
     let world = World::new();

@@ -1,5 +1,5 @@
-//! The report counters, row by row of their table: a transfer whose connections are lost counts what one that keeps
-//! them counts.
+//! The report counters, row by row of their table: an interrupted transfer counts the same as one that keeps its
+//! connections.
 
 use std::fs::{File, FileTimes};
 use std::os::unix::fs::FileExt;
@@ -16,10 +16,10 @@ use crate::support::tree::{paint, painted};
 /// Counters about the connections themselves.
 const ABOUT_CONNECTIONS: [&str; 4] = ["lanes", "resent", "repeated", "reconnects"];
 const LARGE_BYTES: u64 = 2 * GROUP_BYTES + 5;
-/// The places of the cuts, in bytes since the one before.
+/// Positions of the cuts, in bytes since the previous cut.
 const CUTS: [&[u64]; 3] = [&[2 << 20], &[13 << 20], &[7 << 20, 14 << 20, 9 << 20]];
 
-/// A source with something for each counter that a healthy transfer has.
+/// Creates a source that makes each counter of a healthy transfer nonzero.
 fn grow(site: &Site) {
     let source = site.source();
     for number in 0..150 {
@@ -44,7 +44,7 @@ fn grow(site: &Site) {
     mknodat(CWD, source.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
 }
 
-/// A version of a large file; two of its groups differ from those of another version.
+/// Returns a version of a large file. Two of its groups differ from those of any other version.
 fn changed(version: u8) -> Vec<u8> {
     let mut contents = painted(4 * GROUP_BYTES + 5, 0);
     contents[7] ^= version;
@@ -52,7 +52,7 @@ fn changed(version: u8) -> Vec<u8> {
     contents
 }
 
-/// The target before the transfer: an old version, an equal file, and entries that are to go.
+/// Resets the target: an old version, an equal file, and entries that are to be removed.
 fn prepare(site: &Site) {
     let target = site.target();
     for entry in std::fs::read_dir(&target).unwrap() {
@@ -77,7 +77,7 @@ fn prepare(site: &Site) {
     }
 }
 
-/// Runs the transfer by way of a relay that cuts all connections at these places; returns its summary and its proofs.
+/// Runs the transfer through a relay that cuts all connections at these positions. Returns its summary and its proofs.
 fn run(site: &Site, way: Way, cuts: &[u64]) -> (Value, String) {
     prepare(site);
     let proxy = Proxy::cutting_at(site.the_daemon().address, way, cuts);
@@ -140,7 +140,7 @@ fn cuts_change_no_counter(site: &Site, way: Way) {
         }
         let [mut expected, mut found] =
             [&proofs, &proofs_of_cut].map(|proofs| without_times(proofs));
-        // A link to a file that an earlier session has sent is proven by what the next session finds.
+        // A hard link to a file that an earlier session sent is proven by the data that the next session reads.
         for lines in [&mut expected, &mut found] {
             lines.retain(|line| !is_of_linked(line));
         }
@@ -151,7 +151,7 @@ fn cuts_change_no_counter(site: &Site, way: Way) {
     }
 }
 
-/// Whether a line of proofs is about a name of a file with several names.
+/// Whether a line of proofs is about a file with several names.
 fn is_of_linked(line: &str) -> bool {
     let names =
         (0..7).flat_map(|number| ['f', 'g'].map(|name| format!("d{number}/{name}{number}")));
@@ -159,7 +159,7 @@ fn is_of_linked(line: &str) -> bool {
     names.any(|name| line.contains(&format!(r#""{name}""#)))
 }
 
-/// The lines of proofs in order, without the time of each.
+/// Returns the sorted lines of proofs without their timestamps.
 fn without_times(proofs: &str) -> Vec<&str> {
     let lines = proofs.lines().map(|line| line.split(r#","at":"#).next());
     let mut lines: Vec<_> = lines.map(Option::unwrap).collect();
@@ -177,7 +177,7 @@ fn cuts_change_no_counter_of_a_pull() {
     cuts_change_no_counter(&Site::reading(&[], &[]), Way::Down);
 }
 
-/// Rows that only a preview has.
+/// Rows of the table that only a preview has.
 const OF_A_PREVIEW: [&str; 2] = ["added", "changed"];
 
 fn preview_counts_what_the_transfer_does(site: &Site, way: Way) {
@@ -227,13 +227,13 @@ fn a_preview_of_a_pull_counts_what_the_pull_does() {
     preview_counts_what_the_transfer_does(&Site::reading(&[], &[]), Way::Down);
 }
 
-/// An inspection whose connections are lost after the target was opened has reported a part of it already.
+/// An inspection that loses its connections after the target was opened has already reported some of its results.
 fn inspection_that_is_cut_ends(site: &Site, way: Way, command: &[&str]) {
     for number in 0..4000 {
         let name = format!("a-name-that-is-long-enough-for-a-message-{number}");
         std::fs::write(site.source().join(name), "new").unwrap();
     }
-    // more than two handshakes take, and less than the names
+    // More than two handshakes need, and less than the names need.
     let proxy = Proxy::cutting_at(site.the_daemon().address, way, &[64 << 10]);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let mut zmove = site.zmove(&[command, &["--json", "--transport", "tcp"]].concat());

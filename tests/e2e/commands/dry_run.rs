@@ -1,4 +1,4 @@
-//! `--dry-run`: a true list, and a target that nothing has touched.
+//! `--dry-run` prints a correct list and does not touch the target.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -31,7 +31,7 @@ both_ways!(
 
 const LARGE: u64 = 2 * zmove_types::GROUP_BYTES + 1;
 
-/// What a push cannot keep is no change that it would make.
+/// Metadata that a push cannot set is not listed as a change.
 #[test]
 fn owners_that_cannot_be_set_are_counted_and_not_listed() {
     if !is_root() {
@@ -55,7 +55,7 @@ fn owners_that_cannot_be_set_are_counted_and_not_listed() {
         assert!(outcome.stdout.contains(&lack), "{}", outcome.stdout);
         site.push(&["-n", "-a", "--strict-metadata"], site.contents(), "")
             .expect(23);
-        // they differ all the same
+        // The owners differ nevertheless.
         let mut verify = site.zmove(&["verify", "-a"]);
         verify.0.arg(site.contents()).arg(site.address(""));
         let verified = verify.outcome().expect(6).stdout;
@@ -63,7 +63,7 @@ fn owners_that_cannot_be_set_are_counted_and_not_listed() {
     }
 }
 
-/// Checks that a dry run counts the files and bytes that the push moves then, and returns its list.
+/// Expects that a dry run reports the same numbers of files and bytes as the following push moves. Returns its list.
 fn foretold(site: &Site, options: &[&str]) -> Vec<String> {
     let lines = list(&preview(site, options));
     let counts = |summary: &Value| ["files", "bytes"].map(|key| summary[key].clone());
@@ -73,7 +73,7 @@ fn foretold(site: &Site, options: &[&str]) -> Vec<String> {
     lines
 }
 
-/// The user of the receiver may not set the mode of another user's file, so the push makes a new one.
+/// The receiver's user may not set the mode of another user's file, so the push creates a new file.
 #[test]
 fn a_file_of_another_user_that_differs_in_its_mode_is_to_be_moved() {
     let Some(site) = Site::unprivileged().filter(|_| is_root()) else {
@@ -91,7 +91,7 @@ fn a_file_of_another_user_that_differs_in_its_mode_is_to_be_moved() {
     assert_eq!(foretold(&site, &[]), ["~ f (mode)"]);
 }
 
-/// Another name of the file may be anybody's, so the push makes a new file for the new owner.
+/// Another name of the file may belong to any user, so the push creates a new file for the new owner.
 #[test]
 fn a_file_with_other_names_that_gets_another_owner_is_to_be_moved() {
     if !is_root() {
@@ -109,7 +109,7 @@ fn a_file_with_other_names_that_gets_another_owner_is_to_be_moved() {
     assert_eq!(foretold(&site, &["-a"]), ["~ f (owner)"]);
 }
 
-/// Of the two names one comes first, as the directory lists them. A link comes for the other.
+/// The walk finds one of the two names first, in directory order. The other name becomes a link.
 #[test]
 fn with_update_a_newer_file_stays_where_a_hard_link_is_to_come() {
     let is_listed = ["a", "b"].map(|newer| {
@@ -133,7 +133,7 @@ fn with_update_a_newer_file_stays_where_a_hard_link_is_to_come() {
     assert!(is_listed.contains(&false), "{is_listed:?}");
 }
 
-/// The two may not become one entry at the target.
+/// The two links may not become one entry at the target.
 #[test]
 fn of_two_links_that_are_one_at_the_target_one_is_made_anew() {
     let site = Site::local();
@@ -156,7 +156,7 @@ fn of_two_links_that_are_one_at_the_target_one_is_made_anew() {
     assert_eq!(list(&preview(&site, &[])), [""; 0]);
 }
 
-/// Without modes a transfer does not open a directory that is closed to its owner.
+/// Without modes, a transfer does not open a directory that its owner cannot enter.
 #[test]
 fn what_is_in_a_closed_directory_fails_where_modes_are_not_kept() {
     let Some(site) = Site::unprivileged() else {
@@ -201,7 +201,7 @@ fn a_device_that_the_key_may_not_make_is_counted_and_not_listed() {
     assert!(pushed.contains("not kept: device"), "{pushed}");
 }
 
-/// All that a look at a tree can find, by path.
+/// Returns all metadata and contents of a tree, by path.
 pub(crate) fn snapshot(root: &Path) -> BTreeMap<Vec<u8>, String> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![root.to_owned()];
@@ -237,7 +237,7 @@ fn preview(site: &Site, options: &[&str]) -> Outcome {
         .expect(0)
 }
 
-/// The lines of the list, in order, without the summary.
+/// Returns the sorted lines of the list without the summary.
 fn list(outcome: &Outcome) -> Vec<String> {
     let is_line = |line: &&str| ["+ ", "~ ", "- "].iter().any(|sign| line.starts_with(sign));
     let mut lines: Vec<_> = outcome
@@ -250,7 +250,7 @@ fn list(outcome: &Outcome) -> Vec<String> {
     lines
 }
 
-/// Something of every kind that differs, and something that does not.
+/// Creates entries of each kind that differ, and entries that do not.
 fn grow(site: &Site) {
     let (source, target) = (site.source(), site.target());
     for name in ["same", "size", "time", "mode", "new", "d/same", "fresh/a"] {
@@ -441,7 +441,7 @@ fn what_could_not_be_made_is_a_failure(site: &Site) {
     missing.expect(23).says(&["open 'nowhere'"]);
 }
 
-/// More than one request holds.
+/// More entries than fit into one request.
 fn many_entries_are_listed(site: &Site) {
     for number in 0..10_000_u64 {
         let path = site.source().join(format!("d{}/f{number}", number % 10));

@@ -1,4 +1,4 @@
-//! One failure has one exit code, whichever command meets it: the table "Exit codes" of the guide.
+//! A failure has the same exit code in every command, as listed in the table "Exit codes" of the guide.
 
 use crate::commands::jobs::Yard;
 use crate::support::command::Outcome;
@@ -6,7 +6,7 @@ use crate::support::harness::Site;
 use crate::support::ports::free_address;
 use crate::support::tree::paint;
 
-/// A daemon from which the client may read `source`, and to whose `target` it may write.
+/// A daemon from whose `source` the client may read, and to whose `target` it may write.
 fn yard() -> Yard {
     let mut site = Site::local();
     site.let_read("source");
@@ -21,7 +21,7 @@ impl Yard {
         self.run(&words)
     }
 
-    /// Expects an exit code of each command that sends `source` to `target`, and of the process of such a job.
+    /// Expects an exit code from each command that sends `source` to `target`, and from the process of such a job.
     #[track_caller]
     fn assert_pushed(&self, options: &[&str], source: &str, target: &str, code: i32) {
         for command in ["push", "copy", "verify"] {
@@ -38,7 +38,7 @@ impl Yard {
         self.assert_job(options, source, target, code);
     }
 
-    /// The job waits for another one, so that nothing is looked at when it is submitted.
+    /// The job waits for another job, so nothing is checked at submission.
     #[track_caller]
     fn assert_job(&self, options: &[&str], source: &str, target: &str, code: i32) {
         let before = self.submit(&["--label", "before"], "before");

@@ -1,5 +1,5 @@
-//! What users type from habit with rsync and scp: it works, or says what to type instead, and nothing lands where it
-//! was not meant to.
+//! Command lines that users type out of habit from rsync and scp. They work, or the message states the correct command
+//! line, and no file is stored in an unintended place.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ fn a_rate_of_rsync_holds() {
         .push(&["--bwlimit=2M", "--json"], site.contents(), "")
         .done()
         .summary();
-    // what passes before the pace is set takes no time
+    // Data that is sent before the rate limit takes effect needs no time.
     assert!(
         started.elapsed() > Duration::from_millis(1500),
         "{:?}",
@@ -215,7 +215,7 @@ fn a_selection_that_leaves_out_all_is_told() {
     outcome
         .says(&["--exclude '*' --include '*/' --include '*.h5'"])
         .lines(1);
-    // no pattern is said to have matched nothing
+    // No pattern is reported as unused.
     push(&["-n", "--include", "*.h5", "--exclude", "*"])
         .says(&["leaves out all"])
         .lines(1);

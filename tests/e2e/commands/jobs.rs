@@ -1,4 +1,4 @@
-//! Jobs: submitted, done in the background, killed at any moment, and done all the same, once.
+//! Jobs are submitted, run in the background, killed at any point, and still complete exactly once.
 
 mod notifications;
 
@@ -37,7 +37,7 @@ impl Drop for Yard {
     }
 }
 
-/// A program that ends with the test, however that ends.
+/// A program that is killed when the test ends, even by a panic.
 struct Held(std::process::Child);
 
 impl Drop for Held {
@@ -72,7 +72,7 @@ impl Yard {
         self.site.zmove(words).outcome()
     }
 
-    /// Submits a transfer of what is in the source, and returns the job's number.
+    /// Submits a transfer of the source's contents and returns the job's number.
     pub(crate) fn submit(&self, options: &[&str], path: &str) -> String {
         let mut submit = self.site.zmove(&["submit"]);
         submit
@@ -83,13 +83,13 @@ impl Yard {
         number(&submit.outcome().done())
     }
 
-    /// A transfer that takes some seconds.
+    /// Submits a transfer that takes some seconds.
     pub(crate) fn submit_slow(&self) -> String {
         self.paint_slow();
         self.submit(&["--limit", "10Mbit"], "")
     }
 
-    /// A transfer to an address where nobody listens.
+    /// Submits a transfer to an address where no process listens.
     fn submit_to_nobody(&self, deadline: &str) -> String {
         let nobody = free_address();
         let mut submit = self.site.zmove(&[
@@ -104,7 +104,7 @@ impl Yard {
         number(&submit.outcome().done())
     }
 
-    /// What takes some seconds at 10 Mbit/s.
+    /// Creates files that take some seconds at 10 Mbit/s.
     pub(crate) fn paint_slow(&self) {
         paint(self.site.source().join("large"), 12 << 20);
         paint(self.site.source().join("small"), 1000);
@@ -134,7 +134,7 @@ impl Yard {
         }
     }
 
-    /// Waits until a job has moved something.
+    /// Waits until a job has moved data.
     #[track_caller]
     pub(crate) fn wait_until_moving(&self, id: &str) -> Value {
         self.wait_until(id, |job| {
@@ -142,7 +142,7 @@ impl Yard {
         })
     }
 
-    /// Waits for the end of a job by `zmove job ID wait`.
+    /// Waits for a job with `zmove job ID wait`.
     pub(crate) fn wait(&self, id: &str) -> Outcome {
         self.run(&["job", id, "wait", "--timeout", "80s"])
     }
@@ -152,7 +152,7 @@ impl Yard {
         Pid::from_raw(text.trim().parse().ok()?).filter(|pid| is_runner(*pid))
     }
 
-    /// The processes whose standard input is the lock of a job here.
+    /// Returns the processes whose standard input is the lock file of a job of this yard.
     pub(crate) fn processes(&self) -> Vec<Pid> {
         let place = self.place();
         let is_here = |pid: &Pid| {
@@ -166,14 +166,14 @@ impl Yard {
     }
 
     pub(crate) fn kill_runner(&self) {
-        // A runner that holds the lock writes its number a moment later.
+        // A runner writes its process id shortly after it has taken the lock.
         wait_for("a runner", || self.runner().is_some());
         let pid = self.runner().unwrap();
         kill(pid);
         wait_for("the runner's end", || self.runner().is_none());
     }
 
-    /// Kills the process of the one running job.
+    /// Kills the process of the only running job.
     fn kill_process(&self) {
         let [pid] = self.processes()[..] else {
             panic!("one process: {:?}", self.processes())
@@ -182,7 +182,7 @@ impl Yard {
         wait_for("the process's end", || !self.processes().contains(&pid));
     }
 
-    /// What has happened to a job.
+    /// Returns the kinds of a job's events.
     fn kinds(&self, id: &str) -> Vec<String> {
         let lines = self.run(&["job", id, "log", "--json"]).done().stdout;
         let events = lines
@@ -217,7 +217,7 @@ impl Yard {
     }
 }
 
-/// Whether a runner has this process id.
+/// Whether the process with this id is a runner.
 pub(crate) fn is_runner(pid: Pid) -> bool {
     let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
     words.is_ok_and(|words| words.split(|&byte| byte == 0).any(|word| word == b"runner"))
@@ -425,7 +425,7 @@ fn the_same_submission_is_done_once() {
         again.0.arg(yard.site.address(""));
         again.outcome().expect(0)
     };
-    // The job may have ended by now, and then a line says so.
+    // The job may have ended already. The command then prints a line that says so.
     assert_eq!(number(&submit()), id);
     yard.assert_done(&id, 1);
     let again = submit().lines(1);
@@ -465,7 +465,7 @@ fn a_submission_that_has_failed_is_told_and_not_done_again() {
     let before = yard.submit(&[], "");
     yard.wait(&before).expect(0);
     let submit = || {
-        // The source of a job that waits for another one may still come.
+        // The source of a job that waits for another job may be created later.
         let mut submit = yard.site.zmove(&["submit", "--submission-id", "s1"]);
         submit.0.args(["--after", &before, "none"]);
         submit.0.arg(yard.site.address("target"));
@@ -500,7 +500,7 @@ fn a_runner_may_end_by_itself_when_nothing_is_to_be_done() {
     paint(yard.site.source().join("f"), 1000);
     let id = yard.submit(&[], "");
     yard.assert_done(&id, 1);
-    // Several commands may each have started one, of which the slower may have come after the kill.
+    // Several commands may each have started a runner, and a slow one may have started after the kill.
     loop {
         yard.kill_runner();
         let outcome = yard.run(&["runner", "--until-idle", "0"]);
@@ -607,7 +607,7 @@ fn a_database_that_is_damaged_or_of_another_version_is_told() {
     let yard = Yard::local();
     let database = yard.place().join("jobs.db");
     yard.run(&["jobs"]).done();
-    // the version of the schema, as SQLite's format has it
+    // The schema version is at offset 60 of an SQLite file.
     let kept = std::fs::read(&database).unwrap();
     let other = [&kept[..60], &[0, 0, 0, 99], &kept[64..]].concat();
     std::fs::write(&database, other).unwrap();
@@ -664,7 +664,7 @@ fn old_jobs_are_forgotten() {
         "forgot 0 jobs\nkept 1 job: 1 ended less than 30 d ago, see --older-than\n"
     );
     assert!(yard.place().join(&id).is_dir());
-    // not before it is known that nobody is to be told
+    // The job is kept until it is certain that it has no notifications to send.
     let clean = || {
         yard.run(&["jobs", "clean", "--older-than", "0"])
             .done()
@@ -677,7 +677,7 @@ fn old_jobs_are_forgotten() {
         .says(&["there is no job 1"]);
 }
 
-/// More than the runner takes at once; each is done once, by one attempt.
+/// More jobs than the runner runs concurrently. Each is completed once, in one attempt.
 #[test]
 fn many_jobs_are_done_side_by_side() {
     let yard = Yard::daemon();
@@ -696,7 +696,7 @@ fn many_jobs_are_done_side_by_side() {
     }
 }
 
-/// A runner may have been started where secrets of something else are in the environment.
+/// The environment of the command that starts the runner may contain secrets.
 #[test]
 fn a_job_has_no_variables_but_those_that_it_needs() {
     let yard = Yard::daemon();
@@ -790,7 +790,7 @@ fn a_schedule_is_kept_until_it_is_cancelled() {
     };
     wait_for("no more runs", || {
         if let Some(id) = live(&jobs()) {
-            // It may have ended meanwhile, and another one has come.
+            // The run may have ended in the meantime, and another one may have been created.
             yard.run(&["job", &id, "cancel"]);
         }
         live(&jobs()).is_none()
@@ -837,7 +837,7 @@ fn a_job_whose_directory_is_gone_fails_and_says_so() {
     );
 }
 
-/// SQLite has some of those fail that open a new database together, which must not reach a user.
+/// If several processes open a new SQLite database together, some of them fail. A user must not see these failures.
 #[test]
 fn many_may_submit_at_once_where_there_was_no_store() {
     for _ in 0..10 {

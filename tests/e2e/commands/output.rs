@@ -1,4 +1,4 @@
-//! What the user sees: quiet where nobody looks, JSON where a program does, examples where help is asked for.
+//! The output: no progress without a terminal, JSON for programs, and examples in the help.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -138,7 +138,7 @@ fn the_summary_says_whether_files_were_flushed(site: &Site) {
 fn streams_are_a_choice() {
     let _quiet = quiet_machine();
     let site = Site::daemon();
-    // more than sockets hold, so that no lane comes too late
+    // More data than the socket buffers hold, so that every lane gets some.
     File::create(site.source().join("zeros"))
         .unwrap()
         .set_len(200 << 20)
@@ -278,7 +278,7 @@ fn a_trace_that_is_none_is_told_by_line_and_cause() {
     assert_eq!(std::fs::read_to_string(site.path("trace")).unwrap(), whole);
 }
 
-/// The exit code and the messages of a command with this standard output.
+/// Returns the exit code and the messages of a command with this standard output.
 fn writes_to(site: &Site, words: &[&str], output: impl Into<Stdio>) -> (Option<i32>, String) {
     share_machine();
     let mut command = site.zmove(words).0;
@@ -321,7 +321,7 @@ fn output_that_cannot_be_written_is_an_error() {
         let done = writes_to(&site, words, writer);
         assert_eq!(done, (Some(0), String::new()), "nobody reads: {words:?}");
     }
-    // The difference says more.
+    // The exit code for a difference takes precedence.
     paint(site.source().join("g"), 1);
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (code, said) = writes_to(&site, &["verify", "source/", "same"], full);
@@ -393,7 +393,7 @@ fn a_port_that_is_taken() {
     outcome.says(&["zmove: listen on", &address, "in use"]);
 }
 
-/// A program that cannot spell an option reads why where it reads all else.
+/// A program that misspells an option gets the error in the same format as all other output.
 #[test]
 fn a_command_line_that_cannot_be_parsed_is_an_object_too() {
     let site = Site::local();

@@ -1,4 +1,4 @@
-//! Pulls: this side dials and receives, and the daemon sends. All that a push does comes out the same.
+//! Pulls: this side connects and receives, and the daemon sends. The result is the same as that of a push.
 
 mod hostile;
 mod lanes;
@@ -89,7 +89,7 @@ fn a_tree_arrives_over_lanes_in_clear() {
     ));
 }
 
-/// The same command on both sides of the same trees tells the same counts.
+/// A pull of the same trees has the same counts as a push.
 #[test]
 fn a_pull_counts_as_a_push_does() {
     let site = site();
@@ -184,7 +184,7 @@ fn a_source_that_is_missing_is_named_and_the_others_arrive() {
         .lines(1);
 }
 
-/// This side's own target: whoever asked for it is told once what is wrong.
+/// The target is on this side, and its error is reported only once.
 #[test]
 fn a_target_that_cannot_be_is_told_once() {
     let site = site();
@@ -300,7 +300,7 @@ fn only_what_is_listed_arrives() {
     assert!(site.target().join("y").is_file() && site.target().join("x").is_file());
 }
 
-/// A list that is longer than one message.
+/// The list does not fit into one message.
 #[test]
 fn a_long_list_arrives_in_parts() {
     let site = site();
@@ -391,7 +391,7 @@ fn a_pull_goes_on_when_its_daemon_is_killed_and_comes_back() {
 #[test]
 fn a_pull_that_is_interrupted_ends_at_once() {
     let site = site();
-    // it takes hours
+    // Transferring it would take hours.
     std::fs::File::create(site.source().join("large"))
         .unwrap()
         .set_len(1 << 40)
@@ -428,6 +428,6 @@ fn a_trace_has_the_sender_s_stages() {
     let text = std::fs::read_to_string(trace).unwrap();
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!(last["bytes_stored"].as_u64(), Some(LARGE_BYTES));
-    // A group whose lane is late at the end is read again, for another lane.
+    // A group whose lane is late at the end is read again for another lane.
     assert!(last["bytes_read"].as_u64() >= Some(LARGE_BYTES), "{last}");
 }

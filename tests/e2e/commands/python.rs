@@ -1,4 +1,4 @@
-//! The client for Python, tested by its own tests against this program.
+//! The Python client: runs its own tests against this program.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,11 +32,11 @@ fn the_client_for_python_passes_its_tests() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}");
-    // a test that was skipped has shown nothing
+    // A skipped test has tested nothing.
     assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
 }
 
-/// All files and directories below a directory.
+/// Returns all files and directories below a directory.
 fn tree(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in directory.read_dir().unwrap().map(Result::unwrap) {
@@ -67,7 +67,7 @@ fn an_installation_from_a_clone_leaves_no_files_in_it() {
         pip.args(["-m", "pip", "--disable-pip-version-check", "--no-input"]);
         pip.args(words).current_dir(place.path()).output()
     };
-    // What a build needs comes from the package index.
+    // The build dependencies come from the package index.
     let fetched = pip(&["download", "--no-deps", "-d", "needed", "flit_core>=3.8,<4"]);
     if !fetched.is_ok_and(|fetched| fetched.status.success()) {
         return skip("there is no pip for python3, or no package index");

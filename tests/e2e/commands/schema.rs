@@ -1,4 +1,4 @@
-//! What `--json` prints is what the schemas in docs/schema say, no more and no less.
+//! The output of `--json` matches the schemas in docs/schema exactly.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::support::harness::Site;
 use crate::support::ports::free_address;
 use crate::support::tree::paint;
 
-/// A schema of docs/schema.
+/// Reads a schema from docs/schema.
 pub(crate) fn schema(name: &str) -> Value {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("docs/schema")
@@ -15,7 +15,8 @@ pub(crate) fn schema(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Why a value is not as a schema says; as much of JSON Schema as the schemas here use, and no field may be unknown.
+/// Returns why a value violates a schema. Supports the part of JSON Schema that the schemas here use. Unknown fields
+/// are violations.
 pub(crate) fn fault(schema: &Value, value: &Value) -> Option<String> {
     if let Some(constant) = schema.get("const") {
         return (constant != value).then(|| format!("{value} is not {constant}"));
@@ -66,7 +67,8 @@ pub(crate) fn fault(schema: &Value, value: &Value) -> Option<String> {
         })
 }
 
-/// The events of a command, each as the schema says; only the last has an exit code, and that is the command's.
+/// Returns the events of a command after checking each against the schema. Only the last event has an exit code, which
+/// equals the command's.
 pub(crate) fn events(outcome: &Outcome, exit: u64) -> Vec<Value> {
     let kinds = schema("events.json")["$defs"].as_object().unwrap().clone();
     let events: Vec<Value> = outcome

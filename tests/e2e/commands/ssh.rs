@@ -1,4 +1,4 @@
-//! Where no daemon runs: a stock OpenSSH server starts the receiver, as the user.
+//! Transfers without a daemon: a stock OpenSSH server starts the receiver as the user.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -10,7 +10,7 @@ use crate::support::harness::{Site, has_program, is_root, skip, write_program};
 use crate::support::ports::free_port;
 use crate::support::tree::{assert_same, painted};
 
-/// A running sshd that lets one key in, as whoever runs the test.
+/// A running sshd that accepts one key and logs in the user who runs the test.
 pub(crate) struct Sshd {
     child: Child,
     port: u16,
@@ -18,7 +18,7 @@ pub(crate) struct Sshd {
 }
 
 impl Sshd {
-    /// `None` where there is none.
+    /// Starts sshd. Returns `None` if it is missing.
     pub(crate) fn start(site: &Site) -> Option<Self> {
         let program = ["/usr/sbin/sshd", "/usr/bin/sshd"]
             .map(Path::new)
@@ -45,7 +45,7 @@ impl Sshd {
                 .create("/run/sshd")
                 .unwrap();
         }
-        // another may take the port before sshd does
+        // Another process may take the port before sshd does.
         let started = (0..9).find_map(|_| Self::try_start(program, &home, &site.path("server")));
         Some(started.expect("a free port"))
     }
@@ -80,7 +80,7 @@ impl Sshd {
         })
     }
 
-    /// The ssh that knows the way.
+    /// Returns the ssh command with the options for this server.
     pub(crate) fn command(&self) -> String {
         let home = self.home.display();
         format!(
@@ -97,12 +97,12 @@ impl Sshd {
         self.push(site, options, target).outcome()
     }
 
-    /// How the target directory is written where ssh leads.
+    /// The address of the target directory over ssh.
     fn at_target(&self, site: &Site) -> String {
         self.at(&site.target())
     }
 
-    /// How any directory is written.
+    /// The address of a directory over ssh.
     pub(crate) fn at(&self, directory: &Path) -> String {
         format!("{}@127.0.0.1:{}:{}", user(), self.port, directory.display())
     }
@@ -115,7 +115,7 @@ impl Drop for Sshd {
     }
 }
 
-/// `zmove push OPTIONS source/ TARGET` by this ssh, with this zmove at its end.
+/// `zmove push OPTIONS source/ TARGET` with this ssh command, and with this zmove at the remote end.
 pub(crate) fn push_by(
     site: &Site,
     ssh: &str,
@@ -167,7 +167,7 @@ fn paint(site: &Site) {
     std::fs::write(site.source().join("large"), painted((9 << 20) + 5, 0)).unwrap();
 }
 
-/// A script in the site that stands for a program.
+/// Writes a script into the site that replaces a program.
 pub(crate) fn script(site: &Site, name: &str, text: &str) -> PathBuf {
     let path = site.path(name);
     write_program(&path, &format!("#!/bin/sh\n{text}\n"));
@@ -311,7 +311,7 @@ fn a_login_that_is_refused() {
         .says(&["zmove: ssh has not reached ", "127.0.0.1"]);
 }
 
-/// The limit is 15 seconds here, with and without a connection that several ssh share.
+/// The limit is 15 seconds here. Tests with and without a shared ssh connection.
 #[test]
 fn a_login_whose_shell_hangs_ends_in_time() {
     let site = Site::local();
@@ -320,7 +320,7 @@ fn a_login_whose_shell_hangs_ends_in_time() {
     };
     paint(&site);
     let key = std::fs::read_to_string(sshd.home.join("user_key.pub")).unwrap();
-    // ends when ssh ends
+    // This command ends when ssh ends.
     let hangs = format!("command=\"exec cat > /dev/null\" {key}");
     std::fs::write(sshd.home.join("authorized_keys"), hangs).unwrap();
     let ssh = format!("{} -o ConnectTimeout=15", sshd.command());
@@ -349,7 +349,7 @@ fn a_login_whose_shell_hangs_ends_in_time() {
     }
 }
 
-/// The answer comes later than the limit, which leaves the receiver enough time on a busy machine.
+/// The answer comes after the limit, which gives the receiver enough time on a busy machine.
 #[test]
 fn a_question_of_ssh_has_no_limit() {
     let site = Site::local();
@@ -404,7 +404,7 @@ fn a_push_that_is_killed_goes_on() {
     assert_same(&site.source(), &site.target());
 }
 
-/// What `zmove receive` is for is told to whoever tries it by hand.
+/// `zmove receive` states its purpose to a user who runs it by hand.
 #[test]
 fn nonsense_instead_of_an_order() {
     let site = Site::local();
@@ -416,7 +416,7 @@ fn nonsense_instead_of_an_order() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // it may have ended before all is written
+        // The program may have ended before all bytes are written.
         drop(child.stdin.take().unwrap().write_all(bytes));
         finish(child)
             .expect(11)

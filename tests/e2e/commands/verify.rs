@@ -1,4 +1,4 @@
-//! `zmove verify`: both ends are compared by what their storages hold.
+//! `zmove verify` compares the stored contents of both ends.
 
 mod directions;
 mod manifest;
@@ -74,7 +74,7 @@ fn ask(question: Question) -> Deed {
     Deed::Message(encode_message(&ToReceiver::Request(request)))
 }
 
-/// A host that is asked to send could learn by a dry run what else its client has.
+/// Otherwise a dry run would tell a sending host which other entries its client has.
 #[test]
 fn an_inspection_lists_names_only_where_it_may_remove() {
     let range = NameRange {
@@ -116,7 +116,7 @@ fn verify(site: &Site, options: &[&str]) -> Outcome {
 }
 
 impl Outcome {
-    /// Expects a summary that begins with these words.
+    /// Expects a summary that begins with `words`.
     fn sums_up(self, words: &str) -> Self {
         assert!(
             self.stdout.lines().any(|line| line.starts_with(words)),
@@ -154,7 +154,7 @@ fn grow(site: &Site) {
 fn what_is_the_same_is_found_the_same_and_not_touched(site: &Site) {
     grow(site);
     site.push_contents();
-    // holes and zeros are the same contents
+    // Holes and zeros are equal contents.
     std::fs::remove_file(site.target().join("sparse")).unwrap();
     let mut zeros = vec![0; usize::try_from(LARGE).unwrap()];
     zeros[usize::try_from(2 * GROUP_BYTES).unwrap()..][..4].copy_from_slice(b"data");
@@ -176,7 +176,7 @@ fn what_is_the_same_is_found_the_same_and_not_touched(site: &Site) {
     );
 }
 
-/// Changes bytes of a file without a change of its size and times.
+/// Changes bytes of a file but keeps its size and timestamps.
 pub(crate) fn spoil(path: &Path, offset: u64) {
     let file = std::fs::File::options().write(true).open(path).unwrap();
     let modified = file.metadata().unwrap().modified().unwrap();
@@ -298,14 +298,14 @@ fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared_at_a_daemon() {
     }
 }
 
-/// A file system on a disk that a bit is flipped on.
+/// A file system on a disk on which a bit is flipped.
 const EXT4: Image = Image {
     bytes: 64 << 20,
     make: "mkfs.ext4 -q -F",
     options: "loop",
 };
 
-/// Flips a bit on the disk, below the page cache, where these bytes are found last.
+/// Flips a bit on the disk, below the page cache, at the last occurrence of `mark`.
 fn strike(site: &Site, mark: &[u8]) {
     let image = std::fs::read(site.namespace().image()).unwrap();
     let at = image
@@ -319,7 +319,7 @@ fn strike(site: &Site, mark: &[u8]) {
     disk.write_all_at(&[mark[0] ^ 1], at).unwrap();
 }
 
-/// The page cache of the target holds what was pushed; a bit of it has changed on the disk since.
+/// The target's page cache holds the data of the push. A bit of it has changed on the disk since.
 #[test]
 fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
     let Some(site) = Site::within_image(&EXT4) else {
@@ -351,7 +351,7 @@ fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
     );
 }
 
-/// A file at one end whose name a directory has at the other.
+/// A file at one end and a directory of the same name at the other.
 fn entries_of_other_types_differ(site: &Site) {
     for (name, bytes) in [("small", 5), ("large", LARGE)] {
         paint(site.source().join(name), bytes);

@@ -1,4 +1,4 @@
-//! A headless Chromium, told what to do as W3C WebDriver has it: requests with JSON over HTTP to `chromedriver`.
+//! A headless Chromium, controlled by W3C WebDriver: JSON requests over HTTP to `chromedriver`.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -11,10 +11,10 @@ use tempfile::TempDir;
 use crate::support::harness::{PATIENCE, has_program, skip};
 use crate::support::quiet_machine::share_machine;
 
-/// The key under which WebDriver answers with an element.
+/// The key of an element's id in the answers of WebDriver.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// A browser, which ends with it.
+/// A `chromedriver` and its browser. Both end when the value is dropped.
 pub(super) struct Browser {
     driver: Child,
     address: String,
@@ -32,7 +32,7 @@ impl Drop for Browser {
             );
             eprintln!("the page says: {seen}");
         }
-        // It ends the browser, which the driver's own end would leave.
+        // Ends the browser, which would otherwise outlive the driver.
         let _ended = self.say("DELETE", "", &Value::Null);
         let _gone = self.driver.kill();
         let _ended = self.driver.wait();
@@ -40,7 +40,7 @@ impl Drop for Browser {
 }
 
 impl Browser {
-    /// A new one, with nothing kept of others; none where there is no Chromium.
+    /// Starts a browser with a new profile. Returns `None` if Chromium is missing.
     #[track_caller]
     pub(super) fn start() -> Option<Self> {
         if !has_program("chromedriver") || !has_program("chromium") {
@@ -85,7 +85,7 @@ impl Browser {
             &profile,
         ];
         let options = json!({ "args": options });
-        // Of a certificate that the test has made.
+        // The test creates a self-signed certificate.
         let wanted = json!({
             "acceptInsecureCerts": true,
             "goog:chromeOptions": options,
@@ -103,7 +103,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// Sends a command, and returns its value.
+    /// Sends a command and returns its value.
     fn say(&self, method: &str, path: &str, body: &Value) -> Value {
         let body = if method == "POST" {
             body.to_string()
@@ -150,7 +150,7 @@ impl Browser {
 
     #[track_caller]
     pub(super) fn visit(&self, address: &str) {
-        // Only what stands behind the # may differ, which would load nothing.
+        // The new address may differ only in the part after `#`, and then the browser would not load the page.
         self.command("/url", &json!({ "url": "about:blank" }));
         self.command("/url", &json!({ "url": address }));
     }
@@ -161,7 +161,7 @@ impl Browser {
         self.command("/execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Waits until an expression holds in the page.
+    /// Waits until an expression is true in the page.
     #[track_caller]
     pub(super) fn wait_until(&self, expression: &str) {
         let until = Instant::now() + PATIENCE;
@@ -171,8 +171,8 @@ impl Browser {
         }
     }
 
-    /// Asks something of an element, once it is there. The page may redraw or move the element at any time: then it is
-    /// asked again.
+    /// Sends a command for an element once the element exists. The page may redraw or move the element at any time, so
+    /// the command is retried.
     #[track_caller]
     fn ask(&self, method: &str, selector: &str, question: &str, body: &Value) -> Value {
         let until = Instant::now() + PATIENCE;
@@ -198,7 +198,7 @@ impl Browser {
         }
     }
 
-    /// Clicks as a user does: not on what is covered, hidden or disabled.
+    /// Clicks as a user does: a covered, hidden or disabled element cannot be clicked.
     #[track_caller]
     pub(super) fn click(&self, selector: &str) {
         self.ask("POST", selector, "click", &json!({}));
@@ -210,14 +210,14 @@ impl Browser {
         self.ask("POST", selector, "value", &json!({ "text": text }));
     }
 
-    /// The text of an element, once this one is there.
+    /// Returns the text of an element once the element exists.
     #[track_caller]
     pub(super) fn text(&self, selector: &str) -> String {
         let text = self.ask("GET", selector, "text", &Value::Null);
         text.as_str().unwrap().to_owned()
     }
 
-    /// What DevTools can be told.
+    /// Sends a DevTools command.
     #[track_caller]
     pub(super) fn devtools(&self, command: &str, parameters: &Value) -> Value {
         self.command(
@@ -226,7 +226,7 @@ impl Browser {
         )
     }
 
-    /// What went wrong in the page, by the browser's word.
+    /// Returns the errors in the browser's log.
     #[track_caller]
     pub(super) fn errors(&self) -> Vec<String> {
         let log = self.command("/se/log", &json!({ "type": "browser" }));

@@ -1,4 +1,4 @@
-//! A client that says exactly what it is told to, and a runner for it.
+//! A raw HTTP client that sends given requests, and a runner that serves the API.
 
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -13,13 +13,13 @@ use crate::commands::jobs::{Yard, wait_for};
 use crate::support::harness::PATIENCE;
 use crate::support::ports::free_address;
 
-/// A runner that serves, with its jobs.
+/// A runner that serves the API, with its jobs.
 pub(super) struct Served {
-    // before the yard, which kills what runs
+    // Declared before the yard, whose drop kills the remaining processes.
     process: Child,
     pub(super) yard: Yard,
     pub(super) client: Client,
-    /// Where it listens.
+    /// Address on which the runner listens.
     pub(super) address: String,
 }
 
@@ -43,7 +43,7 @@ impl Served {
         Self::with(yard, &[&free_address().to_string()])
     }
 
-    /// At an address, with more options.
+    /// Starts a runner with these arguments of `--http`.
     pub(super) fn with(yard: Yard, words: &[&str]) -> Self {
         let client = Client {
             socket: yard.place().join("api.sock"),
@@ -63,7 +63,7 @@ impl Served {
         self.process.wait().unwrap();
     }
 
-    /// Kills the runner, and starts another one at the same address.
+    /// Kills the runner and starts another one at the same address.
     pub(super) fn restart(&mut self) {
         self.end();
         (self.process, self.address) = start(&self.yard, &[&self.address]);
@@ -76,7 +76,7 @@ impl Served {
             .to_owned()
     }
 
-    /// A transfer of all that is in the source, with what else is to be said.
+    /// Returns a submission that transfers the whole source, with the fields of `more`.
     pub(super) fn submission(&self, more: &Value) -> Value {
         let source = format!("{}/", self.yard.site.source().display());
         let target = self.yard.site.address("").into_string().unwrap();
@@ -112,7 +112,7 @@ impl Served {
     }
 }
 
-/// Starts a runner that serves, and returns its address.
+/// Starts a runner that serves the API, and returns its address.
 fn start(yard: &Yard, words: &[&str]) -> (Child, String) {
     let mut process = yard
         .site
@@ -130,24 +130,24 @@ fn start(yard: &Yard, words: &[&str]) -> (Child, String) {
             break address.split('/').next().unwrap().to_owned();
         }
     };
-    // What else it says is of no interest, and must not stop it.
+    // Discards further output, so that the runner does not block on a full pipe.
     std::thread::spawn(move || std::io::copy(&mut words, &mut std::io::sink()));
     let socket = yard.place().join("api.sock");
     wait_for("the socket", || UnixStream::connect(&socket).is_ok());
     (process, address)
 }
 
-/// A client over the socket.
+/// A client over the Unix socket.
 pub(super) struct Client {
     pub(super) socket: PathBuf,
 }
 
-/// An answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) head: String,
-    /// Null where it is no JSON.
+    /// Null if the body is not JSON.
     pub(super) body: Value,
     pub(super) text: String,
 }
@@ -178,13 +178,13 @@ impl Client {
         ))
     }
 
-    /// A stream of events that goes on behind this one.
+    /// Opens a stream of events that continues after event `last`.
     #[track_caller]
     pub(super) fn events(&self, last: Option<i64>) -> Events {
         self.ask_for_events(last).expect("there is room")
     }
 
-    /// A stream of events, unless there are too many.
+    /// Opens a stream of events. Returns `None` if there are too many streams.
     pub(super) fn try_events(&self) -> Option<Events> {
         self.ask_for_events(None)
     }
@@ -201,15 +201,15 @@ impl Client {
     }
 }
 
-/// Says something over TCP.
+/// Sends a request over TCP.
 #[track_caller]
 pub(super) fn say_over_tcp(address: &str, words: &str) -> Answer {
     converse(TcpStream::connect(address).unwrap(), words)
 }
 
-/// Says something, and returns all that is answered, as it is.
+/// Sends a request and returns the raw response.
 pub(super) fn answered(mut socket: impl Read + Write, words: &str) -> String {
-    // One that is refused may be closed before all has been said.
+    // The server may close the connection of a refused request before the whole request is sent.
     let _refused = socket.write_all(words.as_bytes());
     let mut answer = Vec::new();
     let _cut = socket.read_to_end(&mut answer);
@@ -235,12 +235,12 @@ pub(super) fn converse(socket: impl Read + Write, words: &str) -> Answer {
 /// A stream of events.
 pub(super) struct Events {
     reader: BufReader<Box<dyn Read>>,
-    /// The number of the last event that had one.
+    /// Number of the last event that had a number.
     pub(super) id: Option<i64>,
 }
 
 impl Events {
-    /// The answer to a request with these headers, unless there are too many streams.
+    /// Sends a request with these headers and returns the stream, or `None` if there are too many streams.
     pub(super) fn open(
         mut socket: impl Read + Write + 'static,
         headers: &str,
@@ -269,15 +269,15 @@ impl Events {
         line.trim_end().to_owned()
     }
 
-    /// The next event, with its number.
+    /// Returns the next event with its number.
     #[track_caller]
     pub(super) fn next(&mut self) -> (String, Option<i64>, Value) {
         let (mut event, mut id) = (String::new(), None);
         let until = Instant::now() + PATIENCE;
         loop {
-            // a stream that has nothing to tell says so
+            // An idle stream sends keep-alive comments, so reading a line does not block.
             assert!(Instant::now() < until, "no event comes");
-            // lengths of chunks, and what is between events, are none of these
+            // Skips chunk lengths and the lines between events.
             let line = self.line();
             match line.split_once(": ") {
                 Some(("event", name)) => event = name.to_owned(),
@@ -291,7 +291,7 @@ impl Events {
         }
     }
 
-    /// The next event for which this holds.
+    /// Returns the next event for which `holds` is true.
     #[track_caller]
     pub(super) fn find(&mut self, holds: impl Fn(&str, &Value) -> bool) -> Value {
         let until = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! Requests that are to get nowhere.
+//! Requests that the API must refuse.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -42,7 +42,7 @@ fn a_page_of_another_site_gets_nothing_done() {
         order(&format!("{local}{json}Sec-Fetch-Site: same-site\r\n")).status,
         403
     );
-    // what a form of another site can send without being asked first
+    // A form of another site can send this content type without a preflight request.
     assert_eq!(
         order(&format!("{local}Content-Type: text/plain\r\n")).status,
         415
@@ -140,7 +140,7 @@ fn a_word_that_others_could_read_is_replaced_and_its_file_left_alone() {
     std::fs::write(&elsewhere, known).unwrap();
     std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o644)).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &token).unwrap();
-    // of a runner that was killed while it wrote
+    // A leftover of a runner that was killed while it wrote the token.
     std::fs::write(yard.place().join("token.new"), known).unwrap();
     let served = Served::of(yard);
     let found = token.symlink_metadata().unwrap();
@@ -201,7 +201,7 @@ fn what_is_too_large_is_refused() {
     assert!(matches!(served.client.say(&long).status, 414 | 431));
 }
 
-/// More of them than there are places.
+/// More clients than connections are allowed.
 #[test]
 fn a_job_is_taken_and_ends_while_clients_hang() {
     let served = Served::local();
@@ -218,7 +218,7 @@ fn a_job_is_taken_and_ends_while_clients_hang() {
     drop(hanging);
 }
 
-/// More of them than there are places, of whom no word is known.
+/// More unauthenticated clients than connections are allowed.
 #[test]
 fn hanging_tcp_clients_do_not_block_other_clients() {
     let served = Served::local();

@@ -1,4 +1,4 @@
-//! The page in a real browser, used as a user uses it.
+//! The page in a real browser, operated like a user would.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -14,7 +14,7 @@ use super::client::Served;
 use crate::commands::jobs::wait_for;
 use crate::support::tree::paint;
 
-/// A runner with a daemon to send to, and a browser that shows its page.
+/// Starts a runner with a target daemon, and a browser that shows the runner's page.
 fn shown() -> Option<(Served, Browser)> {
     let browser = Browser::start()?;
     let served = Served::daemon();
@@ -34,7 +34,7 @@ fn write_new(served: &Served, browser: &Browser) {
     browser.write("#sources", submission["sources"][0].as_str().unwrap());
     browser.write("#target", submission["target"].as_str().unwrap());
     browser.click("#new summary");
-    // The rate is known when 3 s lie between two groups of 4 MiB.
+    // The rate is measured once two groups of 4 MiB are 3 s apart.
     browser.write("#limit", "5Mbit");
 }
 
@@ -96,7 +96,7 @@ fn a_transfer_is_previewed_submitted_watched_held_and_ended() {
     assert_eq!(browser.errors(), Vec::<String>::new());
 }
 
-/// The answer to an order may come when the stream has already reported what the order led to.
+/// The response to an order may arrive after the stream has reported the result of the order.
 #[test]
 fn a_late_answer_does_not_replace_what_the_stream_has_reported() {
     let Some((served, browser)) = shown() else {
@@ -104,7 +104,7 @@ fn a_late_answer_does_not_replace_what_the_stream_has_reported() {
     };
     served.submit(&json!({ "limit": "5Mbit" }));
     browser.wait_until("document.querySelector('#running progress')?.value > 0");
-    // The page shows changes four times a second.
+    // The page draws changes four times a second.
     browser.script(
         "const real = window.fetch; window.fetch = async (...request) => { \
             const answer = await real(...request); \
@@ -130,7 +130,7 @@ fn the_page_asks_for_the_new_token_after_a_runner_restart() {
     browser.script("window.lost = false; new MutationObserver(() => { window.lost ||= \
         document.querySelector('#link').dataset.state === 'lost'; }).observe(document.querySelector('#link'), \
         { attributes: true });");
-    // it would lie over what asks for the word
+    // The dialog would cover the token prompt.
     browser.click("#running button.name");
     served.restart();
     browser.wait_until(&format!("window.lost && {ASKS}"));
@@ -213,11 +213,11 @@ fn three_receivers() -> Value {
 fn is_stopped(pid: Pid) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
     let mut stats = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")));
-    // A thread that has ended in between has no file.
+    // A thread that has just ended has no file.
     stats.all(|stat| stat.is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" T")))
 }
 
-/// The process says no more, and what several nodes would have said stands in its place.
+/// The process is stopped, and the test writes the events that several nodes would have reported.
 #[test]
 fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
     let Some((served, browser)) = shown() else {
@@ -229,7 +229,7 @@ fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
         panic!("one process")
     };
     kill_process(pid, Signal::STOP).unwrap();
-    // Until all threads have stopped, the process may still write a line.
+    // Until all threads are stopped, the process may still write a line.
     wait_for("the stop", || is_stopped(pid));
     let nodes = three_receivers();
     let path = served.yard.place().join(format!("{id}/events-1"));
@@ -370,7 +370,7 @@ fn a_wrong_word_behind_the_address_is_told() {
     );
     told("short", "what stands behind # is no word");
     told("%", "what stands behind # is no word");
-    // the right one is taken by the page as it is
+    // The page accepts the correct token unchanged.
     browser.visit(&format!(
         "http://{}/#token={}",
         served.address,
@@ -384,7 +384,7 @@ fn the_page_sends_its_word_no_more_when_somebody_else_answers() {
     let Some((mut served, browser)) = shown() else {
         return;
     };
-    // the waits between two tries: each is longer than those of the page's drawing
+    // Collects the waits between two attempts. Each is longer than the drawing interval of the page.
     browser.script(
         "window.waits = new Set();
          const [begin, end] = [window.setTimeout, window.clearTimeout];
@@ -413,7 +413,7 @@ fn the_page_sends_its_word_no_more_when_somebody_else_answers() {
     browser.wait_until(ASKS);
 }
 
-/// Somebody who listens where a runner did, and counts what it is given.
+/// A server at the former address of a runner. It counts the tokens that it receives.
 struct Impostor {
     words: Arc<AtomicUsize>,
     over: Arc<AtomicBool>,
@@ -470,6 +470,6 @@ impl Drop for Impostor {
 const ASKS: &str =
     "!document.querySelector('#token').hidden && document.querySelector('#board').hidden";
 const LIVE: &str = "document.querySelector('#link')?.dataset.state === 'live'";
-/// Keys as WebDriver names them.
+/// Key codes of WebDriver.
 const ENTER: &str = "\u{e007}";
 const ESCAPE: &str = "\u{e00c}";

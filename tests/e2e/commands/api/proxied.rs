@@ -1,4 +1,4 @@
-//! The page and the API behind a reverse proxy with TLS: nginx, with the settings that docs/OPERATIONS.md has.
+//! The page and the API behind nginx as a reverse proxy with TLS, configured as in docs/OPERATIONS.md.
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -18,12 +18,12 @@ use crate::security::authority::block;
 use crate::support::harness::{PATIENCE, has_program, skip};
 use crate::support::ports::free_port;
 
-/// The name of the host in the document.
+/// The host name in the document.
 const NAME: &str = "dtn.example.org";
 
-/// A runner, and an nginx in front of it.
+/// A runner behind nginx.
 struct Proxied {
-    // before the directory that it uses
+    // Declared before the directory that nginx uses.
     nginx: Child,
     served: Served,
     /// The address that clients use: name and port.
@@ -40,7 +40,7 @@ impl Drop for Proxied {
 }
 
 impl Proxied {
-    /// `None` if there is no nginx.
+    /// Returns `None` if nginx is missing.
     fn start() -> Option<Self> {
         if !has_program("nginx") {
             skip("there is no nginx (Debian: nginx-light)");
@@ -104,7 +104,7 @@ impl Proxied {
     }
 }
 
-/// The settings of the document, at addresses and with files of this case.
+/// Returns the documented settings, with the addresses and files of this case.
 fn settings(prefix: &Path, port: u16, runner: &str) -> String {
     let mut server = block("docs/OPERATIONS.md", "nginx: page");
     for (documented, own) in [
@@ -115,7 +115,7 @@ fn settings(prefix: &Path, port: u16, runner: &str) -> String {
         assert!(server.contains(documented), "{documented}: {server}");
         server = server.replace(documented, &own);
     }
-    // One process, which is the child of this one, and no file outside its directory.
+    // A single process, which is a child of this one, and no files outside its directory.
     format!(
         "daemon off; master_process off; pid nginx.pid; error_log stderr;\nevents {{}}\nhttp {{\n\
          access_log off; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;\n\

@@ -1,4 +1,4 @@
-//! The stream of events: all that happens, each once, wherever a client begins again.
+//! The stream of events reports each event exactly once, wherever a client resumes.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ fn a_stream_tells_all_that_happens_and_how_far_jobs_are() {
 
 #[test]
 fn each_stream_tells_how_the_daemon_is() {
-    // No daemon has a socket there, so that nothing changes.
+    // No daemon listens at that socket, so its state does not change.
     let served = Served::local();
     let mut streams = Vec::new();
     for _ in 0..3 {
@@ -75,13 +75,13 @@ fn a_client_goes_on_where_it_was_after_the_runner_was_killed() {
     served.restart();
     let mut events = served.client.events(Some(seen));
     assert_eq!(events.next().2["reset"], false);
-    // The process goes on, the new runner has adopted it, and how far it is comes from it as before.
+    // The process continues, the new runner has adopted it, and progress is reported as before.
     events.find(|event, data| event == "progress" && data[0]["id"] == id);
     served
         .client
         .post(&format!("/api/v1/jobs/{id}/pause"), &Value::Null)
         .ok();
-    // That it is asked to is told between, unless it has been done before anybody looked.
+    // The pausing state is reported first, unless the job was already paused when the runner looked.
     let paused = events.find(|event, data| event == "job" && data["job"]["state"] == "paused");
     assert_eq!(paused["event"]["number"], 3);
 }

@@ -1,4 +1,4 @@
-//! An opening with a field that a later release has added, where daemons do not know it.
+//! Daemons ignore or refuse an opening with a field that a later release has added.
 
 use zmove_wire::{
     CopyOrder, Extension, Extensions, Fetch, GrantOrder, Intent, Open, Refusal, RefusalCode, Role,
@@ -20,7 +20,8 @@ fn extended(critical: bool, target: &[u8]) -> Open {
     }
 }
 
-/// The first answers to a pull, the order for a copy and the order for its grant, each with such an opening.
+/// Returns the first answers to a pull, to the order for a copy, and to the order for its grant, each with such an
+/// opening.
 fn answers(world: &World, open: impl Fn(&[u8]) -> Open) -> [ToSender; 3] {
     let client = world.site.path("client");
     let ask = |daemon, order| say(&client, daemon, &[order]);

@@ -1,4 +1,4 @@
-//! A host that says it has sent, and has not; and what is made of the result that one tells.
+//! Hosts that report a copy that did not take place, and clients that check the results of hosts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn one_file() -> Counters {
     }
 }
 
-/// A host that takes any order for the one that this receipt is of, and shows that.
+/// Starts a host that accepts any order as the one for which `receipt` was made, and presents the receipt.
 pub(super) fn lying_sender(home: &Path, receipt: SignedReceipt) -> (SocketAddr, Fingerprint) {
     host(home, move |channel, greeting| {
         lie(channel, greeting, receipt.clone())
@@ -38,13 +38,13 @@ async fn lie(channel: Channel, greeting: Greeting, receipt: SignedReceipt) {
     let read: Receipt = decode_message(&receipt.receipt).unwrap();
     let follows = ToSender::Copy(CopyState::Follows { id: read.id });
     writer.send(&encode_message(&follows)).await.unwrap();
-    // a client that does not believe it is no longer there
+    // A client that does not believe the account has closed the connection.
     drop(writer.send(&all_done(Some(receipt))).await);
     drop(writer.finish().await);
     drop(reader.receive().await);
 }
 
-/// The account of a copy of one file, with this receipt.
+/// Encodes the account of a copy of one file, with this receipt.
 fn all_done(receipt: Option<SignedReceipt>) -> Vec<u8> {
     let summary = Summary {
         counters: one_file(),
@@ -54,7 +54,7 @@ fn all_done(receipt: Option<SignedReceipt>) -> Vec<u8> {
     encode_message(&ToReceiver::Relay(Relay::Account(Box::new(summary.into()))))
 }
 
-/// A host that takes an order, sends nothing, and says that all is done, with this receipt of the target's host.
+/// Accepts an order, sends no data, and reports that all is done, with this receipt of the target's host.
 async fn take_and_lie(
     channel: Channel,
     greeting: Greeting,
@@ -73,7 +73,7 @@ async fn take_and_lie(
         .send(&encode_message(&ToSender::Copy(CopyState::Ready)))
         .await
         .unwrap();
-    // the grant
+    // Receives the grant.
     reader.receive().await.unwrap().unwrap();
     drop(writer.send(&all_done(receipt(order.id))).await);
     drop(writer.finish().await);
@@ -118,7 +118,7 @@ fn the_exit_code_of_a_copy_follows_the_signed_receipt() {
     }
 }
 
-/// A host that tells every copy to have ended so.
+/// Starts a host that reports this result for every copy.
 fn host_with_a_result(home: &Path, ended: EndedCopy) -> (SocketAddr, Fingerprint) {
     host(home, move |channel, greeting| {
         tell(channel, greeting, ended.clone())
@@ -164,7 +164,7 @@ fn signed(identity: &Identity, id: [u8; 16], faults: u64) -> SignedReceipt {
     }
 }
 
-/// `zmove result` ends as the copy would have.
+/// `zmove result` ends with the exit code of the copy.
 #[test]
 fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has_signed() {
     let world = World::new();

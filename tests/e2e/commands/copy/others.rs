@@ -1,4 +1,4 @@
-//! What one client's copies, and the hosts that it has files sent to, do to the copies of others: nothing.
+//! A client's copies, and the hosts to which it has files sent, do not affect the copies of other clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ use crate::support::harness::{PATIENCE, Site};
 use crate::support::host::host;
 use crate::support::tree::paint;
 
-/// A host that opens each transfer, then says `words`, if there are any, and closes the connection.
+/// Starts a host that opens each transfer, then sends `words`, if any, and closes the connection.
 fn brief_receiver(home: &std::path::Path, words: Vec<ToSender>) -> (SocketAddr, Fingerprint) {
     host(home, move |channel, greeting| {
         answer(channel, greeting, words.clone())
     })
 }
 
-/// Lanes are closed.
+/// Answers a control connection. Lanes are closed.
 async fn answer(channel: Channel, greeting: Greeting, words: Vec<ToSender>) {
     let (mut reader, mut writer) = control_pair(channel);
     if greeting.role != Role::Control || reader.receive().await.is_err() {
@@ -52,11 +52,11 @@ async fn answer(channel: Channel, greeting: Greeting, words: Vec<ToSender>) {
     for word in [&ToSender::Opened(opened)].into_iter().chain(&words) {
         drop(writer.send(&encode_message(word)).await);
     }
-    // a close with unread data could destroy the words on their way
+    // Closing the connection with unread data could discard the messages in flight.
     while !words.is_empty() && matches!(reader.receive().await, Ok(Some(_))) {}
 }
 
-/// Sources are looked for again for a later session, which may take as long as directories are large.
+/// A later session looks up the sources again, which may take long in large directories.
 #[test]
 fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
     let site = Site::local();
@@ -107,7 +107,8 @@ fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
     assert!(interrupted, "{pushed:?}");
 }
 
-/// What the other host says is booked on the client, also where it says more than was asked for.
+/// The memory for the other host's messages counts against the client, even if that host sends more than it was asked
+/// for.
 #[test]
 fn what_the_host_with_the_target_says_is_booked_on_the_client() {
     let mut world = World::new();
@@ -152,7 +153,7 @@ fn what_the_host_with_the_target_says_is_booked_on_the_client() {
     assert!(text.contains("memory_per_identity"), "{text}");
 }
 
-/// Where two clients have files sent from one host, the rate of each is that of its own copies.
+/// If two clients have files sent from one host, each rate limit applies only to that client's copies.
 #[test]
 fn a_client_s_rate_does_not_hold_for_another_s_copy() {
     let world = World::new();
@@ -174,6 +175,6 @@ fn a_client_s_rate_does_not_hold_for_another_s_copy() {
         matches!(decode_message(&said[0]), Ok(ToSender::Granted(_))),
         "{said:?}"
     );
-    // it would take hours
+    // With the other client's rate limit, the copy would take hours.
     world.copied(&[], &[""]);
 }

@@ -1,4 +1,4 @@
-//! Copies that outlive what they began with: the client, a connection, a daemon.
+//! Copies that outlive their client, a connection, or a daemon.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::support::daemon::Daemon;
 use crate::support::harness::{PATIENCE, PROMPT, is_root, skip};
 use crate::support::tree::{assert_same, paint};
 
-/// Waits until the receiver has noted so many files.
+/// Waits until the receiver has recorded `files` files.
 fn wait_for_tally(world: &World, files: u64) {
     let tallies = world.site.path("server/copies/tallies");
     let noted = || {
@@ -28,14 +28,14 @@ fn wait_for_tally(world: &World, files: u64) {
     }
 }
 
-/// Kills the client; returns the id of its copy.
+/// Kills the client and returns the id of its copy.
 fn leave(mut client: Child) -> String {
     client.kill().unwrap();
     let output = client.wait_with_output().unwrap();
     id_in(&String::from_utf8_lossy(&output.stderr))
 }
 
-/// A copy that kept less than it was asked for ends with the same exit code for whoever asks later.
+/// A later `zmove result` exits with the same code as a copy that could not keep everything it was asked to keep.
 #[test]
 fn a_result_says_what_was_not_kept() {
     if !is_root() {
@@ -88,7 +88,7 @@ fn a_copy_ends_without_its_client_and_both_hosts_have_the_result() {
         );
     };
     check(&world);
-    // and still after both have been started again
+    // The result still exists after both daemons have been restarted.
     world.sender.kill();
     world.receiver.kill();
     world.sender = again("sender", &world, &world.sender);
@@ -130,7 +130,7 @@ fn a_host_that_is_stopped_while_it_sends_goes_on_when_it_is_back() {
     world.sender.wait_for_log("copied for tester");
 }
 
-/// Over QUIC a client that was killed says no goodbye, and its host waits for it a while.
+/// Over QUIC, a killed client does not close its connection, so its host waits for it until a timeout.
 #[test]
 fn a_copy_whose_client_was_killed_runs_no_longer_than_it_takes() {
     let quic = ["--transport", "quic"];
@@ -191,7 +191,7 @@ fn the_same_command_listens_to_the_copy_that_runs() {
         &[("files", 1), ("bytes", LARGE_BYTES), ("bytes_resumed", 0)],
     );
     assert_same(&world.site.source(), &world.site.target());
-    // they log it after the command has ended
+    // The daemons log it after the command has ended.
     assert_eq!(world.sender.wait_for_logs("copied for tester", 1).len(), 1);
     assert_eq!(world.receiver.wait_for_logs("received from", 1).len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Copies of which one host, or both, are reached by ssh, which starts a receiver there.
+//! Copies in which one or both hosts are reached by ssh, which starts a receiver there.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::support::harness::Site;
 use crate::support::ports::free_port;
 use crate::support::tree::{assert_same, paint};
 
-/// `zmove copy --json OPTIONS SOURCE TARGET` by this ssh.
+/// `zmove copy --json OPTIONS SOURCE TARGET` with this ssh.
 fn copy(site: &Site, sshd: &Sshd, options: &[&str], ends: [String; 2]) -> Zmove {
     between(site, sshd, &[&["copy"], options].concat(), ends)
 }
@@ -84,7 +84,7 @@ fn a_tree_goes_from_a_host_behind_ssh_to_a_daemon() {
     receiver.wait_for_log("received from the grant of tester");
 }
 
-/// The daemon sends to ports that its operator has named, so ssh's receiver is told to take one of them.
+/// The daemon sends only to ports that its operator has allowed, so the receiver behind ssh is given one of them.
 #[test]
 fn a_tree_goes_from_a_daemon_to_a_host_behind_ssh() {
     let World { site, sender, .. } = World::new();
@@ -110,7 +110,7 @@ fn a_tree_goes_from_a_daemon_to_a_host_behind_ssh() {
     assert_copied(&site, copy(&site, &sshd, &options, ends).outcome());
 }
 
-/// Both receivers end with their ssh, so nothing goes on of which nobody knows.
+/// Both receivers end with their ssh, so no transfer continues unobserved.
 #[test]
 fn a_copy_over_ssh_ends_with_its_command_and_can_be_resumed() {
     let site = Site::local();
@@ -133,7 +133,7 @@ fn a_copy_over_ssh_ends_with_its_command_and_can_be_resumed() {
     assert!(went_on["bytes_resumed"].as_u64() > Some(0), "{went_on}");
 }
 
-/// Number of processes that ssh has started for the site: each has its directory in its environment.
+/// Returns the number of processes that ssh has started for the site. Each has the site's directory in its environment.
 fn receivers(site: &Site) -> usize {
     let directory = site.path("");
     let directory = directory.as_os_str().as_encoded_bytes();
@@ -152,7 +152,7 @@ fn receivers(site: &Site) -> usize {
         .count()
 }
 
-/// How a daemon is written beside a host behind ssh.
+/// The address of a daemon when the other end is a host behind ssh.
 fn at_daemon(daemon: &Daemon, path: &Path) -> String {
     format!("zmove://{}{}", daemon.address, path.display())
 }

@@ -1,4 +1,4 @@
-//! What nobody can do by a copy: not the client beyond its rights, nor either daemon beyond the grant.
+//! Limits of a copy: a client cannot exceed its permissions, and a daemon cannot exceed the grant.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,12 +42,12 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Says these messages to a daemon, each after the answer to the one before, and returns all that it says.
+/// Sends these messages to a daemon, each after the answer to the previous one. Returns all answers.
 pub(super) fn say(home: &Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Vec<u8>> {
     say_as(Role::Fetch, home, daemon, messages)
 }
 
-/// Like [`say`], on a connection of this role.
+/// Like [`say`], on a connection with this role.
 pub(super) fn say_as<M: Serialize>(
     role: Role,
     home: &Path,
@@ -70,7 +70,7 @@ pub(super) fn say_as<M: Serialize>(
         .await
         .unwrap();
         let mut connection = dialler.dial(PATIENCE).await.unwrap();
-        // a daemon that has answered may not yet have forgotten the transfer before
+        // A daemon that has answered may not yet have removed the previous transfer, so each transfer gets a new id.
         let number = NEXT_TRANSFER.fetch_add(1, Ordering::Relaxed);
         let transfer = TransferId(u128::from(number).to_le_bytes());
         let greeting = Greeting::new(role, transfer).encode();
@@ -110,7 +110,7 @@ pub(super) fn grant_order(source: Fingerprint, target: &str) -> GrantOrder {
     }
 }
 
-/// A grant for a third host.
+/// Requests a grant for a third host.
 fn token(world: &World, change: impl FnOnce(GrantOrder) -> GrantOrder) -> GrantToken {
     let order = change(grant_order(key_of(&world.site.path("third")), "in"));
     let said = say(
@@ -124,7 +124,7 @@ fn token(world: &World, change: impl FnOnce(GrantOrder) -> GrantOrder) -> GrantT
     token
 }
 
-/// A world with something to send, and a third host that the client has a grant made for.
+/// A world with a source and with a grant that the client has requested for a third host.
 struct Granted {
     world: World,
     token: GrantToken,
@@ -143,13 +143,12 @@ impl Granted {
         Self { token, world }
     }
 
-    /// Sends `good` by the grant.
+    /// Sends `good` with the grant.
     fn send(&self) -> Result<(), String> {
         self.send_as("third", |open| open, "good")
     }
 
-    /// Sends a directory of the site as the host with its keys in `home`, by an opening that may be another than the
-    /// one that was granted.
+    /// Sends a directory of the site as the host with its keys in `home`. The opening may differ from the granted one.
     fn send_as(
         &self,
         home: &str,
@@ -159,7 +158,7 @@ impl Granted {
         self.send_within(Timeout::NONE, home, open, source)
     }
 
-    /// The same, and waits so long in the receiver's queue.
+    /// Like [`Self::send_as`], with this maximum wait in the receiver's queue.
     fn send_within(
         &self,
         busy_timeout: Timeout,
@@ -250,7 +249,7 @@ fn a_grant_is_used_once() {
     );
 }
 
-/// Also where that has been written by a process that is no more.
+/// The result is the same after the receiver has been restarted.
 #[test]
 fn a_used_grant_stays_used_and_one_that_is_not_stays_good() {
     let mut granted = Granted::new();
@@ -261,7 +260,7 @@ fn a_used_grant_stays_used_and_one_that_is_not_stays_good() {
     }
 }
 
-/// A receiver that is killed then knows it when it is started again.
+/// A receiver that is killed after its answer knows after a restart that the grant was used.
 #[test]
 fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
     let granted = Granted::new();
@@ -316,7 +315,7 @@ fn a_grant_is_worth_nothing_without_its_host_s_key() {
     let granted = Granted::new();
     let ended = granted.send_as("thief", |open| open, "good");
     granted.refused(ended, "this key is not known here");
-    // not to one that is let in for something else either: that of the client itself
+    // The grant is not valid for a key that is authorized for other reasons either, such as the client's own key.
     let ended = granted.send_as("client", |open| open, "good");
     granted.refused(ended, "there is no such grant for this key");
     let other = Granted {
@@ -367,13 +366,13 @@ fn a_granted_host_brings_no_names_that_were_not_asked_for() {
     let granted = Granted::new();
     let ended = granted.send_as("third", named, "evil");
     granted.refused(ended, "an entry that was not requested");
-    // nor under an opening that names nothing
+    // An opening without names does not allow it either.
     let error = granted.send_as("third", quiet, "evil").unwrap_err();
     assert!(error.contains("an entry that was not requested"), "{error}");
     assert_eq!(names(&granted.world.site.target().join("in")), [""; 0]);
 }
 
-/// What a grant is on disk; the times are what the tests change.
+/// The format of a grant on disk. The tests change its timestamps.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Kept {
     token: GrantToken,
@@ -386,15 +385,15 @@ struct Kept {
     end_by: u64,
     run: Option<[u8; 16]>,
     ended: Option<u64>,
-    /// Files, bytes, bytes and entries that count, and removals.
+    /// Files, bytes, counted bytes and entries, and removals.
     counts: [u64; 5],
     receipt: Option<SignedReceipt>,
 }
 
-/// The first line of what a daemon keeps of copies.
+/// The first line of each file in which a daemon keeps the state of copies.
 const HEADER: &[u8] = b"zmove copy 1\n";
 
-/// What a daemon keeps in a file.
+/// Reads the value in such a file.
 fn kept<T: Serialize + serde::de::DeserializeOwned>(path: &Path) -> T {
     let bytes = std::fs::read(path).unwrap();
     decode_message(bytes.strip_prefix(HEADER).unwrap()).unwrap()
@@ -405,7 +404,7 @@ fn keep(path: &Path, contents: &impl Serialize) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Changes the only grant on disk, while its daemon does not run.
+/// Changes the only grant on disk while its daemon is stopped.
 fn change(world: &mut World, change: impl FnOnce(&mut Kept)) {
     world.receiver.kill();
     let directory = world.site.path("server/copies/grants");
@@ -430,7 +429,7 @@ fn a_grant_that_has_not_begun_in_ten_minutes_is_over() {
     });
     let ended = granted.send();
     granted.refused(ended, "this key is not known here");
-    // and to one that is let in anyway
+    // An authorized key gets the same answer.
     granted.world.site.let_read("source");
     let grant = Grant::new(
         key_of(&granted.world.site.path("third")),
@@ -472,7 +471,7 @@ fn a_grant_is_over_at_its_end_time_and_ten_minutes_after_its_run() {
     }
 }
 
-/// The time in seconds since 1970.
+/// The current time in seconds since 1970.
 fn now() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.unwrap().as_secs()
@@ -519,7 +518,7 @@ fn a_grant_is_for_so_many_bytes_and_entries() {
     assert_eq!(enough.send(), Ok(()));
 }
 
-/// Of a large file too, whose groups come one by one.
+/// Tests a large file too, whose groups arrive one by one.
 #[test]
 fn a_copy_of_more_than_was_allowed_ends() {
     let world = World::new();
@@ -537,7 +536,7 @@ fn a_copy_of_more_than_was_allowed_ends() {
         .expect(0);
 }
 
-/// The host that sends would remove all that is there, and says nothing of a limit, or another one than the client.
+/// The sending host asks to remove all existing entries, with no limit or with a limit other than the client's.
 #[test]
 fn a_granted_host_removes_no_more_than_the_client_allows() {
     let mirrored = |open: Open, removals_max| Open {
@@ -646,7 +645,7 @@ fn a_daemon_dials_only_where_its_client_may_send() {
     assert_eq!(names(&world.site.target()), [""; 0]);
 }
 
-/// What `zmove allow` is told is added up and shown.
+/// Each `zmove allow` adds a daemon to the list, which is shown.
 #[test]
 fn daemons_to_send_to_are_allowed_one_after_the_other() {
     let world = World::new();
@@ -706,7 +705,7 @@ pub(super) fn last_relay(said: &[Vec<u8>]) -> Relay {
     }
 }
 
-/// The client has pinned another key than that of the host which is found there.
+/// The client has pinned a key other than that of the host at this address.
 #[test]
 fn a_daemon_speaks_only_to_the_host_whose_key_the_client_has_pinned() {
     let world = World::new();
@@ -734,7 +733,7 @@ fn a_daemon_speaks_only_to_the_host_whose_key_the_client_has_pinned() {
         text.contains("key") && text.contains(&world.receiver.fingerprint.to_string()),
         "{text}"
     );
-    // the right key, by a grant that is none
+    // The key is correct, but the grant is not valid.
     let mut order = copy_order(&world);
     order.id = [8; 16];
     let begin = ToSource::Begin(Begin {
@@ -755,8 +754,8 @@ fn a_daemon_speaks_only_to_the_host_whose_key_the_client_has_pinned() {
     assert!(log.iter().all(|line| !line.contains("begun by")), "{log:?}");
 }
 
-/// The right to read and to send is asked for again before each session: a client that has lost it meanwhile sends no
-/// more when the connection is lost.
+/// The permissions to read and to send are checked again before each session. A client whose permission was revoked
+/// sends nothing after the next lost connection.
 #[test]
 fn a_client_s_copy_ends_at_the_next_connection_once_its_key_is_gone() {
     let mut world = World::new();
@@ -784,7 +783,7 @@ fn a_client_s_copy_ends_at_the_next_connection_once_its_key_is_gone() {
     assert!(!world.site.target().join("large").exists());
 }
 
-/// At the receiver, a copy runs by the key of the host that sends, and by the grant of its client.
+/// At the receiver, a copy is authorized by the key of the sending host and the grant of its client.
 #[test]
 fn a_client_s_copy_ends_when_the_operator_of_the_receiver_removes_its_key() {
     let world = World::new();
@@ -807,7 +806,7 @@ fn a_client_s_copy_ends_when_the_operator_of_the_receiver_removes_its_key() {
     assert!(!world.site.target().join("large").exists());
 }
 
-/// A result that is told by the sender is believed only with the signature of the host that has received.
+/// A client accepts a result from the sender only with the signature of the receiving host.
 #[test]
 fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
     let mut world = World::new();
@@ -828,7 +827,7 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
         .expect(5)
         .says(&said)
         .lines(1);
-    // signed well, by another key
+    // The signature is valid, but was made with another key.
     world.sender.kill();
     let receipt = receipt_of(&mut result.result);
     let signed = Identity::load_or_create(&world.site.path("thief"))
@@ -845,13 +844,13 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
         .lines(1);
 }
 
-/// The receipt of a copy that came to a good end.
+/// Returns the receipt of a successful copy.
 fn receipt_of(copy: &mut zmove_wire::EndedCopy) -> &mut SignedReceipt {
     let account = copy.ended.as_mut().unwrap();
     account.rest.receipt.as_mut().unwrap()
 }
 
-/// What a result is on disk.
+/// The format of a result on disk.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct KeptResult {
     client: [u8; 32],
@@ -860,7 +859,8 @@ struct KeptResult {
     result: zmove_wire::EndedCopy,
 }
 
-/// What a host that is let in by a grant alone takes is the client's, who can have grants made for many keys.
+/// A host that is authorized only by a grant uses the quota of the client, since the client can request grants for many
+/// keys.
 #[test]
 fn what_a_granted_host_takes_is_booked_on_the_client() {
     let mut granted = Granted::new();
@@ -884,8 +884,8 @@ fn what_a_granted_host_takes_is_booked_on_the_client() {
     push.kill().unwrap();
     push.wait().unwrap();
     receiver.wait_for_log("broken off by tester");
-    // the place is free a moment after that is logged, and may first be that of the host that has gone, which then
-    // uses its grant
+    // The slot is released shortly after the log line. The previous host may still hold it, and then the new host waits
+    // and uses its grant afterwards.
     granted.token = another;
     let ended = granted.send_within(Timeout(PATIENCE), "third", |open| open, "good");
     assert_eq!(ended, Ok(()));
@@ -925,8 +925,8 @@ fn a_granted_host_keeps_the_client_s_rate() {
     assert!(summary["seconds"].as_f64().unwrap() > 1.2, "{summary}");
 }
 
-/// A sender that shows an old receipt, of a copy with another id, in the place of sending: the client asks the receiver
-/// whether that copy runs.
+/// Instead of sending, a sender presents an old receipt of a copy with another id. The client asks the receiver whether
+/// that copy is running.
 #[test]
 fn an_old_receipt_is_not_taken_for_a_new_one() {
     let world = World::new();
@@ -986,7 +986,7 @@ fn grants_of_one_key_are_bounded() {
             .unwrap_err()
             .contains("this key has as many grants as there may be")
     );
-    // the client waits for room as for that of a busy receiver
+    // The client waits for a free grant in the same way as for a busy receiver.
     paint(world.site.source().join("f"), 10);
     let waited = world.copy(&["--timeout", "2s"], &[""], "");
     waited.expect(13).says(&[

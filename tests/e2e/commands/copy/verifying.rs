@@ -1,4 +1,4 @@
-//! Verifications of what two daemons have, ordered by a client that has neither.
+//! Verifications between two daemons, ordered by a client on a third host.
 
 use zmove_types::GROUP_BYTES;
 
@@ -52,7 +52,7 @@ fn two_daemons_compare_what_they_have() {
         .result(&[], &super::id_in(&outcome.stderr), &world.sender)
         .expect(6);
     let summary = verify(&["--json", "--one-way"]).expect(6).summary();
-    // the file, and the time of the directory that got another one
+    // The removed file, and the changed time of its directory.
     assert_eq!(
         (&summary["verify"], &summary["changed"]),
         (&false.into(), &2.into())

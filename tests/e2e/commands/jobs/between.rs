@@ -1,5 +1,5 @@
-//! Jobs that are copies between two other hosts: whoever holds or cancels one ends the copy at the hosts, and a process
-//! that is killed leaves it to the next attempt.
+//! Jobs that copy between two other hosts. Pausing or canceling such a job ends the copy at both hosts. If the job's
+//! process is killed, the next attempt continues the copy.
 
 use super::*;
 use crate::commands::copy::{LARGE_BYTES, SLOWLY, World, id_in};
@@ -25,12 +25,12 @@ impl Between {
         }
     }
 
-    /// A job of which some has come, and whose rest takes some seconds.
+    /// Starts a job, waits until a part has arrived, and leaves a rest that takes some seconds.
     fn under_way(&self) -> String {
         self.under_way_at(&SLOWLY)
     }
 
-    /// The same, at a rate at which the case ends before the job does.
+    /// Starts a job at a rate at which it outlasts the case.
     fn endless(&self) -> String {
         self.under_way_at(&["--limit", "2MB"])
     }
@@ -48,10 +48,10 @@ impl Between {
         id
     }
 
-    /// Expects that both hosts have ended the copy before its end, and that no more comes.
+    /// Expects that both hosts have ended the copy before its completion, and that no more data arrives.
     #[track_caller]
     fn assert_ended(&self) {
-        // The process of the job has waited for the sender, which logs it thereafter.
+        // The job's process waits only for the sender's answer. The sender logs the end afterwards.
         self.sender.wait_for_log("broken off");
         self.receiver
             .wait_for_log("broken off by the grant of tester");
@@ -64,7 +64,7 @@ impl Between {
                 .sum::<u64>()
         };
         let before = there();
-        // after that nobody has the target open
+        // After that, no process has the target open.
         let mut status = self.yard.site.zmove(&["status", "--json"]);
         status.0.env("ZMOVE_HOME", self.yard.site.path("server"));
         let status: Value = serde_json::from_str(&status.outcome().done().stdout).unwrap();
@@ -94,7 +94,7 @@ fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
     yard.assert_done(&id, 2);
     let bytes = yard.job(&id)["ends"][1]["bytes"].as_u64().unwrap();
     assert!(bytes < LARGE_BYTES, "all of it was sent again");
-    // they log it after the command has ended
+    // The daemons log it after the command has ended.
     assert_eq!(sender.wait_for_logs("copied for tester", 1).len(), 1);
     let received = receiver.wait_for_logs("received from the grant of tester", 1);
     assert_eq!(received.len(), 1);
@@ -127,7 +127,7 @@ fn a_copy_whose_process_is_killed_goes_on_and_is_found_again() {
     let id = between.under_way();
     yard.kill_process();
     yard.assert_done(&id, 2);
-    // they log it after the command has ended
+    // The daemons log it after the command has ended.
     assert_eq!(sender.wait_for_logs("copied for tester", 1).len(), 1);
     let received = receiver.wait_for_logs("received from the grant of tester", 1);
     assert_eq!(received.len(), 1);
@@ -147,7 +147,7 @@ fn a_copy_that_was_found_again_is_held_too() {
     between.assert_ended();
 }
 
-/// A runner kills a process that takes longer than it may, and then nothing would be said.
+/// The process must report the failure before the runner kills it at its timeout.
 #[test]
 fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
     let between = Between::new();
@@ -165,14 +165,14 @@ fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
         "{log}"
     );
     between.sender.signal(Signal::CONT);
-    // it is told again, until it has heard
+    // The order to end is repeated until the sender has received it.
     wait_for("the end of the copy", || {
         between.yard.kinds(&id).contains(&"copy_ended".to_owned())
     });
     between.assert_ended();
 }
 
-/// What was killed with its runner could not end the copy, and nobody asked it to.
+/// A process that was killed together with its runner could not end the copy.
 #[test]
 fn a_copy_of_which_no_process_is_there_is_held_all_the_same() {
     let between = Between::new();

@@ -1,5 +1,5 @@
-//! What a runner has to get over: strange things in its directory, another that leaves, children that nobody buries, a
-//! target that is not mounted, a host whose key has changed.
+//! Faults that a runner must survive: unexpected entries in its directory, another runner that is ending, orphaned
+//! child processes, a target that is not mounted, and a host with a changed key.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -34,7 +34,7 @@ fn what_stands_in_the_way_of_the_fifo_does_not_stop_jobs() {
     }
 }
 
-/// The runner that leaves has looked for work a last time, and still has its lock when the next one comes.
+/// The ending runner has looked for jobs for the last time and still holds its lock when the next runner starts.
 #[test]
 fn a_job_that_comes_while_a_runner_leaves_is_done() {
     let yard = Yard::local();
@@ -47,14 +47,14 @@ fn a_job_that_comes_while_a_runner_leaves_is_done() {
     inotify::add_watch(&tries, &lock, inotify::WatchFlags::OPEN).unwrap();
     let submit = yard.site.zmove(&["submit", "source/", "target"]);
     submit.outcome().done();
-    // A runner that gives up opens the file once.
+    // A runner that gives up opens the lock file only once.
     wait_for_tries(&tries, 5);
     drop(leaves);
-    // No command follows that would start another runner.
+    // No further command follows that would start a runner.
     wait_for("the file", || yard.site.target().join("f").is_file());
 }
 
-/// No command finds such a runner, so none could end it.
+/// No command can find such a runner, so no user could end it.
 #[test]
 fn a_runner_whose_directory_is_moved_away_ends() {
     let yard = Yard::daemon();
@@ -114,7 +114,7 @@ fn job_wait_reaps_the_runners_that_it_started() {
     });
 }
 
-/// The first process of a container inherits what a job's ssh leaves.
+/// The first process of a container inherits the orphans of a job's ssh.
 #[test]
 fn a_runner_reaps_the_orphans_of_its_jobs() {
     let yard = Yard::local();
@@ -187,7 +187,7 @@ fn a_target_that_is_not_mounted_any_more_is_not_written_to() {
     assert!(namespace.outside(&target).join("new/f").is_file());
 }
 
-/// The source is a mount point, and so is a directory in it.
+/// The source and a directory in it are mount points.
 #[test]
 fn a_source_that_is_not_mounted_any_more_empties_no_mirror() {
     let Some(site) = Site::within(|target| Namespace::with_small_disk(target, 8 << 20)) else {

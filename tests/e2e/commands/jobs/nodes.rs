@@ -1,11 +1,11 @@
-//! Jobs of a cluster: the process of the job is the head.
+//! Jobs of a cluster, whose head is the process of the job.
 
 use super::*;
 use crate::several::clusters::has_nats_server;
 use crate::support::harness::skip;
 use crate::support::ports::free_address;
 
-/// A cluster of one receiver, of which this host is the only node.
+/// A cluster with one receiver. This host is its only node.
 fn yard() -> Option<Yard> {
     if !has_nats_server() {
         skip("there is no nats-server");
@@ -64,7 +64,7 @@ fn a_job_of_a_cluster_is_done_and_shown_with_it() {
     assert_eq!(yard.job(&id)["target"], target);
 }
 
-/// The next attempt ends the job of the one before at the receivers, and goes on from what is there.
+/// The next attempt ends the previous attempt's job at the receivers and continues from the stored data.
 #[test]
 fn a_job_of_a_cluster_goes_on_when_its_process_and_its_runner_are_killed() {
     let Some(yard) = yard() else { return };

@@ -1,4 +1,4 @@
-//! Notifications of jobs arrive at least once, whatever is killed, and hold up no job.
+//! Notifications of jobs arrive at least once, whichever process is killed, and never delay a job.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -13,11 +13,11 @@ use crate::support::harness::write_program;
 use crate::support::ports::free_address;
 use crate::support::tree::paint;
 
-/// A hook that adds the document to a file.
+/// A hook that appends the document to a file.
 const ADDS: &str = "cat >> events";
 
 impl Yard {
-    /// A yard with a file of 1000 bytes, and with this script as the hook.
+    /// A yard with a file of 1000 bytes and with this script as the hook.
     fn with_hook(script: &str) -> Self {
         Self::local().hooked("", script)
     }
@@ -38,14 +38,14 @@ impl Yard {
     fn configure(&self, text: &str) {
         let path = self.site.path("client/notify.toml");
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // A runner that reads the file finds the old text or the new one.
+        // A runner that reads the file finds either the old or the new text.
         let new = path.with_extension("new");
         std::fs::write(&new, text).unwrap();
         std::fs::set_permissions(&new, PermissionsExt::from_mode(0o600)).unwrap();
         std::fs::rename(new, path).unwrap();
     }
 
-    /// The documents that the hook has got.
+    /// Returns the documents that the hook has received.
     fn documents(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.site.path("events")).unwrap_or_default();
         let documents: Vec<Value> = text
@@ -66,7 +66,7 @@ impl Yard {
             .any(|document| document["event"] == event)
     }
 
-    /// The methods and states of a job's notifications.
+    /// Returns the methods and states of a job's notifications.
     fn sent(&self, id: &str) -> Vec<(String, String)> {
         let sent = self.job(id)["notifications"].as_array().unwrap().clone();
         let word = |value: &Value, key: &str| value[key].as_str().unwrap().to_owned();
@@ -109,7 +109,7 @@ fn the_end_of_a_job_is_notified_once_and_shown() {
     prints(&yard.run(&["job", &id]).done(), "hook: 'done' delivered\n");
 }
 
-/// The hook kills the runner that has started it after it has taken the event: nobody records the result.
+/// The hook kills the runner that started it after it has stored the event, so the result is not recorded.
 #[test]
 fn a_runner_that_is_killed_before_the_record_sends_the_event_again_with_the_same_id() {
     let yard = Yard::with_hook(&format!(
@@ -119,7 +119,7 @@ fn a_runner_that_is_killed_before_the_record_sends_the_event_again_with_the_same
     wait_for("kill", || {
         yard.documents().len() == 1 && yard.runner().is_none()
     });
-    // Each look at the job starts a runner if there is none.
+    // Each query of the job starts a runner if there is none.
     yard.wait_until_delivered(&id);
     let documents = yard.documents();
     assert!(
@@ -128,7 +128,8 @@ fn a_runner_that_is_killed_before_the_record_sends_the_event_again_with_the_same
     );
 }
 
-/// The text after the time of the next attempt of a notification. A busy machine may have made several attempts.
+/// Returns the text after the time of the next attempt of a notification. On a busy machine there may have been several
+/// attempts.
 #[track_caller]
 fn tried_again<'a>(shown: &'a str, notification: &str) -> &'a str {
     let not_delivered = format!("{notification} not delivered yet (");
@@ -146,7 +147,7 @@ fn tried_again<'a>(shown: &'a str, notification: &str) -> &'a str {
 #[test]
 fn a_hook_that_hangs_holds_up_neither_jobs_nor_the_webhook() {
     let yard = Yard::with_hook(ADDS);
-    // Nobody listens there.
+    // No process listens on this port.
     let webhook = "[webhook]\nurl = 'https://127.0.0.1:1/hook?key=secret'";
     yard.configure(&format!(
         "[hook]\ncommand = ['/bin/sleep', '25']\n{webhook}\n"
@@ -215,7 +216,7 @@ fn a_job_that_moves_nothing_is_notified_while_it_runs() {
     );
 }
 
-/// A host that is down for long has nothing running, and is what somebody wants to hear of.
+/// If a host is down for long, no process runs, and the user should be notified.
 #[test]
 fn a_job_that_waits_for_a_host_says_so_and_is_notified() {
     let yard = Yard::local().hooked("stalled_after_seconds = 2", ADDS);
@@ -236,7 +237,7 @@ fn a_job_that_waits_for_a_host_says_so_and_is_notified() {
             .and_then(|line| line.split_once(": "));
         told.is_some_and(|(_, told)| told.starts_with(&why)) && line.chars().count() <= 80
     };
-    // At any one look the next attempt may be running.
+    // The next attempt may be running during any single query.
     wait_for("the job in the list", || {
         let list = yard.run(&["jobs"]).done().stdout;
         list.lines().any(is_line)
@@ -328,7 +329,7 @@ fn an_invalid_file_holds_up_no_job_and_its_notifications_wait_for_a_valid_one() 
     assert_eq!(log().matches("unknown field `stalled`").count(), 1);
 }
 
-/// The documented hook, with a `sendmail` that keeps its input.
+/// Runs the documented hook with a `sendmail` that stores its input.
 #[test]
 fn the_documented_hook_mails_an_event() {
     let yard = Yard::with_hook(ADDS);
@@ -349,7 +350,7 @@ fn the_documented_hook_mails_an_event() {
         file("mail-event").display()
     ));
     let path = format!("{}:{}", file("").display(), std::env::var("PATH").unwrap());
-    // The hook gets the variables of the runner, which gets those of the command that starts it.
+    // The hook gets the environment of the runner, which gets that of the command that starts it.
     let submit = |options: &[&str]| {
         let mut submit = yard.site.zmove(&["submit"]);
         submit

@@ -1,5 +1,5 @@
-//! What is said of jobs: to people within 80 columns, to programs by their schema; and orders that mean more than the
-//! job that they name.
+//! The output about jobs: within 80 columns for people, by the schema for programs. Also, orders that affect more than
+//! the named job.
 
 use super::*;
 use crate::support::command::Zmove;
@@ -8,7 +8,7 @@ use crate::support::harness::{has_program, skip};
 #[test]
 fn a_job_that_is_held_shows_how_far_it_has_come() {
     let yard = Yard::daemon();
-    // Groups come after the pause, too.
+    // The file is large enough for groups to arrive after the pause.
     paint(yard.site.source().join("large"), 24 << 20);
     paint(yard.site.source().join("small"), 1000);
     let id = yard.submit(&["--limit", "20Mbit"], "");
@@ -22,11 +22,11 @@ fn a_job_that_is_held_shows_how_far_it_has_come() {
         "{held}"
     );
     yard.run(&["job", &id, "resume"]).done();
-    // What was there counts as done, and moves neither now nor again.
+    // Stored data counts as done but not as moved.
     let again = yard.wait_until(&id, |job| {
         job["bytes_done"].as_u64() > Some(moved) && number(job, "bytes") > moved
     });
-    // It is not known in the first seconds.
+    // The rate is unknown in the first seconds.
     let rate = again["bytes_per_second"].as_f64();
     assert!(
         rate.is_none_or(|rate| rate < 5e6)
@@ -46,7 +46,7 @@ fn a_job_that_is_held_shows_how_far_it_has_come() {
         (2, ends.iter().sum::<u64>()),
         "{job}"
     );
-    // what was under way when it was held came twice
+    // Groups in flight at the pause were sent twice.
     assert!(
         ((24 << 20)..(28 << 20)).contains(&number(&job, "bytes")),
         "{job}"
@@ -67,7 +67,7 @@ fn a_job_that_is_held_shows_how_far_it_has_come() {
     }
 }
 
-/// The job's process has been told to end, which is no failure of the job.
+/// The job's process was signaled to end, which is not a failure of the job.
 #[test]
 fn a_job_that_is_about_to_be_held_goes_on() {
     let yard = Yard::daemon();
@@ -76,7 +76,7 @@ fn a_job_that_is_about_to_be_held_goes_on() {
     yard.run(&["job", &id, "pause"]).done();
     let said = yard.run(&["job", &id, "resume"]).done().stdout;
     yard.wait(&id).expect(0);
-    // its process may have been quicker
+    // The job's process may have ended already.
     assert!(
         said == format!("job {id} is being resumed\n") || said == format!("job {id} is resumed\n"),
         "{said}"
@@ -91,7 +91,7 @@ fn a_job_that_is_about_to_be_held_goes_on() {
     );
 }
 
-/// Whatever is done with a job, the answer is the job where a program asks.
+/// With `--json`, every order prints the job.
 #[test]
 fn every_order_answers_in_json() {
     let yard = Yard::daemon();
@@ -161,7 +161,7 @@ fn a_job_that_has_failed_says_by_what() {
         .says(&["'broken' is no state of a job"]);
     let list = yard.run(&["jobs"]).done().stdout;
     for line in shown.lines().chain(list.lines()) {
-        // a path stays whole
+        // A path is not broken.
         assert!(
             line.chars().count() <= 80 || line.trim().split(' ').count() <= 2,
             "{line}"
@@ -221,7 +221,7 @@ fn cancelling_an_ended_run_cancels_its_schedule() {
     yard.wait(&first).expect(0);
     wait_for("the end of the schedule", || {
         let said = yard.run(&["job", &first, "cancel"]);
-        // The next run may end before it is reached.
+        // The next run may end before the order reaches it.
         said.code == Some(0) && said.stdout.contains("the next run of its schedule is job ")
     });
     wait_for("no more runs", || {

@@ -1,4 +1,4 @@
-//! Jobs that watch their source: what comes there arrives, whatever is killed meanwhile.
+//! Jobs that watch their source: each new file arrives, whichever process is killed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -73,7 +73,7 @@ fn a_watching_job_sends_existing_and_new_files_until_it_is_cancelled() {
     }
 }
 
-/// Runner, watcher and the process of a batch are killed at any time.
+/// The runner, the watcher and the process of a batch are killed at random times.
 #[test]
 fn no_file_is_missed_whatever_is_killed() {
     let yard = Yard::daemon();
@@ -87,7 +87,7 @@ fn no_file_is_missed_whatever_is_killed() {
             std::thread::sleep(Duration::from_millis(5));
         };
         (0..40).for_each(|_| make());
-        // a batch runs for a moment only, when files rest
+        // A batch runs only briefly, after the files have settled.
         let until = Instant::now() + PATIENCE;
         let mut again = Instant::now() + Duration::from_secs(5);
         let found = loop {
@@ -118,8 +118,8 @@ fn no_file_is_missed_whatever_is_killed() {
     assert_eq!(batches_of(&yard), []);
 }
 
-/// The files below a directory with their contents: directories that go on changing have times of their own, and what
-/// was killed may have left something hidden.
+/// Returns the files below a directory with their contents. Directories that still change have different timestamps,
+/// and killed processes may have left hidden files.
 fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut left = vec![directory.to_owned()];
@@ -139,7 +139,7 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// Processes that move a batch of this yard.
+/// Returns the processes that move a batch of this yard.
 fn batches_of(yard: &Yard) -> Vec<Pid> {
     let home = format!("ZMOVE_HOME={}", yard.site.path("client").display());
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
@@ -157,7 +157,7 @@ fn batches_of(yard: &Yard) -> Vec<Pid> {
         .collect()
 }
 
-/// The target has the first version when the second one, which looks the same, comes.
+/// The second version looks the same as the first one, which is already at the target.
 #[test]
 fn a_file_that_is_written_again_while_its_batch_runs_arrives_in_its_last_version() {
     let yard = Yard::daemon();
@@ -217,7 +217,7 @@ fn inode(path: impl AsRef<Path>) -> u64 {
     path.as_ref().metadata().unwrap().ino()
 }
 
-/// An upgrade renames another program into the place of this one.
+/// An upgrade replaces the program by renaming a new one over it.
 #[test]
 fn a_job_that_watches_and_its_runner_outlive_their_program() {
     let mut yard = Yard::local();
@@ -265,7 +265,7 @@ fn a_job_that_watches_and_its_runner_outlive_their_program() {
     yard.cancel(&id);
 }
 
-/// What failed for its own reason comes once the reason is gone, and others are not kept waiting.
+/// A failed file is transferred once the cause is removed, and it does not delay other files.
 #[test]
 fn a_file_that_cannot_be_moved_does_not_hold_up_others() {
     let yard = Yard::local();
@@ -305,17 +305,17 @@ fn the_watched_directory_may_go_and_come_back() {
     yard.cancel(&id);
 }
 
-/// The deadline is for a job that gets nowhere, and not for one that has nothing to do.
+/// The deadline applies to a job that makes no progress, not to an idle job.
 #[test]
 fn a_job_without_anything_to_do_does_not_expire() {
     let yard = Yard::local();
     let id = yard.watch(&["--deadline", "2s"], "");
     yard.wait_until_idle(&id);
-    // A job that comes later and gets nowhere expires, so this one's deadline has passed as well.
+    // A job that is submitted later and makes no progress expires, so this job's deadline has passed as well.
     let until_another_expires = || yard.wait(&yard.submit_to_nobody("2s")).expect(32);
     until_another_expires();
     assert_eq!(yard.job(&id)["state"], "running");
-    // a runner that has not seen when it came to rest
+    // The new runner has not observed when the job became idle.
     yard.kill_runner();
     until_another_expires();
     let job = yard.job(&id);
@@ -352,7 +352,7 @@ fn what_makes_no_sense_with_watching_is_refused() {
     assert!(yard.runner().is_none());
 }
 
-/// Jobs that watch take nobody's room.
+/// Jobs that watch do not count against the limit of running jobs.
 #[test]
 fn a_job_is_done_beside_many_that_watch() {
     let yard = Yard::daemon();
@@ -370,7 +370,7 @@ fn a_job_is_done_beside_many_that_watch() {
     assert_eq!(yard.processes(), []);
 }
 
-/// A kernel that watches no more directories for a user: the rest is walked.
+/// If the kernel's limit of watches per user is reached, the remaining directories are walked.
 #[test]
 fn where_the_kernel_watches_no_more_the_tree_is_walked() {
     let yard = Yard::local();

@@ -1,4 +1,4 @@
-//! A host that sends what was not asked for, and a receiver that asks for too much.
+//! Hosts that send entries that were not requested, and receivers that request too much.
 
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
@@ -26,7 +26,7 @@ use crate::support::harness::{PATIENCE, Site};
 use crate::support::host::host;
 use crate::support::tree::{names, paint};
 
-/// A host that sends `sources` of the site, by their names at the target, whatever it was asked for.
+/// Starts a host that sends `sources` of the site under the given target names, whatever was requested.
 fn serve(site: &Site, sources: &[(&str, &str)], claimed: &str) -> (SocketAddr, Fingerprint) {
     serve_as(site, sources, directory(claimed))
 }
@@ -41,7 +41,7 @@ fn name(text: &str) -> Name {
     Name::from_bytes(text.as_bytes()).unwrap()
 }
 
-/// A host that sends `sources` of the site, and says that the target has that `shape`.
+/// Starts a host that sends `sources` of the site and reports this `shape` of the target.
 fn serve_as(
     site: &Site,
     sources: &[(&str, &str)],
@@ -85,7 +85,7 @@ async fn send(
     if let Ok(ToSource::Fetch(fetch)) = decode_message(&asked)
         && fetch.list.is_some()
     {
-        // a short list comes in one part
+        // A short list fits into one message.
         reader.receive().await.unwrap().unwrap();
     }
     let transfer = greeting.transfer;
@@ -125,7 +125,7 @@ async fn send(
     );
 }
 
-/// A site with what is asked for, and with what a host would like to bring.
+/// A site with a requested directory and with entries that a hostile host would like to send.
 fn tempting() -> Site {
     let site = Site::local();
     paint(site.path("good/f"), 10);
@@ -134,8 +134,8 @@ fn tempting() -> Site {
     site
 }
 
-/// After CVE-2022-29154: a host answers with more names than those it was asked for, in small files, large ones and
-/// directories, under a glob, and in its opening.
+/// Variants of CVE-2022-29154: a host answers with more names than were requested, in small files, large files and
+/// directories, for a glob, and in its opening.
 #[test]
 fn a_host_brings_nothing_that_was_not_asked_for() {
     for (sources, claimed, asked) in [
@@ -143,13 +143,13 @@ fn a_host_brings_nothing_that_was_not_asked_for() {
         (&[("good", "good"), ("large", "bashrc")], "good", "good"),
         (&[("good", "good"), ("evil", "bad")], "good", "g*"),
         (&[("evil", "bad")], "bad", "good"),
-        // what is in the directory that was asked for, beside it
+        // The entries of another directory, sent into the requested one.
         (&[("evil/", "")], "good", "good"),
     ] {
         let site = tempting();
         let (address, fingerprint) = serve(&site, sources, claimed);
         site.pin(&address, fingerprint);
-        // without the file that was there, nothing would be offered
+        // Without this existing file, nothing would be offered.
         paint(site.target().join("there"), 1);
         let pull = site.zmove(&[
             "pull",
@@ -171,15 +171,15 @@ fn a_host_brings_nothing_that_was_not_asked_for() {
     }
 }
 
-/// The target is new, and a host that says it sends one file would have its parent for a target.
+/// The target does not exist. A host that claims to send a single file would get the target's parent as its target.
 #[test]
 fn a_host_that_sends_a_single_file_brings_nothing_beside_the_target() {
     for (sources, claimed, asked) in [
-        // the contents of a directory, under any names
+        // The contents of a directory under arbitrary names.
         (&[("evil", ".ssh")][..], "any", "good/"),
         (&[("large", "bashrc")], "any", "good/"),
         (&[("good/f", "f"), ("evil", ".ssh")], "f", "good/"),
-        // of the name that was asked for, and not the file that is renamed
+        // An entry with the requested name that is not the file to be renamed.
         (&[("evil", "good")], "good", "good"),
         (&[("evil", "bad")], "good", "*"),
         (&[("large", "bad")], "good", "*"),
@@ -214,13 +214,13 @@ fn a_host_that_sends_a_single_file_brings_nothing_beside_the_target() {
     }
 }
 
-/// What was asked for arrives from that host too, so that the others fail for their names alone.
+/// The same host can send requested entries, so the other cases fail only because of their names.
 #[test]
 fn a_host_that_sends_what_was_asked_for_is_believed() {
     let site = tempting();
     let (address, fingerprint) = serve(&site, &[("good", "good")], "good");
     site.pin(&address, fingerprint);
-    // the host has no account to tell at its end, so all is there and the command fails
+    // The host sends no account at its end, so all data arrives and the command fails.
     site.zmove(&[
         "pull",
         "--timeout",
@@ -233,8 +233,8 @@ fn a_host_that_sends_what_was_asked_for_is_believed() {
     assert_eq!(names(&site.target().join("good")), ["f"]);
 }
 
-/// A host that says `word` once it has begun, sends nothing, and neither tells its account nor ends the connection; it
-/// says when the receiver has finished.
+/// Starts a host that sends `word`, then neither data nor an account, and keeps the connection open. The returned
+/// channel reports when the receiver has finished.
 fn silent_host(site: &Site, word: ToReceiver) -> (SocketAddr, Fingerprint, std_mpsc::Receiver<()>) {
     let (finished_in, finished) = std_mpsc::channel();
     let word = encode_message(&word);
@@ -248,7 +248,7 @@ fn silent_host(site: &Site, word: ToReceiver) -> (SocketAddr, Fingerprint, std_m
     (address, fingerprint, finished)
 }
 
-/// Returns the connection, so that it stays.
+/// Returns the connection, so that it stays open.
 async fn fall_silent(
     channel: Channel,
     greeting: Greeting,
@@ -272,7 +272,7 @@ async fn fall_silent(
     Ok((reader, writer))
 }
 
-/// All is there, and the client waits for the account.
+/// All data has arrived, and the client waits for the account.
 #[test]
 fn a_host_that_tells_no_account_keeps_no_client_that_is_interrupted() {
     let site = tempting();
@@ -289,7 +289,7 @@ fn a_host_that_tells_no_account_keeps_no_client_that_is_interrupted() {
     crate::connections::breakage::interrupt(pull).expect(20);
 }
 
-/// Nor is anything else done by a message alone: the receiver looks at the names in each.
+/// The receiver also checks the names in every other message.
 #[test]
 fn a_host_removes_nothing_that_was_not_asked_for() {
     let site = tempting();
@@ -317,7 +317,7 @@ fn a_host_removes_nothing_that_was_not_asked_for() {
     assert_eq!(names(&site.target()), ["there"]);
 }
 
-/// Whatever was told to the host about it.
+/// The receiver enforces the limit, whatever limit the host was given.
 #[test]
 fn a_host_removes_no_more_than_may_be_removed() {
     let site = tempting();
@@ -344,7 +344,8 @@ fn a_host_removes_no_more_than_may_be_removed() {
     assert_eq!(names(&site.target().join("there")).len(), 3);
 }
 
-/// CVE-2022-29154 below the top: what lies beside a listed file, or in a listed directory, was not asked for.
+/// A variant of CVE-2022-29154 below the top directory: entries next to a listed file or inside a listed directory were
+/// not requested.
 #[test]
 fn a_host_brings_nothing_that_is_not_listed() {
     for (list, brought) in [
@@ -369,8 +370,8 @@ fn a_host_brings_nothing_that_is_not_listed() {
     }
 }
 
-/// A host that says `words` once it has begun, and sends this frame on its first lane. It stays until the receiver has
-/// finished or gone.
+/// Starts a host that sends `words` and then this frame on its first lane. It stays connected until the receiver has
+/// finished or disconnected.
 fn talking_host(site: &Site, words: Vec<u8>, frame: Option<Frame>) -> (SocketAddr, Fingerprint) {
     let frame = Arc::new(Mutex::new(frame));
     host(&site.path("server"), move |channel, greeting| {
@@ -382,7 +383,7 @@ fn talking_host(site: &Site, words: Vec<u8>, frame: Option<Frame>) -> (SocketAdd
                     let mut sink = channel.into_sink(Cipher::Tls, 8).unwrap();
                     let send =
                         move || sink.send(frame, &mut Arc::new(StageClock::default()).start());
-                    // a receiver that has had enough is no longer there
+                    // The receiver may have closed the connection.
                     drop(tokio::task::spawn_blocking(send).await);
                 }
                 return;
@@ -401,7 +402,7 @@ fn talking_host(site: &Site, words: Vec<u8>, frame: Option<Frame>) -> (SocketAdd
     })
 }
 
-/// An opening whose tag takes two bytes instead of one, so that its first byte is no tag of an opening.
+/// Encodes an opening whose tag has two bytes instead of one, so that its first byte is not the tag of an opening.
 fn disguised(open: Open) -> Vec<u8> {
     let plain = encode_message(&ToReceiver::Open(open));
     let body = [&[0x80, 0][..], &plain[5..]].concat();
@@ -409,8 +410,8 @@ fn disguised(open: Open) -> Vec<u8> {
     [&length.to_le_bytes(), &body[..]].concat()
 }
 
-/// The target, the intent and the right to remove are in the opening: a host whose own reached the receiver could write
-/// and remove anywhere.
+/// The target, the intent and the permission to remove are in the opening. If a host's own opening reached the
+/// receiver, the host could write and remove anywhere.
 #[test]
 fn a_host_whose_opening_is_disguised_changes_nothing() {
     for options in [&[][..], &["--dry-run"]] {
@@ -453,7 +454,7 @@ fn a_host_whose_opening_is_disguised_changes_nothing() {
     }
 }
 
-/// Opens transfer `id` as a pull, sends `bytes` after the greeting and returns the daemon's answer.
+/// Opens transfer `id` as a pull, sends `bytes` after the greeting, and returns the daemon's answer.
 fn say(site: &Site, id: u8, bytes: &[u8]) -> Vec<u8> {
     let identity = Identity::load_or_create(&site.path("client")).unwrap();
     let daemon = site.the_daemon();
@@ -484,7 +485,7 @@ fn say(site: &Site, id: u8, bytes: &[u8]) -> Vec<u8> {
     })
 }
 
-/// Only the length is sent: a daemon that waited for the message would not answer.
+/// Only the length is sent. A daemon that waited for the message would not answer.
 #[test]
 fn a_length_over_the_limit_is_refused_before_the_message_is_read() {
     let site = site();
@@ -500,7 +501,7 @@ fn a_length_over_the_limit_is_refused_before_the_message_is_read() {
 #[test]
 fn an_order_of_nonsense_is_refused() {
     let site = site();
-    // Each transfer has an id of its own: the one before it may still be ending.
+    // Each transfer has a different id, since the previous one may still be ending.
     for (id, nonsense) in [
         (1, &[5, 0, 0, 0, 1, 2, 3, 4, 5][..]),
         (2, &[1, 0, 0, 0, 9]),

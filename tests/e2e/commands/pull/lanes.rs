@@ -1,4 +1,4 @@
-//! Lanes of a pull: this side dials them, and the daemon decides how many there are to be.
+//! Lanes of a pull: this side opens them, and the daemon decides their number.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,22 +11,22 @@ use super::{assert_counts, site};
 use crate::support::harness::PATIENCE;
 use crate::support::tree::{assert_same, paint};
 
-/// When the connection of the third lane is closed.
+/// The point at which the third lane's connection is closed.
 #[derive(Clone, Copy, Debug)]
 enum Closed {
     AtOnce,
-    /// When this side is done with the handshake, of which the daemon never hears.
+    /// After this side has completed the handshake, which does not reach the daemon.
     AfterTheHandshake,
 }
 
-/// What comes down a connection before it carries data; control has less to say than that.
+/// More bytes than a connection receives before it carries data. Control messages need fewer.
 const HANDSHAKE_BYTES: usize = 16 << 10;
-/// The number of that connection: control and two lanes come before it.
+/// Index of that connection, after control and two lanes.
 const THIRD_LANE: usize = 3;
 const CONNECTIONS: usize = THIRD_LANE + 2;
 
-/// A relay that holds the lane which is the first to bring data, closes the other when it brings some, closes the one
-/// that is to take its place, and lets all go on when another has come.
+/// A relay for a scripted failure. It stalls the first lane with data, closes the second one when it has data, closes
+/// the replacement of the second one, and lets all data pass when another lane has connected.
 #[derive(Default)]
 struct Relay {
     state: Mutex<RelayState>,
@@ -89,7 +89,7 @@ impl Relay {
     }
 }
 
-/// Hands on what comes, and its end; closes both when `goes` does not let it.
+/// Relays bytes and the end of the stream. Closes both streams when `goes` returns `false`.
 fn pump(mut from: TcpStream, mut to: TcpStream, mut goes: impl FnMut(usize) -> bool) {
     let mut room = vec![0; 64 << 10];
     while let Ok(taken @ 1..) = from.read(&mut room) {
@@ -101,7 +101,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, mut goes: impl FnMut(usize) -> b
     drop(to.shutdown(Shutdown::Write));
 }
 
-/// The daemon would wait for that lane as long as the transfer lasts, and with it for ever where it is the only one.
+/// The daemon would wait for that lane until the transfer ends. If it is the only lane, the transfer would never end.
 #[test]
 fn a_lane_that_never_reaches_the_daemon_is_dialled_again() {
     for closed in [Closed::AtOnce, Closed::AfterTheHandshake] {

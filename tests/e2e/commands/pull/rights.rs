@@ -1,4 +1,4 @@
-//! What a key may read at a daemon, and what it may not.
+//! The directories that a key may read at a daemon.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -87,7 +87,7 @@ fn a_key_with_both_rights_reads_what_it_has_written() {
     assert_eq!(names(&site.path("pulled")), ["f"]);
 }
 
-/// A root that is named as a directory brings it, and with a slash at the end what is in it, as any directory does.
+/// A root is sent as a directory, and with a trailing slash as its contents, like any directory.
 #[test]
 fn a_whole_root_arrives_under_its_name() {
     let mut site = Site::local();
@@ -112,7 +112,7 @@ fn a_whole_root_arrives_under_its_name() {
     }
 }
 
-/// Of a link below the root the link itself arrives, and nothing behind it; by its name neither.
+/// A link below the root is sent as a link. Its target is not sent, not even if the link is named.
 #[test]
 fn nothing_outside_of_the_root_is_read() {
     let site = site();

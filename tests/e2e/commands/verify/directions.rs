@@ -1,4 +1,4 @@
-//! Verifications of what is at a daemon with a copy of it here: the daemon is the sender.
+//! Verifications of a daemon's entries against a local copy: the daemon is the sender.
 
 use zmove_types::GROUP_BYTES;
 
@@ -123,7 +123,7 @@ fn a_key_that_may_not_read_is_told_which_command_lets_it() {
     assert!(names(&site.source()).is_empty());
 }
 
-/// What a verification has told would be told again by another session, or be missing there.
+/// Another session would report the results of the first one again or omit them.
 #[test]
 fn a_verification_that_loses_its_connections_ends() {
     let site = Site::reading(&[], &[]);
@@ -131,7 +131,7 @@ fn a_verification_that_loses_its_connections_ends() {
         paint(site.source().join(number.to_string()), 10);
     }
     site.pull(&[], &[""], "").done();
-    // more than two handshakes take, and less than the hashes
+    // More than two handshakes need, and less than the hashes need.
     let proxy = Proxy::start(site.the_daemon().address, 48 << 10);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let mut zmove = site.zmove(&["verify", "--transport", "tcp"]);
@@ -150,7 +150,7 @@ fn a_verification_that_loses_its_connections_ends() {
     );
 }
 
-/// A bit of the source has changed on the daemon's disk since it was written there; the page cache does not have it.
+/// A bit of the source has changed on the daemon's disk since it was written. The page cache does not hold the data.
 #[test]
 fn a_bit_that_has_changed_on_the_daemon_s_disk_is_found_past_the_page_cache() {
     let Some(mut site) = Site::within_image(&EXT4) else {

@@ -1,4 +1,4 @@
-//! Verifications against a manifest: of a tree of this host, and of one at a daemon.
+//! Verifications of a tree against a manifest, on this host and at a daemon.
 
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
@@ -12,13 +12,13 @@ use crate::support::command::Outcome;
 use crate::support::harness::{Site, has_program, skip};
 use crate::support::tree::{paint, painted};
 
-/// Where the tree is.
+/// Location of the tree.
 enum At {
     Here(Site),
     Daemon(Site),
 }
 
-/// Runs each case with the tree here, and at a daemon.
+/// Runs each case with a local tree and with a tree at a daemon.
 macro_rules! at_both {
     ($($case:ident),+ $(,)?) => {
         mod here {
@@ -42,7 +42,7 @@ impl At {
         Self::Here(Site::local())
     }
 
-    /// A daemon that lets the client read the target of its push.
+    /// A daemon that allows the client to read the target of its push.
     fn daemon() -> Self {
         let mut site = Site::local();
         site.let_read("target");
@@ -63,7 +63,7 @@ impl At {
         }
     }
 
-    /// Pushes a tree of all kinds of entries, with the manifest `m`.
+    /// Pushes a tree with all kinds of entries, with the manifest `m`.
     fn fill(&self) {
         let site = self.site();
         grow(site);
