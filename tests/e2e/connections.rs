@@ -1,4 +1,4 @@
-//! Connections and processes that end in mid-transfer, stand still, or come back.
+//! Connections and processes that end in mid-transfer, stall, or return.
 
 pub(crate) mod breakage;
 pub(crate) mod clock;

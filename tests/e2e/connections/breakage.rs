@@ -1,5 +1,5 @@
-//! Ends in mid-transfer: a peer that is killed, a user who has enough. Nothing half-written stands under a final name,
-//! whoever is left goes on, and the next run completes.
+//! Ends in mid-transfer: a killed peer, or a user's interruption. No incomplete file has a final name, the surviving
+//! side continues, and the next run completes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::support::namespace::Namespace;
 use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_part_of, assert_same, names, paint, picture, set_mode};
 
-/// What may pass before the relay stalls: more than the handshakes and the small files, less than all.
+/// Bytes before the relay stalls: more than the handshakes and the small files need, less than the whole transfer.
 const BYTES_BEFORE_STALL: u64 = 9 << 20;
 
-/// A transfer that hangs half-way, with its relay.
+/// A transfer stalled in mid-transfer, with its relay.
 struct HalfWay {
     site: Site,
     proxy: Proxy,
@@ -96,7 +96,7 @@ fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_compl
         outcome.stderr
     );
     outcome.says(&["zmove: ", "connection"]).lines(1);
-    // what is killed cannot clean up, but nothing it left has a final name; the next run removes it
+    // A killed process cannot clean up. Its leftovers have no final names, and the next run removes them.
     assert_part_of(&site.source(), &site.target());
     let again = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
     assert_eq!(again.fingerprint, daemon.fingerprint);
@@ -135,7 +135,7 @@ fn kill_client(
     assert_same(&site.source(), &site.target());
 }
 
-/// What this process ignores, those that it starts ignore too.
+/// Whether this process ignores a signal. Its child processes then ignore the signal too.
 fn ignores(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status
@@ -145,7 +145,7 @@ fn ignores(signal: Signal) -> bool {
     u64::from_str_radix(ignored.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
 }
 
-/// A shell that is not interactive starts what runs in its background so.
+/// A non-interactive shell starts its background processes with ignored signals.
 #[test]
 fn a_signal_that_its_parent_ignores_does_not_end_a_client() {
     if !has_program("env") {
@@ -209,7 +209,7 @@ fn a_path_that_breaks_over_lanes_in_clear() {
     break_path(half_way_to(Site::clear()));
 }
 
-/// The path breaks and both ends live.
+/// The path breaks while both ends are alive.
 fn break_path(
     HalfWay {
         site,
@@ -232,13 +232,13 @@ fn break_path(
     assert_same(&site.source(), &site.target());
 }
 
-/// Several times, for both roles have to hear of it, and one may be waiting for the other.
+/// Repeated, since both roles must notice the interruption and one may be waiting for the other.
 #[test]
 fn a_local_push_that_is_interrupted() {
     for _ in 0..8 {
         let site = Site::local();
         paint(site.source().join("small"), 1_000);
-        // These zeros take longer to move than anybody waits.
+        // Copying these zeros takes longer than the test.
         std::fs::File::create(site.source().join("endless"))
             .unwrap()
             .set_len(1 << 40)
@@ -262,7 +262,7 @@ fn a_local_push_that_is_interrupted() {
     }
 }
 
-/// The source is closed to others, and the files in it are not.
+/// The source directory is closed to other users, but its files are not.
 #[test]
 fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
     let site = Site::local();
@@ -290,7 +290,7 @@ fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
     assert_eq!(mode(), 0o750);
 }
 
-/// The kernel makes such a directory anew, with another time of birth, when something is put into it first.
+/// The kernel recreates such a directory, with a new birth time, when the first entry is created in it.
 #[test]
 fn what_a_killed_push_leaves_in_a_directory_of_a_lower_layer_goes() {
     let Some(site) = Site::within(Namespace::with_layers) else {
@@ -341,7 +341,7 @@ fn a_daemon_that_stops_leaves_no_partial_file() {
     assert_nothing_half_written(&site);
 }
 
-/// The part of a file that nobody sends any more stays until somebody says so.
+/// Removes the parts of files that no transfer continues. Such parts stay until they are removed explicitly.
 pub(crate) fn clean_parts(site: &Site, home: &str) {
     let mut clean = site.zmove(&["journal", "clean", "--all"]);
     clean.0.env("ZMOVE_HOME", site.path(home));
@@ -352,7 +352,7 @@ pub(crate) fn interrupt(client: Child) -> Outcome {
     end_by(client, interruption())
 }
 
-/// SIGINT, or SIGTERM if SIGINT is ignored here and so by what is started here, as in the background of a script.
+/// Returns SIGINT, or SIGTERM if this process and therefore its children ignore SIGINT, as in a background script.
 pub(crate) fn interruption() -> Signal {
     if ignores(Signal::INT) {
         Signal::TERM
@@ -361,7 +361,7 @@ pub(crate) fn interruption() -> Signal {
     }
 }
 
-/// Expects that it has not ended yet.
+/// Kills a client and expects that it had not ended before.
 pub(crate) fn kill(client: Child) {
     assert_eq!(end_by(client, Signal::KILL).code, None);
 }
@@ -373,11 +373,11 @@ pub(crate) fn end_by(client: Child, signal: Signal) -> Outcome {
     finish(client)
 }
 
-/// A name that is about to appear in a directory.
+/// A watch for a name that is about to appear in a directory.
 pub(crate) struct Appearance {
     watch: rustix::fd::OwnedFd,
     name: &'static str,
-    /// Whether `name` is only the beginning of the name.
+    /// Whether `name` is only a prefix of the name.
     begins: bool,
 }
 
@@ -393,7 +393,7 @@ impl Appearance {
         }
     }
 
-    /// Of a name that begins so.
+    /// A watch for a name with this prefix.
     pub(crate) fn of_beginning(name: &'static str, directory: &Path) -> Self {
         Self {
             begins: true,

@@ -1,5 +1,4 @@
-//! Clocks that jump, by days and years, in the middle of a transfer and between two: nothing is lost by it and nothing
-//! hangs.
+//! Clocks that jump by days and years, in mid-transfer and between transfers. No data is lost and no process hangs.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -16,19 +15,20 @@ use crate::support::command::{ZMOVE, finish};
 use crate::support::harness::{Site, has_program, skip, write_program};
 use crate::support::tree::assert_same;
 
-/// The wall clock of a site's programs, as a shift from the true one that can be changed while they run.
+/// The wall clock of a site's programs, as an offset from the real time that can be changed while they run.
 pub(crate) struct Clock(PathBuf);
 
 impl Clock {
-    /// A site whose programs look at such a clock whenever they ask for the time; `None` where that is not possible.
+    /// A site whose programs read such a clock whenever they query the time. Returns `None` if this host cannot provide
+    /// it.
     ///
-    /// Threads of one program that ask at once may see the true time for a moment: up to faketime 0.9.10 they read into
+    /// Threads of one program that query concurrently may briefly see the real time: up to faketime 0.9.10 they share
     /// one buffer.
     pub(crate) fn site() -> Option<(Site, Self)> {
         Self::site_reading(|clock| format!("FAKETIME_NO_CACHE=1 FAKETIME_TIMESTAMP_FILE='{clock}'"))
     }
 
-    /// A site whose programs look at such a clock once, when they start.
+    /// A site whose programs read such a clock once, at their start.
     fn site_read_at_start() -> Option<(Site, Self)> {
         Self::site_reading(|clock| format!("FAKETIME=\"$(cat '{clock}')\""))
     }
@@ -58,7 +58,7 @@ impl Clock {
         Some((site, clock))
     }
 
-    /// Waits until something holds, while minutes pass at once.
+    /// Waits for a condition while the clock advances by minutes.
     #[track_caller]
     pub(crate) fn wait_for(&self, what: &str, holds: impl Fn() -> bool) {
         let minutes = Cell::new(0);
@@ -70,14 +70,14 @@ impl Clock {
     }
 
     pub(crate) fn jump(&self, shift: &str) {
-        // never half written
+        // The rename ensures that no program reads a partial file.
         let new = self.0.with_extension("new");
         std::fs::write(&new, format!("{shift}\n")).unwrap();
         std::fs::rename(new, &self.0).unwrap();
     }
 }
 
-/// A host may begin with a clock that is far ahead. The first runner begins after the correction.
+/// The clock of a host may be far ahead at first. The first runner starts after the correction.
 #[test]
 fn a_schedule_that_was_made_before_the_clock_was_set_back_runs() {
     let Some((site, clock)) = Clock::site() else {

@@ -1,4 +1,4 @@
-//! A receiver that was stopped while its sender was killed stores nothing when it goes on: another push may have stored
+//! A receiver that was stopped while its sender was killed stores nothing when it resumes: another push may have stored
 //! newer contents under the same names.
 
 use std::collections::HashSet;
@@ -17,14 +17,14 @@ use crate::support::half_cut::HalfCut;
 use crate::support::harness::{PATIENCE, Site, has_program, skip};
 
 const FILES: usize = 10_000;
-/// The unpublished files of a receiver that is worth stopping.
+/// Number of unpublished files that a receiver must have before it is stopped.
 const UNPUBLISHED_MIN: usize = 900;
-/// How long it stays stopped at least.
+/// Minimum duration of the stop.
 const STOP_MIN: Duration = Duration::from_secs(1);
-/// A call that was permitted before the receiver was stopped may still be made, one for each thread that publishes.
+/// Maximum number of calls after the stop that were permitted before it, one per publishing thread.
 const LATE_CALLS_MAX: usize = 8;
 
-/// Fills the source with files whose contents tell which push they belong to.
+/// Fills the source with files whose contents identify the push.
 fn fill(site: &Site, content: u8) {
     fill_directory(&site.source().join("d"), content);
 }
@@ -36,7 +36,7 @@ fn fill_directory(directory: &Path, content: u8) {
     }
 }
 
-/// The files that have their names at the target and these contents.
+/// Number of files with final names at the target and with these contents.
 fn with_content(site: &Site, content: u8) -> usize {
     let names = std::fs::read_dir(site.target().join("d")).unwrap();
     let has_it = |path: &PathBuf| std::fs::read(path).is_ok_and(|bytes| bytes == [content; 100]);
@@ -46,7 +46,7 @@ fn with_content(site: &Site, content: u8) -> usize {
         .count()
 }
 
-/// The files that a receiver has stored under hidden names.
+/// Number of files that a receiver has stored under hidden names.
 fn unpublished(directory: &Path) -> usize {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return 0;
@@ -64,7 +64,7 @@ fn unpublished(directory: &Path) -> usize {
     entries.flatten().map(count).sum()
 }
 
-/// Stops a receiver when it has much to publish.
+/// Stops a receiver once it has many files to publish.
 fn stop(site: &Site, receiver: Pid) -> Instant {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -79,26 +79,26 @@ fn stop(site: &Site, receiver: Pid) -> Instant {
     }
 }
 
-/// Stops a receiver that has much to publish, and kills its sender.
+/// Stops a receiver that has many files to publish, and kills its sender.
 fn stop_and_kill(site: &Site, receiver: Pid, sender: Child) -> Instant {
     let stopped = stop(site, receiver);
     kill(sender);
     stopped
 }
 
-/// Kills a sender. Its output is not read to the end: the ssh that it has started lives on and has it as well.
+/// Kills a sender. Its output is not read to the end, since the ssh that it started survives and also holds the pipe.
 fn kill(mut sender: Child) {
     sender.kill().unwrap();
     assert_eq!(sender.wait().unwrap().code(), None);
 }
 
-/// Lets a stopped receiver go on once it has been stopped for long enough.
+/// Resumes a stopped receiver once it has been stopped for long enough.
 fn wake(receiver: Pid, stopped: Instant) {
     std::thread::sleep(STOP_MIN.saturating_sub(stopped.elapsed()));
     kill_process(receiver, Signal::CONT).unwrap();
 }
 
-/// The times of directories are not compared: whoever removes its hidden files changes them.
+/// Expects the new contents. The timestamps of directories are not compared, since removing hidden files changes them.
 fn assert_new(site: &Site, late_calls_max: usize) {
     let old = with_content(site, b'1');
     assert!(old <= late_calls_max, "{old} of {FILES} files are old");
@@ -106,7 +106,7 @@ fn assert_new(site: &Site, late_calls_max: usize) {
     assert_eq!(unpublished(&site.target()), 0, "hidden names stay");
 }
 
-/// The receiver that ssh has started for a site.
+/// Returns the process id of the receiver that ssh has started for a site.
 pub(crate) fn receiver_over_ssh(site: &Site) -> Pid {
     let home = format!("ZMOVE_HOME={}", site.path("server").display());
     let is_ours = |pid: &Pid| {
@@ -161,7 +161,7 @@ fn a_receiver_over_ssh_that_wakes_up_stores_nothing_over_what_the_next_push_has_
     assert_new(&site, LATE_CALLS_MAX);
 }
 
-/// Pushes to the first of two daemons on the same storage, and after that to the second, from another home.
+/// Pushes to the first of two daemons on the same storage, and then from another home to the second one.
 fn to_another_daemon(mut site: Site, options: &[&str], serve_options: &[&str]) {
     site.start_daemon_with(serve_options);
     let contents = site.contents();
@@ -205,7 +205,7 @@ fn a_daemon_that_wakes_up_after_a_push_over_quic_stores_nothing_over_what_anothe
     to_another_daemon(Site::local(), quic, quic);
 }
 
-/// The calls that give names, each held for longer than a case lasts before the kernel makes it.
+/// Options of strace that delay the calls that publish names for longer than a case lasts.
 const HELD_CALLS: [&str; 4] = [
     "-e",
     "trace=renameat,renameat2,linkat",
@@ -219,14 +219,14 @@ fn can_hold() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
-/// The threads that a tracer has seen in a call.
+/// Number of threads that the tracer has seen in a call.
 fn threads_in(log: &Path) -> usize {
     let log = std::fs::read_to_string(log).unwrap_or_default();
     let threads = log.lines().filter_map(|line| line.split(' ').next());
     threads.collect::<HashSet<_>>().len()
 }
 
-/// The process that traces another one.
+/// Returns the process that traces another one.
 fn tracer_of(pid: Pid) -> Pid {
     let status = format!("/proc/{}/status", pid.as_raw_nonzero());
     let status = std::fs::read_to_string(status).unwrap();
@@ -237,7 +237,7 @@ fn tracer_of(pid: Pid) -> Pid {
     Pid::from_raw(tracer.trim().parse().unwrap()).unwrap()
 }
 
-/// The receiver has checked its lease, and has not made the call yet, when its sender dies.
+/// When its sender dies, the receiver has checked its lease and has not made the call yet.
 #[test]
 fn a_thread_that_has_its_permit_gives_one_name_after_its_sender_has_gone() {
     if !can_hold() {
@@ -247,7 +247,7 @@ fn a_thread_that_has_its_permit_gives_one_name_after_its_sender_has_gone() {
     let log = site.path("calls");
     let directory = site.target().join("d");
     std::fs::create_dir(&directory).unwrap();
-    // Other calls of the daemon, such as those in its home, are not held.
+    // Other calls of the daemon, such as those in its home, are not delayed.
     site.run_by_script(&format!(
         "exec strace -D -f -qq -o '{}' -P '{}' {} '{ZMOVE}' \"$@\"",
         log.display(),
@@ -268,13 +268,13 @@ fn a_thread_that_has_its_permit_gives_one_name_after_its_sender_has_gone() {
     let first = site.take_daemon();
     push_again_from_another_home(&mut site, &[], &[]);
     let threads = threads_in(&log);
-    // Without the tracer, the kernel makes the calls.
+    // Without the tracer, the kernel executes the delayed calls.
     kill_process(tracer_of(first.pid()), Signal::KILL).unwrap();
     first.terminate();
     assert_new(&site, threads);
 }
 
-/// A push that has said that it waits for an earlier connection.
+/// Expects that a push reported waiting for an earlier connection.
 #[track_caller]
 fn assert_waited(outcome: Outcome) {
     outcome.expect(0).says(&[
@@ -283,7 +283,7 @@ fn assert_waited(outcome: Outcome) {
     ]);
 }
 
-/// The source changes while the sender is without a connection.
+/// The source changes while the sender is disconnected.
 #[test]
 fn a_receiver_over_ssh_that_wakes_up_stores_nothing_over_what_the_push_has_stored_by_another() {
     let site = Site::local();
@@ -298,7 +298,7 @@ fn a_receiver_over_ssh_that_wakes_up_stores_nothing_over_what_the_push_has_store
         let port = std::fs::read_to_string(&ports).unwrap();
         ([127, 0, 0, 1], port.trim_end().parse().unwrap()).into()
     });
-    // Has the receiver's answer contain the port of the relay, and keeps its own.
+    // Replaces the port in the receiver's answer by the port of the relay, and saves the original one.
     let keeps = format!(r#"h; s/.*"port":\([0-9]*\).*/\1/w {}"#, port.display());
     let tells = format!(r#"g; s/"port":[0-9]*/"port":{}/"#, relay.address.port());
     let zmove = script(
@@ -332,20 +332,20 @@ fn a_push_does_not_wait_for_a_receiver_over_ssh_that_has_ended() {
     let receiver = receiver_over_ssh(&site);
     stop(&site, receiver);
     kill_process(receiver, Signal::KILL).unwrap();
-    // The loss and the new connection are reported, and no wait.
+    // The lost and the new connection are reported, and no wait.
     finish(sender).expect(0).lines(2);
     assert_eq!(with_content(&site, b'1'), FILES);
 }
 
-/// A small file, which is sent only once the transfer has been opened: it is too long for a guess.
+/// Length of a file that is sent only once the transfer has been opened, since it is too long to be sent speculatively.
 const HELD_BACK_BYTES: usize = 3 << 20;
-/// The bytes that reach the first receiver: more than the handshakes and the opening.
+/// Bytes that reach the first receiver: more than the handshakes and the opening need.
 const PASSES_BYTES: usize = 1 << 20;
-/// How long a receiver is watched that is to publish nothing: it publishes what it has within about a second.
+/// Duration for which a receiver that must not publish is observed. It would publish its files within about a second.
 const WATCH: Duration = Duration::from_secs(3);
 
-/// A push to two daemons behind one name. The path to the first holds back what the sender has sent, and breaks at the
-/// side of the sender alone. The next connections lead to the second daemon.
+/// A push to two daemons behind one name. The path to the first daemon holds back the sender's data and breaks only on
+/// the sender's side. The next connections lead to the second daemon.
 struct TwoDaemons {
     site: Site,
     first: Daemon,
@@ -385,7 +385,7 @@ impl TwoDaemons {
         (daemons, sender)
     }
 
-    /// Has the first daemon notice the loss and end, and looks at the target then.
+    /// Makes the first daemon notice the loss and terminate, then checks the target.
     fn end_and_assert_new(self) {
         self.relay.end();
         self.first.terminate();
@@ -394,14 +394,14 @@ impl TwoDaemons {
     }
 }
 
-/// The contents of the file under its final name.
+/// Returns the content byte of the file under its final name.
 fn content(site: &Site) -> Option<u8> {
     let bytes = std::fs::read(site.target().join("f")).ok()?;
     assert_eq!(bytes, vec![bytes[0]; HELD_BACK_BYTES]);
     Some(bytes[0])
 }
 
-/// The receiver holds its lease: it has noticed nothing, and the sender has echoed its pings until just before.
+/// The receiver still holds its lease. It has not noticed the loss, and the sender echoed its pings until just before.
 #[test]
 fn a_receiver_that_has_not_noticed_the_loss_publishes_nothing_once_the_next_session_has_begun() {
     let (daemons, sender) = TwoDaemons::begin();

@@ -1,5 +1,5 @@
-//! Outages that do not end by themselves: a transfer whose sessions come no further has its end, whoever dials, and one
-//! that comes further has none.
+//! Outages that do not end. A transfer whose sessions make no progress fails at its timeout, whichever side dials. A
+//! transfer that makes progress has no timeout.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ fn assert_given_up(outcome: Outcome, relay: &Proxy) {
     outcome.expect(12).says(&end);
 }
 
-/// Does something again and again until something else is over, if only by a panic.
+/// Repeats an action while `doing` runs, until `doing` returns or panics.
 fn while_doing<T>((each, again): (Duration, impl Fn() + Sync), doing: impl FnOnce() -> T) -> T {
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
@@ -50,7 +50,7 @@ fn while_doing<T>((each, again): (Duration, impl Fn() + Sync), doing: impl FnOnc
     })
 }
 
-/// Runs it while the source's only small file is another version all the time.
+/// Runs a command while the only small file of the source keeps changing.
 fn with_a_file_that_changes(site: &Site, zmove: Zmove) -> Outcome {
     let new = site.path("new");
     let change = || {
@@ -60,7 +60,7 @@ fn with_a_file_that_changes(site: &Site, zmove: Zmove) -> Outcome {
     while_doing((Duration::from_millis(20), change), || zmove.outcome())
 }
 
-/// So slow that the small file has its name before so much of the large one has passed.
+/// Slow enough for the small file to be renamed into place before `LITTLE` bytes of the large one have passed.
 const SLOWLY: [&str; 2] = ["--limit", "1MB"];
 const LITTLE: u64 = 1_500_000;
 
@@ -98,13 +98,13 @@ fn a_pull_that_brings_the_same_file_again_and_again_ends() {
     assert!(names(&site.target()).contains(&"log".to_owned()));
 }
 
-/// Each session brings a few groups, and no more than the one before.
+/// Each session transfers a few groups, and no more than the previous one.
 #[test]
 fn a_pull_that_comes_further_is_lost_as_often_as_it_takes() {
     let site = Site::reading(&[], &[]);
     paint(site.source().join("large"), 24 * GROUP_BYTES);
     let relay = Proxy::cutting_down(site.the_daemon().address, 13 << 20);
-    // so slow that what has passed is stored when the rest is cut off
+    // Slow enough for all data that has passed to be stored before the connection is cut.
     let outcome = pull_by(&site, &relay, &["--timeout", "5s", "--limit", "15MB"])
         .outcome()
         .expect(0);
@@ -116,7 +116,7 @@ fn a_pull_that_comes_further_is_lost_as_often_as_it_takes() {
     assert_same(&site.source(), &site.target());
 }
 
-/// A copy by way of relays to both hosts.
+/// A copy through relays to both hosts.
 fn copy_by(world: &World, [source, target]: [&SocketAddr; 2]) -> Zmove {
     let World {
         site,

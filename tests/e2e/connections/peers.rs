@@ -1,4 +1,4 @@
-//! Peers that are not there, not zmove, or another zmove.
+//! Peers that are absent, that are not zmove, or that are another version of zmove.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -30,14 +30,14 @@ fn push_to(site: &Site, target: &str) -> Outcome {
         .outcome()
 }
 
-/// The greeting of a zmove that speaks version 9 of the protocol.
+/// The greeting of a zmove with protocol version 9.
 fn newer_greeting(transfer: u8) -> Vec<u8> {
     let mut greeting = Greeting::new(Role::Control, TransferId([transfer; 16])).encode();
     greeting[8] = 9;
     greeting.to_vec()
 }
 
-/// A TLS server with zmove's own handshake that then says `greeting` on each connection and nothing more.
+/// Starts a TLS server with zmove's handshake that sends only `greeting` on each connection.
 fn serve_greeting(site: &Site, greeting: Vec<u8>) -> (SocketAddr, Fingerprint) {
     let identity = Identity::load_or_create(&site.path("server")).unwrap();
     let fingerprint = identity.fingerprint();
@@ -69,11 +69,11 @@ async fn say(mut connection: Connection, greeting: Vec<u8>) {
         drop(connection.write_all(&greeting).await);
         drop(connection.flush().await);
     }
-    // stays open until the client has had enough
+    // Keeps the connection open until the client closes it.
     drop(tokio::io::copy(&mut connection, &mut tokio::io::sink()).await);
 }
 
-/// TLS as a zmove of version 9 has it, by the key in `home`.
+/// TLS settings of a zmove with protocol version 9 and the key in `home`.
 fn newer_tls(home: &Path) -> ServerConfig {
     let pem = home.join("key.pem");
     let certificates = vec![CertificateDer::from_pem_file(&pem).unwrap()];
@@ -88,7 +88,7 @@ fn newer_tls(home: &Path) -> ServerConfig {
     tls
 }
 
-/// A zmove over TCP that speaks version 9.
+/// Starts a zmove over TCP with protocol version 9.
 fn serve_newer(site: &Site) -> (SocketAddr, Fingerprint) {
     let home = site.path("server");
     let fingerprint = Identity::load_or_create(&home).unwrap().fingerprint();
@@ -100,7 +100,7 @@ fn serve_newer(site: &Site) -> (SocketAddr, Fingerprint) {
             let session = ServerConnection::new(Arc::clone(&tls)).unwrap();
             let mut stream = StreamOwned::new(session, stream);
             std::thread::spawn(move || {
-                // a client that does not accept the key ends the handshake
+                // A client that does not accept the key aborts the handshake.
                 let said = stream.write_all(&newer_greeting(0));
                 drop(said.and_then(|()| stream.read_to_end(&mut Vec::new())));
             });
@@ -121,7 +121,7 @@ enum Pin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     InTls,
-    /// The peer has agreed on this version in TLS before, which no zmove of another version does.
+    /// The peer has already agreed on the current version in TLS, which a zmove of another version never does.
     InTheGreeting,
 }
 
@@ -152,7 +152,7 @@ fn meet_another_version(shown: Shown, pin: Pin) {
     for words in commands {
         let is_doctor = words[0] == "doctor";
         let (code, parts): (_, &[&str]) = match (shown, pin) {
-            // what is said under another key than the pinned one means nothing
+            // A message under a key other than the pinned one is not trusted.
             (_, Pin::Other) => (5, &["it shows the key", "somebody may be intercepting"]),
             (Shown::InTheGreeting, Pin::Missing) if !is_doctor => (5, &[&key]),
             _ => (
@@ -201,7 +201,7 @@ fn a_peer_of_another_version() {
     });
 }
 
-/// A zmove over QUIC that speaks version 9, and names this in the reason of its close.
+/// Starts a zmove over QUIC with protocol version 9, which it states in the reason of its close.
 fn serve_newer_over_quic(site: &Site) -> (SocketAddr, Fingerprint) {
     let home = site.path("server");
     let fingerprint = Identity::load_or_create(&home).unwrap().fingerprint();
@@ -219,7 +219,7 @@ fn serve_newer_over_quic(site: &Site) -> (SocketAddr, Fingerprint) {
             let endpoint = quinn::Endpoint::server(config, listen).unwrap();
             address_in.send(endpoint.local_addr().unwrap()).unwrap();
             while let Some(incoming) = endpoint.accept().await {
-                // A push ends while it dials lanes: its unfinished handshakes must not delay the next client.
+                // A push ends while it dials lanes. Its unfinished handshakes must not delay the next client.
                 tokio::spawn(async move {
                     if let Ok(connection) = incoming.await {
                         connection.close(0_u32.into(), &newer_greeting(0));
@@ -244,7 +244,7 @@ fn a_peer_of_another_version_over_quic() {
     let push = ["push", "--transport", "quic", "source", &target];
     site.zmove(&push).outcome().expect(2).says(&versions);
     let doctor = site.zmove(&["doctor", &address.to_string()]).outcome();
-    // the text is wrapped
+    // The output wraps lines.
     let told: Vec<_> = doctor.stdout.split_whitespace().collect();
     let told = told.join(" ");
     versions
@@ -261,7 +261,7 @@ fn a_peer_that_greets_as_something_else() {
     outcome.says(&["zmove: ", "the peer is not zmove"]).lines(1);
 }
 
-/// After a right greeting comes a message of nonsense, or one that claims to be endless.
+/// A valid greeting is followed by an invalid message, or by a message that claims an enormous length.
 #[test]
 fn a_peer_that_breaks_the_protocol() {
     for nonsense in [&[4, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF][..], &[0xFF; 8]] {
@@ -327,12 +327,13 @@ fn garbage_at_the_daemon_is_logged_and_survived() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     let address = site.the_daemon().address;
-    // the first bytes of a TLS record that never ends: it may wait, but not be in the way
+    // The first bytes of a TLS record that is never completed. The daemon may wait for it, but must serve other
+    // clients.
     let mut slow = TcpStream::connect(address).unwrap();
     slow.write_all(&[22, 3, 1, 2, 0]).unwrap();
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 1000], &[0xFF; 70_000]] {
         let mut stream = TcpStream::connect(address).unwrap();
-        // it may hang up in the middle of it
+        // The daemon may close the connection before all bytes are written.
         drop(stream.write_all(garbage));
         drop(stream.read_to_end(&mut Vec::new()));
         let own = stream.local_addr().unwrap();
@@ -346,7 +347,7 @@ fn garbage_at_the_daemon_is_logged_and_survived() {
     drop(slow);
 }
 
-/// A known key that says nonsense after the handshake.
+/// A client with a known key sends invalid data after the handshake.
 #[test]
 fn garbage_from_a_known_key_is_logged_and_survived() {
     let site = Site::daemon();
@@ -357,7 +358,8 @@ fn garbage_from_a_known_key_is_logged_and_survived() {
         .enable_all()
         .build()
         .unwrap();
-    // each is a transfer of its own: the daemon logs the end of one a moment before it may come again
+    // Each case has its own transfer id, since the daemon logs the end of a transfer shortly before the id may be
+    // reused.
     let greeting = |transfer| Greeting::new(Role::Control, TransferId([transfer; 16]));
     let nonsense = [&greeting(2).encode()[..], &[5, 0, 0, 0, 1, 2, 3, 4, 5]].concat();
     let endless = [&greeting(3).encode()[..], &[0xFF, 0xFF, 0xFF, 0]].concat();

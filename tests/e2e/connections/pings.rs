@@ -1,4 +1,4 @@
-//! Pings on control: each side echoes the value, whatever phase the conversation is in.
+//! Pings on control: each side echoes the value in every phase of a session.
 
 use std::collections::VecDeque;
 
@@ -37,7 +37,7 @@ impl Pinging {
         }
     }
 
-    /// Dials the site's daemon by this transport, and reads its greeting.
+    /// Dials the site's daemon with this transport and reads its greeting.
     async fn dial(site: &Site, transport: TransportChoice, number: u8, role: Role) -> Self {
         let identity = Identity::load_or_create(&site.path("client")).unwrap();
         let daemon = site.the_daemon();
@@ -68,7 +68,7 @@ impl Pinging {
             let mut pongs = pinger.pongs();
             self.reader.listen();
             pinger.ping(value);
-            // The pong arrives after the messages that the peer sent before it.
+            // The pong arrives after messages that the peer sent before it.
             let heard = async {
                 loop {
                     tokio::select! {
@@ -93,7 +93,7 @@ impl Pinging {
         self.writer.send(&encode_message(message)).await.unwrap();
     }
 
-    /// The next message's bytes.
+    /// Returns the bytes of the next message.
     async fn message(&mut self) -> Vec<u8> {
         if let Some(message) = self.messages.pop_front() {
             return message;
@@ -106,7 +106,7 @@ impl Pinging {
         decode_message(&self.message().await).unwrap()
     }
 
-    /// Sends an opening, and pings before it, after it, and before the end of a session that moves nothing.
+    /// Sends an opening, and pings before it, after it, and before the end of a session without data.
     async fn converse(&mut self, phase: &'static str, open: Open) {
         self.reader.greeting().await.unwrap();
         self.is_answered("before the opening").await;
@@ -171,7 +171,7 @@ fn openings() -> Vec<(&'static str, Open)> {
             Open {
                 durability: Durability::End,
                 shared_job: Some(Box::new(job)),
-                // it stays, and other sessions would wait for it
+                // This job stays open, and other sessions with its target would wait for it.
                 target: b"job".to_vec(),
                 ..open(4)
             },
@@ -205,7 +205,7 @@ fn a_receiver_answers_pings_in_each_kind_of_session() {
     });
 }
 
-/// The opening has been sent, and is not read before the turn has come.
+/// The opening has been sent, and the receiver reads it only at its turn.
 #[test]
 fn a_receiver_answers_pings_of_a_transfer_that_waits_in_the_queue() {
     let mut site = Site::local();
@@ -238,7 +238,7 @@ fn a_daemon_that_sends_answers_pings_before_its_order_and_after_it() {
         pull.is_answered("before the order").await;
         let open = Open::new(Vec::new(), [1; 16]);
         let mut fetch = Fetch::new(open, vec![SourcePath(b"f".to_vec())]);
-        // A sender to whom no lane comes ends at once.
+        // A sender without a lane ends immediately.
         fetch.lanes.dialled = 1;
         let order = encode_message(&ToSource::Fetch(Box::new(fetch)));
         pull.writer.send(&order).await.unwrap();
@@ -249,7 +249,7 @@ fn a_daemon_that_sends_answers_pings_before_its_order_and_after_it() {
     });
 }
 
-/// The program of a user, as sender and as receiver that has dialled, against a daemon of the test.
+/// A client as the sender, and as a receiver that has dialed, against a daemon that the test implements.
 #[test]
 fn a_client_answers_pings_in_a_push_and_in_a_pull() {
     let (checked, phases) = std::sync::mpsc::channel();
@@ -272,7 +272,7 @@ fn a_client_answers_pings_in_a_push_and_in_a_pull() {
                 peer.say(&fetching).await;
                 let open = Open::new(Vec::new(), [0; 16]);
                 peer.send(&ToReceiver::Open(open)).await;
-                // the client's words come through
+                // The client's messages are received unchanged.
                 peer.message().await;
                 assert!(matches!(peer.next().await, ToSender::Opened(_)));
             } else {
@@ -290,7 +290,7 @@ fn a_client_answers_pings_in_a_push_and_in_a_pull() {
         let outcome = site.zmove(&[command, "--timeout", "3", &from, &to]);
         assert!(outcome.outcome().code != Some(0), "the host goes away");
     }
-    // the client dials again for a while
+    // The client keeps redialing for a while.
     let mut roles: Vec<_> = phases.try_iter().collect();
     roles.dedup();
     assert_eq!(roles, [Role::Control, Role::Fetch]);

@@ -1,4 +1,4 @@
-//! Connections are lost in mid-transfer and come back: the push goes on by itself and ends as if nothing had been.
+//! Connections are lost in mid-transfer and restored: the push continues without user action and completes.
 
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -15,13 +15,13 @@ use crate::support::ports::free_address;
 use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, names, paint};
 
-/// More than the handshakes and the small files, less than all.
+/// More than the handshakes and the small files need, less than the whole transfer.
 const BYTES_BEFORE_STALL: u64 = 9 << 20;
 const SMALL: u64 = 200;
 const LARGE: u64 = 3;
 const LARGE_BYTES: u64 = 2 * GROUP_BYTES + 5;
 
-/// A push that has come half-way through a relay.
+/// A push stalled in mid-transfer by a relay.
 pub(crate) struct HalfWay {
     pub(crate) site: Site,
     pub(crate) proxy: Proxy,
@@ -59,7 +59,7 @@ fn restart(site: &Site, daemon: &Daemon) -> Daemon {
     )
 }
 
-/// Expects that one outage was told, and that everything arrived once.
+/// Expects that one outage was reported and that everything arrived once.
 #[track_caller]
 fn assert_went_on(site: &Site, proxy: &Proxy, outcome: Outcome) -> Value {
     let lost = format!("zmove: connection to {} lost: ", proxy.address);
@@ -123,7 +123,7 @@ fn a_push_reconnects_after_the_daemon_was_stopped_and_restarted() {
     assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
 }
 
-/// A web server, as a captive portal has one, and a daemon with another key.
+/// A web server, such as that of a captive portal, and a daemon with another key.
 #[test]
 fn something_else_answers_for_a_while() {
     let HalfWay {
@@ -203,7 +203,7 @@ fn a_path_that_is_gone_for_a_while() {
         .expect(0)
         .says(&[&lost, "; reconnecting for up to 5 min"]);
     let summary = outcome.says(&["zmove: reconnected after ", " s"]).summary();
-    // all lanes of an attempt may have come too early, and control not: then there is another
+    // In one attempt all lanes may connect too early and control may fail. Then there is another attempt.
     assert!(
         (1..=2).contains(&summary["reconnects"].as_u64().unwrap()),
         "{summary}"
@@ -230,7 +230,7 @@ fn a_path_that_breaks_more_than_once() {
     assert_same(&site.source(), &site.target());
 }
 
-/// What a lost lane had goes by others, and nobody needs to know.
+/// Data of a lost lane is sent by other lanes, without a message.
 #[track_caller]
 fn assert_lanes_are_done_without(site: Site, count: usize, options: &[&str]) {
     let HalfWay {
@@ -266,7 +266,7 @@ fn a_lane_that_is_cut_is_dialled_again() {
     for options in [&["--streams", "4"][..], &["--limit", "10Gbit"], &[]] {
         let options = &[options, &["--sparse", "never"]].concat();
         let site = Site::daemon();
-        // more than sockets hold
+        // More data than the socket buffers hold.
         std::fs::File::create(site.source().join("zeros"))
             .unwrap()
             .set_len(200 << 20)
@@ -277,7 +277,7 @@ fn a_lane_that_is_cut_is_dialled_again() {
             client,
         } = half_way(site, options);
         if options.contains(&"4") {
-            // The control connection and four lanes. A lane that comes later would pass for the new one.
+            // The control connection and four lanes. A lane that connects later would be taken for the new one.
             proxy.wait_for_connections(5);
         }
         let connections = proxy.connections();
@@ -416,7 +416,8 @@ fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
         );
     }
     paint(site.source().join("large"), 10 * GROUP_BYTES);
-    // Some batches and groups: small files get their names within a second, and those without are sent again.
+    // A few batches and groups. Small files are renamed into place within a second, and those without final names are
+    // sent again.
     let proxy = Proxy::cutting(site.the_daemon().address, 30 << 20);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let outcome = site
@@ -481,7 +482,7 @@ fn a_push_does_not_retry_its_first_connection() {
         .lines(1);
 }
 
-/// The daemon that comes back knows nothing of the connections, and says so.
+/// The restarted daemon does not know the connections and resets them.
 #[test]
 fn a_daemon_that_comes_back_over_quic() {
     let mut site = Site::quic();
@@ -498,7 +499,7 @@ fn a_daemon_that_comes_back_over_quic() {
     appeared.wait();
     let mut daemon = site.take_daemon();
     daemon.kill();
-    // what it finds when it comes back is a tree that can be moved
+    // After the restart, the source can be transferred completely.
     std::fs::remove_file(&endless).unwrap();
     let options = [
         "--listen",
@@ -507,7 +508,7 @@ fn a_daemon_that_comes_back_over_quic() {
         "quic",
     ];
     let _again = Daemon::start_with(&site.path("server"), &options, &Runner::default());
-    // a third line tells of the file that is gone, if the sender was slow to open it
+    // A third line reports the missing file if the sender was slow to open it.
     let outcome = finish(client)
         .expect(0)
         .says(&["reconnecting"])
@@ -519,7 +520,7 @@ fn a_daemon_that_comes_back_over_quic() {
         ),
         (&1.into(), &1.into())
     );
-    // if the large file had begun, its part waits for a source that does not come back
+    // If the large file had been started, its part stays at the target, since its source is gone.
     let shown = names(&site.target())
         .into_iter()
         .filter(|name| !name.starts_with(".zmove-"));

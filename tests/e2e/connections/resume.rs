@@ -1,5 +1,5 @@
-//! Large files go on where an earlier transfer broke: what has come does not come again, whoever died, however the next
-//! transfer comes; and what cannot be trusted does.
+//! Large files resume after an interrupted transfer: stored data is not sent again, whichever side died and however the
+//! next transfer connects. Untrusted data is sent again.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -21,12 +21,12 @@ use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, names, paint, painted};
 
 const BYTES: u64 = 12 * GROUP_BYTES + 5;
-/// What may pass before the relay stalls.
+/// Bytes before the relay stalls.
 const BYTES_BEFORE_STALL: u64 = 8 * GROUP_BYTES;
-/// The least that a journal of some groups is long.
+/// Minimum length of a journal with some groups.
 const JOURNAL_BYTES_MIN: u64 = 300;
 
-/// A site whose target holds a part of `source/large`, and a journal that tells of it: the sender was killed.
+/// A site whose target holds a part of `source/large` and a journal of the part, because the sender was killed.
 pub(crate) fn broken_off() -> Site {
     let site = Site::daemon();
     break_off(&site, |relay| site.push_by(relay, &["--json"]));
@@ -34,13 +34,13 @@ pub(crate) fn broken_off() -> Site {
     site
 }
 
-/// Begins a push of `source/large` by way of a relay, and kills it when some of it has come.
+/// Starts a push of `source/large` through a relay, and kills it after a part has arrived.
 fn break_off(site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) {
     make_large(site);
     break_off_after(BYTES_BEFORE_STALL, site, push);
 }
 
-/// Begins a push by way of a relay, and kills it when so many bytes have passed.
+/// Starts a push through a relay, and kills it when `bytes` bytes have passed.
 pub(crate) fn break_off_after(bytes: u64, site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) {
     let (proxy, mut client) = stalled_after(bytes, site, push);
     client.kill().unwrap();
@@ -49,7 +49,7 @@ pub(crate) fn break_off_after(bytes: u64, site: &Site, push: impl FnOnce(&Socket
     site.the_daemon().wait_for_log("broken off by tester");
 }
 
-/// Begins a push of `source/large` by way of a relay, which lets nothing more pass when some of it has come.
+/// Starts a push of `source/large` through a relay, which stalls after a part has arrived.
 pub(crate) fn stalled(site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) -> (Proxy, Child) {
     make_large(site);
     stalled_after(BYTES_BEFORE_STALL, site, push)
@@ -76,29 +76,29 @@ fn journals(site: &Site) -> PathBuf {
     site.path("server").join("journal")
 }
 
-/// The journals there are, with their lengths.
+/// Returns the journals of the site's daemon with their lengths.
 pub(crate) fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
     journals_in(&journals(site))
 }
 
-/// The same, of a directory.
+/// Returns the journals in a directory with their lengths.
 pub(crate) fn journals_in(directory: &Path) -> Vec<(PathBuf, u64)> {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return Vec::new();
     };
     let entries = entries.map(Result::unwrap);
-    // One that has gone since the directory was read is none.
+    // A journal may be removed while the directory is read.
     entries
         .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.len())))
         .collect()
 }
 
-/// Waits until the daemon has journalled some groups.
+/// Waits until the daemon has recorded some groups in its journal.
 pub(crate) fn wait_for_journal(site: &Site) {
     wait_for_journal_in(&journals(site));
 }
 
-/// The same, of journals in another directory.
+/// Waits for a journal with some groups in this directory.
 pub(crate) fn wait_for_journal_in(directory: &Path) {
     std::fs::create_dir_all(directory).unwrap();
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
@@ -127,7 +127,7 @@ fn hidden(site: &Site) -> Vec<PathBuf> {
     names.map(|name| site.target().join(name)).collect()
 }
 
-/// All is there, and nothing else; returns how much had come before.
+/// Expects that target and source are equal. Returns the number of bytes that were stored before this push.
 #[track_caller]
 pub(crate) fn assert_done(site: &Site, summary: &Value) -> u64 {
     assert_same(&site.source(), &site.target());
@@ -168,7 +168,7 @@ fn a_preview_changes_no_unfinished_part() {
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
 }
 
-/// A part is of use at its target alone, and would stay elsewhere for good.
+/// A part is useful only at its target. A copy of it would never be removed elsewhere.
 #[test]
 fn a_part_is_copied_nowhere_and_that_is_told() {
     let site = broken_off();
@@ -322,7 +322,7 @@ fn a_single_file_keeps_its_other_name() {
     );
 }
 
-/// The part of the large one goes when the small one has its name, which comes at the end of the push.
+/// The part of the large file is removed when the small file has been renamed into place, at the end of the push.
 #[test]
 fn a_part_goes_when_its_file_has_become_a_small_one() {
     let site = broken_off();
@@ -335,7 +335,7 @@ fn a_part_goes_when_its_file_has_become_a_small_one() {
 #[test]
 fn a_changed_source_is_sent_from_the_start() {
     let site = broken_off();
-    // of the same size; times and contents differ
+    // The new file has the same size, with different timestamps and contents.
     std::fs::write(site.source().join("large"), painted(BYTES, 7)).unwrap();
     let summary = site.push_contents();
     assert_eq!(assert_done(&site, &summary), 0);
@@ -353,7 +353,7 @@ fn a_part_that_somebody_has_written_to_is_read_again() {
         .unwrap()
         .write_all_at(b"alien", 3)
         .unwrap();
-    // as if the journal had not been written for a while when that happened
+    // Truncates the journal, as if it had not been written for a while when the part was modified.
     let [(journal, _)] = &journals_of(&site)[..] else {
         panic!("one journal")
     };
@@ -457,7 +457,7 @@ fn a_part_is_not_kept_where_another_push_has_finished_the_file() {
     client.wait().unwrap();
     proxy.reset(site.the_daemon().address);
     site.the_daemon().wait_for_log("broken off by tester");
-    // The removal of its part has changed the time of the directory.
+    // Removing the part changes the timestamp of the directory.
     assert_eq!(names(&site.target()), ["large"]);
     assert_whole(&site.target().join("large"));
     assert_eq!(journals_of(&site), []);

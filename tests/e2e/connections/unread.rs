@@ -1,5 +1,4 @@
-//! A peer that pings and reads nothing: its pongs fill what it leaves room for, and the operator ends its transfer all
-//! the same.
+//! A peer that pings without reading: its pongs fill the send window, and the operator can still end its transfer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,17 +23,17 @@ mod trust_all;
 
 use self::trust_all::TrustAll;
 
-/// The bytes that the daemon may send and that nobody reads: room for its greeting and a few pongs.
+/// Bytes that the daemon may send without a read: its greeting and a few pongs.
 const WINDOW_BYTES: u32 = 256;
-/// More pings than pongs have room in the window, although pings that are read at once are answered by one pong.
+/// More pings than the window has room for pongs, even though pings that are read together are answered by one pong.
 const PINGS: u64 = 20_000;
-/// Within this time a transfer that was stopped is gone: a peer may take 10 s to take the reason.
+/// Maximum time until a stopped transfer is gone. A peer has 10 s to read the reason.
 const GONE_MAX: Duration = Duration::from_secs(40);
 
-/// A connection whose window is closed.
+/// A connection whose window is exhausted.
 type Unread = (Connection, RecvStream, SendStream);
 
-/// QUIC with the key of the site's client, and a small window.
+/// QUIC settings with the key of the site's client and a small window.
 fn settings(site: &Site) -> ClientConfig {
     let home = site.path("client");
     Identity::load_or_create(&home).unwrap();
@@ -57,7 +56,7 @@ fn settings(site: &Site) -> ClientConfig {
     settings
 }
 
-/// Opens a control connection of this role, pings until the daemon has no room for pongs, and then sends this.
+/// Opens a control connection with this role, pings until the daemon has no room for pongs, and then sends `words`.
 async fn flood(site: &Site, number: u8, role: Role, words: &[u8]) -> Unread {
     let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = site.the_daemon().address;
@@ -92,7 +91,7 @@ fn transfers(site: &Site) -> Vec<Value> {
     status["transfers"].as_array().unwrap().clone()
 }
 
-/// Waits until this holds of the daemon's transfers.
+/// Waits until `holds` is true of the daemon's transfers.
 fn wait_for(site: &Site, most: Duration, holds: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     let until = Instant::now() + most;
     loop {
@@ -108,7 +107,7 @@ fn wait_for(site: &Site, most: Duration, holds: impl Fn(&[Value]) -> bool) -> Ve
 /// Stops these transfers and waits until they are gone.
 fn stop(site: &Site, transfers: &[Value]) {
     for transfer in transfers {
-        // One that has ended just now has no id any more.
+        // A transfer that has just ended no longer has an id.
         drop(operator(site, &["stop", transfer["id"].as_str().unwrap()]));
     }
     wait_for(site, GONE_MAX, <[Value]>::is_empty);
@@ -130,7 +129,7 @@ fn a_transfer_whose_peer_pings_and_does_not_read_can_be_stopped_in_each_phase() 
     for (number, (role, words)) in (1..).zip(&phases) {
         unread.push(runtime.block_on(flood(&site, number, *role, words)));
     }
-    // Each opening has been read behind the pings. The one that is refused may have ended by then.
+    // The daemon has read each opening after the pings. A refused transfer may have ended already.
     let are_opened = |transfers: &[Value]| {
         ["write", "inspect", "measure"]
             .iter()

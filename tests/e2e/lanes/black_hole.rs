@@ -1,5 +1,5 @@
-//! Paths on which full-size packets vanish: the links of both hosts take packets of 9,000 bytes, a link between them
-//! takes 1,500, and no ICMP message reports that. The kernel's own search for the packet size is off, as by default.
+//! Paths that drop full-size packets. The links of both hosts allow packets of 9,000 bytes, a link between them allows
+//! 1,500, and no ICMP message reports that. The kernel's own path MTU probing is off, as by default.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -16,15 +16,15 @@ use crate::support::harness::{Site, has_program, is_root, skip};
 use crate::support::quiet_machine::{calm_machine, share_machine};
 use crate::support::tree::{assert_same, paint};
 
-/// What the message about a black hole says, apart from the host.
+/// Parts of the message about a black hole, without the host.
 const CAUSE: [&str; 3] = [
     "exchange full-size packets with 10.9.2.2:",
     "over TCP: they are lost on the path while small ones arrive",
     "ICMP messages that report it are filtered",
 ];
-/// The timeout is far shorter than TCP's own.
+/// The timeout is far shorter than that of TCP.
 const OPTIONS: [&str; 3] = ["--json", "--timeout", "20s"];
-/// Maximum time of a push that finds the black hole. Without that it takes several minutes.
+/// Maximum duration of a push that detects the black hole. An undetected one takes several minutes.
 const TRANSFER_MAX: Duration = Duration::from_secs(40);
 
 /// A network namespace, which ends with its process.
@@ -59,12 +59,12 @@ impl Host {
         assert!(output.status.success(), "{script}\n{said}");
     }
 
-    /// The words before a command that is to run there.
+    /// Returns the command prefix that runs a command in the namespace.
     fn enter(&self) -> String {
         format!("nsenter --target {} --net --", self.0.id())
     }
 
-    /// Has the commands of a site run there from now on.
+    /// Makes all later commands of a site run in the namespace.
     fn runs(&self, site: &mut Site) {
         site.run_by_script(&format!("exec {} {ZMOVE} \"$@\"", self.enter()));
     }
@@ -112,7 +112,7 @@ impl BlackHole {
                 test 0 = \"$(cat /proc/sys/net/ipv4/tcp_mtu_probing)\""
             ));
         }
-        // Messages of the router itself go nowhere.
+        // Messages of the router itself are dropped.
         router.run(
             "ip rule add iif lo priority 1 table 100 && ip route add blackhole default table 100",
         );
@@ -123,8 +123,8 @@ impl BlackHole {
         })
     }
 
-    /// A site whose daemon is at the far host and whose client is at the near one. The client may write the target, and
-    /// read the source.
+    /// A site whose daemon is on the far host and whose client is on the near one. The client may write to the target
+    /// and read the source.
     fn site(&self) -> Site {
         let mut site = Site::local();
         self.far.runs(&mut site);
@@ -202,13 +202,13 @@ fn a_copy_finds_its_way_around_a_black_hole() {
     site.pin(&sender.address, sender.fingerprint);
     let hosts = |address: &SocketAddr| format!("{address}:");
     let (from, to) = (hosts(&sender.address), hosts(&site.the_daemon().address));
-    // The client is at the target's host, and its own way to the source leads through the black hole as well.
+    // The client is on the target's host, and its own path to the source also has the black hole.
     black_hole.far.runs(&mut site);
     let copy = [&["copy"], &OPTIONS[..], &[&from, &to]].concat();
     check(&site, site.zmove(&copy).outcome());
 }
 
-/// The handshake does not get through either: the host's certificate is longer than a packet.
+/// The handshake fails as well, because the host's certificate is longer than a packet.
 #[test]
 fn a_handshake_finds_its_way_around_a_black_hole() {
     if !has_program("openssl") {
@@ -236,7 +236,7 @@ fn a_handshake_finds_its_way_around_a_black_hole() {
     check(&site, site.push(&OPTIONS, site.contents(), ""));
 }
 
-/// No other session follows these, since it would report everything again.
+/// There is no second session, since it would report everything again.
 #[test]
 fn what_only_looks_finds_its_way_around_a_black_hole() {
     let Some(black_hole) = BlackHole::new() else {

@@ -1,4 +1,5 @@
-//! Lanes in clear: both ends must want them, everybody on the path can read them, and nobody can change them.
+//! Cleartext lanes: both ends must agree to them, anyone on the path can read them, and nobody can modify them
+//! undetected.
 
 use std::fs::write;
 
@@ -9,10 +10,10 @@ use crate::support::tree::{assert_same, names, paint};
 
 const CONTENTS: &[u8] = b"what stands in the file";
 const NAME: &str = "the-name-of-the-file";
-/// From a name in a batch's head back into what authenticates the header before it.
+/// Distance from a name in a batch's header back to the authentication code of the header.
 const NAME_TO_MAC: usize = 35;
 
-/// Pushes one file by way of a relay.
+/// Pushes one file through a relay that flips a bit.
 fn push_struck(site: &Site, strike: Strike) -> (Outcome, Proxy) {
     write(site.source().join(NAME), CONTENTS.repeat(100)).unwrap();
     let daemon = site.the_daemon();
@@ -44,7 +45,7 @@ fn clear_lanes_need_the_permission_of_the_receiver() {
     assert_same(&site.source(), &site.target());
 }
 
-/// What was agreed on is said at both ends, whichever it is; within one process there is nothing to agree on.
+/// Both ends report the agreed cipher. Inside one process there is no cipher.
 #[test]
 fn the_summary_names_the_cipher() {
     let cases = [
@@ -54,7 +55,7 @@ fn the_summary_names_the_cipher() {
     ];
     for (site, cipher) in cases {
         paint(site.source().join("f"), 10);
-        // the second one has nothing to move
+        // The second push has nothing to transfer.
         for _ in 0..2 {
             let text = site.push(&[], site.contents(), "").done().stdout;
             let told = text

@@ -1,4 +1,4 @@
-//! A push that may not be as fast as it could be.
+//! Pushes with a rate limit.
 
 use std::time::Instant;
 
@@ -9,11 +9,11 @@ use crate::support::harness::Site;
 use crate::support::quiet_machine::{calm_machine, quiet_machine};
 use crate::support::tree::{assert_same, names, paint};
 
-/// 4 MB per second: so little that a busy machine still sends faster.
+/// 4 MB per second, which even a busy machine can exceed.
 const LIMIT: &str = "32Mbit";
 const BYTES_PER_SECOND: f64 = 4e6;
 const BYTES: u32 = 6 << 20;
-/// What may pass before the pace is set, and the kernel's first burst.
+/// Allows for data that is sent before the rate limit takes effect, and for the kernel's first burst.
 const TOLERANCE: f64 = 0.8;
 
 #[test]
@@ -46,7 +46,7 @@ fn the_live_rate_is_right_or_not_shown() {
     let _calm = calm_machine();
     let site = Site::daemon();
     paint(site.source().join("f"), 64 << 20);
-    // Many small files come first, which says nothing about the rate.
+    // Many small files are sent first. They say nothing about the rate.
     for number in 0..200 {
         paint(site.source().join(format!("small/{number}")), 10);
     }
@@ -67,7 +67,7 @@ fn the_live_rate_is_right_or_not_shown() {
     );
 }
 
-/// 16 lanes with a share of 2 MB/s each took 33 s for this, and one chunk went twice. A lower rate has fewer lanes.
+/// With 16 lanes at 2 MB/s each, this took 33 s and sent one chunk twice. A lower rate uses fewer lanes.
 #[test]
 fn two_chunks_take_no_longer_over_many_lanes() {
     let _quiet = quiet_machine();
@@ -91,14 +91,14 @@ fn two_chunks_take_no_longer_over_many_lanes() {
     }
 }
 
-/// The handshakes of 64 lanes over QUIC are as much as this rate carries in a second.
+/// The handshakes of 64 lanes over QUIC use as much data as this rate allows in a second.
 #[test]
 fn a_low_limit_has_no_more_lanes_than_it_can_use() {
     for site in [Site::daemon(), Site::quic()] {
         paint(site.source().join("f"), 1 << 20);
         let options = ["--limit", "1MB", "--streams", "64", "--json"];
         let summary = site.push(&options, site.contents(), "").done().summary();
-        // Four at most. On a busy machine the push may end before all of them are up.
+        // At most four lanes. On a busy machine the push may end before all of them are connected.
         let lanes = summary["lanes"].as_u64().unwrap();
         assert!((1..=4).contains(&lanes), "{summary}");
         assert_same(&site.source(), &site.target());
@@ -123,7 +123,7 @@ fn a_limit_that_cannot_be_meant_is_a_usage_error() {
     outcome.says(&["zmove: ", "--limit", "another host"]);
 }
 
-/// At this rate no group is stored for 40 s, after which a storage without a rate limit counts as hanging.
+/// At this rate no group is stored for 40 s. Without a rate limit, storage counts as hanging after that time.
 #[test]
 fn a_low_rate_limit_is_not_reported_as_hanging_storage() {
     let spread = Spread::new(2);

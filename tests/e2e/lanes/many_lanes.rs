@@ -1,4 +1,4 @@
-//! A peer that opens lane after lane: what has ended takes nothing, and not many may wait.
+//! A peer that opens many lanes: ended lanes use no resources, and the number of waiting lanes is limited.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -26,7 +26,7 @@ fn runtime() -> Runtime {
         .unwrap()
 }
 
-/// What opens a transfer.
+/// Encodes the message that opens a transfer.
 fn opening(site: &Site) -> Vec<u8> {
     let open = Open::new(site.target().to_str().unwrap().into(), [0; 16]);
     encode_message(&ToReceiver::Open(open))
@@ -57,7 +57,7 @@ fn wait_for_one(gone: &Receiver<()>, number: u16) {
         .unwrap_or_else(|_| panic!("something is left of lane {number}"));
 }
 
-/// A lane that ends at once; says so when nobody can break it any more.
+/// A lane that ends immediately. Signals `gone` when its breaker is dropped.
 fn ended_lane(gone: &Sender<()>) -> Box<dyn LaneSource> {
     let last = Last(gone.clone());
     Box::new(Ended(LaneBreaker::new(move || {
@@ -69,7 +69,7 @@ struct Last(Sender<()>);
 
 impl Drop for Last {
     fn drop(&mut self) {
-        // nobody listens any more when the test has failed
+        // If the test has failed, the channel is closed.
         let _test_over = self.0.send(());
     }
 }
@@ -105,7 +105,7 @@ fn lanes_beyond_those_that_may_wait_are_turned_away() {
         control.write_all(&opening(&site)).await.unwrap();
         control.flush().await.unwrap();
         let mut held = vec![control];
-        // so many are taken, and so many more wait
+        // `LANES_MAX` lanes are accepted, and as many more wait.
         for number in 0..=2 * LANES_MAX {
             held.push(greet(&dialler, Role::Lane(LaneId(number))).await);
         }

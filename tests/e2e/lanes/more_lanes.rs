@@ -1,4 +1,4 @@
-//! A path that loses packets gets more lanes while the push runs, and lanes that do not come up are done without.
+//! A path that loses packets gets more lanes during the push. Lanes that fail to connect are not needed.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -16,7 +16,7 @@ use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
 const LANES: usize = 2;
-/// Much more than goes over the first lanes until there are others.
+/// Many more groups than the first lanes send before further lanes are added.
 const GROUPS: u64 = 60;
 const SLOW: Duration = Duration::from_millis(150);
 
@@ -52,7 +52,7 @@ fn a_lossy_path_gets_more_lanes() {
     };
     let pushed = push.push(&site.source(), &site.target());
     let summary = pushed.summary();
-    // every other dial has failed
+    // Every second dial has failed.
     assert!(
         summary.counters.files == 1 && summary.counters.lanes > LANES as u64,
         "{} lanes",
@@ -101,7 +101,7 @@ fn lanes_beyond_those_that_the_receiver_takes_end_in_order() {
 
 const SURPLUS: usize = 3;
 
-/// A sending end that lets nothing through before others have ended.
+/// A sending end that waits until other lanes have ended.
 struct PatientSink {
     inner: Box<dyn LaneSink>,
     ended: Arc<(Mutex<usize>, Condvar)>,
@@ -129,7 +129,7 @@ impl LaneSink for PatientSink {
     }
 }
 
-/// A sending end that is slow while it is one of few, and of which it is said that it loses segments, at a steady rate.
+/// A sending end that is slow while there are few lanes, and that reports a steady rate of lost segments.
 struct LossySink {
     inner: Box<dyn LaneSink>,
     lanes: Arc<AtomicUsize>,

@@ -1,4 +1,4 @@
-//! What a push has learnt of its path is where the next begins.
+//! A push begins with the path measurements of the previous one.
 
 use std::fs::{read_to_string, write};
 use std::time::{Duration, SystemTime};
@@ -18,7 +18,7 @@ fn site() -> Site {
     site
 }
 
-/// The line that a push has left behind.
+/// Returns the line that a push has written.
 #[track_caller]
 fn remembered(site: &Site) -> String {
     let text = read_to_string(site.path("client").join("paths")).unwrap();
@@ -40,10 +40,10 @@ fn the_next_push_starts_with_the_lanes_of_the_last() {
     let (path, known) = line.split_once(' ').unwrap();
     let mut known: Value = serde_json::from_str(known).unwrap();
     known["lanes"] = 11.into();
-    // near that of this host to itself, also of a busy one
+    // Close to the round trip of this host to itself, even if the host is busy.
     known["round_trip"] = micros(1_000);
     let memory = format!("{HEADER}\n{path} {known}\n");
-    // a host that is busy may take the path to itself for a longer one
+    // On a busy host, the measured round trip may differ too much from the remembered one.
     let started_there = (0..9).any(|number| {
         write(site.path("client").join("paths"), &memory).unwrap();
         paint(site.source().join(format!("g{number}")), 1 << 20);
@@ -70,8 +70,8 @@ fn a_damaged_paths_file_is_reported_in_one_line() {
     assert_same(&site.source(), &site.target());
 }
 
-/// A path to this host itself that has carried 32 MiB in a round trip, a moment ago, with these values by their JSON
-/// pointers instead.
+/// Records a path to this host that carried 32 MiB in a round trip a moment ago. `changes` replaces values by their
+/// JSON pointers.
 fn remember(site: &Site, changes: &[(&str, Value)]) {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -106,7 +106,7 @@ fn micros(round_trip: u64) -> Value {
 const WINDOW_ROUND_TRIP: &str = "/window/round_trip";
 const QUIC_RATE: &str = "/rates/quic";
 
-/// The summary of the push of a file of 32 MiB and so many bytes.
+/// Pushes a file of 32 MiB plus `more` bytes and returns the summary.
 fn remembering(site: &Site, more: u64, changes: &[(&str, Value)]) -> Value {
     remember(site, changes);
     paint(site.source().join("f"), (32 << 20) + more);
@@ -117,7 +117,7 @@ fn remembering(site: &Site, more: u64, changes: &[(&str, Value)]) -> Value {
 fn a_window_that_is_remembered_is_used() {
     let _quiet = quiet_machine();
     let site = Site::quic();
-    // how long the path of a host to itself is depends on what else the host does
+    // The round trip of a host to itself depends on its load.
     let trips = [400, 3000, 20_000].into_iter().cycle();
     let mut pushes = (0..12).zip(trips).map(|(more, round_trip)| {
         remembering(&site, more, &[(WINDOW_ROUND_TRIP, micros(round_trip))])
@@ -168,11 +168,11 @@ fn an_impossible_window_is_reported_in_one_line() {
     outcome.says(&["zmove: ", "paths", "not used"]).lines(1);
 }
 
-/// Microseconds of a remembered round trip. The scan has a third of it to end, and QUIC three times as long for its
-/// handshake: both are in time on a busy machine.
+/// Remembered round trip in microseconds. The scan may take a third of it, and the handshake of QUIC three times as
+/// long. Both limits hold on a busy machine.
 const LONG_ROUND_TRIP: u64 = 300_000;
 
-/// A push of this many bytes on a path whose remembered round trip is long.
+/// Pushes a file of `bytes` bytes on a path with a long remembered round trip.
 fn transport(bytes: u64, quic: Option<u64>) -> Value {
     let site = Site::daemon();
     paint(site.source().join("f"), bytes);

@@ -1,4 +1,4 @@
-//! QUIC in the place of TCP: the same transfers under the same trust, and what happens where one of the two is closed.
+//! QUIC instead of TCP: the same transfers with the same trust, and the fallback if one of the two is blocked.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
@@ -24,7 +24,7 @@ use crate::support::tree::{assert_same, names, paint};
 
 const QUIC_ONLY: [&str; 4] = ["--listen", "127.0.0.1:0", "--transport", "quic"];
 
-/// A daemon that listens for QUIC alone, and knows nobody.
+/// A daemon that listens only for QUIC and knows no keys.
 fn strangers() -> (Site, Daemon) {
     let site = Site::local();
     paint(site.source().join("f"), 10);
@@ -97,7 +97,7 @@ fn the_summary_names_the_transport() {
     assert!(site.push_contents()["transport"].is_null());
 }
 
-/// What the lanes' account says cannot be the kernel's, and must be there all the same.
+/// These values come from the lanes, not from the kernel, and must be present.
 #[test]
 fn the_summary_has_measurements_of_the_path_over_quic() {
     let site = Site::quic();
@@ -127,17 +127,17 @@ fn a_daemon_that_listens_for_quic_alone_is_found() {
     outcome.says(&["zmove: connect to", "refused"]).lines(1);
 }
 
-/// A firewall that drops TCP and says nothing.
+/// A firewall that silently drops TCP.
 #[test]
 fn a_port_that_is_silent_over_tcp() {
     let mut site = Site::local();
-    // where no other test has a connection: the port is free over TCP too
+    // No other test uses this address, so the port is free over TCP too.
     site.start_daemon_at("127.91.0.1:0", &["--transport", "quic"]);
     let address = site.the_daemon().address;
     let silent = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&silent, &address).unwrap();
     listen(&silent, 0).unwrap();
-    // the queue of nobody who accepts is full now
+    // This connection fills the accept queue.
     let _queued = TcpStream::connect(address).unwrap();
     paint(site.source().join("f"), 10);
     assert_eq!(site.push_contents()["transport"], "quic");
@@ -185,7 +185,7 @@ fn what_makes_no_sense_over_quic() {
     outcome.says(&["--congestion vegas", "tolerant, cubic, bbr and reno"]);
 }
 
-/// A push that has begun and does not end.
+/// Starts a push that does not end.
 fn endless(site: &Site) -> std::process::Child {
     paint(site.source().join("small"), 1_000);
     std::fs::File::create(site.source().join("endless"))
@@ -199,7 +199,7 @@ fn endless(site: &Site) -> std::process::Child {
     client
 }
 
-/// The daemon that comes back knows nothing of the connections, and says so.
+/// The restarted daemon does not know the connections and resets them.
 #[test]
 fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_completes() {
     let mut site = Site::quic();
@@ -241,8 +241,8 @@ fn a_client_that_is_interrupted() {
     assert_same(&site.source(), &site.target());
 }
 
-/// Nobody says that the sender has gone: what it had sent would get its names, and directories other times, half a
-/// minute later.
+/// The sender does not report its end. Without the check, its files would be renamed into place and timestamps of
+/// directories would change half a minute later.
 #[test]
 fn a_push_begins_when_that_of_a_sender_that_was_killed_has_ended() {
     let site = Site::quic();
@@ -256,13 +256,13 @@ fn a_push_begins_when_that_of_a_sender_that_was_killed_has_ended() {
         ends[0].contains("broken off by tester") && ends[1].contains("received from tester"),
         "{ends:?}"
     );
-    // What is taken away changes the directory's time.
+    // Removing parts changes the timestamp of the directory.
     crate::connections::breakage::clean_parts(&site, "server");
     site.push_contents();
     assert_same(&site.source(), &site.target());
 }
 
-/// A push to the same target while another is under way, which is asked whether its sender is there.
+/// The receiver asks the first sender whether it is alive, since the second push has the same target.
 #[test]
 fn a_push_whose_sender_is_there_goes_on_beside_another() {
     let site = Site::quic();
@@ -352,7 +352,7 @@ impl Lane {
 
 const GREETING: &[u8] = b"whatever";
 
-/// Takes a lane's frames up to the first data, and breaks it.
+/// Receives the frames of a lane up to the first data, then breaks the lane.
 fn take_and_break(mut source: Box<dyn LaneSource>) {
     let (pool, clock) = (
         BufferPool::new(usize::try_from(GROUP_BYTES).unwrap(), 1),
@@ -368,8 +368,8 @@ fn take_and_break(mut source: Box<dyn LaneSource>) {
     source.breaker().trip();
 }
 
-/// A connection to a daemon that was killed is lost so, while control has reached the next one: the lane's thread has
-/// handed over all that there was, and learns of nothing.
+/// This is how a lane to a killed daemon is lost after control has connected to its successor: the lane's thread has
+/// handed over all of its data and does not notice the loss.
 #[test]
 fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
     let site = Site::local();
@@ -388,7 +388,7 @@ fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
     let (lane, broken) = (Mutex::new(Some(sink)), Arc::new(Mutex::new(broken)));
     let wrap = move |inner| {
         let broken = Arc::clone(&broken);
-        // each takes one of the two groups
+        // Each lane takes one of the two groups.
         let before_data = move |_: &mut Stopwatch<'_>| {
             let _broken = broken.lock().unwrap().recv_timeout(PATIENCE);
         };

@@ -1,4 +1,4 @@
-//! A lane that stands still, and chunks that come twice: the push ends as if neither had been.
+//! Stalled lanes and duplicate chunks: the push completes with the same result as without them.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ use crate::support::tree::{assert_same, paint};
 
 const GROUPS: u64 = 12;
 
-/// Pushes one large file over two lanes, of which each is made by `wrap`.
+/// Pushes one large file over two lanes. `wrap` wraps each lane.
 fn push(
     site: &Site,
     wrap: impl Fn(usize, Box<dyn LaneSink>) -> Box<dyn LaneSink> + 'static,
@@ -118,7 +118,7 @@ fn a_push_may_end_while_a_late_chunk_is_being_read_again() {
     });
     let samples = AtomicUsize::new(0);
     let pushed = push_late(&site, file_io, again, move |event| {
-        // one at the start, one after the receiver's last word
+        // There is one sample at the start and one after the receiver's last message.
         if matches!(event, Event::Sampled(_)) && samples.fetch_add(1, Ordering::Relaxed) == 1 {
             ended.raise();
         }
@@ -163,14 +163,14 @@ fn a_file_that_changes_while_a_chunk_is_late_was_read_before() {
     assert!(std::fs::read(site.target().join("large")).unwrap() == *before.lock().unwrap());
 }
 
-/// Gives each group other contents; tells what was there.
+/// Replaces the contents of each group and returns the old contents.
 fn change(source: &Path, before: &mut Vec<u8>) {
     *before = std::fs::read(source).unwrap();
     let file = OpenOptions::new().write(true).open(source).unwrap();
     (0..GROUPS).for_each(|group| file.write_all_at(b"changed", group * GROUP_BYTES).unwrap());
 }
 
-/// Pushes one large file over two lanes, of which the first delivers its first data when `again` is raised.
+/// Pushes one large file over two lanes. The first one delivers its first data when `again` is raised.
 fn push_late(
     site: &Site,
     file_io: Arc<HookedDisk>,
@@ -207,7 +207,7 @@ fn push_late(
     push.push(&site.source(), &site.target())
 }
 
-/// Something that happens once, and may be waited for.
+/// A flag that is raised once and can be waited for.
 #[derive(Debug, Default)]
 struct Flag(Mutex<bool>, Condvar);
 
@@ -225,7 +225,7 @@ impl Flag {
     }
 }
 
-/// A disk that does `then` before a group is read that has been read before.
+/// A disk that calls `then` before a group is read again.
 fn late_disk(then: impl Fn() + Send + Sync + 'static) -> Arc<HookedDisk> {
     let reads = AtomicUsize::new(0);
     HookedDisk::before_read(move || {
@@ -235,7 +235,7 @@ fn late_disk(then: impl Fn() + Send + Sync + 'static) -> Arc<HookedDisk> {
     })
 }
 
-/// A sending end that takes its first data and never delivers it.
+/// A sending end that accepts its first data and never delivers it.
 struct StrangledSink {
     inner: Box<dyn LaneSink>,
     broken: Arc<(Mutex<bool>, Condvar)>,
@@ -270,7 +270,7 @@ impl LaneSink for StrangledSink {
     }
 }
 
-/// A sending end that sends each chunk again.
+/// A sending end that sends each chunk twice.
 struct DoublingSink {
     inner: Box<dyn LaneSink>,
     pool: BufferPool,

@@ -1,7 +1,7 @@
-//! Each stage is slowed in turn, and the summary names it.
+//! Each stage is slowed down in turn, and the summary names it.
 //!
-//! A slow stage sleeps in a wrapper around the real one, or in a system call; everything else is as it always
-//! is, and much faster.
+//! A slow stage sleeps in a wrapper around the real one or in a system call. All other stages are unchanged and much
+//! faster.
 
 use std::fs::File;
 use std::process::Command;
@@ -21,9 +21,9 @@ use crate::support::inprocess::InProcess;
 use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
-/// Groups of the one large file; two threads of a stage, or two lanes, have half of them each.
+/// Groups of the large file. Two threads of a stage, or two lanes, get half of them each.
 const GROUPS: u64 = 8;
-/// The least that a slow stage needs for each group beside its work.
+/// Minimum additional time of a slow stage per group.
 const SLOW_MIN: Duration = Duration::from_millis(200);
 
 /// A push with two threads for each stage.
@@ -43,7 +43,7 @@ fn quick() -> InProcess {
     }
 }
 
-/// A push in which one stage is slow: it needs so much more for each group.
+/// A push with one slow stage, which needs `slow` more time per group.
 struct Fault {
     name: &'static str,
     limit: Limit,
@@ -84,14 +84,14 @@ const FAULTS: [Fault; 6] = [
 ];
 
 impl Fault {
-    /// What was named instead, if it was not this.
+    /// Returns the verdict if it does not name the slow stage.
     fn wrong(&self) -> Option<String> {
         let site = Site::local();
         File::create(site.source().join("large"))
             .unwrap()
             .set_len(GROUPS * GROUP_BYTES)
             .unwrap();
-        // All else together takes a fraction of the slow stage's time, on a machine that has much else to do as well.
+        // All other stages together take a fraction of the slow stage's time, even on a busy machine.
         let began = Instant::now();
         quick().push(&site.source(), &site.path("quick"));
         let slow = began.elapsed().max(SLOW_MIN);
@@ -110,8 +110,8 @@ fn each_slow_stage_is_named() {
     }
 }
 
-/// `ZMOVE_VERDICT_RUNS=10 cargo test --release --test e2e -- --ignored --nocapture
-/// each_slow_stage_is_named_every_time`; what only a path can do is `zmove-lab verdicts`.
+/// Run with `ZMOVE_VERDICT_RUNS=10 cargo test --release --test e2e -- --ignored --nocapture
+/// each_slow_stage_is_named_every_time`. Slow network paths are measured by `zmove-lab verdicts`.
 #[test]
 #[ignore = "a measurement: takes a minute"]
 fn each_slow_stage_is_named_every_time() {
@@ -142,15 +142,15 @@ fn slow_source(slow: Duration) -> InProcess {
     push
 }
 
-/// All of it is in the receiver's buffers long before it is written: the sender sees no queue, only the wait
-/// at the end.
+/// All data is in the receiver's buffers long before it is written. The sender sees no queue, only the wait at the end.
 fn slow_target(slow: Duration) -> InProcess {
     let mut push = quick();
     push.receiver.file_io = HookedDisk::before_write(move || sleep(slow));
     push
 }
 
-/// The same with buffers for a part: the sender is stopped by what is not yet stored.
+/// Like [`slow_target`], with buffers for only a part of the data. The sender is blocked by data that has not been
+/// stored.
 fn slow_target_few_buffers(slow: Duration) -> InProcess {
     let mut push = slow_target(slow);
     push.config.buffers_max = 3;
@@ -165,7 +165,7 @@ fn slow_sender(slow: Duration) -> InProcess {
     slow_sending(slow, Doing::Busy)
 }
 
-/// Lanes that are slow with data, by waiting or by working.
+/// Lanes that delay data by waiting or by computing.
 fn slow_sending(slow: Duration, doing: Doing) -> InProcess {
     let before_data = move |watch: &mut Stopwatch<'_>| {
         sleep(slow);
@@ -195,7 +195,7 @@ fn a_target_that_creates_slowly() {
     assert_eq!(slow_creates_wrong(), None);
 }
 
-/// Small files are read, and handed over, long before they are all created. Only the target sets a file's time.
+/// Small files are read and sent long before all of them are created. Only the target sets the time of a file.
 fn slow_creates_wrong() -> Option<String> {
     let site = Site::local();
     for number in 0..400 {
@@ -218,7 +218,7 @@ fn can_delay() -> bool {
     has_program("strace") && Zmove(command).outcome().code == Some(0)
 }
 
-/// A tracer that stops only for the system call that it delays.
+/// Returns a tracer that intercepts only the delayed system call.
 fn strace(inject: &str) -> Command {
     let mut command = Command::new("strace");
     command.args([
@@ -234,7 +234,7 @@ fn strace(inject: &str) -> Command {
     command
 }
 
-/// A receiving end that is slow to decrypt.
+/// A receiving end that decrypts slowly.
 struct SlowSource {
     inner: Box<dyn LaneSource>,
     slow: Duration,
