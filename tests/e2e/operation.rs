@@ -1,4 +1,4 @@
-//! Daemons as a service, and the tools of those who run them.
+//! Daemons as a service, and the tools of operators.
 
 pub(crate) mod busy;
 pub(crate) mod doctor;

@@ -1,4 +1,4 @@
-//! A receiver that is busy: pushes wait for their turn, say so, and end well.
+//! A busy receiver: pushes wait for their turn, report the wait, and complete.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ fn site(limits: &str) -> Site {
     site
 }
 
-/// A push that takes the only slot and keeps it.
+/// A push that holds the only slot.
 struct Long(Child);
 
 impl Long {
@@ -54,7 +54,7 @@ impl Long {
     }
 }
 
-/// Pushes the source into a directory of its own.
+/// Pushes the source into a separate directory.
 fn push_into(site: &Site, name: &str) -> Zmove {
     site.push_command(&[], &[site.contents().as_ref()], name)
 }
@@ -64,7 +64,7 @@ fn assert_waited(outcome: Outcome, limit: &str) {
     outcome.expect(0).says(&[BUSY, limit]).lines(1);
 }
 
-/// What the daemon has no room for waits, whichever limit it is, and nothing is lost of what was on its way by then.
+/// A push that exceeds a limit waits, whichever limit it is, and data in flight at that time is not lost.
 #[test]
 fn a_push_waits_for_its_turn_and_says_so_once() {
     for limit in [
@@ -100,7 +100,7 @@ fn a_preview_waits_too() {
     assert_waited(finish(waiting), "limits.transfers = 1");
 }
 
-/// Lanes that a host does not take while it is busy are dialled anew, and no session is lost.
+/// A busy host closes lanes. They are redialed without losing the session.
 #[test]
 fn a_pull_waits_for_its_turn_in_one_session() {
     let site = site("transfers = 1");
@@ -120,7 +120,7 @@ fn a_pull_waits_for_its_turn_in_one_session() {
     assert_same(&site.source(), &site.target().join("pulled"));
 }
 
-/// How many TCP connections a process holds.
+/// Number of TCP connections of a process.
 fn connections(process: &Child) -> usize {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let inodes: Vec<_> = table
@@ -137,7 +137,7 @@ fn connections(process: &Child) -> usize {
                 .to_owned(),
         )
     };
-    // several descriptors may belong to one connection
+    // Several descriptors may refer to the same connection.
     let held: BTreeSet<_> = held
         .filter_map(inode)
         .filter(|inode| inodes.contains(&inode.as_str()))
@@ -145,7 +145,7 @@ fn connections(process: &Child) -> usize {
     held.len()
 }
 
-/// What waits has one connection: its lanes are closed, and none is dialled before its turn.
+/// A waiting push has one connection. Its lanes are closed and not redialed before its turn.
 #[test]
 fn a_queued_push_keeps_no_lanes() {
     let site = site("transfers = 1");
@@ -153,7 +153,7 @@ fn a_queued_push_keeps_no_lanes() {
     let long = Long::begin(&site);
     let waiting = push_into(&site, "a").start();
     site.the_daemon().wait_for_log("queued: tester");
-    // that lanes are closed is nowhere told
+    // The program does not report closed lanes.
     let until = Instant::now() + PATIENCE;
     while connections(&waiting) != 1 {
         assert!(
@@ -190,7 +190,7 @@ fn a_push_gives_up_if_its_turn_does_not_come_within_the_timeout() {
     push_into(&site, "").outcome().expect(0);
 }
 
-/// More than may wait are refused, and come again by themselves.
+/// Pushes over the limit of waiting transfers are refused and retry automatically.
 #[test]
 fn the_queue_is_bounded() {
     let site = site("transfers_per_identity = 1\nqueued_per_identity = 1");
@@ -214,7 +214,7 @@ fn the_queue_is_bounded() {
         .lines(1);
 }
 
-/// The place of a sender that is gone is free for the next, before any turn comes.
+/// The queue position of a killed sender is released before the queue advances.
 #[test]
 fn a_killed_push_frees_its_place_in_the_queue() {
     let site = site("transfers_per_identity = 1\nqueued_per_identity = 1");
@@ -230,7 +230,7 @@ fn a_killed_push_frees_its_place_in_the_queue() {
     assert!(!site.target().join("gone").exists());
 }
 
-/// Somebody else who may write into the target.
+/// Authorizes a second client for the target.
 pub(crate) fn befriend(site: &Site) {
     let identity = Identity::load_or_create(&site.path("friend")).unwrap();
     let roots = vec![site.path("target").canonicalize().unwrap()];
@@ -294,7 +294,7 @@ fn many_small_pushes_at_once_all_end_well() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// A batch system starts all jobs at once, by one key, which may run 32 at a time.
+/// A batch system starts all jobs at the same time with one key, which may run 32 transfers concurrently.
 #[test]
 fn an_array_of_a_hundred_jobs_waits_its_turn_and_all_end_well() {
     let _quiet = quiet_machine();
@@ -306,7 +306,7 @@ fn an_array_of_a_hundred_jobs_waits_its_turn_and_all_end_well() {
     site.the_daemon().wait_for_logs("begun by tester", 32);
     let job = |number: usize| push_into(&site, &format!("d{number}")).start();
     let jobs: Vec<_> = (0..100).map(job).collect();
-    // the others wait too, or come when there is room
+    // The remaining jobs wait too, or retry until there is room.
     site.the_daemon().wait_for_logs("queued: tester", 32);
     running.into_iter().for_each(Long::end);
     for job in jobs {
@@ -317,12 +317,12 @@ fn an_array_of_a_hundred_jobs_waits_its_turn_and_all_end_well() {
     }
 }
 
-/// What may be there, and no more: one for control and one for the only batch.
+/// Exactly two connections are allowed: one for control and one for the only batch.
 #[test]
 fn a_small_push_dials_one_lane() {
     let _quiet = quiet_machine();
     let site = site("");
-    // on a machine that does much else the scan may not have ended when the lanes are dialled
+    // On a busy machine the scan may not have ended when the lanes are dialed.
     let lanes = |number: usize| {
         let pushed = site.push(&["--json"], site.contents(), &format!("d{number}"));
         pushed.done().summary()["lanes"].as_u64().unwrap()

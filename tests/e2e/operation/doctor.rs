@@ -1,4 +1,5 @@
-//! What `zmove doctor` finds on this host and at daemons, and whether what it says mends it.
+//! The results of `zmove doctor` for this host and for daemons. The suggested commands are run and must fix the
+//! problem.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
@@ -13,7 +14,7 @@ use crate::support::tree::names;
 
 const LEVELS: [&str; 4] = ["ok", "note", "slow", "bad"];
 
-/// What `doctor --json` has found.
+/// The results of `doctor --json`.
 pub(crate) struct Findings(Value);
 
 impl Findings {
@@ -44,7 +45,7 @@ impl Findings {
         assert_eq!(self.the(check)["level"], level, "{}", self.the(check));
     }
 
-    /// The command that mends it.
+    /// Returns the command that fixes the problem.
     #[track_caller]
     fn mend(&self, check: &str) -> &str {
         self.the(check)["mend"][0]["run"].as_str().unwrap()
@@ -67,7 +68,7 @@ fn examine(site: &Site, address: &SocketAddr, code: i32) -> Findings {
     )
 }
 
-/// A site with a daemon that knows the client or not, which knows the daemon or not.
+/// A site whose daemon may know the client and whose client may know the daemon.
 fn acquainted(access: Option<Access>, pinned: bool) -> (Site, Daemon) {
     let site = Site::local();
     if let Some(access) = access {
@@ -170,7 +171,7 @@ fn a_receiver_that_lets_us_in() {
         std::fs::read(site.path("client/known_hosts")).unwrap(),
         before
     );
-    // the conversation ended in order, and left nothing
+    // The session ended in order and left no entries.
     daemon.wait_for_log("previewed by tester");
     assert!(names(&site.target()).is_empty());
 }
@@ -199,7 +200,7 @@ fn the_text_report_shows_address_and_pinned_key() {
     );
 }
 
-/// The line that mends it is run as it stands, but for the words in capitals.
+/// The suggested command is run unchanged, except for the placeholders in capitals.
 #[test]
 fn a_receiver_that_does_not_know_us() {
     let (site, daemon) = acquainted(None, true);
@@ -247,7 +248,7 @@ fn a_receiver_that_we_do_not_know_is_not_pinned() {
                 .unwrap()
                 .contains(&daemon.fingerprint.to_string())
         );
-        // what else there is to say is said all the same
+        // The other checks are still reported.
         findings.assert_level("our key", "ok");
     }
     assert!(!site.path("client/known_hosts").exists());
@@ -277,7 +278,7 @@ fn a_receiver_with_another_key() {
 #[test]
 fn a_refused_connection_is_reported_with_the_serve_command() {
     let site = Site::local();
-    // a port that is free and stays so while it is held without listening
+    // This port is free and stays free, since the test binds it without listening.
     let held = socket_that_does_not_listen();
     let findings = examine(&site, &held.1, 4);
     assert_eq!(findings.bad(), ["TCP"]);
@@ -322,7 +323,7 @@ fn a_service_that_is_not_zmove_is_reported() {
     assert_eq!(on_quic, None, "the wrong port is told once");
 }
 
-/// A program that hangs has the port, so no other can be started there.
+/// A hanging program holds the port, so no other program can listen on it.
 #[test]
 fn a_listener_that_never_answers_is_reported() {
     let site = Site::local();

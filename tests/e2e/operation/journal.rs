@@ -1,4 +1,4 @@
-//! What a receiver has kept of broken transfers: shown, removed, and removed by a daemon in time.
+//! The receiver's state of interrupted transfers: listed, removed by command, and removed by the daemon after a time.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ use crate::support::tree::names;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The journals of one home.
+/// The journals in one home.
 struct Journals<'a> {
     site: &'a Site,
     home: &'static str,
@@ -27,7 +27,7 @@ impl Journals<'_> {
         self.site.path(self.home).join("journal")
     }
 
-    /// The path of a transfer's journal. One that does not exist has another owner and another target.
+    /// Returns the path of a transfer's journal. If there is no journal, the path has a different owner and target.
     fn file(&self, transfer: u8) -> PathBuf {
         let transfer = TransferId([transfer; 16]).to_string();
         let found = names(&self.directory())
@@ -43,7 +43,7 @@ impl Journals<'_> {
             .join(format!("sub/{}", part_name(transfer)))
     }
 
-    /// A transfer that has half of a file of three groups, the first of them flushed.
+    /// Begins a transfer with half of a file of three groups, whose first group is flushed.
     fn begin(&self, transfer: u8) -> Journal {
         fs::create_dir_all(self.site.target().join("sub")).unwrap();
         fs::write(self.part_file(transfer), "half").unwrap();
@@ -75,7 +75,7 @@ impl Journals<'_> {
         journal
     }
 
-    /// The same, left behind some time ago.
+    /// Leaves an interrupted transfer of this age.
     fn leave(&self, transfer: u8, age: Duration) {
         drop(self.begin(transfer));
         self.age(transfer, age);
@@ -110,12 +110,12 @@ impl Journals<'_> {
     }
 }
 
-/// The name of the part file of a transfer.
+/// Returns the name of a transfer's part file.
 fn part_name(transfer: u8) -> String {
     format!(".zmove-{transfer:012x}-0")
 }
 
-/// A hash in the name of a journal.
+/// A hash for the name of a journal.
 const OTHER: &str = "0123456789abcdef";
 
 const LEFT: (bool, bool) = (true, true);

@@ -1,4 +1,4 @@
-//! Keys before the first push: made, fetched, compared, remembered and forgotten.
+//! Keys before the first push: created, fetched, compared, pinned and removed.
 
 use zmove_transport::{Access, Identity};
 

@@ -1,4 +1,4 @@
-//! Peers that take more than their share: the daemon's memory stays bounded, and a push beside them completes.
+//! Peers that use too many resources: the daemon's memory stays bounded, and a concurrent push completes.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,14 +18,14 @@ use crate::support::proxy::Proxy;
 use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
-/// What a daemon may take more than at rest, in KiB: less than a push of large files takes by its own settings.
+/// Maximum growth of the daemon's memory, in KiB: less than a push of large files uses by its own settings.
 const GROWTH_KIB_MAX: u64 = 200 << 10;
-/// Connections that have proved a key wait for as long as their greeting may take, which is longer than a busy machine
-/// needs for all handshakes.
+/// Authenticated connections may wait for the whole greeting timeout, which is longer than a busy machine needs for all
+/// handshakes.
 const FEW_WAITING: &str = "[limits]\nwaiting_per_identity = 64\nunproven_time = \"600s\"\n";
-/// How long a place for a refusal may be taken by a client that stays, in seconds.
+/// Maximum time for which a client that stays can hold a slot for a refusal, in seconds.
 const REFUSAL_SECONDS: usize = 10;
-/// A refusal that the close has cut off is asked for again, so often.
+/// Maximum number of attempts to read a refusal that the close may cut off.
 const ASKED_MAX: u32 = 10;
 
 fn site() -> Site {
@@ -41,7 +41,7 @@ fn site_with(options: &[&str]) -> Site {
     site
 }
 
-/// Pushes beside what is under way, and looks at the daemon's memory.
+/// Pushes during the load, and checks the daemon's memory.
 #[track_caller]
 fn assert_well(site: &Site, resting_kib: u64) {
     site.push_contents();
@@ -57,7 +57,7 @@ fn configure(site: &Site, text: &str) {
     std::fs::write(site.path("server").join("zmove.toml"), text).unwrap();
 }
 
-/// A connection that has proved the client's key and said nothing.
+/// An authenticated connection of the client that sends nothing.
 async fn prove(site: &Site) -> Connection {
     dial(
         site.the_daemon(),
@@ -66,7 +66,7 @@ async fn prove(site: &Site) -> Connection {
     .await
 }
 
-/// A connection that has proved a key and said nothing.
+/// An authenticated connection that sends nothing.
 async fn dial(daemon: &Daemon, identity: &Identity) -> Connection {
     let policy = HostPolicy::Pinned(daemon.fingerprint);
     let port = daemon.address.port();
@@ -74,19 +74,19 @@ async fn dial(daemon: &Daemon, identity: &Identity) -> Connection {
     dialler.await.unwrap().dial(PATIENCE).await.unwrap()
 }
 
-/// What processor's time a daemon takes for so many connections of a stranger, all of which it refuses. It
-/// has seen the stranger before.
+/// Measures the daemon's processor time for `count` connections of a stranger, all of which it refuses. The daemon has
+/// seen the stranger before.
 pub(crate) fn time_for_strangers(daemon: &Daemon, stranger: &Identity, count: u32) -> Duration {
     let knock = || {
         runtime().block_on(async {
             let mut connection = dial(daemon, stranger).await;
             let mut answer = Vec::new();
-            // the close may cut what was said short
+            // The close may cut the message short.
             drop(connection.read_to_end(&mut answer).await);
         });
     };
     knock();
-    // what changed just now is looked at again
+    // The daemon reads a recently changed file again.
     let last = Instant::now();
     while last.elapsed() < Duration::from_millis(200) {
         knock();
@@ -96,7 +96,7 @@ pub(crate) fn time_for_strangers(daemon: &Daemon, stranger: &Identity, count: u3
     daemon.cpu_time() - before
 }
 
-/// Thousands of keys, which were gone through for each connection, each compared with all before it.
+/// The cost of a connection must not depend on the number of authorized keys, which are thousands here.
 #[test]
 fn a_stranger_costs_nothing_for_the_length_of_the_list() {
     let _quiet = quiet_machine();
@@ -140,7 +140,7 @@ fn two_thousand_silent_connections_do_not_stop_a_push() {
     drop(silent);
 }
 
-/// Words that are no TLS from everywhere: few lines, and the one of a push among them.
+/// Invalid TLS data from many addresses produces few log lines, and the line of a push is among them.
 #[test]
 fn strangers_do_not_fill_the_log() {
     let _quiet = quiet_machine();
@@ -159,7 +159,7 @@ fn strangers_do_not_fill_the_log() {
     assert!(told < 50, "{told} lines");
 }
 
-/// The head of a record, a byte at a time, over and over.
+/// The clients send the header of a TLS record repeatedly, one byte at a time.
 #[test]
 fn clients_that_send_one_byte_at_a_time_do_not_stop_a_push() {
     let _quiet = quiet_machine();
@@ -171,7 +171,7 @@ fn clients_that_send_one_byte_at_a_time_do_not_stop_a_push() {
         .collect();
     for byte in [22, 3, 1, 2, 0, 1] {
         for stream in &mut slow {
-            // some have made room for others meanwhile
+            // The daemon may have closed some of them in favor of others.
             drop(stream.write_all(&[byte]));
         }
     }
@@ -179,7 +179,7 @@ fn clients_that_send_one_byte_at_a_time_do_not_stop_a_push() {
     drop(slow);
 }
 
-/// A record of the most that TLS has room for, which never comes.
+/// Each record has the maximum length of TLS and is never sent.
 #[test]
 fn clients_that_announce_large_tls_records_do_not_stop_a_push() {
     let _quiet = quiet_machine();
@@ -196,7 +196,7 @@ fn clients_that_announce_large_tls_records_do_not_stop_a_push() {
     drop(promising);
 }
 
-/// A key that is known, and a message that claims to have 4 GiB.
+/// The key is known, and the message claims a length of 4 GiB.
 #[test]
 fn a_message_that_announces_4_gib_is_refused() {
     let site = site();
@@ -233,7 +233,7 @@ fn idle_connections_of_one_key_are_limited() {
         let mut answer = Vec::new();
         for _ in 0..ASKED_MAX {
             let mut one_more = prove(&site).await;
-            // The close may cut the answer short, or off.
+            // The close may cut the answer short or off.
             drop(one_more.read_to_end(&mut answer).await);
             if !answer.is_empty() {
                 break;
@@ -250,7 +250,7 @@ fn idle_connections_of_one_key_are_limited() {
     assert_well(&site, resting);
 }
 
-/// Each kept a descriptor for ten seconds and was counted nowhere.
+/// Refused connections must not hold a descriptor for ten seconds without being counted.
 #[test]
 fn refused_connections_that_stay_open_hold_few_descriptors() {
     let _quiet = quiet_machine();
@@ -288,7 +288,7 @@ fn refused_connections_that_stay_open_hold_few_descriptors() {
     site.push_contents();
 }
 
-/// A push that has begun and goes on for long.
+/// Starts a push that takes long.
 fn begin_long(site: &Site) -> Child {
     paint(site.path("long"), 16 << 20);
     let child = site.push_command(
@@ -301,7 +301,7 @@ fn begin_long(site: &Site) -> Child {
     child
 }
 
-/// Lanes greet before they can know how many there may be.
+/// Lanes greet before the sender knows how many are allowed.
 #[test]
 fn a_push_that_begins_with_more_lanes_than_it_may_have() {
     let mut site = Site::local();
@@ -370,7 +370,7 @@ fn a_second_signal_ends_a_daemon_that_drains() {
     long.wait().unwrap();
 }
 
-/// What the daemon says to plain HTTP.
+/// Returns the daemon's response to a plain HTTP request.
 fn ask(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(

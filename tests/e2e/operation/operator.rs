@@ -1,4 +1,4 @@
-//! The operator of a daemon's host: what is going on, and how it is ended.
+//! The operator of a daemon's host: lists transfers and ends them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn status(site: &Site) -> Value {
     status
 }
 
-/// Waits until the daemon has one transfer, of which this holds; returns it.
+/// Waits until the daemon has one transfer for which `holds` is true, and returns it.
 fn wait_for(site: &Site, holds: impl Fn(&Value) -> bool) -> Value {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -127,7 +127,7 @@ fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
     );
 }
 
-/// On a slow path it takes minutes until a group is whole.
+/// On a slow path it takes minutes until a group is complete.
 #[test]
 fn status_counts_bytes_of_an_incomplete_group() {
     let site = Site::daemon();
@@ -220,7 +220,7 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
         .lines(1);
 }
 
-/// A daemon that is idle ends at once, and says so before.
+/// An idle daemon ends immediately and reports this first.
 #[test]
 fn a_daemon_that_is_idle_drains_and_answers() {
     let mut site = Site::daemon();
@@ -286,8 +286,8 @@ fn a_transfer_in_line_does_not_begin_once_its_key_was_removed() {
     assert!(!site.target().join("other").exists());
 }
 
-/// The log is a file, of JSON lines alone; when it has been moved away SIGHUP begins another, also where the kernel
-/// keeps the daemon to its roots.
+/// The log file contains only JSON lines. After it has been moved away, SIGHUP starts a new one, even if Landlock
+/// confines the daemon to its roots.
 #[test]
 fn a_log_file_is_begun_anew_after_rotation() {
     let mut site = Site::local();
@@ -306,7 +306,7 @@ fn a_log_file_is_begun_anew_after_rotation() {
     site.push_contents();
     let lines = |path: &Path| -> Vec<Value> {
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        // The daemon may be in the middle of the last line.
+        // The daemon may be writing the last line.
         let whole = text
             .split_inclusive('\n')
             .filter(|line| line.ends_with('\n'));
@@ -338,8 +338,8 @@ fn a_log_file_is_begun_anew_after_rotation() {
     );
 }
 
-/// A push by a key that is not known is rejected on each of its connections, and is one line of the log. A busy machine
-/// may take seconds for the connections. The log then has another line for each second.
+/// A push with an unknown key is rejected on each of its connections, which appear as one line in the log. On a busy
+/// machine the connections may take seconds. The log then has another line for each second.
 #[test]
 fn a_refused_push_is_one_line_of_the_log() {
     let mut site = Site::daemon();
@@ -347,14 +347,14 @@ fn a_refused_push_is_one_line_of_the_log() {
     let began = Instant::now();
     site.push(&["--streams", "12"], site.contents(), "")
         .expect(5);
-    // a daemon that ends tells what it has held back
+    // When the daemon ends, it logs the lines that it has held back.
     let log = site.take_daemon().end_and_read_log();
     let lines_max = 1 + usize::try_from(began.elapsed().as_secs()).unwrap();
     let rejected = log.iter().filter(|line| line.contains("rejected "));
     assert!((1..=lines_max).contains(&rejected.count()), "{log:?}");
 }
 
-/// A user who does not want to wait is told at once; one who waits sees since when and why.
+/// A push with `--no-wait` fails immediately. A waiting push reports the start and the reason of the wait.
 #[test]
 fn a_queued_push_reports_the_reason_and_no_wait_refuses_to_queue() {
     let mut site = Site::local();
@@ -390,7 +390,7 @@ fn a_queued_push_reports_the_reason_and_no_wait_refuses_to_queue() {
     long.wait().unwrap();
 }
 
-/// A sender that waits is told when one before it has gone, and so is the operator.
+/// A waiting sender learns when one ahead of it has gone, and so does the operator.
 #[test]
 fn a_queued_push_reports_its_new_position() {
     let mut site = Site::local();
@@ -430,7 +430,8 @@ fn a_queued_push_reports_its_new_position() {
     long.wait().unwrap();
 }
 
-/// A daemon that was killed leaves its socket, and the next one takes its place; a second one beside it does not.
+/// A killed daemon leaves its socket, which the next daemon replaces. A second daemon does not replace the socket of a
+/// running one.
 #[test]
 fn a_socket_that_was_left_is_replaced_and_one_in_use_is_not() {
     let mut site = Site::daemon();
@@ -446,7 +447,7 @@ fn a_socket_that_was_left_is_replaced_and_one_in_use_is_not() {
     assert_eq!(inode(&socket), before);
     site.take_daemon().kill();
     site.start_daemon();
-    // It answers there; the one that was killed does not.
+    // The new daemon answers on the socket.
     status(&site);
 }
 

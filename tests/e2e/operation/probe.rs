@@ -1,4 +1,4 @@
-//! `zmove probe`: figures of a real path to a real daemon, nothing left there, and who may not.
+//! `zmove probe` measures a real path to a real daemon, leaves no files there, and requires permission.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::support::harness::Site;
 use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{names, paint};
 
-/// Short rounds, of few lanes.
+/// Short rounds with few lanes.
 const SHORT: [&str; 4] = ["--time", "1s", "--streams", "1,3"];
 
 fn probe(site: &Site, options: &[&str], path: &str) -> Outcome {
@@ -100,7 +100,7 @@ fn each_transport_has_its_figures_and_nothing_stays() {
 
 #[test]
 fn both_storages_are_swept_and_a_tree_has_its_prediction() {
-    // A sweep has a few seconds.
+    // A sweep lasts only a few seconds.
     let _calm = calm_machine();
     let site = Site::daemon();
     std::fs::create_dir(site.target().join("in")).unwrap();
@@ -121,7 +121,7 @@ fn both_storages_are_swept_and_a_tree_has_its_prediction() {
         let storage = &found[storage];
         assert_eq!(storage["fault"], Value::Null, "{storage}");
         let sizes = storage["sizes"].as_array().unwrap();
-        // a busy disk may leave no time for one size or the other
+        // A busy disk may leave no time for some of the sizes.
         let written = |size: &Value| {
             size["write_bytes_per_second"]
                 .as_f64()
@@ -188,7 +188,7 @@ fn a_target_that_is_not_there_is_not_made_to_be_swept() {
     assert!(names(&site.target()).is_empty());
 }
 
-/// A site with a daemon that knows the client as `access` says, or not at all.
+/// A site with a daemon that grants the client `access`, or does not know the client.
 fn acquainted(access: Option<Access>) -> (Site, Daemon) {
     let site = Site::local();
     if let Some(access) = access {
@@ -236,7 +236,7 @@ fn a_receiver_that_is_not_known_is_not_asked() {
     assert!(!log.iter().any(|line| line.contains("begun")), "{log:?}");
 }
 
-/// The receiver reads no faster than the grant says, and so counts no more.
+/// The receiver reads no faster than the grant allows, so the measured rate is no higher.
 #[test]
 fn a_grants_rate_holds_for_probes() {
     let site = Site::daemon();

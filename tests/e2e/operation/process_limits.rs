@@ -89,7 +89,7 @@ fn too_little_memory_is_reported_before_the_work_begins() {
     }
 }
 
-/// A client and perhaps a daemon, each run by a user whose limits count no other process.
+/// A client and an optional daemon, each run by a user whose limits count no other process.
 struct Pair {
     client: Site,
     server: Option<Site>,
@@ -103,7 +103,7 @@ impl Pair {
         })
     }
 
-    /// A pair whose daemon has no low limits.
+    /// A pair whose daemon runs without low limits.
     fn with_daemon() -> Option<Self> {
         let client = Self::local()?.client;
         let mut server = Site::of_fresh_user()?;
@@ -146,7 +146,7 @@ fn with_files(site: Site) -> Site {
     site
 }
 
-/// Lets the client write to the target of the server.
+/// Authorizes the client for the server's target.
 fn introduce(client: &Site, server: &Site) {
     let key = Identity::load_or_create(&client.path("client"))
         .unwrap()
@@ -169,7 +169,7 @@ fn clear(directory: &Path) {
     }
 }
 
-/// Pushes within each of these limits. The lowest limit is refused with the remedy, and the highest limit is enough.
+/// Pushes with each of these limits. The lowest limit is refused with the remedy, and the highest limit is enough.
 #[track_caller]
 fn check_pushes(mut pair: Pair, option: &str, limits: &[u32], cause: &str) {
     let mut codes = Vec::new();
@@ -185,8 +185,8 @@ fn check_pushes(mut pair: Pair, option: &str, limits: &[u32], cause: &str) {
     check_codes(option, limits, &codes);
 }
 
-/// Runs a daemon within each of these limits. The lowest limit is refused, and the highest limit is enough for a push.
-/// Within the limits between them, the daemon stays up whatever happens to the push.
+/// Runs a daemon with each of these limits. The lowest limit is refused, and the highest limit is enough for a push.
+/// With the limits between them, the daemon keeps running whether or not the push succeeds.
 #[track_caller]
 fn check_daemons(option: &str, limits: &[u32], cause: &str) {
     let mut codes = Vec::new();
@@ -226,7 +226,7 @@ fn check_end(outcome: &Outcome, limit: u32, cause: &str) {
         cause,
         "Too many open files",
         "Resource temporarily unavailable",
-        // a client whose key could not be looked up is not told why
+        // If the daemon cannot look up the key, the client does not learn the reason.
         "cannot read its authorized_keys; see its log",
     ];
     let is_reported = names.iter().any(|part| stderr.contains(part));

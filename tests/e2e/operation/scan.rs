@@ -1,4 +1,4 @@
-//! `zmove scan` on a tree whose counts are known.
+//! `zmove scan` of a tree with known counts.
 
 use std::os::unix::fs::symlink;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The daemon as a service: its configuration, its log, what systemd gives it and is told.
+//! The daemon as a service: its configuration, its log, and its protocol with systemd.
 
 use std::io::BufRead;
 use std::net::{TcpListener, UdpSocket};
@@ -26,7 +26,7 @@ fn a_check_says_ok_and_changes_nothing() {
     let site = Site::local();
     check(&site).done();
     assert_eq!(std::fs::read_dir(site.path("server")).unwrap().count(), 0);
-    // The user is there once the package is installed.
+    // The package creates this user.
     let settings = std::fs::read_to_string(shipped("zmove.toml")).unwrap();
     assert!(settings.contains("\nuser = \"zmove\"\n"));
     let settings = settings.replace("\nuser = \"zmove\"\n", "\n");
@@ -77,7 +77,7 @@ fn a_file_that_is_wrong_or_not_there_starts_nothing() {
 #[test]
 fn the_command_line_wins() {
     let mut site = Site::local();
-    // nobody could listen there
+    // No process can listen on this address.
     std::fs::write(
         site.path("server/zmove.toml"),
         "listen = \"192.0.2.1:1\"\nallow_clear = true\n",
@@ -130,7 +130,7 @@ fn text_has_a_time_and_names_cannot_command_a_terminal() {
     assert!(line.split(' ').next().unwrap().ends_with('Z'), "{line}");
 }
 
-/// systemd's part is played by util-linux and this test: it binds, and listens to what it is told.
+/// util-linux and this test act as systemd: the test binds the sockets and receives the notifications.
 #[test]
 fn a_daemon_takes_sockets_and_reports_readiness() {
     takes_sockets_and_reports_readiness("off");
@@ -185,7 +185,7 @@ fn takes_sockets_and_reports_readiness(confine: &str) {
     told(&manager, "READY=1");
     told(&manager, "WATCHDOG=1");
     told(&manager, "WATCHDOG=1");
-    // A manager that reads no more holds up no transfer.
+    // A manager that stops reading must not delay a transfer.
     fill_socket(&site.path("notify"));
     let key = ready
         .trim_end()
@@ -214,7 +214,7 @@ fn takes_sockets_and_reports_readiness(confine: &str) {
     drop(stderr);
 }
 
-/// Fills a socket with messages until it takes no more.
+/// Fills a socket with messages until it is full.
 fn fill_socket(path: &Path) {
     let socket = UnixDatagram::unbound().unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -227,14 +227,14 @@ fn shipped(name: &str) -> std::path::PathBuf {
         .join(name)
 }
 
-/// Without the boot id nobody could tell at once that what left a hidden name has ended.
+/// Without the boot id, zmove could not tell immediately that the owner of a hidden name has ended.
 #[test]
 fn the_unit_hides_nothing_of_proc() {
     let text = std::fs::read_to_string(shipped("zmove.service")).unwrap();
     assert!(!text.lines().any(|line| line.starts_with("ProcSubset=")));
 }
 
-/// The exposure that `systemd-analyze security` may find; docs/OPERATIONS.md has what it is.
+/// Maximum exposure level of `systemd-analyze security`. docs/OPERATIONS.md states the actual level.
 const EXPOSURE_MAX: f64 = 2.0;
 
 #[test]
@@ -248,7 +248,7 @@ fn the_shipped_units_pass_systemd_analyze() {
     std::fs::create_dir(&units).unwrap();
     for name in ["zmove.service", "zmove.socket"] {
         let text = std::fs::read_to_string(shipped(name)).unwrap();
-        // what is to be started must be there
+        // systemd-analyze requires that the program exists.
         std::fs::write(
             units.join(name),
             text.replace("ExecStart=zmove", &format!("ExecStart={ZMOVE}")),

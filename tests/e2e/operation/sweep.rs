@@ -1,4 +1,4 @@
-//! `zmove sweep`: figures that agree with each other, nothing left whatever happens, and what later commands say of it.
+//! `zmove sweep`: consistent results, no leftover files in any case, and later commands that use the results.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::support::command::finish;
 use crate::support::harness::{PATIENCE, Site};
 use crate::support::tree::{paint, set_mode};
 
-/// Enough for the smaller sizes, and done in a moment unless the machine has much else to do.
+/// Enough data for the smaller sizes, and fast unless the machine is busy.
 const SMALL: [&str; 6] = ["--budget", "24MiB", "--time", "80s", "--threads", "2"];
 
 fn names(directory: &Path) -> Vec<String> {
@@ -247,7 +247,7 @@ fn a_push_to_a_daemon_has_the_share_of_the_source_alone() {
     let site = Site::daemon();
     paint(site.source().join("f"), 100_000);
     sweep(&site, &[]);
-    // Runs below a second have no share.
+    // A run shorter than a second has no share.
     let slow = ["--limit", "60KB"];
     let said = site.push(&slow, site.contents(), "said").done().stdout;
     let share = said
@@ -272,13 +272,13 @@ fn a_push_to_a_daemon_has_the_share_of_the_source_alone() {
     );
 }
 
-/// A directory of files that a sweep is writing.
+/// The first directory of files that a sweep is writing, if it exists.
 fn first_cell(target: &Path) -> Option<PathBuf> {
     let place = std::fs::read_dir(target).ok()?.next()?.ok()?.path();
     Some(place.join("c0")).filter(|cell| cell.exists())
 }
 
-/// Waits for what somebody else does.
+/// Waits for an event of another process.
 #[track_caller]
 fn until(event: impl Fn() -> bool) {
     let started = Instant::now();
