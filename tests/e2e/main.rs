@@ -1,9 +1,8 @@
-//! zmove as its users run it: whole programs and whole pipelines, one file per theme.
+//! End-to-end tests: complete programs and pipelines as users run them, one file per theme.
 //!
-//! Every case that can runs twice, against a daemon over TCP and TLS and against a local directory through
-//! the memory transport. Cases run concurrently; a case that measures takes the machine for itself
-//! ([`support::quiet_machine`]). What a machine cannot show is skipped with its reason on stderr, unless
-//! `ZMOVE_REQUIRE_LAB=1` forbids that.
+//! Most cases run twice: against a daemon over TCP and TLS, and against a local directory through the memory transport.
+//! Cases run concurrently. A case that measures gets the machine exclusively ([`support::quiet_machine`]). A case that
+//! this machine cannot run is skipped with the reason on stderr. With `ZMOVE_REQUIRE_LAB=1` it fails instead.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Clients, peers and local users that are hostile, and what a key may do.
+//! Hostile clients, peers and local users, and the permissions of keys.
 
 pub(crate) mod authority;
 pub(crate) mod confine;

@@ -1,4 +1,4 @@
-//! What is at the source, and what arrives of it.
+//! Kinds of sources and the entries that arrive from them.
 
 pub(crate) mod bad_sources;
 pub(crate) mod changing;

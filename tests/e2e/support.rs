@@ -1,4 +1,4 @@
-//! What the cases run: programs, hosts, trees, and what stands between them.
+//! Building blocks of the cases: programs, hosts, trees, and the relays between them.
 
 pub(crate) mod command;
 pub(crate) mod daemon;

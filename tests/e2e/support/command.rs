@@ -1,4 +1,4 @@
-//! One run of zmove: as whom and where, and what came of it.
+//! Runs of zmove: the user, the environment, and the outcome.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -16,20 +16,20 @@ use crate::support::quiet_machine::share_machine;
 
 /// The program under test.
 pub(crate) const ZMOVE: &str = env!("CARGO_BIN_EXE_zmove");
-/// Whom tests become that must not be root.
+/// The unprivileged user id of tests that must not run as root.
 pub(crate) const NOBODY: u32 = 65_534;
 
-/// The user, the network namespace and the binary by which programs run.
+/// The user, the network namespace and the binary with which programs run.
 #[derive(Clone, Default)]
 pub(crate) struct Runner {
     pub(crate) user: User,
     pub(crate) namespace: Option<Arc<Namespace>>,
     pub(crate) program: Option<PathBuf>,
-    /// Options of prlimit(1): the limits of each process.
+    /// Arguments of prlimit(1): the limits of each process.
     pub(crate) limits: Vec<String>,
 }
 
-/// Which user.
+/// The user as whom programs run.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum User {
     #[default]
@@ -40,7 +40,7 @@ pub(crate) enum User {
 }
 
 impl User {
-    /// The user's number, if programs change to it.
+    /// Returns the user id, if programs switch to another user.
     pub(crate) fn number(self) -> Option<u32> {
         match self {
             Self::Own => None,
@@ -50,14 +50,14 @@ impl User {
     }
 }
 
-/// What a command did.
+/// The outcome of a command.
 pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// A command that is about to run.
+/// A command that has not been started.
 pub(crate) struct Zmove(pub(crate) Command);
 
 impl Zmove {
@@ -65,7 +65,7 @@ impl Zmove {
         finish(self.start())
     }
 
-    /// Starts it; its output is read at the end.
+    /// Starts the command. [`finish`] reads its output at the end.
     pub(crate) fn start(mut self) -> Child {
         share_machine();
         let piped = self
@@ -94,12 +94,12 @@ pub(crate) struct LinesOf {
 }
 
 impl LinesOf {
-    /// Takes the standard output of a command, of which [`finish`] then reads nothing.
+    /// Takes over the standard output of a command, so that [`finish`] finds none.
     pub(crate) fn new(child: &mut Child) -> Self {
         let output = BufReader::new(child.stdout.take().unwrap());
         let (lines_in, lines) = mpsc::channel();
         std::thread::spawn(move || {
-            // a case that has seen enough no longer listens, and the command must not wait for that
+            // The case may have stopped listening, and the command must not block on a full pipe.
             for line in output.lines().map_while(Result::ok) {
                 let _no_listener = lines_in.send(line);
             }
@@ -107,7 +107,7 @@ impl LinesOf {
         Self { lines }
     }
 
-    /// Waits for the next line, and tells whether this holds of it; the end of the output is no line.
+    /// Waits for the next line and returns whether `holds` is true of it. Returns `false` at the end of the output.
     pub(crate) fn next_is(&self, holds: impl Fn(&str) -> bool) -> bool {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => holds(&line),
@@ -116,7 +116,7 @@ impl LinesOf {
         }
     }
 
-    /// Waits for a line of which this holds, and returns it.
+    /// Waits for a line for which `holds` is true, and returns it.
     #[track_caller]
     pub(crate) fn wait_for(&self, holds: impl Fn(&str) -> bool) -> String {
         let until = Instant::now() + PATIENCE;
@@ -130,7 +130,7 @@ impl LinesOf {
     }
 }
 
-/// Waits for a process to end, and returns its exit code.
+/// Waits for a process to end and returns its exit code.
 #[track_caller]
 pub(crate) fn wait_within_patience(child: &mut Child) -> Option<i32> {
     let until = Instant::now() + PATIENCE;
@@ -143,7 +143,7 @@ pub(crate) fn wait_within_patience(child: &mut Child) -> Option<i32> {
     }
 }
 
-/// Waits for a started command; one that does not end is killed, and the case fails.
+/// Waits for a started command. A command that does not end is killed, and the case fails.
 #[track_caller]
 pub(crate) fn finish(child: Child) -> Outcome {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
@@ -164,7 +164,7 @@ pub(crate) fn finish(child: Child) -> Outcome {
 }
 
 impl Runner {
-    /// A command of whoever has its keys in `home`.
+    /// Returns a command that uses the keys in `home`.
     pub(crate) fn zmove(&self, home: &Path) -> Zmove {
         share_machine();
         let program = self.program.as_deref().unwrap_or(Path::new(ZMOVE));
@@ -193,7 +193,7 @@ impl Runner {
 }
 
 impl Outcome {
-    /// Expects exit code 0 and silence on stderr.
+    /// Expects exit code 0 and no output on stderr.
     #[track_caller]
     pub(crate) fn done(self) -> Self {
         let outcome = self.expect(0);
@@ -212,7 +212,7 @@ impl Outcome {
         self
     }
 
-    /// Expects exactly one line on stderr that says all of `parts`.
+    /// Expects exactly one line on stderr that contains all of `parts`.
     #[track_caller]
     pub(crate) fn says(self, parts: &[&str]) -> Self {
         let lines = self
@@ -228,14 +228,14 @@ impl Outcome {
         self
     }
 
-    /// Expects that stderr has no other line than the expected ones.
+    /// Expects exactly `count` lines on stderr.
     #[track_caller]
     pub(crate) fn lines(self, count: usize) -> Self {
         assert_eq!(self.stderr.lines().count(), count, "{}", self.stderr);
         self
     }
 
-    /// The last line of `--json`.
+    /// Returns the last line of `--json`.
     #[track_caller]
     pub(crate) fn summary(&self) -> Value {
         let last = self.stdout.lines().last().expect("a summary");

@@ -1,4 +1,4 @@
-//! A running `zmove serve`, ready when it says so and gone when dropped.
+//! A running `zmove serve`. It is ready when it logs so, and is killed when dropped.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub(crate) struct Daemon {
     pub(crate) address: SocketAddr,
     pub(crate) fingerprint: Fingerprint,
     log: Arc<Log>,
-    /// Reads the log until the daemon has ended.
+    /// Thread that reads the log until the daemon ends.
     reading: Option<JoinHandle<()>>,
 }
 
@@ -32,23 +32,23 @@ struct Log {
 }
 
 impl Daemon {
-    /// Starts one and waits for the line that says it is ready.
+    /// Starts a daemon and waits for its ready line.
     pub(crate) fn start(home: &Path, listen: &str, runner: &Runner) -> Self {
         Self::start_with(home, &["--listen", listen], runner)
     }
 
-    /// The same with any options.
+    /// Starts a daemon with any options.
     pub(crate) fn start_with(home: &Path, options: &[&str], runner: &Runner) -> Self {
         Self::run(runner.zmove(home).0, options)
     }
 
-    /// The same by a command that has been prepared.
+    /// Starts a daemon from a prepared command.
     pub(crate) fn run(command: Command, options: &[&str]) -> Self {
         Self::try_run(command, options)
             .unwrap_or_else(|ended| panic!("no ready line: {}", ended.stderr))
     }
 
-    /// The same, or the outcome of a daemon that ends instead of becoming ready.
+    /// Starts a daemon. Returns its outcome if it ends before it is ready.
     pub(crate) fn try_run(mut command: Command, options: &[&str]) -> Result<Self, Outcome> {
         share_machine();
         command.arg("serve").args(options);
@@ -91,7 +91,7 @@ impl Daemon {
         })
     }
 
-    /// Whether a log line says `part`.
+    /// Whether a log line contains `part`.
     pub(crate) fn has_logged(&self, part: &str) -> bool {
         self.log
             .lines
@@ -101,7 +101,7 @@ impl Daemon {
             .any(|line| line.contains(part))
     }
 
-    /// The log lines until now that say `part`.
+    /// Returns the log lines so far that contain `part`.
     pub(crate) fn logged(&self, part: &str) -> Vec<String> {
         self.log
             .lines
@@ -113,7 +113,7 @@ impl Daemon {
             .collect()
     }
 
-    /// Waits for a log line that says `part`.
+    /// Waits for a log line that contains `part`.
     #[track_caller]
     pub(crate) fn wait_for_log(&self, part: &str) -> String {
         let found = |lines: &[String]| lines.iter().find(|line| line.contains(part)).cloned();
@@ -127,7 +127,7 @@ impl Daemon {
         found(&lines).unwrap_or_else(|| panic!("no {part:?} in the daemon's log: {lines:?}"))
     }
 
-    /// Waits for `count` log lines that say `part`.
+    /// Waits for `count` log lines that contain `part`.
     #[track_caller]
     pub(crate) fn wait_for_logs(&self, part: &str, count: usize) -> Vec<String> {
         let found = |lines: &[String]| -> Vec<_> {
@@ -151,23 +151,23 @@ impl Daemon {
         found(&lines)
     }
 
-    /// What the kernel says of each of its threads.
+    /// Returns the `/proc` status of each of the daemon's threads.
     pub(crate) fn threads(&self) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        // one that has ended meanwhile says nothing
+        // A thread that has just ended has no file.
         tasks
             .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
             .collect()
     }
 
-    /// Asks it to end; returns its exit code.
+    /// Terminates the daemon and returns its exit code.
     #[track_caller]
     pub(crate) fn terminate(self) -> Option<i32> {
         self.ask_to_end();
         self.wait()
     }
 
-    /// Asks it to end; returns all lines of its log.
+    /// Terminates the daemon and returns all lines of its log.
     #[track_caller]
     pub(crate) fn end_and_read_log(mut self) -> Vec<String> {
         self.ask_to_end();
@@ -176,12 +176,12 @@ impl Daemon {
         std::mem::take(&mut *self.log.lines.lock().unwrap())
     }
 
-    /// Asks it to end, and does not wait.
+    /// Sends SIGTERM to the daemon and does not wait.
     pub(crate) fn ask_to_end(&self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
     }
 
-    /// Has it read its settings again.
+    /// Makes the daemon reload its settings.
     pub(crate) fn hang_up(&self) {
         kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
     }
@@ -190,35 +190,35 @@ impl Daemon {
         Pid::from_child(&self.child)
     }
 
-    /// Stops it in the midst of what it does, or has it go on.
+    /// Sends a signal, such as SIGSTOP or SIGCONT, to the daemon.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end; returns its exit code.
+    /// Waits for the daemon to end and returns its exit code.
     #[track_caller]
     pub(crate) fn wait(mut self) -> Option<i32> {
         wait_within_patience(&mut self.child)
     }
 
-    /// The memory that it has resident, in KiB.
+    /// Resident memory, in KiB.
     pub(crate) fn memory_kib(&self) -> u64 {
         self.status("VmRSS:")
     }
 
-    /// The most that it has ever had, in KiB.
+    /// Peak resident memory, in KiB.
     pub(crate) fn peak_memory_kib(&self) -> u64 {
         self.status("VmHWM:")
     }
 
-    /// How many descriptors it has now.
+    /// Number of open descriptors.
     pub(crate) fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
             .unwrap()
             .count()
     }
 
-    /// The processor's time that it has taken so far, in all its threads.
+    /// Processor time of all threads so far.
     pub(crate) fn cpu_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<_> = stat
@@ -243,7 +243,7 @@ impl Daemon {
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// How many log lines say `part`.
+    /// Number of log lines that contain `part`.
     pub(crate) fn count_logged(&self, part: &str) -> usize {
         self.log
             .lines
@@ -254,14 +254,14 @@ impl Daemon {
             .count()
     }
 
-    /// Ends it without a warning.
+    /// Kills the daemon with SIGKILL.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 }
 
-/// Address and key of the line that a daemon says where its log is JSON.
+/// Returns the address and key in the ready line of a daemon that logs JSON.
 fn ready_as_json(ready: &str) -> Option<(String, String)> {
     let said: serde_json::Value = serde_json::from_str(ready).ok()?;
     Some((
@@ -272,7 +272,7 @@ fn ready_as_json(ready: &str) -> Option<(String, String)> {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // it may be gone already, which is what is wanted
+        // The daemon may have ended already.
         drop(self.child.kill());
         drop(self.child.wait());
     }

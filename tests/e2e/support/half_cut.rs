@@ -1,5 +1,5 @@
-//! A TCP relay that breaks at the side of the client alone. It may hold back a part of what the client sends, and
-//! deliver that later. The server does not notice the loss.
+//! A TCP relay that breaks only on the client's side. It may hold back some of the client's data and deliver it later.
+//! The server does not notice the loss.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::harness::PATIENCE;
 
-/// If nothing was received for so long, all that the client has sent has been received.
+/// If no data is received for this long, all data that the client sent has been received.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// The relay.
@@ -23,22 +23,22 @@ struct Shared {
 }
 
 struct State {
-    /// The server of new connections; it is told whether the first ones have been cut.
+    /// Returns the server for a new connection. The argument states whether the first connections have been cut.
     upstream: Box<dyn Fn(bool) -> SocketAddr + Send>,
-    /// The bytes that the first connections carry to the server.
+    /// Number of bytes that the first connections relay to the server.
     passes: usize,
-    /// Whether the first connections have been cut. Later ones are relayed like any.
+    /// Whether the first connections have been cut. Later connections are relayed without a limit.
     is_cut: bool,
     lets_go: bool,
-    /// The bytes that were received on the first connections.
+    /// Number of bytes received on the first connections.
     received: usize,
     clients: Vec<TcpStream>,
     servers: Vec<TcpStream>,
 }
 
 impl HalfCut {
-    /// A relay that lets so many bytes pass to the server that `upstream` returns. That is told whether the first
-    /// connections have been cut.
+    /// Starts a relay that lets `passes` bytes pass to the server that `upstream` returns. The argument of `upstream`
+    /// states whether the first connections have been cut.
     pub(crate) fn start(
         passes: usize,
         upstream: impl Fn(bool) -> SocketAddr + Send + 'static,
@@ -67,7 +67,7 @@ impl HalfCut {
         Self { address, shared }
     }
 
-    /// Waits until this much has been received, and nothing more comes.
+    /// Waits until at least `bytes` bytes have been received and no more arrive.
     #[track_caller]
     pub(crate) fn wait_until_all_is_held_back(&self, bytes: usize) {
         let mut state = self.shared.state.lock().unwrap();
@@ -88,7 +88,7 @@ impl HalfCut {
         }
     }
 
-    /// Ends the first connections at the side of the client.
+    /// Closes the first connections on the client's side.
     pub(crate) fn cut(&self) {
         let mut state = self.shared.state.lock().unwrap();
         state.is_cut = true;
@@ -97,13 +97,13 @@ impl HalfCut {
         }
     }
 
-    /// Delivers what was held back.
+    /// Delivers the data that was held back.
     pub(crate) fn let_go(&self) {
         self.shared.state.lock().unwrap().lets_go = true;
         self.shared.changed.notify_all();
     }
 
-    /// Ends the first connections at the side of the server, too.
+    /// Closes the first connections on the server's side, too.
     pub(crate) fn end(&self) {
         for server in &self.shared.state.lock().unwrap().servers {
             drop(server.shutdown(Shutdown::Both));
@@ -148,12 +148,12 @@ impl Shared {
         let state = self.state.lock().unwrap();
         drop(self.changed.wait_while(state, |state| !state.lets_go));
         let mut to = to;
-        // the server may have ended
+        // The server may have ended.
         drop(to.write_all(&held_back));
     }
 }
 
-/// Passes on what `passes` lets pass, until the stream has ended or broken. Returns all the rest.
+/// Relays `passes` bytes, or fewer if the stream ends or breaks. Returns the remaining data.
 fn pass(
     mut from: TcpStream,
     mut to: &TcpStream,

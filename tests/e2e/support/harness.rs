@@ -1,6 +1,6 @@
-//! Where a case runs: a directory with a source, a target and keys, and perhaps a daemon.
+//! The environment of a case: a directory with a source, a target and keys, and possibly a daemon.
 //!
-//! **Invariant:** nothing outlives its [`Site`]: daemons are killed by their process id, directories are removed.
+//! **Invariant:** nothing outlives its [`Site`]. Daemons are killed by their process id, and directories are removed.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -22,10 +22,10 @@ use crate::support::ports::free_address;
 use crate::support::quiet_machine::share_machine;
 use crate::support::tree::set_mode;
 
-/// How long an event may take before it counts as not coming, on a machine that has much else to do.
+/// Maximum duration of an expected event on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// Maximum duration of an end that waits for nothing, on a machine that has much else to do. Each timeout that such an
-/// end must not wait for is longer.
+/// Maximum duration of an end that waits for no timeout, on a busy machine. Each timeout that such an end must not wait
+/// for is longer.
 pub(crate) const PROMPT: Duration = Duration::from_secs(20);
 
 /// Runs each case of a theme locally and against a daemon.
@@ -41,7 +41,7 @@ macro_rules! both_ways {
 }
 pub(crate) use both_ways;
 
-/// The same, where the target is a file system in an image.
+/// Like [`both_ways`], with a target on a file system in an image.
 macro_rules! both_ways_within {
     ($image:ident, $($case:ident),+ $(,)?) => {
         mod local {
@@ -63,7 +63,7 @@ macro_rules! both_ways_within {
 }
 pub(crate) use both_ways_within;
 
-/// The same as [`both_ways`], and against a daemon over lanes in clear and over QUIC.
+/// Like [`both_ways`], and also against a daemon with cleartext lanes and with QUIC.
 macro_rules! every_way {
     ($($case:ident),+ $(,)?) => {
         crate::support::harness::both_ways!($($case),+);
@@ -77,12 +77,12 @@ macro_rules! every_way {
 }
 pub(crate) use every_way;
 
-/// One case's world.
+/// The files, programs and daemon of one case.
 pub(crate) struct Site {
     directory: TempDir,
     pub(crate) runner: Runner,
     daemon: Option<Daemon>,
-    /// Said on every push.
+    /// Options of every push.
     push_options: &'static [&'static str],
 }
 
@@ -92,14 +92,14 @@ impl Site {
         Self::bare(Runner::default())
     }
 
-    /// A site whose target is behind a daemon that knows the client, and the other way round.
+    /// A site whose target is behind a daemon. The client and the daemon have each other's keys.
     pub(crate) fn daemon() -> Self {
         let mut site = Self::local();
         site.start_daemon();
         site
     }
 
-    /// A site whose daemon takes lanes in clear, and whose client asks for them.
+    /// A site whose daemon allows cleartext lanes, and whose client requests them.
     pub(crate) fn clear() -> Self {
         let mut site = Self {
             push_options: &["--cipher", "none"],
@@ -109,7 +109,7 @@ impl Site {
         site
     }
 
-    /// A site whose daemon and client speak QUIC alone.
+    /// A site whose daemon and client use only QUIC.
     pub(crate) fn quic() -> Self {
         let mut site = Self {
             push_options: &["--transport", "quic"],
@@ -119,7 +119,7 @@ impl Site {
         site
     }
 
-    /// A site whose daemon lets the client read what is in `source`, by each way to carry it.
+    /// A site whose daemon allows the client to read `source`, with any transport or cipher.
     pub(crate) fn reading(push_options: &'static [&'static str], serve_options: &[&str]) -> Self {
         let mut site = Self {
             push_options,
@@ -134,7 +134,7 @@ impl Site {
         site
     }
 
-    /// A site where everything runs as a user who is not root; `None` where that is not possible.
+    /// A site where everything runs as an unprivileged user. Returns `None` if this host cannot provide it.
     pub(crate) fn unprivileged() -> Option<Self> {
         if !is_root() {
             return Some(Self::local());
@@ -146,8 +146,8 @@ impl Site {
         Some(Self::of(User::Nobody))
     }
 
-    /// A site where everything runs as a user who runs no other process, so that its limit on processes counts those of
-    /// the case alone; `None` if that is impossible here.
+    /// A site where everything runs as a user without other processes, so that the user's process limit counts only
+    /// those of the case. Returns `None` if this host cannot provide it.
     pub(crate) fn of_fresh_user() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if !is_root() || !has_program("setpriv") || !has_program("prlimit") {
@@ -174,31 +174,31 @@ impl Site {
         site
     }
 
-    /// Has another program stand for zmove.
+    /// Runs another program instead of zmove.
     pub(crate) fn run_by(&mut self, program: PathBuf) {
         self.runner.program = Some(program);
     }
 
-    /// Has a shell script with these lines stand for zmove.
+    /// Runs a shell script with these lines instead of zmove.
     pub(crate) fn run_by_script(&mut self, lines: &str) {
         let script = self.path("script");
         write_program(&script, &format!("#!/bin/sh\n{lines}\n"));
         self.run_by(script);
     }
 
-    /// A site whose target is a small file system of its own.
+    /// A site whose target is a small separate file system.
     pub(crate) fn within(namespace: impl FnOnce(&Path) -> Option<Namespace>) -> Option<Self> {
         let mut site = Self::local();
         site.runner.namespace = Some(Arc::new(namespace(&site.target())?));
         Some(site)
     }
 
-    /// A site whose target is a file system in an image; `None` where that is not possible.
+    /// A site whose target is a file system in an image. Returns `None` if this host cannot provide it.
     pub(crate) fn within_image(image: &Image) -> Option<Self> {
         Self::within(|target| Namespace::with_image(target, image))
     }
 
-    /// The file system of its own that the target is.
+    /// The mount namespace of the target's file system.
     pub(crate) fn namespace(&self) -> &Namespace {
         self.runner.namespace.as_deref().unwrap()
     }
@@ -217,23 +217,23 @@ impl Site {
         site
     }
 
-    /// Starts a daemon; the client gets to know it and may write into the target.
+    /// Starts a daemon. The client learns its key and may write to the target.
     pub(crate) fn start_daemon(&mut self) {
         self.start_daemon_with(&[]);
     }
 
-    /// The same, with more words for `zmove serve`.
+    /// Starts a daemon with more options of `zmove serve`.
     pub(crate) fn start_daemon_with(&mut self, options: &[&str]) {
         self.start_daemon_at(&free_address().to_string(), options);
     }
 
-    /// The same, at another address of this host.
+    /// Starts a daemon at a given address of this host.
     pub(crate) fn start_daemon_at(&mut self, listen: &str, options: &[&str]) {
         self.authorize(Access::WriteOnly);
         self.start_authorized(listen, options);
     }
 
-    /// The same; the client may write into this directory of the site alone.
+    /// Starts a daemon. The client may write only to the directory `root` of the site.
     pub(crate) fn start_daemon_for(&mut self, root: &str, options: &[&str]) {
         self.authorize_for(root, Access::WriteOnly);
         self.start_authorized(&free_address().to_string(), options);
@@ -248,7 +248,7 @@ impl Site {
         self.give_away();
     }
 
-    /// Lets the client's key into the target.
+    /// Authorizes the client's key for the target.
     pub(crate) fn authorize(&self, access: Access) {
         self.authorize_for("target", access);
     }
@@ -265,7 +265,7 @@ impl Site {
         AuthorizedKeys::allow(&self.path("server"), grant).unwrap();
     }
 
-    /// Lets the client's key lead jobs of several receivers.
+    /// Allows the client's key to lead jobs of several receivers.
     pub(crate) fn let_lead(&self) {
         let key = Identity::load_or_create(&self.path("client"))
             .unwrap()
@@ -275,7 +275,7 @@ impl Site {
         allow_to_lead(&self.path("server"), grant);
     }
 
-    /// Lets the client's key read what is in `directory` of the site, beside what it may do already.
+    /// Allows the client's key to read `directory` of the site, in addition to its other permissions.
     pub(crate) fn let_read(&self, directory: &str) {
         let identity = Identity::load_or_create(&self.path("client")).unwrap();
         let read_roots = vec![self.path(directory).canonicalize().unwrap()];
@@ -295,7 +295,7 @@ impl Site {
         .unwrap();
     }
 
-    /// `zmove pull OPTIONS ADDRESS:SOURCE... target/PATH` of what the daemon has in `source`.
+    /// `zmove pull OPTIONS ADDRESS:SOURCE... target/PATH` of sources in the daemon's `source`.
     pub(crate) fn pull_command(&self, options: &[&str], sources: &[&str], path: &str) -> Zmove {
         let mut zmove = self.zmove(&["pull"]);
         zmove.0.args(self.push_options).args(options);
@@ -306,12 +306,12 @@ impl Site {
         zmove
     }
 
-    /// Runs such a pull.
+    /// Runs a pull, as [`Self::pull_command`] describes.
     pub(crate) fn pull(&self, options: &[&str], sources: &[&str], path: &str) -> Outcome {
         self.pull_command(options, sources, path).outcome()
     }
 
-    /// Makes the client take `fingerprint` for the key of `address`.
+    /// Pins `fingerprint` as the key of `address` for the client.
     pub(crate) fn pin(&self, address: &SocketAddr, fingerprint: Fingerprint) {
         let mut known_hosts = KnownHosts::open(&self.path("client")).unwrap();
         known_hosts
@@ -319,7 +319,7 @@ impl Site {
             .unwrap();
     }
 
-    /// Hands all files to the user that programs run as.
+    /// Gives all files to the user as whom programs run.
     pub(crate) fn give_away(&self) {
         if let Some(number) = self.runner.user.number() {
             give_all(self.directory.path(), number);
@@ -334,7 +334,7 @@ impl Site {
         self.path("source")
     }
 
-    /// The target directory as it is reached from here.
+    /// The path of the target directory as seen by this process.
     pub(crate) fn target(&self) -> PathBuf {
         let path = self.path("target");
         self.runner
@@ -343,12 +343,12 @@ impl Site {
             .map_or(path.clone(), |namespace| namespace.outside(&path))
     }
 
-    /// The running daemon.
+    /// Returns the running daemon.
     pub(crate) fn the_daemon(&self) -> &Daemon {
         self.daemon.as_ref().unwrap()
     }
 
-    /// The daemon, to be stopped.
+    /// Takes the daemon out of the site, so that the case can end it.
     pub(crate) fn take_daemon(&mut self) -> Daemon {
         self.daemon.take().unwrap()
     }
@@ -357,7 +357,7 @@ impl Site {
         self.daemon.is_some()
     }
 
-    /// How a path below the target is written on the command line.
+    /// Returns the command-line address of a path below the target.
     pub(crate) fn address(&self, path: &str) -> OsString {
         match &self.daemon {
             Some(daemon) => format!("{}:{path}", daemon.address).into(),
@@ -371,7 +371,7 @@ impl Site {
             .outcome()
     }
 
-    /// `zmove push OPTIONS SOURCE/ ADDRESS:` by way of a relay.
+    /// `zmove push OPTIONS SOURCE/ ADDRESS:` through a relay.
     pub(crate) fn push_by(&self, relay: &SocketAddr, options: &[&str]) -> Zmove {
         let mut zmove = self.zmove(&["push"]);
         zmove
@@ -394,12 +394,12 @@ impl Site {
         zmove
     }
 
-    /// `source/`, whose contents go into the target.
+    /// `source/` with a trailing slash, which pushes its contents into the target.
     pub(crate) fn contents(&self) -> OsString {
         self.source().join("").into()
     }
 
-    /// Pushes the contents of the source to the target itself and expects that all is well.
+    /// Pushes the contents of the source to the target root and expects success.
     pub(crate) fn push_contents(&self) -> Value {
         self.push(&["--json"], self.contents(), "").done().summary()
     }
@@ -421,8 +421,8 @@ pub(crate) fn has_program(name: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
 }
 
-/// Copies a program by another process. The processes that other cases start at this moment would inherit a descriptor
-/// that is open for writing here, and the kernel runs no program that is open for writing.
+/// Copies a program in another process. If this process wrote the file, processes that other cases start concurrently
+/// would inherit the open descriptor, and the kernel refuses to run a program that is open for writing.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("install")
         .args(["-m", "755"])
@@ -431,7 +431,7 @@ pub(crate) fn copy_program(from: &Path, to: &Path) {
     assert!(copied.unwrap().success());
 }
 
-/// Writes a program, as [`copy_program`] copies one.
+/// Writes a program in the same way as [`copy_program`].
 pub(crate) fn write_program(path: &Path, text: &str) {
     let source = path.with_extension("text");
     std::fs::write(&source, text).unwrap();
@@ -439,7 +439,7 @@ pub(crate) fn write_program(path: &Path, text: &str) {
     std::fs::remove_file(source).unwrap();
 }
 
-/// Lets the holder of this grant lead jobs of several receivers, too, at the daemon with this home.
+/// Allows the holder of this grant to lead jobs of several receivers at the daemon with this home.
 pub(crate) fn allow_to_lead(home: &Path, grant: Grant) {
     let grant = Grant {
         lead: true,
@@ -448,7 +448,7 @@ pub(crate) fn allow_to_lead(home: &Path, grant: Grant) {
     AuthorizedKeys::allow(home, grant).unwrap();
 }
 
-/// A runtime with two threads, for a case that is a peer itself.
+/// A runtime with two threads for a case that implements a peer.
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -457,7 +457,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Says why a case does not run here; in the lab, where every case must, that is a failure.
+/// Reports why a case is skipped. Fails if `ZMOVE_REQUIRE_LAB` is set, since every case must run in the lab.
 #[track_caller]
 pub(crate) fn skip(reason: &str) {
     let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
@@ -465,12 +465,12 @@ pub(crate) fn skip(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
-/// Gives a tree to the user that tests become.
+/// Gives a tree to the unprivileged user of the tests.
 pub(crate) fn own_all(path: &Path) {
     give_all(path, NOBODY);
 }
 
-/// Gives a tree to the user and group with this number.
+/// Gives a tree to the user and group with this id.
 fn give_all(path: &Path, number: u32) {
     std::os::unix::fs::lchown(path, Some(number), Some(number)).unwrap();
     if path.symlink_metadata().unwrap().is_dir() {
@@ -482,8 +482,8 @@ fn give_all(path: &Path, number: u32) {
 
 /// The parent directory of all sites.
 ///
-/// Ext4 spreads the directories in it over the whole file system. Without a journal, ext4 checks every recently deleted
-/// inode nearby before it creates a file, which took a quarter of the processor time of all cases.
+/// Ext4 spreads the subdirectories of this directory over the whole file system. Without a journal, ext4 checks every
+/// recently deleted inode nearby before it creates a file, which took a quarter of the processor time of all cases.
 fn directory_of_sites() -> &'static Path {
     static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
         let user = rustix::process::geteuid().as_raw();
@@ -492,7 +492,7 @@ fn directory_of_sites() -> &'static Path {
         set_mode(&path, 0o755);
         let directory = std::fs::File::open(&path).unwrap();
         if let Ok(flags) = rustix::fs::ioctl_getflags(&directory) {
-            // Only ext4 knows and needs the flag.
+            // Only ext4 supports and needs the flag.
             let _refused = rustix::fs::ioctl_setflags(&directory, flags | IFlags::TOPDIR);
         }
         path

@@ -1,4 +1,4 @@
-//! The queue of a job within a process, with something that happens to what goes through it.
+//! The queue of a job inside one process, with hooks on its items.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +13,9 @@ use zmove_types::SharedJobId;
 
 pub(crate) const JOB: SharedJobId = SharedJobId([5; 16]);
 
-/// What happens to a queue.
+/// Hooks of a queue.
 pub(crate) trait Hooks: Send + Sync + 'static {
-    /// The items that are handed out once more from now on, as after the death of whoever had them.
+    /// Returns the items that are handed out again from now on, as if their previous owner had died.
     fn again(&self, _now: Now<'_>) -> Vec<WorkItem> {
         Vec::new()
     }
@@ -32,27 +32,27 @@ pub(crate) trait Hooks: Send + Sync + 'static {
         waiting
     }
 
-    /// How often the queue has lost something.
+    /// Number of times that the queue has lost items.
     fn losses(&self) -> u64 {
         0
     }
 }
 
-/// What a queue has just come to.
+/// An event of the queue.
 pub(crate) enum Now<'a> {
     Taken(&'a WorkItem),
     Done(&'a WorkItem),
     Closed,
 }
 
-/// A queue to which something happens.
+/// A queue with hooks.
 pub(crate) struct HookedQueue<H> {
     queue: LocalQueue,
     pub(crate) hooks: H,
     again: Mutex<VecDeque<WorkItem>>,
-    /// How many have been handed out once more and are not done.
+    /// Number of items that were handed out again and are not done.
     taken_again: AtomicU64,
-    /// How many have been done that were handed out once more.
+    /// Number of items that were done again after they had been handed out again.
     repeated: AtomicU64,
 }
 
@@ -89,7 +89,7 @@ impl<H: Hooks> HookedQueue<H> {
 }
 
 impl<H: Hooks> WorkQueue for HookedQueue<H> {
-    /// `None` of an item that somebody else has had as well.
+    /// `None` for an item that was handed out again.
     type Delivery = Option<LocalLease>;
 
     async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {

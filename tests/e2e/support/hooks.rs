@@ -1,4 +1,4 @@
-//! The real storage and the real lanes, with something that happens before each request.
+//! The real storage and the real lanes, with a hook before each request.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use zmove_types::{Buffer, Stopwatch};
 
 type Before = Box<dyn Fn() + Send + Sync>;
 
-/// Storage that does something first.
+/// Storage that calls a hook before each read or write.
 pub(crate) struct HookedDisk {
     before_read: Before,
     before_write: Before,
@@ -70,7 +70,7 @@ impl fmt::Debug for HookedDisk {
     }
 }
 
-/// A sending end that does something before each frame with data.
+/// A sending end that calls a hook before each frame with data.
 pub(crate) struct HookedSink<F> {
     pub(crate) inner: Box<dyn LaneSink>,
     pub(crate) before_data: F,

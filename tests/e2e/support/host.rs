@@ -1,4 +1,4 @@
-//! A host in this process, for peers that no daemon would be.
+//! A host in this process, for peers that behave unlike a daemon.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -12,8 +12,8 @@ use zmove_wire::Greeting;
 use crate::support::harness::PATIENCE;
 use crate::support::quiet_machine::share_machine;
 
-/// Listens with the key in `home`; `take` has each connection, when that has greeted. A lane that is not needed says
-/// nothing, and is closed.
+/// Listens with the key in `home` and calls `take` with each connection that has sent a greeting. An unneeded lane
+/// sends no greeting and is closed.
 pub(crate) fn host<Taking>(
     home: &Path,
     take: impl Fn(Channel, Greeting) -> Taking + Send + Sync + 'static,

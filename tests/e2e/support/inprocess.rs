@@ -1,4 +1,4 @@
-//! Both roles in this process over the memory transport, with a hand in the lanes, the storage and the events.
+//! Both roles in this process over the memory transport, with access to the lanes, the storage and the events.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -18,10 +18,10 @@ use zmove_wire::{Cipher, Open, Overwrite};
 use crate::support::harness::runtime;
 use crate::support::quiet_machine::share_machine;
 
-/// More than any case has.
+/// More lanes than any case has.
 const LANES_MAX: usize = 64;
 
-/// One push within this process, from a directory's contents to another.
+/// A push inside this process from the contents of one directory to another directory.
 pub(crate) struct InProcess {
     pub(crate) config: SenderConfig,
     pub(crate) receiver: ReceiverConfig,
@@ -32,18 +32,18 @@ pub(crate) struct InProcess {
     pub(crate) mirror: Option<Removals>,
     pub(crate) wrap: Wrap,
     pub(crate) wrap_source: WrapSource,
-    /// Whether there are more lanes for the asking; one of two dials fails.
+    /// Whether further lanes can be requested. Every second dial fails.
     pub(crate) more: bool,
     pub(crate) on_event: Box<dyn Fn(&Event) + Send + Sync>,
 }
 
-/// What is put around the sending end of each lane.
+/// Wraps the sending end of each lane.
 pub(crate) type Wrap = Box<dyn Fn(Box<dyn LaneSink>) -> Box<dyn LaneSink>>;
 
-/// What is put around the receiving end of each lane.
+/// Wraps the receiving end of each lane.
 pub(crate) type WrapSource = Box<dyn Fn(Box<dyn LaneSource>) -> Box<dyn LaneSource>>;
 
-/// How it went.
+/// The result and the events of a push.
 pub(crate) struct Pushed {
     pub(crate) ended: Result<Summary, SessionError>,
     pub(crate) events: Vec<Event>,
@@ -106,7 +106,7 @@ impl InProcess {
         })
     }
 
-    /// Pushes what a job names.
+    /// Pushes the sources of a job.
     pub(crate) fn push_job(self, job: PushJob) -> Pushed {
         let Self {
             config,
@@ -144,7 +144,7 @@ impl InProcess {
                             Ok(wrap(sink))
                         };
                         sources_in.try_send(wrap_source(source)).unwrap();
-                        // nobody takes lanes any more once the push is over
+                        // No more lanes are accepted once the push has ended.
                         let _push_over = sinks_in.send(dialled).await;
                     }
                 }
@@ -181,7 +181,7 @@ impl InProcess {
     }
 }
 
-/// The supply of further lanes, as many as there are first.
+/// Supplies further lanes, at most as many as the initial ones.
 fn supply(more: mpsc::UnboundedSender<u16>, lanes: usize) -> LaneSupply {
     let asked = u16::try_from(lanes).unwrap();
     LaneSupply {
@@ -193,7 +193,7 @@ fn supply(more: mpsc::UnboundedSender<u16>, lanes: usize) -> LaneSupply {
     }
 }
 
-/// What a push is asked for unless a test says otherwise.
+/// The default job of a push.
 pub(crate) fn job(source: &Path, target: impl Into<Vec<u8>>) -> PushJob {
     PushJob {
         sources: vec![ScanRoot::new(source.join(""), RelPath::root())],
@@ -212,7 +212,7 @@ impl Observer for Witness {
 }
 
 impl Pushed {
-    /// What was sent again.
+    /// Returns the items that were sent again.
     pub(crate) fn resent<'a>(&'a self) -> Vec<&'a str> {
         let what = |event: &'a Event| match event {
             Event::Resent { what } => Some(what.as_str()),
@@ -221,7 +221,7 @@ impl Pushed {
         self.events.iter().filter_map(what).collect()
     }
 
-    /// What failed.
+    /// Returns the messages of the failures.
     pub(crate) fn failed<'a>(&'a self) -> Vec<&'a str> {
         let message = |event: &'a Event| match event {
             Event::Failed { message } => Some(message.as_str()),

@@ -1,4 +1,4 @@
-//! A mount namespace with a small file system of its own, held open by a process that waits.
+//! A mount namespace with a small separate file system. A waiting process keeps it alive.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
@@ -10,14 +10,14 @@ use tempfile::TempDir;
 use crate::support::harness::{has_program, is_root, skip};
 use crate::support::quiet_machine::share_machine;
 
-/// The namespace; gone when dropped.
+/// The namespace. It is removed when dropped.
 pub(crate) struct Namespace {
     child: Child,
-    /// Where the image is, or the layers are, if its file system has them.
+    /// Directory of the image or of the layers, if the file system has any.
     place: Option<TempDir>,
 }
 
-/// A file system on a loop device, and how it is made and mounted.
+/// A file system on a loop device, with the commands that create and mount it.
 pub(crate) struct Image {
     pub(crate) bytes: u64,
     pub(crate) make: &'static str,
@@ -25,7 +25,7 @@ pub(crate) struct Image {
 }
 
 impl Namespace {
-    /// A namespace in which `directory` is a file system of `bytes` in memory; `None` where that is not possible.
+    /// A namespace in which `directory` is a tmpfs of `bytes` bytes. Returns `None` if this host cannot provide it.
     pub(crate) fn with_small_disk(directory: &Path, bytes: u64) -> Option<Self> {
         if !is_root() || !has_program("unshare") || !has_program("nsenter") {
             skip("mounting a small file system needs root, unshare and nsenter");
@@ -39,8 +39,8 @@ impl Namespace {
         )
     }
 
-    /// A namespace in which each directory of a pair is seen at the other's place too; `None` where that is
-    /// not possible.
+    /// A namespace in which the first directory of each pair is also mounted at the path of the second one. Returns
+    /// `None` if this host cannot provide it.
     pub(crate) fn with_binds(pairs: &[(&Path, &Path)]) -> Option<Self> {
         if !is_root() || !has_program("unshare") || !has_program("nsenter") {
             skip("a bind mount needs root, unshare and nsenter");
@@ -54,8 +54,8 @@ impl Namespace {
         Self::start(script, &words, None)
     }
 
-    /// A namespace in which `directory` is two layers (overlayfs), of which the lower one has a directory `d`; `None`
-    /// where that is not possible.
+    /// A namespace in which `directory` has two layers (overlayfs), the lower one with a directory `d`. Returns `None`
+    /// if this host cannot provide it.
     pub(crate) fn with_layers(directory: &Path) -> Option<Self> {
         if !is_root() || !has_program("unshare") || !has_program("nsenter") {
             skip("mounting layers needs root, unshare and nsenter");
@@ -72,7 +72,8 @@ impl Namespace {
         )
     }
 
-    /// A namespace in which `directory` joins two directories by mergerfs; `None` where that is not possible.
+    /// A namespace in which `directory` joins two directories with mergerfs. Returns `None` if this host cannot provide
+    /// it.
     pub(crate) fn with_merged(directory: &Path) -> Option<Self> {
         if !can_run_mergerfs("joining directories") {
             return None;
@@ -89,9 +90,9 @@ impl Namespace {
         )
     }
 
-    /// A namespace in which `directory` joins two file systems that give equal inode numbers: `A/x` and `A/y` are names
-    /// of one file, and `B/x` and `B/y` of another with the same number, size and time. `None` where that is not
-    /// possible.
+    /// A namespace in which `directory` joins two file systems with equal inode numbers. `A/x` and `A/y` are names of
+    /// one file. `B/x` and `B/y` are names of another file with the same number, size and time. Returns `None` if this
+    /// host cannot provide it.
     pub(crate) fn with_equal_inodes(directory: &Path) -> Option<Self> {
         if !can_run_mergerfs("equal inode numbers") {
             return None;
@@ -111,8 +112,8 @@ impl Namespace {
         )
     }
 
-    /// A namespace in which a FUSE file system with the file `d/f` is mounted on `directory`, and its server was
-    /// killed; `None` where that is not possible.
+    /// A namespace in which a FUSE file system with the file `d/f` is mounted on `directory` and its server has been
+    /// killed. Returns `None` if this host cannot provide it.
     pub(crate) fn with_dead_mount(directory: &Path) -> Option<Self> {
         if !can_run_mergerfs("a dead mount") {
             return None;
@@ -130,7 +131,7 @@ impl Namespace {
         )
     }
 
-    /// A namespace in which `directory` is a file system in an image; `None` where that is not possible.
+    /// A namespace in which `directory` is a file system in an image. Returns `None` if this host cannot provide it.
     pub(crate) fn with_image(directory: &Path, image: &Image) -> Option<Self> {
         let program = image.make.split(' ').next().unwrap();
         let makes = has_program(program) || Path::new("/usr/sbin").join(program).is_file();
@@ -158,13 +159,13 @@ impl Namespace {
         )
     }
 
-    /// The image that its file system is in.
+    /// Path of the image that contains the file system.
     pub(crate) fn image(&self) -> PathBuf {
         self.place.as_ref().unwrap().path().join("image")
     }
 
-    /// A namespace in which `directory` is an overlay of directories in memory at `room`, the lowest of which
-    /// begins as a copy of it.
+    /// A namespace in which `directory` is an overlay of directories in memory at `room`. The lowest layer begins as a
+    /// copy of `directory`.
     pub(crate) fn with_overlay(directory: &Path, room: &Path) -> Option<Self> {
         if !is_root() || !has_program("unshare") || !has_program("nsenter") {
             skip("an overlay needs root, unshare and nsenter");
@@ -175,8 +176,8 @@ impl Namespace {
         Self::start(script, &[room.as_os_str(), directory.as_os_str()], None)
     }
 
-    /// A namespace in which `directory` is ext4 on a disk that takes its room from the memory at `room` when
-    /// something is first written to a place: when all of that is taken, writes of its journal fail.
+    /// A namespace in which `directory` is ext4 on a thin disk, which allocates memory at `room` when a block is first
+    /// written. When that memory is exhausted, writes to the journal fail.
     pub(crate) fn with_thin_disk(directory: &Path, room: &Path) -> Option<Self> {
         if !is_root() || !has_program("unshare") || !has_program("nsenter") {
             skip("a disk that fails needs root, unshare and nsenter");
@@ -223,7 +224,7 @@ impl Namespace {
         Some(namespace)
     }
 
-    /// Runs a command inside; whether it went well.
+    /// Runs a command inside and returns whether it succeeded.
     pub(crate) fn run(&self, words: &[&OsStr]) -> bool {
         let [program, rest @ ..] = self.enter();
         let mut command = Command::new(program);
@@ -235,7 +236,7 @@ impl Namespace {
         command.status().unwrap().success()
     }
 
-    /// The words before a command that is to run inside.
+    /// Returns the command prefix that runs a command inside.
     pub(crate) fn enter(&self) -> [OsString; 5] {
         [
             "nsenter".into(),
@@ -246,14 +247,14 @@ impl Namespace {
         ]
     }
 
-    /// How a path inside is reached from outside.
+    /// Returns the path outside the namespace of a path inside it.
     pub(crate) fn outside(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.child.id()));
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
 }
 
-/// Whether mergerfs runs in a namespace here; reports what needs that otherwise.
+/// Whether mergerfs can run in a namespace on this host. Otherwise the test is skipped with a reason that names `what`.
 fn can_run_mergerfs(what: &str) -> bool {
     let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
     let can = is_root() && programs.into_iter().all(has_program);

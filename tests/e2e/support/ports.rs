@@ -1,4 +1,4 @@
-//! Ports at which nobody listens.
+//! Ports on which no process listens.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
-/// An address of this host at which nobody listens, and which nobody else gets: it is outside the range from which the
-/// kernel takes ports for connections and for listeners that name none.
+/// Returns an address of this host on which no process listens and that no other caller gets. The port is outside the
+/// ephemeral range of the kernel.
 pub(crate) fn free_address() -> SocketAddr {
     static TRIED: AtomicU16 = AtomicU16::new(0);
-    // Other processes that test at the same time begin elsewhere.
+    // Concurrent test processes begin at different ports.
     let first = std::process::id() * 97;
     loop {
         let tried = TRIED.fetch_add(1, Ordering::Relaxed);
@@ -24,8 +24,8 @@ pub(crate) fn free_address() -> SocketAddr {
     }
 }
 
-/// Binds without listening: a process that another case starts at this moment inherits the socket until it runs its
-/// program, and a socket that does not listen is in nobody's way.
+/// Binds without listening. A process that another case starts concurrently inherits the socket until it runs its
+/// program, and a socket that does not listen does no harm.
 fn is_free(address: SocketAddr) -> bool {
     let (inet, stream) = (AddressFamily::INET, SocketType::STREAM);
     let socket = socket_with(inet, stream, SocketFlags::CLOEXEC, None).unwrap();
@@ -33,11 +33,11 @@ fn is_free(address: SocketAddr) -> bool {
     bind(&socket, &address).is_ok()
 }
 
-/// The port of such an address.
+/// Returns the port of a free address.
 pub(crate) fn free_port() -> u16 {
     free_address().port()
 }
 
-/// Linux begins to number connections at 32768.
+/// The kernel's ephemeral ports begin at 32768.
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u16 = 12_000;

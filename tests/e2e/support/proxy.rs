@@ -1,5 +1,5 @@
-//! A TCP relay that stops after a given number of bytes, so that "in mid-transfer" is an event and no guess; or that
-//! reads what passes, and changes it.
+//! A TCP relay that stops after a given number of bytes, so that the point "in mid-transfer" is deterministic. It can
+//! also search the data for a pattern and modify it.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use crate::support::harness::PATIENCE;
 
-/// What has carried so much is a lane.
+/// A connection that has carried this many bytes is a lane.
 const LANE_BYTES: u64 = 128 << 10;
 
 /// The relay.
@@ -24,31 +24,32 @@ struct Shared {
 
 struct State {
     upstream: SocketAddr,
-    /// What may still go upstream.
+    /// Bytes that may still be relayed upstream.
     bytes_left: u64,
-    /// Whether all connections are closed each time, and others may come, in the place of a stall.
+    /// Bytes between two cuts, if the relay closes all connections and accepts new ones instead of stalling.
     cuts_after: Option<u64>,
-    /// The bytes that may pass after each of the next cuts.
+    /// Bytes that may pass before each of the next cuts.
     cuts: VecDeque<u64>,
-    /// What may still come down, and what may after all connections have been closed for it.
+    /// Bytes that may still be relayed downstream, and the limit after the connections have been closed at the first
+    /// one.
     down: Option<(u64, u64)>,
-    /// What ends all connections once, if something comes down then.
+    /// Condition that closes all connections once, checked when data arrives from upstream.
     cuts_when: Option<Box<dyn Fn() -> bool + Send>>,
     strike: Option<Strike>,
     open: Vec<TcpStream>,
-    /// What each pair of these has carried upstream.
+    /// Bytes that each pair of connections has carried upstream.
     carried: Vec<u64>,
-    /// Whether what is stalled goes on.
+    /// Whether stalled connections have been resumed.
     resumed: bool,
-    /// Connections that came when nobody was upstream.
+    /// Number of connections that arrived while no upstream was listening.
     refused: usize,
 }
 
-/// One bit that is flipped on the way up, where these bytes are first seen.
+/// Flips one bit on the way upstream, at the first occurrence of a pattern.
 #[derive(Clone, Copy)]
 pub(crate) struct Strike {
     pub(crate) seen: &'static [u8],
-    /// How far before them.
+    /// Number of bytes between the flipped byte and the pattern.
     pub(crate) before: usize,
 }
 
@@ -57,30 +58,30 @@ pub(crate) struct Strike {
 pub(crate) enum Way {
     /// To the upstream.
     Up,
-    /// From there.
+    /// From the upstream.
     Down,
 }
 
 impl Proxy {
-    /// A relay to `upstream` that stalls when `bytes_max` have gone there.
+    /// Starts a relay to `upstream` that stalls after `bytes_max` bytes in that direction.
     pub(crate) fn start(upstream: SocketAddr, bytes_max: u64) -> Self {
         Self::start_with(upstream, (bytes_max, None), None)
     }
 
-    /// A relay to `upstream` that closes all connections each time that so many bytes have gone there.
+    /// Starts a relay to `upstream` that closes all connections after each `bytes` bytes in that direction.
     pub(crate) fn cutting(upstream: SocketAddr, bytes: u64) -> Self {
         Self::start_with(upstream, (bytes, Some(bytes)), None)
     }
 
-    /// A relay to `upstream` that closes all connections each time that so many bytes have come from there.
+    /// Starts a relay to `upstream` that closes all connections after each `bytes` bytes from there.
     pub(crate) fn cutting_down(upstream: SocketAddr, bytes: u64) -> Self {
         let proxy = Self::start(upstream, u64::MAX);
         proxy.shared.state.lock().unwrap().down = Some((bytes, bytes));
         proxy
     }
 
-    /// A relay to `upstream` that closes all connections when so many bytes have gone this way, again when so many more
-    /// have, and so on.
+    /// Starts a relay to `upstream` that closes all connections after given numbers of bytes in one direction. Each
+    /// number counts from the previous cut.
     pub(crate) fn cutting_at(upstream: SocketAddr, way: Way, cuts: &[u64]) -> Self {
         let mut cuts: VecDeque<_> = cuts.iter().copied().collect();
         let first = cuts.pop_front().unwrap_or(u64::MAX);
@@ -95,7 +96,8 @@ impl Proxy {
         proxy
     }
 
-    /// A relay to `upstream` that closes all connections once when something comes from there and this has happened.
+    /// Starts a relay to `upstream` that closes all connections once, when data arrives from there and `has_happened`
+    /// returns `true`.
     pub(crate) fn cutting_when(
         upstream: SocketAddr,
         has_happened: impl Fn() -> bool + Send + 'static,
@@ -105,7 +107,7 @@ impl Proxy {
         proxy
     }
 
-    /// A relay to `upstream` that strikes once.
+    /// Starts a relay to `upstream` that flips one bit.
     pub(crate) fn striking(upstream: SocketAddr, strike: Strike) -> Self {
         Self::start_with(upstream, (u64::MAX, None), Some(strike))
     }
@@ -143,7 +145,7 @@ impl Proxy {
         Self { address, shared }
     }
 
-    /// Waits until no more may pass.
+    /// Waits until no more bytes may pass.
     pub(crate) fn wait_for_stall(&self) {
         let state = self.shared.state.lock().unwrap();
         let flowing = |state: &mut State| state.bytes_left > 0;
@@ -158,12 +160,12 @@ impl Proxy {
         );
     }
 
-    /// Whether it has struck.
+    /// Whether the bit has been flipped.
     pub(crate) fn has_struck(&self) -> bool {
         self.shared.state.lock().unwrap().strike.is_none()
     }
 
-    /// Waits until so many connections have come for nobody.
+    /// Waits for `count` connections while no upstream is listening.
     pub(crate) fn wait_for_refused(&self, count: usize) {
         let state = self.shared.state.lock().unwrap();
         let fewer = |state: &mut State| state.refused < count;
@@ -175,12 +177,12 @@ impl Proxy {
         assert!(state.refused >= count, "the client does not dial again");
     }
 
-    /// How many connections have come since the last reset.
+    /// Number of connections since the last reset.
     pub(crate) fn connections(&self) -> usize {
         self.shared.state.lock().unwrap().carried.len()
     }
 
-    /// Waits until there have been so many.
+    /// Waits for `count` connections.
     pub(crate) fn wait_for_connections(&self, count: usize) {
         let state = self.shared.state.lock().unwrap();
         let fewer = |state: &mut State| state.carried.len() < count;
@@ -192,8 +194,8 @@ impl Proxy {
         assert!(state.carried.len() >= count, "no other connection comes");
     }
 
-    /// Lets a little more go upstream until so many connections have carried more than control has to say: on a host
-    /// that is busy a lane may come late.
+    /// Lets some more bytes pass upstream until `count` connections have carried more data than control messages need.
+    /// On a busy host a lane may connect late.
     pub(crate) fn wait_for_busy(&self, count: usize) {
         loop {
             let mut state = self.shared.state.lock().unwrap();
@@ -213,12 +215,12 @@ impl Proxy {
         }
     }
 
-    /// Closes the connections that have carried most, so many of them, and lets the others go on.
+    /// Closes the `count` connections that have carried the most bytes, and resumes the others.
     pub(crate) fn resume_without_busiest(&self, count: usize) {
         self.resume_without(count, u64::MAX);
     }
 
-    /// The same, and stalls again when `bytes_max` more have gone upstream.
+    /// Like [`Self::resume_without_busiest`], and stalls again after `bytes_max` more bytes upstream.
     pub(crate) fn resume_without(&self, count: usize, bytes_max: u64) {
         let mut state = self.shared.state.lock().unwrap();
         let mut busiest: Vec<_> = (0..state.carried.len()).collect();
@@ -232,12 +234,12 @@ impl Proxy {
         self.shared.changed.notify_all();
     }
 
-    /// Closes all connections and sends new ones to `upstream`, without a limit.
+    /// Closes all connections and relays new ones to `upstream` without a limit.
     pub(crate) fn reset(&self, upstream: SocketAddr) {
         self.reset_for(upstream, u64::MAX);
     }
 
-    /// The same, and stalls again when `bytes_max` more have gone there.
+    /// Closes all connections, relays new ones to `upstream`, and stalls again after `bytes_max` bytes.
     pub(crate) fn reset_for(&self, upstream: SocketAddr, bytes_max: u64) {
         let mut state = self.shared.state.lock().unwrap();
         state.cut();
@@ -298,7 +300,7 @@ impl Shared {
         }
     }
 
-    /// Waits until bytes may pass; false when the relay was reset meanwhile.
+    /// Waits until bytes may pass. Returns `false` if the relay was reset.
     fn admit(&self, number: usize, bytes: u64) -> bool {
         let mut state = self.state.lock().unwrap();
         if let Some(carried) = state.carried.get_mut(number) {
@@ -328,7 +330,7 @@ impl Shared {
                 break;
             }
         }
-        // whoever is gone, the other end must learn of it even while the way up is stalled
+        // The other end must notice the loss even while the upstream direction is stalled.
         drop(to.shutdown(Shutdown::Both));
     }
 

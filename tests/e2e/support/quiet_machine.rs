@@ -1,15 +1,15 @@
 //! A lock for cases that need a quiet machine.
 //!
 //! Cases run concurrently on a machine with few cores. A case that measures time, processor time or a rate, or that
-//! starts hundreds of processes or connections, calls [`quiet_machine`] and then runs alone. A case that only has to
-//! be in time, and waits most of its time itself, calls [`calm_machine`] and runs beside a few of the same kind. Every
-//! other case shares the machine: the helpers with which a case starts its work call [`share_machine`].
+//! starts hundreds of processes or connections, calls [`quiet_machine`] and runs alone. A case that has deadlines but
+//! waits most of the time calls [`calm_machine`] and runs concurrently with a few cases of the same kind. Every other
+//! case shares the machine: the helpers with which a case starts its work call [`share_machine`].
 //!
-//! Cases that need the machine for themselves do not hold back the others: they wait, each in a test thread, until no
-//! other case is left or all test threads wait. `RUST_TEST_THREADS` in `.cargo/config.toml` allows for that.
+//! A case that needs the machine exclusively does not hold back other cases. It waits in its test thread until no other
+//! case runs or all test threads wait. `RUST_TEST_THREADS` in `.cargo/config.toml` provides enough threads.
 //!
-//! **Invariant:** a case waits for the lock only while it holds no part of it, so that no two cases wait for
-//! each other.
+//! **Invariant:** a case waits for the lock only while it holds no part of the lock, so that no two cases wait for each
+//! other.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ thread_local! {
     static HOLD: HoldOfThread = const { HoldOfThread(Cell::new(None)) };
 }
 
-/// How a case has the machine. Cases of different kinds never run at the same time.
+/// The mode in which a case uses the machine. Cases of different kinds never run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Shared,
@@ -31,7 +31,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Number of such cases that run at a time. Most cases wait for timers and processes most of the time.
+    /// Maximum number of concurrent cases of this kind. Most cases wait for timers and processes most of the time.
     const fn cases_max(self) -> usize {
         match self {
             Self::Shared => 12,
@@ -47,27 +47,27 @@ struct Machine {
 }
 
 struct Users {
-    /// The kind of the cases that run.
+    /// The kind of the running cases.
     kind: Kind,
-    /// Number of cases that run.
+    /// Number of running cases.
     running: usize,
     /// Number of cases that wait for a calm or quiet machine.
     waiting: usize,
 }
 
-/// The part of the lock that a test thread holds. It ends with the thread, which is the end of the case.
+/// The part of the lock that a test thread holds. It is released when the thread ends, which is the end of the case.
 struct HoldOfThread(Cell<Option<Kind>>);
 
-/// The machine is quiet, or calm, while this exists. Other cases wait.
+/// A guard that keeps the machine quiet or calm. Other cases wait.
 #[must_use = "the machine is quiet only while this exists"]
 pub(crate) struct QuietMachine {
-    /// A case that asks twice still has one hold, which ends with the first guard.
+    /// Whether this is the first guard of its case. Only the first guard of nested calls releases the lock.
     is_outermost: bool,
 }
 
-/// Waits until the case may run beside others. Further calls of the same case return at once.
+/// Waits until the case may run concurrently with others. Further calls by the same case return immediately.
 ///
-/// Only the thread of a case holds a part of the lock. The threads that a case starts belong to it.
+/// Only the thread of a case holds a part of the lock. Threads that a case starts belong to the case.
 pub(crate) fn share_machine() {
     if is_thread_of_a_case() {
         HOLD.with(|hold| {
@@ -79,12 +79,12 @@ pub(crate) fn share_machine() {
     }
 }
 
-/// Waits until no other case runs, and keeps others waiting.
+/// Waits until no other case runs, and makes other cases wait.
 pub(crate) fn quiet_machine() -> QuietMachine {
     hold_alone(Kind::Quiet)
 }
 
-/// Waits until no case runs that shares the machine or measures, and keeps such cases waiting.
+/// Waits until no sharing or measuring case runs, and makes such cases wait.
 pub(crate) fn calm_machine() -> QuietMachine {
     hold_alone(Kind::Calm)
 }
@@ -109,14 +109,15 @@ fn hold_alone(kind: Kind) -> QuietMachine {
     })
 }
 
-/// Whether the test harness started this thread: it names the thread after the case, which is in a module.
+/// Whether the test harness started this thread. The harness names a thread after its case, whose path contains a
+/// module.
 fn is_thread_of_a_case() -> bool {
     std::thread::current()
         .name()
         .is_some_and(|name| name.contains("::"))
 }
 
-/// Whether this is the main thread, in which cases run one after another with `--test-threads 1`.
+/// Whether this is the main thread, which runs all cases sequentially with `--test-threads 1`.
 fn is_main_thread() -> bool {
     std::thread::current().name() == Some("main")
 }
@@ -175,7 +176,7 @@ impl Drop for HoldOfThread {
     }
 }
 
-/// Runs a part of a case in a thread that is named as the test harness names the thread of a case.
+/// Runs a part of a case in a thread with the name that the test harness would give it.
 fn as_case(run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     let thread = std::thread::Builder::new().name("quiet_machine::case".to_owned());
     thread.spawn(run).unwrap()
@@ -226,7 +227,7 @@ fn a_case_shares_the_machine_until_its_thread_ends_and_is_not_held_back_again() 
                 move || {
                     let _quiet = quiet_machine();
                     order.lock().unwrap().push("quiet");
-                    // the case that is quiet does not wait for itself
+                    // A quiet case does not wait for itself.
                     share_machine();
                     drop(quiet_machine());
                     let other = std::thread::spawn(share_machine);

@@ -1,7 +1,7 @@
-//! Trees: painted files, and a picture of everything that a copy must keep.
+//! Trees of files with a known pattern, and pictures of everything that a copy must preserve.
 //!
-//! Data is `i % 251`, so that swapped or shifted blocks show; pictures are taken through descriptors, so that
-//! no path is too long for them.
+//! Byte `i` of a painted file is `i % 251`, so that swapped or shifted blocks are detected. Pictures are taken through
+//! descriptors, so that no path is too long.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use zmove_types::GROUP_BYTES;
 
-/// Sizes at which something changes, each with its neighbours.
+/// Sizes around the limits at which the program's behavior changes.
 pub(crate) const INTERESTING_SIZES: [u64; 17] = [
     0, // nothing to read
     1,
@@ -39,7 +39,7 @@ pub(crate) const INTERESTING_SIZES: [u64; 17] = [
     3 * GROUP_BYTES + 5, // groups for several lanes at once
 ];
 
-/// The names that lead to one entry, with its inode, of all entries but directories.
+/// Returns the names and the inode number of each entry that is not a directory.
 pub(crate) fn name_groups(root: &Path) -> BTreeMap<Vec<PathBuf>, u64> {
     let mut groups = BTreeMap::<u64, Vec<PathBuf>>::new();
     let mut directories = vec![root.to_owned()];
@@ -64,7 +64,7 @@ pub(crate) fn name_groups(root: &Path) -> BTreeMap<Vec<PathBuf>, u64> {
     sorted.collect()
 }
 
-/// Everything about a tree that a copy keeps, by path; the root has the empty path.
+/// Everything about a tree that a copy preserves, by path. The root has the empty path.
 pub(crate) type Picture = BTreeMap<Vec<u8>, Node>;
 
 /// One entry of a [`Picture`].
@@ -75,7 +75,7 @@ pub(crate) struct Node {
     pub(crate) content: Content,
 }
 
-/// What an entry holds.
+/// The content of an entry.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Content {
     File(Contents),
@@ -84,12 +84,12 @@ pub(crate) enum Content {
     Special,
 }
 
-/// What tells the contents of a file from any other.
+/// Identifies the contents of a file.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Contents {
     bytes: u64,
     hash: blake3::Hash,
-    /// The first byte that is not the painted one, if any.
+    /// Offset of the first byte that differs from the painted pattern, if any.
     unpainted_from: Option<u64>,
 }
 
@@ -120,26 +120,26 @@ impl Contents {
     }
 }
 
-/// Painted data for a step of reading or writing. It stays in the processor's cache, so a step costs less than one from
-/// new memory.
+/// A stretch of painted data for one step of reading or writing. It stays in the processor's cache, so it is cheaper
+/// than newly allocated memory.
 static LAPS: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let lap: Vec<u8> = (0..LAP).collect();
     lap.repeat(STEP / lap.len() + 2)
 });
 
-/// After how many bytes painted data begins anew.
+/// Number of bytes after which painted data repeats.
 const LAP: u8 = 251;
 
-/// The most bytes that [`painted_step`] gives.
+/// Maximum number of bytes that [`painted_step`] returns.
 const STEP: usize = 256 << 10;
 
-/// Painted data from this offset on.
+/// Returns painted data that begins at this offset.
 fn painted_step(offset: u64, bytes: usize) -> &'static [u8] {
     let start = usize::try_from(offset % u64::from(LAP)).unwrap();
     &LAPS[start..start + bytes]
 }
 
-/// Painted data from `start` to `end` in steps.
+/// Returns painted data from `start` to `end` in steps.
 fn painted_steps(start: u64, end: u64) -> impl Iterator<Item = &'static [u8]> {
     (start..end).step_by(STEP).map(move |offset| {
         let left = usize::try_from(end - offset).unwrap();
@@ -147,7 +147,7 @@ fn painted_steps(start: u64, end: u64) -> impl Iterator<Item = &'static [u8]> {
     })
 }
 
-/// Data in which every byte tells its place, `shift` bytes on.
+/// Returns painted data in which each byte shows its offset plus `shift`.
 pub(crate) fn painted(bytes: u64, shift: u64) -> Vec<u8> {
     let steps: Vec<_> = painted_steps(shift, shift + bytes).collect();
     steps.concat()
@@ -174,7 +174,7 @@ pub(crate) fn set_mode(path: impl AsRef<Path>, mode: u32) {
     std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
 }
 
-/// A moment in the past that no clock's coarseness hides.
+/// Sets a modification time far enough in the past to be distinct with any clock resolution.
 pub(crate) fn set_old(path: impl AsRef<Path>) {
     set_mtime(path, old());
 }
@@ -190,7 +190,7 @@ pub(crate) fn set_mtime(path: impl AsRef<Path>, mtime: SystemTime) {
         .unwrap();
 }
 
-/// Sets the time of any entry, links themselves included.
+/// Sets the timestamps of any entry, without following links.
 pub(crate) fn set_own_mtime(path: &Path, seconds: i64, nanos: i64) {
     let times = Timestamps {
         last_access: Timespec {
@@ -205,7 +205,7 @@ pub(crate) fn set_own_mtime(path: &Path, seconds: i64, nanos: i64) {
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
-/// Waits until a file that is changed now gets a change time that tells it from how it is, by the slowest of clocks.
+/// Waits until a change of the file would give it a new change time, even with the coarsest clock.
 pub(crate) fn wait_for_another_time(path: &Path) {
     let stat = path.symlink_metadata().unwrap();
     let changed = Duration::new(
@@ -282,7 +282,7 @@ fn node(parent: &impl AsFd, name: &[u8], content: Content) -> Node {
     }
 }
 
-/// The names at the top of a directory.
+/// Returns the names in a directory.
 pub(crate) fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
     let mut names: Vec<_> = entries
@@ -292,7 +292,7 @@ pub(crate) fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Expects that `target` is what `source` is, root and all.
+/// Expects that `target` equals `source`, including the root.
 #[track_caller]
 pub(crate) fn assert_same(source: &Path, target: &Path) {
     assert_pictures(&picture(source), &picture(target));
@@ -316,8 +316,8 @@ pub(crate) fn assert_pictures(expected: &Picture, found: &Picture) {
     );
 }
 
-/// Expects that every file of `target` is a whole one of `source`, and that nothing else stands there but what zmove
-/// hides.
+/// Expects that every file of `target` is a complete file of `source`, and that all other entries are hidden files of
+/// zmove.
 #[track_caller]
 pub(crate) fn assert_part_of(source: &Path, target: &Path) {
     let whole = picture(source);
@@ -368,7 +368,7 @@ impl fmt::Debug for Content {
     }
 }
 
-/// The bytes that files take below a directory, hidden ones as well.
+/// Returns the bytes that the files below a directory occupy, including hidden files.
 pub(crate) fn stored_bytes(directory: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return 0;
