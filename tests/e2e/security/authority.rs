@@ -1,4 +1,4 @@
-//! A site's certificate authority in the place of pins, made by the commands that docs/OPERATIONS.md tells.
+//! A site's certificate authority instead of pinned keys, created with the commands in docs/OPERATIONS.md.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ fn documented(mark: &str) -> String {
     block("docs/OPERATIONS.md", mark)
 }
 
-/// What stands in a block of the documentation, behind its mark.
+/// Returns the contents of a block in the documentation, after its mark.
 pub(crate) fn block(document: &str, mark: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
     let text = std::fs::read_to_string(path).unwrap();
@@ -32,14 +32,13 @@ pub(crate) fn block(document: &str, mark: &str) -> String {
     lines.split_once("```").unwrap().0.to_owned()
 }
 
-/// A site with an authority that has issued certificates for its client, who is alice, and its host, which is
-/// localhost.
+/// A site with an authority that has issued a certificate for its client `alice` and one for its host `localhost`.
 struct Issued {
     site: Site,
 }
 
 impl Issued {
-    /// `None` where there is no openssl.
+    /// Returns `None` if openssl is missing.
     fn new() -> Option<Self> {
         if !has_program("openssl") {
             skip("openssl is missing: no certificate can be issued");
@@ -85,7 +84,7 @@ impl Issued {
             .unwrap();
     }
 
-    /// Makes an authority.
+    /// Creates an authority.
     fn found(&self, authority: &str) {
         std::fs::create_dir(self.site.path(authority)).unwrap();
         std::fs::write(
@@ -96,7 +95,7 @@ impl Issued {
         self.run(authority, documented("run: authority"));
     }
 
-    /// Issues a certificate for the client by the documented commands, changed.
+    /// Issues a certificate for the client with the documented commands, which `change` may modify.
     fn client(&self, authority: &str, change: impl Fn(String) -> String) {
         self.run(authority, change(documented("run: client")));
         std::fs::copy(
@@ -106,7 +105,7 @@ impl Issued {
         .unwrap();
     }
 
-    /// The same for the host.
+    /// Issues a certificate for the host in the same way.
     fn host(&self, authority: &str, change: impl Fn(String) -> String) {
         self.run(authority, change(documented("run: host")));
         std::fs::copy(
@@ -145,7 +144,7 @@ impl Issued {
             .outcome()
     }
 
-    /// Expects that the client is refused on both transports, and why; the log has the reason too.
+    /// Expects that the client is refused on both transports with this reason, which is also in the log.
     #[track_caller]
     fn refused(&self, daemon: &Daemon, code: i32, reason: &str) {
         for transport in TRANSPORTS {
@@ -160,7 +159,7 @@ impl Issued {
         assert!(names(&self.site.target()).is_empty());
     }
 
-    /// Expects that the host is refused, also by who takes any new host.
+    /// Expects that the host is refused, also by a client that accepts new hosts.
     #[track_caller]
     fn host_refused(&self, daemon: &Daemon, reason: &str) {
         for transport in TRANSPORTS {
@@ -220,7 +219,7 @@ fn an_expired_client_certificate_is_refused() {
     );
 }
 
-/// Of the same name, which is not what counts.
+/// The other authority has the same name, which must not matter.
 #[test]
 fn a_client_certificate_of_another_authority_is_refused() {
     let Some(issued) = Issued::new() else { return };
@@ -360,8 +359,8 @@ fn an_authority_that_others_can_write_is_not_asked() {
     assert!(names(&issued.site.target()).is_empty());
 }
 
-/// A certificate with forty names that the list has lines for, none of them the authority's, and a long list
-/// of what is revoked: it was read for each of them.
+/// The stranger's certificate has forty names for which the list has lines, none of them with this authority, and the
+/// revocation list is long. The daemon must not read the list once per name.
 #[test]
 fn a_stranger_with_many_names_costs_no_more_than_any() {
     let _quiet = quiet_machine();
@@ -412,8 +411,8 @@ fn a_stranger_with_many_names_costs_no_more_than_any() {
     daemon.wait_for_log("someone (SHA256:");
 }
 
-/// Ten authorities of one name, made by the stranger, any of which may have signed any: webpki tried two
-/// hundred thousand paths, and went on when the stranger had left.
+/// The stranger creates ten authorities with the same name, any of which may have signed any other. Without a limit,
+/// webpki tried two hundred thousand paths and continued after the stranger had disconnected.
 #[test]
 fn a_stranger_with_many_issuers_costs_no_more_than_any() {
     let _quiet = quiet_machine();

@@ -1,8 +1,8 @@
-//! A hostile client, and a hostile local user on the receiver's host: nothing is read, written, changed or
-//! removed outside the roots, and nothing hangs.
+//! A hostile client, and a hostile local user on the receiver's host: nothing outside the roots is read, written,
+//! changed or removed, and nothing hangs.
 //!
-//! What happens in this process happens again with `openat2` refused, as some containers do: paths are then
-//! opened component by component.
+//! The tests inside this process are repeated with `openat2` refused, as in some containers. Paths are then opened
+//! component by component.
 
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use crate::support::command::Zmove;
 use crate::support::harness::{Site, both_ways, has_program, is_root, skip};
 use crate::support::tree::{assert_same, names, paint, painted, set_mode, set_old};
 
-/// A root, and a place beside it that is nobody's business.
+/// A root, and a directory next to it that must stay unchanged.
 struct Yard(tempfile::TempDir);
 
 impl Yard {
@@ -63,7 +63,7 @@ impl Yard {
     }
 }
 
-/// Bytes that are no name, in the place of a directory and of a name in it.
+/// Invalid names, to be used for a directory and for an entry.
 fn hostile_names() -> Vec<Vec<u8>> {
     let names = [
         "..",
@@ -83,7 +83,7 @@ fn hostile_names() -> Vec<Vec<u8>> {
     names
 }
 
-/// A batch head of one directory with one entry, a directory itself.
+/// Encodes the head of a batch with one directory and one entry, which is also a directory.
 fn head_of(directory: &[u8], entry: &[u8]) -> Vec<u8> {
     let one = [1];
     let directory_tag = [1];
@@ -103,7 +103,7 @@ fn head_of(directory: &[u8], entry: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// These bytes behind their length.
+/// Encodes bytes with a length prefix.
 fn with_length(bytes: &[u8]) -> Vec<u8> {
     let mut encoded = Vec::new();
     let mut left = bytes.len();
@@ -127,7 +127,7 @@ fn names_that_climb_or_are_none_break_the_transfer_off() {
             assert!(names(&yard.root()).is_empty(), "{hostile:?}");
         }
     }
-    // the same head with right names is taken
+    // The same head with valid names is accepted.
     let yard = Yard::new();
     let intruded = Intruder::new(&yard.root()).does(vec![raw_batch(0, head_of(b"a", b"x"), b"")]);
     assert!(intruded.ended.is_ok() && yard.root().join("a/x").is_dir());
@@ -149,7 +149,7 @@ fn names_that_climb_in_the_head_of_a_large_file_break_the_transfer_off() {
         };
         let content = *blake3::hash(&head).as_bytes();
         let declared = Deed::Frame(frame(header, head, &content, b""));
-        // without an item the transfer might be over first
+        // Without an item, the transfer might end first.
         let intruded = Intruder::new(&yard.root()).does(vec![declared, batch(0, "", Vec::new())]);
         yard.assert_outside_is_as_it_was();
         intruded.ended
@@ -189,7 +189,7 @@ fn names_that_climb_in_messages_break_the_transfer_off() {
             let mut bytes = zmove_wire::encode_message(&ToReceiver::Remove(remove));
             let at = bytes.windows(2).position(|pair| pair == b"xx").unwrap();
             bytes[at..at + 2].copy_from_slice(climbing);
-            // whoever announces the end before the answer has broken the protocol anyway
+            // Announcing the end before the answer would already violate the protocol.
             let deeds = vec![Deed::Message(bytes), Deed::Wait];
             let intruded = Intruder::new(&yard.root()).does(deeds);
             assert_eq!(
@@ -234,7 +234,7 @@ fn targets_outside_the_roots_are_refused() {
     assert_eq!(names(&yard.root()), ["link"]);
 }
 
-/// Deeper than any stack that recurses for each directory.
+/// Deeper than the stack of a function that recurses for each directory.
 #[test]
 fn a_tree_of_ten_thousand_directories_in_each_other_is_taken_and_removed() {
     let yard = Yard::new();
@@ -266,7 +266,7 @@ fn a_tree_of_ten_thousand_directories_in_each_other_is_taken_and_removed() {
     yard.assert_outside_is_as_it_was();
 }
 
-/// Between two batches a local user moves a directory away and puts a link in its place.
+/// Between two batches a local user moves a directory away and replaces it with a link.
 #[test]
 fn a_directory_that_becomes_a_link_between_two_batches_leads_nowhere() {
     let yard = Yard::new();
@@ -291,8 +291,8 @@ fn a_directory_that_becomes_a_link_between_two_batches_leads_nowhere() {
     yard.assert_outside_is_as_it_was();
 }
 
-/// A local user exchanges a directory and a link as fast as can be, under a transfer that makes, replaces and
-/// removes there.
+/// A local user repeatedly exchanges a directory and a link while a transfer creates, replaces and removes entries
+/// there.
 #[test]
 fn a_link_that_is_swapped_in_while_a_transfer_runs_leads_nowhere() {
     let yard = Yard::new();
@@ -305,7 +305,7 @@ fn a_link_that_is_swapped_in_while_a_transfer_runs_leads_nowhere() {
         move || {
             let mut swaps = 0_u32;
             while !over.load(Ordering::Relaxed) {
-                // the receiver replaces links: there may be none just now
+                // The receiver replaces links, so there may be none at the moment.
                 if renameat_with(
                     CWD,
                     root.join("d"),
@@ -355,7 +355,7 @@ fn a_link_that_is_swapped_in_while_a_transfer_runs_leads_nowhere() {
     assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
 }
 
-/// The transfer goes on where it began, not where the path of its root leads by now.
+/// The transfer continues in the original directory, even if the path of its root now leads elsewhere.
 #[test]
 fn a_root_that_becomes_a_link_under_a_transfer_leads_nowhere() {
     let yard = Yard::new();
@@ -382,7 +382,7 @@ fn a_root_that_becomes_a_link_under_a_transfer_leads_nowhere() {
     );
 }
 
-/// Changes of mode that are meant for what is no regular file.
+/// Mode changes for entries that are not regular files.
 #[test]
 fn metadata_of_links_and_special_files_is_not_set() {
     let yard = Yard::new();
@@ -407,7 +407,7 @@ fn metadata_of_links_and_special_files_is_not_set() {
     yard.assert_outside_is_as_it_was();
 }
 
-/// A FIFO, a socket, and a device where that may be made.
+/// Creates a FIFO, a socket and, if permitted, a device.
 fn specials(directory: &Path) -> Vec<String> {
     let node = |name: &str, kind, device| {
         let mode = Mode::RUSR | Mode::WUSR;
@@ -415,7 +415,7 @@ fn specials(directory: &Path) -> Vec<String> {
             .ok()
             .map(|()| name.to_owned())
     };
-    // the one that is always full, so that nothing can be written to it without an error
+    // `/dev/full`: every write to it fails.
     let full = rustix::fs::makedev(1, 7);
     let specials = [
         node("fifo", FileType::Fifo, 0),
@@ -470,7 +470,7 @@ fn large_file(id: u64, item: u64, text: &str, mode: u32) -> Vec<Deed> {
     deeds
 }
 
-/// Owners do not travel, so these bits would lend the rights of the daemon's user, root perhaps.
+/// Owners are not transferred, so these bits would grant the privileges of the daemon's user, possibly root.
 #[test]
 fn setuid_and_setgid_of_files_are_dropped_on_every_way_to_a_file() {
     let yard = Yard::new();
@@ -503,7 +503,7 @@ fn setuid_and_setgid_of_files_are_dropped_on_every_way_to_a_file() {
     assert_eq!(seen, 23);
 }
 
-/// Names that are told to stay, and to go, in a directory that is a link.
+/// Keep and remove requests for names in a directory that is a link.
 #[test]
 fn nothing_is_listed_or_removed_through_a_link() {
     let yard = Yard::new();
@@ -571,7 +571,7 @@ fn special_files_in_the_place_of_files_are_neither_waited_for_nor_written_to(sit
         for name in specials(&site.target()) {
             paint(site.source().join(name), 10);
         }
-        // what is larger is looked at in other places
+        // Larger files take other code paths.
         drop(std::fs::remove_file(site.target().join("large")));
         mknodat(
             CWD,
@@ -610,7 +610,7 @@ fn a_hard_link_to_a_file_elsewhere_is_replaced_and_not_written_to(site: &Site) {
     }
 }
 
-/// The owner of the directory above the root, who is not root, leads the daemon elsewhere.
+/// The owner of the root's parent directory is not root and redirects the daemon.
 #[test]
 fn a_root_that_a_local_user_has_made_a_link_is_refused() {
     if !is_root() {
@@ -630,7 +630,7 @@ fn a_root_that_a_local_user_has_made_a_link_is_refused() {
     assert!(names(&site.path("elsewhere")).is_empty());
 }
 
-/// What this file does without other programs, in a process that may not use `openat2`.
+/// Repeats the tests of this file that need no other programs in a process that may not use `openat2`.
 #[test]
 fn paths_are_confined_where_openat2_is_refused() {
     if !has_program("strace") {

@@ -1,4 +1,4 @@
-//! A receiver that says what a test wants it to, to an honest sender in this process.
+//! A receiver that sends arbitrary answers to an honest sender in this process.
 
 use std::io;
 use std::path::Path;
@@ -22,31 +22,31 @@ use crate::support::harness::PATIENCE;
 use crate::support::inprocess::job;
 use crate::support::quiet_machine::share_machine;
 
-/// What the sender has done.
+/// A message or frame from the sender.
 pub(crate) enum Heard {
     Message(ToReceiver),
     Frame(Frame),
 }
 
-/// What to say to it; bytes, since not all of it is a message.
+/// Returns the answer to a message or frame as encoded bytes, which may be invalid, or `None` for an honest answer.
 pub(crate) type Answer = Box<dyn FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send>;
 
-/// A receiver that says `state` of its target and then what `answers` says, or what an honest one would to
-/// what that leaves to it.
+/// A receiver that reports `state` of its target and answers with `answers`. Where `answers` returns `None`, it answers
+/// honestly.
 pub(crate) struct Deceiver {
     pub(crate) state: TargetState,
     pub(crate) job: fn(PushJob) -> PushJob,
     pub(crate) answers: Answer,
-    /// How often the sender can write to control before that fails.
+    /// Number of writes to control that succeed before the sender's writes fail.
     pub(crate) writes_max: usize,
 }
 
-/// What came of it.
+/// The result of the push.
 pub(crate) struct Deceived {
     pub(crate) ended: Result<Summary, SessionError>,
-    /// Every path that the sender has sent anything of.
+    /// Every path of which the sender has sent something.
     pub(crate) paths: Vec<String>,
-    /// The contents of all small files that it has sent, one after the other.
+    /// The concatenated contents of all small files that the sender has sent.
     pub(crate) contents: Vec<u8>,
     pub(crate) failed: Vec<String>,
 }
@@ -63,7 +63,7 @@ impl Observer for Failures {
 }
 
 impl Deceiver {
-    /// One that lies about what `answers` speaks of.
+    /// Creates a receiver that answers with `answers`.
     pub(crate) fn new(
         state: TargetState,
         answers: impl FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send + 'static,
@@ -76,8 +76,7 @@ impl Deceiver {
         }
     }
 
-    /// Has the contents of `source` pushed to it. A sender that does not end by itself is stopped, and has
-    /// failed the test.
+    /// Pushes the contents of `source` to the receiver. A sender that does not end is stopped, and the test fails.
     pub(crate) fn deceive(self, source: &Path) -> Deceived {
         share_machine();
         let failures = Arc::new(Failures::default());
@@ -114,7 +113,7 @@ impl Deceiver {
         job.open.delta = true;
         let job = (self.job)(job);
         let mut run = Run::begin(None, started);
-        // Holes are sent as data, so that large sources need no room.
+        // Holes are sent as data, so large sources need no space.
         let config = SenderConfig::default();
         let push = Push::start(job, config, &mut run, started);
         let (near, far) = tokio::io::duplex(CONTROL_BYTES_MAX);
@@ -151,7 +150,7 @@ impl Deceiver {
 
 const CONTROL_BYTES_MAX: usize = 1 << 20;
 
-/// A connection of which one direction fails alone.
+/// A connection whose write direction fails after a number of writes.
 struct Failing {
     stream: DuplexStream,
     writes_left: usize,
@@ -193,7 +192,7 @@ impl AsyncWrite for Failing {
 /// Kind, head and data of a frame.
 type Noted = (FrameKind, Vec<u8>, Vec<u8>);
 
-/// Takes the frames of a lane to its end.
+/// Receives the frames of a lane up to its end.
 fn listen(mut lane: Box<dyn LaneSource>, heard: &mpsc::UnboundedSender<Heard>) -> Vec<Noted> {
     let (pool, clock) = (
         BufferPool::new(usize::try_from(GROUP_BYTES).unwrap(), 1),
@@ -236,7 +235,7 @@ async fn speak(
         stored: 0,
         announced: None,
     };
-    // A receiver reads frames only after the opening, which comes over another stream.
+    // A receiver reads frames only after the opening, which arrives on another connection.
     let mut is_open = false;
     let mut early = Vec::new();
     while let Some(heard) = heard.recv().await {
@@ -256,7 +255,7 @@ async fn speak(
     }
 }
 
-/// A receiver that takes everything and keeps nothing.
+/// A receiver that accepts everything and stores nothing.
 struct Honest {
     state: TargetState,
     stored: u64,
@@ -339,7 +338,7 @@ impl Deceived {
         }
     }
 
-    /// Expects that the push has ended with an error that says this, and not because its connection is lost.
+    /// Expects that the push failed with an error that contains `part` and is not a lost connection.
     #[track_caller]
     pub(crate) fn is_broken_off(&self, part: &str) {
         let error = self.ended.as_ref();

@@ -1,5 +1,5 @@
-//! A local user of the receiving host gives a directory of root's the name of a leftover. The next push of root removes
-//! leftovers and must not remove that directory: without zmove the user could rename it, and not remove it.
+//! A local user of the receiving host renames a directory of root to the name of a leftover. The next push by root
+//! removes leftovers and must not remove that directory: without zmove the user could rename it but not remove it.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -13,7 +13,7 @@ use crate::support::command::NOBODY;
 use crate::support::harness::{Site, both_ways, is_root, skip};
 use crate::support::tree::{assert_part_of, names, paint, set_mode};
 
-/// A directory in which others may rename entries.
+/// A directory in which other users may rename entries.
 #[derive(Clone, Copy, Debug)]
 struct OpenDirectory {
     owner: u32,
@@ -27,7 +27,7 @@ const OPEN_DIRECTORIES: [OpenDirectory; 4] = [
         group: NOBODY,
         mode: 0o755,
     },
-    // The owner of a directory with the sticky bit may rename entries of others.
+    // The owner of a directory with the sticky bit may rename entries of other users.
     OpenDirectory {
         owner: NOBODY,
         group: NOBODY,
@@ -53,7 +53,8 @@ impl OpenDirectory {
     }
 }
 
-/// Makes a source with a directory that is staged, at the top and in a subdirectory; `false` if this user is not root.
+/// Creates a source with directories that are staged, at the top and in a subdirectory. Returns `false` if this user is
+/// not root.
 fn prepare(site: &Site) -> bool {
     if !is_root() {
         skip("not root: cannot act as another user");
@@ -67,7 +68,7 @@ fn prepare(site: &Site) -> bool {
     true
 }
 
-/// Makes a tree that only root can remove.
+/// Creates a tree that only root can remove.
 fn make_tree_of_root(path: &Path) {
     for file in ["f2", "sub/data"] {
         paint(path.join(file), 10);
@@ -81,7 +82,7 @@ fn assert_complete(tree: &Path, case: &str) {
     }
 }
 
-/// The name that a staging directory of an ended process would have in the place of a directory.
+/// Returns the name that a staging directory of an ended process would have next to this directory.
 fn leftover_name(victim: &Path) -> PathBuf {
     let directory = victim.parent().unwrap();
     let parent = look_at(directory);
@@ -106,7 +107,7 @@ fn look_at(path: &Path) -> Statx {
     statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, asked).unwrap()
 }
 
-/// Has the other user rename a directory to the name of a leftover, which is returned.
+/// Lets the other user rename a directory to the name of a leftover, and returns the new path.
 fn forge(victim: &Path) -> PathBuf {
     let forged = leftover_name(victim);
     let mut rename = Command::new("mv");
@@ -140,7 +141,8 @@ fn a_directory_that_another_user_could_rename_stays(site: &Site) {
     }
 }
 
-/// Nobody else can rename root's directories there, but each user can rename its own, also with a tree of root's in it.
+/// Other users cannot rename root's directories there. They can rename their own directories, even with a tree of root
+/// inside.
 fn a_directory_of_another_user_in_one_with_the_sticky_bit_stays(site: &Site) {
     if !prepare(site) {
         return;
@@ -176,8 +178,8 @@ fn a_leftover_goes_where_nobody_else_can_have_named_it(site: &Site) {
     }
 }
 
-/// A file with such a name may go: whoever can rename it can remove it. So it does, and a new directory takes the place
-/// of a file.
+/// A file with such a name may be removed, since a user who can rename it can also remove it. A new directory replaces
+/// a file.
 fn files_go_and_directories_come_where_others_may_rename(site: &Site) {
     if !prepare(site) {
         return;

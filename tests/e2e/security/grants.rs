@@ -1,4 +1,4 @@
-//! What a key may do at a daemon, how fast, and until when.
+//! The permissions, rate limit and expiry of a key at a daemon.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{assert_same, names, paint, set_mode};
 
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
-/// The key of nobody.
+/// A key that no identity of the test has.
 const OTHER: &str = "SHA256:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
 
 fn allow(site: &Site, words: &[&str]) -> Outcome {
@@ -36,7 +36,7 @@ fn list_file(site: &Site) -> String {
     std::fs::read_to_string(site.path("server/authorized_keys")).unwrap()
 }
 
-/// Writes another line for the client, as an administrator does by hand.
+/// Rewrites the client's line, as an administrator would do by hand.
 fn rewrite(site: &Site, change: impl Fn(&str) -> String) {
     std::fs::write(
         site.path("server/authorized_keys"),
@@ -137,8 +137,7 @@ fn setting_an_expiry_keeps_the_other_rights() {
     assert!(of_alice(&["--read"]).contains("may read and write below"));
 }
 
-/// Small files, in a directory that is there and one that is not, and a large one; to a second push all is as
-/// it should be.
+/// Tests small files in an existing and in a new directory, and a large file. A second push finds everything unchanged.
 #[test]
 fn setuid_and_setgid_are_set_only_where_the_grant_says_so() {
     for carried in [false, true] {
@@ -189,7 +188,7 @@ fn what_is_wrong_in_an_allow_command_is_named() {
     assert!(!site.path("server/authorized_keys").exists());
 }
 
-/// Both sides say since when, and the same line with another date counts for the next connection.
+/// Both sides report the expiry date. After the date in the line is changed, the next connection succeeds.
 #[test]
 fn an_expired_grant_is_refused_and_told_on_both_sides() {
     let site = Site::daemon();
@@ -217,7 +216,7 @@ fn an_expired_grant_is_refused_and_told_on_both_sides() {
     assert_same(&site.source(), &site.target());
 }
 
-/// A push that has begun and does not end by itself.
+/// Starts a push that does not end.
 fn endless(site: &Site) -> std::process::Child {
     paint(site.source().join("small"), 1_000);
     std::fs::File::create(site.source().join("endless"))
@@ -253,13 +252,13 @@ fn a_removed_key_is_a_stranger_to_the_next_connection_and_ends_nothing() {
 const LIMIT: &str = "max-rate=80Mbit";
 const BYTES_PER_SECOND: f64 = 1e7;
 const BYTES: u32 = 16 << 20;
-/// The burst, and what the clocks of two processes differ by.
+/// Allows for the initial burst and for clock differences between two processes.
 const TOLERANCE: f64 = 0.9;
 
 #[test]
 fn a_key_keeps_its_rate_over_all_lanes() {
     let _calm = calm_machine();
-    // so little that a busy machine still sends faster
+    // Low enough that even a busy machine can send faster.
     const BYTES_PER_SECOND: f64 = 4e6;
     const BYTES: u32 = 6 << 20;
     for site in [Site::daemon(), Site::clear(), Site::quic()] {
@@ -280,7 +279,8 @@ fn a_key_keeps_its_rate_over_all_lanes() {
     }
 }
 
-/// Else all of it lies in sockets at once, and chunks that are read late count as late and go again.
+/// Otherwise all data would be in socket buffers, and chunks that are read late would be considered late and sent
+/// again.
 #[test]
 fn a_sender_keeps_the_rate_of_its_key_by_itself() {
     let _calm = calm_machine();
@@ -316,7 +316,7 @@ fn a_sender_keeps_the_rate_of_its_key_by_itself() {
 #[test]
 fn a_key_is_not_held_back_by_the_rate_of_another() {
     let site = Site::daemon();
-    // at this rate it takes hours
+    // At this rate the transfer takes hours.
     rewrite(&site, |line| format!("{line} max-rate=8kbit"));
     crate::operation::busy::befriend(&site);
     paint(site.source().join("f"), 8 << 20);
@@ -356,7 +356,7 @@ fn transfers_of_one_key_share_its_rate() {
     }
 }
 
-/// A lane that waits for its turn hears that all is over.
+/// A lane that waits for its turn must notice the interruption.
 #[test]
 fn a_push_that_is_held_back_can_be_interrupted() {
     let site = Site::daemon();

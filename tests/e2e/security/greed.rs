@@ -1,8 +1,8 @@
-//! A key that takes all it can get of a daemon: it harms its own transfers, and a push of another key beside
-//! it ends well.
+//! A key that uses as many of a daemon's resources as it can. Only its own transfers may suffer, and a concurrent push
+//! with another key completes.
 //!
-//! Each case speaks the protocol by hand as a key of its own, to a daemon in a process of its own, whose
-//! memory is then looked at.
+//! Each case speaks the protocol directly with a separate key, to a daemon in a separate process whose memory is then
+//! checked.
 
 mod lost;
 mod paths;
@@ -33,7 +33,7 @@ use crate::support::harness::{PATIENCE, PROMPT, Site, skip};
 use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
-/// Somebody whose key is let in, into a directory of their own.
+/// A client whose key is authorized for a separate directory.
 struct Greedy<'a> {
     site: &'a Site,
     runtime: Runtime,
@@ -41,22 +41,22 @@ struct Greedy<'a> {
     transfers: u8,
 }
 
-/// One of their transfers, with one lane.
+/// A transfer of the greedy client, with one lane.
 struct Transfer {
     control: ControlWriter,
     answers: mpsc::Receiver<ToSender>,
-    /// Reads the answers.
+    /// Task that reads the answers.
     reading: tokio::task::JoinHandle<()>,
     lane: Box<dyn LaneSink>,
     clock: Arc<StageClock>,
     item: u64,
 }
 
-/// A connection from which nobody reads.
+/// A connection whose answers are not read.
 struct Deaf(ControlReader, ControlWriter);
 
-/// What a daemon may take for a hostile key beside what it takes anyway, in KiB: far below what each of these
-/// cases made it take.
+/// Maximum growth of the daemon's memory for a hostile key, in KiB, in addition to its normal use. Without limits, each
+/// of these cases used far more.
 const GROWTH_KIB_MAX: u64 = 160 << 10;
 
 impl<'a> Greedy<'a> {
@@ -105,12 +105,12 @@ impl<'a> Greedy<'a> {
         channel
     }
 
-    /// Opens a transfer and waits until it is let in.
+    /// Opens a transfer and waits until it is accepted.
     fn open(&mut self, open: &Open) -> Transfer {
         self.try_open(open).unwrap()
     }
 
-    /// The same, or what the daemon says instead.
+    /// Opens a transfer. Returns the daemon's answer if it is not accepted.
     fn try_open(&mut self, open: &Open) -> Result<Transfer, ToSender> {
         self.transfers += 1;
         let transfer = TransferId([self.transfers; 16]);
@@ -158,15 +158,15 @@ impl<'a> Greedy<'a> {
         })
     }
 
-    /// Opens a transfer and asks one question after the other without reading anything, until the daemon takes no more;
-    /// returns the connection, and how many it has taken.
+    /// Opens a transfer and sends requests without reading any answers, until the daemon reads no more. Returns the
+    /// connection and the number of requests that the daemon has read.
     fn ask_without_reading(&mut self, open: &Open, ask: impl Fn(u64) -> ToReceiver) -> (Deaf, u64) {
         let (deaf, asked) = self.ask_some_without_reading(open, 10_000_000, ask);
         assert!(asked < 10_000_000, "it is never too much");
         (deaf, asked)
     }
 
-    /// The same with so many questions at most.
+    /// Like [`Self::ask_without_reading`], with at most `count` requests.
     fn ask_some_without_reading(
         &mut self,
         open: &Open,
@@ -197,15 +197,15 @@ impl<'a> Greedy<'a> {
         })
     }
 
-    /// Says the same until the daemon takes no more.
+    /// Sends the same message repeatedly until the daemon reads no more.
     fn say_without_end(&self, Deaf(_, writer): &mut Deaf, message: &ToReceiver) {
         let bytes = encode_message(message);
         self.runtime
             .block_on(async { while self.send_unless_stopped(writer, &bytes).await {} });
     }
 
-    /// Sends this; `false` if the daemon takes no more of it. A daemon that still wants to read, and only waits for a
-    /// core, is not at rest.
+    /// Sends these bytes. Returns `false` if the daemon stops reading. A daemon that still wants to read and only waits
+    /// for a processor is not at rest.
     async fn send_unless_stopped(&self, writer: &mut ControlWriter, bytes: &[u8]) -> bool {
         let mut sending = std::pin::pin!(writer.send(bytes));
         let mut at_rest = 0;
@@ -223,7 +223,7 @@ impl<'a> Greedy<'a> {
     }
 
     fn say(&self, transfer: &mut Transfer, message: &ToReceiver) {
-        // a daemon that has had enough is no longer there
+        // The daemon may have closed the connection.
         drop(
             self.runtime
                 .block_on(transfer.control.send(&encode_message(message))),
@@ -238,7 +238,7 @@ impl Transfer {
             data_bytes: u32::try_from(data.len()).unwrap(),
             ..header
         };
-        // the same
+        // The daemon may have closed the connection.
         drop(
             self.lane
                 .send(frame(header, head, content, data), &mut self.clock.start()),
@@ -264,7 +264,7 @@ impl Transfer {
         self.send(header, head, &content, &[]);
     }
 
-    /// Declares a file of one group and a byte, and sends that byte.
+    /// Declares a file of `groups` groups and a byte, and sends that byte.
     fn begin_file(&mut self, file: u64, to: &str, groups: u64) {
         let bytes = groups * GROUP_BYTES + 1;
         let head = FileHead {
@@ -299,7 +299,7 @@ impl Transfer {
         );
     }
 
-    /// What the daemon says next; nothing when it has ended the transfer.
+    /// Returns the daemon's next answer, or `None` if the daemon has ended the transfer.
     fn next_answer(&mut self) -> Option<ToSender> {
         match self.answers.recv_timeout(PATIENCE) {
             Ok(answer) => Some(answer),
@@ -308,7 +308,7 @@ impl Transfer {
         }
     }
 
-    /// Waits until so many items are settled; returns how many files have failed.
+    /// Waits until `wanted` items are settled, and returns the number of failed files.
     fn wait_for_items(&mut self, wanted: usize) -> usize {
         let (mut settled, mut failed) = (0, 0);
         while settled < wanted {
@@ -328,7 +328,7 @@ impl Transfer {
         failed
     }
 
-    /// Waits until so many batches have their names; if the daemon has broken it off, returns why.
+    /// Waits until `batches` batches are published. If the daemon aborts the transfer, returns the reason.
     fn wait_until_published(&mut self, mut batches: usize) -> Option<String> {
         while batches > 0 {
             match self.next_answer() {
@@ -341,7 +341,7 @@ impl Transfer {
         None
     }
 
-    /// Waits until the daemon has broken it off, and returns why.
+    /// Waits until the daemon aborts the transfer, and returns the reason.
     fn wait_for_end(&mut self) -> String {
         let mut last = None;
         while let Some(answer) = self.next_answer() {
@@ -355,7 +355,7 @@ impl Transfer {
 }
 
 impl Drop for Transfer {
-    /// The connection ends when both its halves are gone.
+    /// The connection ends when both of its halves are dropped.
     fn drop(&mut self) {
         self.reading.abort();
     }
@@ -365,14 +365,14 @@ fn open() -> Open {
     Open::new(Vec::new(), [0; 16])
 }
 
-/// Makes so many empty files, with names of 250 bytes.
+/// Creates `files` empty files with names of 250 bytes.
 fn fill(directory: &Path, files: usize) {
     for number in 0..files {
         std::fs::write(directory.join(format!("{number:0250}")), "").unwrap();
     }
 }
 
-/// Asks for the names of a directory that the sender has none of.
+/// Asks for the names of a directory in which the sender has no entries.
 fn list_all(directory: &str, number: u64) -> ToReceiver {
     let range = NameRange {
         directory: path(directory),
@@ -390,7 +390,7 @@ fn list(number: u64, ranges: Vec<NameRange>) -> ToReceiver {
     })
 }
 
-/// The number of the request whose extraneous names these are.
+/// Returns the number of the request to which this list of extraneous names belongs.
 fn lists(answer: &ToSender) -> Option<u64> {
     match answer {
         ToSender::Reply(Reply {
@@ -405,7 +405,7 @@ fn site() -> Site {
     configured("")
 }
 
-/// A site whose client's push takes a moment.
+/// A site with these limits, whose client's push takes a moment.
 fn configured(limits: &str) -> Site {
     let mut site = Site::local();
     std::fs::write(
@@ -420,7 +420,7 @@ fn configured(limits: &str) -> Site {
     site
 }
 
-/// The push of another key ends before anything of the greedy key is over, which takes longer.
+/// The push of the other key completes before any work for the greedy key, which takes longer.
 #[track_caller]
 fn assert_well_and_soon(site: &Site, resting_kib: u64) {
     let started = Instant::now();
@@ -428,7 +428,7 @@ fn assert_well_and_soon(site: &Site, resting_kib: u64) {
     assert!(started.elapsed() < PROMPT, "{:?}", started.elapsed());
 }
 
-/// The push of another key ends well. The daemon has never had more memory than it may.
+/// The push of the other key completes, and the daemon's peak memory is below the limit.
 #[track_caller]
 fn assert_well(site: &Site, resting_kib: u64) {
     site.push(&["--timeout", "0"], site.contents(), "").done();
@@ -440,12 +440,12 @@ fn assert_well(site: &Site, resting_kib: u64) {
     );
 }
 
-/// Directories in each other, of a path that is nearly as long as any may be.
+/// A path of nested directories that is nearly as long as allowed.
 fn deep() -> String {
     vec!["d".repeat(250); 259].join("/")
 }
 
-/// 2,048 entries for one directory, which all have its path: 130 MB if each kept a copy.
+/// 2,048 entries for one directory, all of which have its path. They would need 130 MB if each kept a copy.
 #[test]
 fn a_path_that_is_named_thousands_of_times_is_kept_once() {
     let site = site();
@@ -463,7 +463,7 @@ fn a_path_that_is_named_thousands_of_times_is_kept_once() {
     assert_well(&site, resting);
 }
 
-/// Entries for one directory over and over: each is remembered to the end.
+/// Entries for one directory are sent repeatedly, and each is remembered until the end.
 #[test]
 fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
     let site = configured("memory_per_identity = \"64MiB\"");
@@ -474,7 +474,7 @@ fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
         directory: path("d"),
         entries: vec![BatchEntry::Itself(metadata(0o755)); 2048],
     };
-    // twice what there is room for
+    // Twice the allowed memory.
     (0..1000).for_each(|_| transfer.send_batch(group()));
     assert!(
         transfer
@@ -484,7 +484,7 @@ fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
     assert_well(&site, resting);
 }
 
-/// Rules that protect directories: each byte of a pattern takes some 64 when it is compiled.
+/// Rules that protect directories. Each byte of a pattern needs some 64 bytes after compilation.
 #[test]
 fn the_rules_of_openings_have_a_limit_and_are_booked() {
     let site = configured("memory_per_identity = \"64MiB\"");
@@ -505,7 +505,7 @@ fn the_rules_of_openings_have_a_limit_and_are_booked() {
         refusal.text.contains("patterns of a selection"),
         "{refusal:?}"
     );
-    // 16 MiB each
+    // 16 MiB each.
     open.protected = vec![rule(64); 4096];
     let opened: Vec<_> = (0..3).map(|_| greedy.open(&open)).collect();
     let Err(ToSender::Refused(refusal)) = greedy.try_open(&open) else {
@@ -515,17 +515,17 @@ fn the_rules_of_openings_have_a_limit_and_are_booked() {
         refusal.text.contains("limits.memory_per_identity"),
         "{refusal:?}"
     );
-    // the end of their transfers gives the memory back
+    // The end of these transfers releases the memory.
     drop(opened);
     let begun = Instant::now();
     while greedy.try_open(&open).is_err() {
         assert!(begun.elapsed() < PATIENCE, "the rules stay booked");
-        // The number of a transfer is a byte.
+        // Limits the number of attempts, since the number of a transfer is a byte.
         std::thread::sleep(PATIENCE / 200);
     }
 }
 
-/// A name at the top of the target, as often as a message has room for, and as many offers as may be under way.
+/// Names at the top of the target, as many as fit into a message, and the maximum number of offers in flight.
 #[test]
 fn offers_share_what_the_transfer_was_opened_with() {
     let _quiet = quiet_machine();
@@ -548,7 +548,7 @@ fn offers_share_what_the_transfer_was_opened_with() {
     assert_well(&site, resting);
 }
 
-/// Each question has an answer of a megabyte. Nobody takes the answers.
+/// Each request has an answer of a megabyte. The answers are not read.
 #[test]
 fn answers_that_nobody_reads_are_bounded() {
     let site = site();
@@ -570,7 +570,7 @@ fn answers_that_nobody_reads_are_bounded() {
     assert_well_and_soon(&site, resting);
 }
 
-/// Answers of 4 MiB each: two are read, so that those behind them are about to be sent, and then no more.
+/// The answers have 4 MiB each. Two are read, so that the following ones are about to be sent. Then no more are read.
 #[test]
 fn answers_of_which_only_the_first_are_read_stay_booked() {
     let site = configured("memory_per_identity = \"64MiB\"");
@@ -587,7 +587,7 @@ fn answers_of_which_only_the_first_are_read_stay_booked() {
         let (Deaf(mut reader, writer), _) = greedy.ask_some_without_reading(&open, 8, keep);
         wait_until_idle(&site);
         greedy.runtime.block_on(async {
-            // one that there is no room for is broken off
+            // A connection without available memory is closed.
             if reader.greeting().await.is_ok() {
                 for _opened_and_two_answers in 0..3 {
                     drop(reader.receive().await);
@@ -600,17 +600,17 @@ fn answers_of_which_only_the_first_are_read_stay_booked() {
     assert_well_and_soon(&site, resting);
 }
 
-/// Number of looks in a row at which a daemon that has nothing to do is at rest.
+/// Number of consecutive checks after which an idle daemon counts as at rest.
 const LOOKS_AT_REST: u32 = 4;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
-/// Whether all threads of the daemon sleep: one that waits for a core or for a disk does not.
+/// Whether all threads of the daemon sleep. A thread that waits for a processor or a disk does not.
 fn is_at_rest(site: &Site) -> bool {
     let threads = site.the_daemon().threads();
     threads.iter().all(|status| status.contains("State:\tS"))
 }
 
-/// Waits until the daemon has nothing to do.
+/// Waits until the daemon is idle.
 #[track_caller]
 fn wait_until_idle(site: &Site) {
     let started = Instant::now();
@@ -622,7 +622,7 @@ fn wait_until_idle(site: &Site) {
     }
 }
 
-/// Waits until what was asked for is being done.
+/// Waits until the daemon has `wanted` threads, so that it processes the requests.
 #[track_caller]
 fn wait_for_threads(site: &Site, wanted: usize) {
     let started = Instant::now();
@@ -636,7 +636,7 @@ fn wait_for_threads(site: &Site, wanted: usize) {
     }
 }
 
-/// What was asked for ends with who has asked for it.
+/// Waits until the daemon has few threads. The work for a request must end when its client disconnects.
 #[track_caller]
 fn wait_for_few_threads(site: &Site) {
     let (started, threads) = (Instant::now(), || site.the_daemon().threads().len());
@@ -646,7 +646,7 @@ fn wait_for_few_threads(site: &Site) {
     }
 }
 
-/// A file that takes hours to hash, and no room.
+/// Creates a sparse file that takes hours to hash and occupies no space.
 fn sparse(path: &Path) {
     std::fs::File::create(path)
         .unwrap()
@@ -656,7 +656,7 @@ fn sparse(path: &Path) {
 
 const SPARSE_BYTES: u64 = 8 << 40;
 
-/// Asks whether that file, which is there, is the one that would be sent.
+/// Asks whether this existing file is the one that would be sent.
 fn offer_of(file: &str, number: u64) -> ToReceiver {
     let time = Timestamp {
         seconds: 1,
@@ -689,8 +689,8 @@ fn offer_of(file: &str, number: u64) -> ToReceiver {
     })
 }
 
-/// A key has as many offers in flight, in as many transfers, as it may: more than the daemon has threads for the work
-/// of other keys.
+/// A key has its maximum number of offers in flight, in its maximum number of transfers. This is more than the daemon
+/// has threads for the work of other keys.
 #[test]
 fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     let _quiet = quiet_machine();
@@ -717,8 +717,8 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     wait_for_few_threads(&site);
 }
 
-/// A key has as many lists of directories in flight, in as many transfers, as it may: of 150 bytes each, with 80,000
-/// entries to look at, none of which is reported.
+/// A key has its maximum number of directory lists in flight, in its maximum number of transfers. Each list is 150
+/// bytes long and has 80,000 entries to check, none of which is reported.
 #[test]
 fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     let _quiet = quiet_machine();
@@ -772,7 +772,7 @@ fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     assert_well_and_soon(&site, resting);
 }
 
-/// A site whose daemon may have 1,024 descriptors.
+/// A site whose daemon has a limit of 1,024 descriptors.
 fn of_few_descriptors() -> Site {
     let mut site = Site::local();
     site.run_by_script(&format!(
@@ -784,7 +784,7 @@ fn of_few_descriptors() -> Site {
     site
 }
 
-/// Transfers with 33 lanes each, as many as begin: over TCP each lane has a descriptor.
+/// Transfers with 33 lanes each, as many as are accepted. Over TCP each lane has a descriptor.
 #[test]
 fn lanes_take_no_more_descriptors_than_their_key_may_have() {
     let site = of_few_descriptors();
@@ -809,7 +809,7 @@ fn lanes_take_no_more_descriptors_than_their_key_may_have() {
     assert_well_and_soon(&site, resting);
 }
 
-/// Large files of which a byte has come, each of which stays open.
+/// Large files of which one byte has arrived. Each stays open.
 #[test]
 fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have() {
     let site = of_few_descriptors();
@@ -831,7 +831,7 @@ fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have()
     assert_well(&site, resting);
 }
 
-/// A transfer is broken off while the client's bytes are in a program of root's.
+/// The transfer is aborted while client data is in a program that belongs to root.
 #[test]
 fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_first_byte() {
     if !crate::targets::faults::can_inject() {
@@ -858,7 +858,7 @@ fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_fir
     });
     transfer.begin_file(1, "tool", 1);
     assert_eq!(transfer.wait_for_items(1), 0);
-    // the file that comes may be run by nobody
+    // Nobody may execute the file that is being received.
     assert_eq!(mode(), 0o744, "while it is changed");
     drop(transfer);
     site.the_daemon().wait_for_log("broken off by greedy");
@@ -871,7 +871,7 @@ fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_fir
     assert_well(&site, resting);
 }
 
-/// Transfers that are broken off one after the other, each to a place of its own.
+/// Transfers that are aborted one after the other, each in a different directory.
 #[test]
 fn what_broken_transfers_leave_is_bounded_by_key() {
     let site = configured("journals_per_identity = 3");
@@ -916,13 +916,13 @@ fn what_broken_transfers_leave_is_bounded_by_key() {
         [1, 1, 1, 0, 0],
         "without a journal nothing stays"
     );
-    // the other key's are its own
+    // The other key has separate journals.
     site.authorize(Access::ReadWrite);
     let resting = site.the_daemon().memory_kib();
     assert_well(&site, resting);
 }
 
-/// Files that are given up although nobody has ever heard of them.
+/// Gives up files that were never declared.
 #[test]
 fn files_that_were_never_begun_cannot_be_given_up_without_end() {
     let site = site();
@@ -937,8 +937,7 @@ fn files_that_were_never_begun_cannot_be_given_up_without_end() {
     assert_well(&site, resting);
 }
 
-/// Lists of names as long as they may be, 27 MB each in memory, which wait for sessions that cannot say what they
-/// have to.
+/// Lists of names with maximum length, 27 MB each in memory, that wait for sessions whose answers are not read.
 #[test]
 fn messages_that_wait_are_bounded_by_what_they_take() {
     let site = configured("memory_per_identity = \"64MiB\"");
@@ -971,8 +970,7 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
     assert_well_and_soon(&site, resting);
 }
 
-/// Openings of protocol 4 with as many names as there may be, 12 MB each in memory, which wait for sessions
-/// that cannot say what they have to.
+/// Openings with the maximum number of names, 12 MB each in memory, that wait for sessions whose answers are not read.
 #[test]
 fn openings_are_booked_and_said_once() {
     let site = site();
@@ -987,7 +985,7 @@ fn openings_are_booked_and_said_once() {
     let mut deaf: Vec<_> = (0..2)
         .map(|_| greedy.ask_some_without_reading(&goes, 4, keep).0)
         .collect();
-    // who asks last is answered when the others would be
+    // When this last session is answered, the earlier ones would have been answered too.
     let mut transfer = greedy.open(&goes);
     (0..4).for_each(|number| greedy.say(&mut transfer, &keep(number)));
     for _ in 0..4 {
@@ -1009,7 +1007,7 @@ fn openings_are_booked_and_said_once() {
     assert!(transfer.wait_for_end().contains("a second opening"));
 }
 
-/// Lists that are each as long as one may be, in a list: 7.5 MiB to send, 190 MB in memory.
+/// Nested lists, each of maximum length: 7.5 MiB to send, 190 MB in memory.
 #[test]
 fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
     let site = site();
@@ -1036,7 +1034,7 @@ fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
     assert_well(&site, resting);
 }
 
-/// Previews whose answers of 4 MiB each nobody reads: 20 bytes to ask for one.
+/// Previews whose answers of 4 MiB each are not read. A request needs 20 bytes.
 #[test]
 fn answers_of_previews_that_nobody_reads_are_booked() {
     let site = configured("memory_per_identity = \"64MiB\"");
@@ -1052,10 +1050,10 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
     let _deaf: Vec<_> = (0..8)
         .map(|_| greedy.ask_some_without_reading(&open, 8, list))
         .collect();
-    // who asks last is answered when the others have been, but for what is in their way
+    // When this last session is answered, the earlier ones would have been answered too, if their answers were read.
     if let Ok(mut last) = greedy.try_open(&open) {
         (0..8).for_each(|number| greedy.say(&mut last, &list(number)));
-        // there may be no room for the questions either
+        // There may be no memory for the requests either.
         while let Some(number) = last.next_answer().as_ref().and_then(lists) {
             if number == 7 {
                 break;
@@ -1065,7 +1063,8 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
     assert_well_and_soon(&site, resting);
 }
 
-/// The same large directory removed by as many messages as may be under way: 12 MB of names, if each keeps all.
+/// The maximum number of requests in flight remove the same large directory. They would need 12 MB for names if each
+/// request kept all of them.
 #[test]
 fn directories_are_not_kept_in_memory_to_be_removed() {
     let site = site();

@@ -1,5 +1,6 @@
-//! A hostile daemon: it asks for what was not offered, claims to have what it has not, sends what nobody asked for, and
-//! ends when it likes. The sender sends nothing but its sources, does not hang or panic, and reports no success.
+//! A hostile daemon: it requests files that were not offered, claims to have data that it lacks, sends unexpected
+//! messages, and ends at any point. The sender sends only its sources, does not hang or panic, and does not report
+//! success.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ use crate::security::deceiver::{Deceived, Deceiver, Heard, opened, published, st
 use crate::support::harness::Site;
 use crate::support::tree::paint;
 
-/// A source of two small files beside something that is nobody's business.
+/// A source of two small files, next to a private file.
 fn site() -> Site {
     let site = Site::local();
     paint(site.source().join("d/one"), 10);
@@ -32,7 +33,7 @@ fn says(messages: &[ToSender]) -> Option<Vec<Vec<u8>>> {
     Some(messages.iter().map(encode_message).collect())
 }
 
-/// Says `message` in the place of leave, or right after it.
+/// Sends `message` instead of the permission to send, or right after it.
 fn after_leave(message: ToSender) -> Deceived {
     let said = move |heard: &Heard| match heard {
         Heard::Message(ToReceiver::Open(_)) => {
@@ -57,7 +58,7 @@ fn assert_only_sources_were_sent(deceived: &Deceived) {
     assert!(!deceived.contents.windows(6).any(|bytes| bytes == b"secret"));
 }
 
-/// The number and the files of a question which of them are to be sent.
+/// Returns the number and the files of a request for the files to send.
 fn asks_what_to_send(message: &ToReceiver) -> Option<(u64, &[EntryGroup])> {
     match message {
         ToReceiver::Request(Request {
@@ -75,7 +76,7 @@ fn verdicts(number: u64, verdicts: Vec<Verdict>) -> ToSender {
     })
 }
 
-/// A message that answers what was never asked means nothing, and brings no file.
+/// An answer without a request is ignored and receives no file.
 #[test]
 fn a_daemon_that_asks_for_files_that_were_not_offered_gets_none() {
     let site = site();
@@ -104,7 +105,7 @@ fn a_daemon_that_asks_for_files_that_were_not_offered_gets_none() {
     assert_only_sources_were_sent(&deceived);
 }
 
-/// Nothing was offered as that, since it has one group only: it goes whole.
+/// The file has only one group and was not offered for resuming, so it is sent whole.
 #[test]
 fn a_daemon_that_claims_groups_of_a_small_file_gets_it_whole() {
     for verdict in [Verdict::Resume, Verdict::Delta] {
@@ -140,7 +141,7 @@ fn a_daemon_that_claims_groups_of_a_small_file_gets_it_whole() {
     }
 }
 
-/// A file of three groups of which the daemon says that it has them all.
+/// The daemon claims to have all three groups of a file.
 #[test]
 fn a_daemon_that_claims_to_have_all_of_a_file_has_not_confirmed_it() {
     let site = Site::local();
@@ -190,7 +191,7 @@ fn a_daemon_that_calls_a_file_whole_before_it_was_sent_is_broken_off() {
                 files,
             })])
         }
-        // no receipt, or all may have been read by then
+        // Sends no receipts. With receipts, the sender might have read everything by then.
         Heard::Frame(_) => Some(Vec::new()),
         _ => None,
     };
@@ -198,7 +199,7 @@ fn a_daemon_that_calls_a_file_whole_before_it_was_sent_is_broken_off() {
         .write(true)
         .open(site.source().join("large"))
         .unwrap();
-    // more than fits the buffers, so that not all of it can have been read
+    // Larger than the buffers, so that the sender cannot have read all of it.
     std::io::Seek::seek(&mut source, std::io::SeekFrom::Start(200 * GROUP_BYTES)).unwrap();
     std::io::Write::write_all(&mut source, b"end").unwrap();
     let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site.source());
@@ -222,7 +223,7 @@ fn a_daemon_that_settles_an_item_twice_is_broken_off() {
         .is_broken_off("a receipt");
 }
 
-/// A name for what was never stored, for the same twice, or for a group of a large file.
+/// Reports a name for a file that was not stored, for the same file twice, or for a group of a large file.
 #[test]
 fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
     after_leave(published(0)).is_broken_off("a name");
@@ -251,7 +252,7 @@ fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
         .is_broken_off("a name");
 }
 
-/// Nothing more comes from a receiver that is not asked: the session ends as one that has lost its connection.
+/// The receiver sends nothing without a request, so the session ends like one with a lost connection.
 #[test]
 fn a_push_whose_control_writes_fail_ends_as_a_lost_connection() {
     let jobs: [fn(PushJob) -> PushJob; 2] = [
@@ -277,7 +278,7 @@ fn a_push_whose_control_writes_fail_ends_as_a_lost_connection() {
     }
 }
 
-/// Says `receipts` of each batch, and that all is finished when as many have come as were announced.
+/// Sends `receipts` for each batch, and reports the end when the announced number of batches has arrived.
 fn settling(
     receipts: impl Fn(&Frame) -> Vec<ToSender> + Send + 'static,
 ) -> impl FnMut(&Heard) -> Option<Vec<Vec<u8>>> + Send + 'static {
@@ -301,7 +302,7 @@ fn settling(
     }
 }
 
-/// What is stored may be gone after a power cut: only what is published has been moved.
+/// Stored data may be lost in a power failure. Only published files count as moved.
 #[test]
 fn a_daemon_that_finishes_without_publishing_is_broken_off() {
     let receipts = |frame: &Frame| vec![stored(frame.header.item.0)];
@@ -309,7 +310,7 @@ fn a_daemon_that_finishes_without_publishing_is_broken_off() {
     deceived.is_broken_off("the end before everything");
 }
 
-/// The failure is reported once, also where both messages name the file.
+/// The failure is reported once, even if both messages name the file.
 #[test]
 fn a_file_that_is_not_published_is_reported_once() {
     let receipts = |frame: &Frame| {
@@ -369,7 +370,7 @@ fn a_daemon_that_gives_leave_twice_is_broken_off() {
     after_leave(opened(TargetState::Empty)).is_broken_off("a second answer");
 }
 
-/// A list that is longer than it may be, of each kind.
+/// Lists of each kind that exceed their limits.
 #[test]
 fn a_daemon_that_sends_huge_lists_is_broken_off() {
     let item = StoredItem {
@@ -405,7 +406,7 @@ fn a_daemon_that_sends_huge_lists_is_broken_off() {
     }
 }
 
-/// Reports on what was never sent fill neither the sender's memory nor the user's terminal.
+/// Reports about files that were never sent must fill neither the sender's memory nor the user's terminal.
 #[test]
 fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
     let path = RelPath::from_bytes("long/".repeat(600).trim_end_matches('/').as_bytes()).unwrap();
@@ -451,7 +452,7 @@ fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
                         .collect(),
                 )
             }
-            // it does not come to an end before
+            // The push does not end before that.
             _ => Some(Vec::new()),
         };
         let deceived = Deceiver::new(TargetState::Populated, said).deceive(&site().source());
@@ -461,7 +462,7 @@ fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
     }
 }
 
-/// A batch has no more faults than entries, or two of each.
+/// Reports more faults for a batch than it has entries, or two for the same entry.
 #[test]
 fn a_daemon_that_tells_a_fault_of_a_batch_without_end_is_broken_off() {
     let receipts = |frame: &Frame| {
@@ -481,7 +482,7 @@ fn a_daemon_that_tells_a_fault_of_a_batch_without_end_is_broken_off() {
     deceived.is_broken_off("faults of a batch");
 }
 
-/// The bytes of a right message with another name in it.
+/// Returns the bytes of a valid message with an invalid name in it.
 #[test]
 fn a_daemon_that_names_another_path_is_broken_off() {
     let name = zmove_types::Name::from_bytes(b"xx").unwrap();
@@ -505,12 +506,12 @@ fn a_daemon_that_names_another_path_is_broken_off() {
         };
         let deceived = Deceiver::new(TargetState::Empty, said).deceive(&site().source());
         deceived.is_broken_off("control");
-        // what goes before leave is given is a guess, and of the sources too
+        // Before the permission, the sender sends entries speculatively, and only from its sources.
         assert_only_sources_were_sent(&deceived);
     }
 }
 
-/// A fault of something that was never sent is told, and the push has not succeeded.
+/// A fault about a path that was never sent is reported, and the push fails.
 #[test]
 fn a_daemon_that_blames_other_paths_leaves_no_success() {
     let path = RelPath::from_bytes(Path::new("etc/shadow").as_os_str().as_encoded_bytes()).unwrap();

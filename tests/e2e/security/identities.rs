@@ -1,4 +1,4 @@
-//! One identity at the door of another: transfers belong to the key that opened them.
+//! Two identities at one daemon: transfers belong to the key that opened them.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
@@ -15,7 +15,7 @@ use crate::support::tree::{names, paint};
 const TRANSFER: TransferId = TransferId([3; 16]);
 const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Tcp, TransportChoice::Quic];
 
-/// A daemon that lets in the client, who is called tester, and eve, who may write as well.
+/// A daemon that authorizes the client as `tester`, and `eve`, who may write as well.
 fn site() -> (Site, Identity, Identity) {
     let site = Site::daemon();
     let [tester, eve] =
@@ -26,7 +26,7 @@ fn site() -> (Site, Identity, Identity) {
     (site, tester, eve)
 }
 
-/// Dials as `identity` and says a greeting.
+/// Dials as `identity` and sends a greeting.
 async fn greet(
     site: &Site,
     identity: &Identity,
@@ -51,7 +51,7 @@ async fn greet(
     channel
 }
 
-/// What the daemon says before it ends the connection.
+/// Returns the bytes that the daemon sends before it closes the connection.
 async fn ended(mut channel: Channel) -> Vec<u8> {
     let mut said = Vec::new();
     let read = tokio::time::timeout(PATIENCE, channel.read_to_end(&mut said)).await;
@@ -59,7 +59,7 @@ async fn ended(mut channel: Channel) -> Vec<u8> {
     said
 }
 
-/// A control connection whose transfer the daemon has entered: it has greeted.
+/// Opens a control connection and waits for the daemon's greeting, which means that its transfer is registered.
 async fn open(site: &Site, identity: &Identity, transport: TransportChoice) -> Channel {
     let mut control = greet(site, identity, transport, Role::Control).await;
     let mut greeting = [0; Greeting::BYTES];
@@ -71,7 +71,7 @@ async fn open(site: &Site, identity: &Identity, transport: TransportChoice) -> C
     control
 }
 
-/// The other client knows the transfer's id and a lane's number, and has a key that is let in.
+/// The other client knows the transfer's id and a lane's number and has an authorized key.
 #[test]
 fn a_lane_presented_by_another_identity_finds_no_transfer() {
     for transport in TRANSPORTS {
@@ -87,7 +87,7 @@ fn a_lane_presented_by_another_identity_finds_no_transfer() {
     }
 }
 
-/// The id is the key's own: the transfer of the other neither ends nor is taken over.
+/// Each key has separate transfer ids: the other key's transfer neither ends nor is taken over.
 #[test]
 fn the_id_of_another_users_transfer_opens_a_transfer_of_ones_own() {
     for transport in TRANSPORTS {
@@ -97,7 +97,7 @@ fn the_id_of_another_users_transfer_opens_a_transfer_of_ones_own() {
             let own = open(&site, &eve, transport).await;
             drop(own);
             site.the_daemon().wait_for_log("broken off by eve");
-            // the other one is still there: its key cannot open it once more
+            // The first transfer still exists, so its key cannot open it again.
             let second = greet(&site, &tester, transport, Role::Control).await;
             assert_eq!(ended(second).await, b"");
             site.the_daemon()
@@ -157,7 +157,7 @@ fn tls_1_2_gets_nowhere_with_another_library() {
     assert!(said.contains("alert protocol version"), "{said}");
     site.the_daemon()
         .wait_for_log("it speaks TLS without the zmove protocol");
-    // by which it is seen that nothing else was wrong
+    // This shows that everything else was correct.
     let said = connect("-tls1_3");
     assert!(said.contains("ALPN protocol: zmove/1"), "{said}");
 }

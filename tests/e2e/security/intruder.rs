@@ -1,4 +1,4 @@
-//! A client that says what a test wants it to, to an honest receiver in this process.
+//! A client that sends arbitrary messages to an honest receiver in this process.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use zmove_wire::{
 
 use crate::support::quiet_machine::share_machine;
 
-/// Some file systems take long for very deep trees.
+/// Maximum duration of a case. Some file systems are slow for very deep trees.
 const PATIENCE_AT_MOST: Duration = Duration::from_secs(180);
 
 /// A client that may write below a root.
@@ -28,18 +28,18 @@ pub(crate) struct Intruder {
     pub(crate) open: Open,
 }
 
-/// One thing that a client does.
+/// An action of the client.
 pub(crate) enum Deed {
     Frame(Frame),
-    /// The bytes of a message, right or wrong.
+    /// The bytes of a message, which may be invalid.
     Message(Vec<u8>),
-    /// Waits for the next answer about names that stay or go.
+    /// Waits for the next answer about names to keep or remove.
     Wait,
-    /// Waits until so many items are settled, and then runs the function on the receiver's host.
+    /// Waits until this many items are settled, then runs the function on the receiver's host.
     Meanwhile(usize, Box<dyn FnOnce() + Send>),
 }
 
-/// What came of it.
+/// The result of the session.
 pub(crate) struct Intruded {
     pub(crate) ended: Result<SessionReport, String>,
     pub(crate) answers: Vec<ToSender>,
@@ -57,7 +57,7 @@ impl Intruder {
         }
     }
 
-    /// Does all of it and then announces the end. A receiver that does not end by itself has failed the test.
+    /// Performs all actions and then announces the end. The test fails if the receiver does not end.
     pub(crate) fn does(self, deeds: Vec<Deed>) -> Intruded {
         share_machine();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -97,14 +97,14 @@ impl Intruder {
                     let sent = tokio::task::spawn_blocking({
                         let clock = Arc::clone(&clock);
                         move || {
-                            // a receiver that has had enough is no longer there
+                            // The receiver may have closed the connection.
                             drop(sink.send(frame, &mut clock.start()));
                             sink
                         }
                     });
                     sink = sent.await.unwrap();
                 }
-                // the same
+                // The receiver may have closed the connection.
                 Deed::Message(bytes) => drop(writer.send(&bytes).await),
                 Deed::Wait => {
                     let before = about_names(&answers);
@@ -139,7 +139,7 @@ impl Intruder {
     }
 }
 
-/// A receiver that lets the intruder write beneath these roots.
+/// Settings of a receiver that lets the intruder write below these roots.
 fn config_of(roots: Vec<PathBuf>) -> ReceiverConfig {
     ReceiverConfig {
         rights: Rights {
@@ -151,7 +151,7 @@ fn config_of(roots: Vec<PathBuf>) -> ReceiverConfig {
     }
 }
 
-/// Reads answers as they come: a receiver whose answers nobody reads takes no more frames.
+/// Reads answers as they arrive. A receiver whose answers are not read accepts no more frames.
 fn read_all(mut inbox: Inbox<ToSender>) -> mpsc::UnboundedReceiver<ToSender> {
     let (answers_in, answers) = mpsc::unbounded_channel();
     tokio::spawn(async move {
@@ -162,7 +162,7 @@ fn read_all(mut inbox: Inbox<ToSender>) -> mpsc::UnboundedReceiver<ToSender> {
     answers
 }
 
-/// Takes answers until they are enough, or there are no more.
+/// Receives answers until `enough` returns `true` or there are no more.
 async fn hear_until(
     inbox: &mut mpsc::UnboundedReceiver<ToSender>,
     answers: &mut Vec<ToSender>,
@@ -176,7 +176,7 @@ async fn hear_until(
     }
 }
 
-/// The number of answers about names that stay or go.
+/// Returns the number of answers about names to keep or remove.
 fn about_names(answers: &[ToSender]) -> usize {
     let about_names = |answer: &&ToSender| {
         let lists = |answer: &Answer| matches!(answer, Answer::Extraneous(_));
@@ -198,7 +198,7 @@ fn settled(answers: &[ToSender]) -> usize {
 }
 
 impl Intruded {
-    /// How many entries the receiver says it could not place.
+    /// Returns the number of entries that the receiver could not store.
     pub(crate) fn faults(&self) -> usize {
         let faults = self.answers.iter().map(|answer| match answer {
             ToSender::Stored(stored) => stored.items.iter().map(|item| item.faults.len()).sum(),
@@ -231,7 +231,7 @@ pub(crate) fn metadata(mode: u32) -> Metadata {
     )
 }
 
-/// Entries of one directory as a batch, with that item number. Each file holds `x`.
+/// A batch of entries of one directory with this item number. Each file contains `x`.
 pub(crate) fn batch(item: u64, directory: &str, entries: Vec<BatchEntry>) -> Deed {
     let files = entries
         .iter()
@@ -245,7 +245,7 @@ pub(crate) fn batch(item: u64, directory: &str, entries: Vec<BatchEntry>) -> Dee
     raw_batch(item, batch.encode(), &vec![b'x'; files])
 }
 
-/// A batch whose head is these bytes; its seal is right.
+/// A batch with these bytes as its head and a valid seal.
 pub(crate) fn raw_batch(item: u64, head: Vec<u8>, data: &[u8]) -> Deed {
     let header = FrameHeader {
         kind: FrameKind::Batch,
@@ -258,7 +258,7 @@ pub(crate) fn raw_batch(item: u64, head: Vec<u8>, data: &[u8]) -> Deed {
     Deed::Frame(frame(header, head, &content, data))
 }
 
-/// A frame with a right seal.
+/// A frame with a valid seal.
 pub(crate) fn frame(header: FrameHeader, head: Vec<u8>, content: &[u8; 32], data: &[u8]) -> Frame {
     let digest = zmove_chunk::seal(&header.prefix(), content);
     Frame {
@@ -275,7 +275,7 @@ fn buffer(bytes: &[u8]) -> Buffer {
     buffer
 }
 
-/// A file that holds `x`.
+/// A file that contains `x`.
 pub(crate) fn file(text: &str, mode: u32) -> BatchEntry {
     let root = zmove_chunk::file_root(b"x");
     BatchEntry::File(FileEntry {

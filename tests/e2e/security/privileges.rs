@@ -1,4 +1,4 @@
-//! What a daemon gives up before it serves: the rights of root, and files that are none of its business.
+//! Privileges that a daemon gives up before it serves: those of root, and access to unrelated files.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::Path;
@@ -15,7 +15,8 @@ use crate::support::tree::{assert_same, names, paint};
 const ENGINES: [&str; 2] = ["threads", "uring"];
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
 
-/// A site whose daemon's state and target belong to a user who is not root; `None` where nobody can become them.
+/// A site whose daemon state and target belong to an unprivileged user. Returns `None` if this process cannot switch
+/// users.
 fn given_away() -> Option<Site> {
     if !is_root() {
         skip("not root: cannot become another user");
@@ -35,7 +36,7 @@ fn paint_sources(site: &Site) {
     (0..20).for_each(|number| paint(site.source().join(format!("n/{number}")), number));
 }
 
-/// The program with the settings of root and the state of the daemon's user.
+/// Runs the program with root's settings and the state of the daemon's user.
 fn command(site: &Site) -> Command {
     let mut command = Runner::default().zmove(&site.path("server")).0;
     let state = site.path("state");
@@ -62,7 +63,7 @@ fn push(site: &Site, daemon: &Daemon, options: &[&str], path: &str) -> Outcome {
     zmove.outcome()
 }
 
-/// `zmove serve` where it does not come to listening.
+/// `zmove serve` that fails before it listens.
 fn serve(site: &Site, options: &[&str]) -> Outcome {
     let mut command = command(site);
     command
@@ -171,7 +172,8 @@ fn a_daemon_without_root_cannot_change_its_user() {
     assert_same(&site.source(), &site.target());
 }
 
-/// Whatever the operator has left with root, one line after the other says what to do, and in the end it serves.
+/// For each file that the operator has left with root, a message states the command that fixes it. After all commands
+/// the daemon serves.
 #[test]
 fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
     if !is_root() {
@@ -236,7 +238,7 @@ fn keys_and_settings_are_read_again_as_the_user() {
     std::fs::set_permissions(&settings, PermissionsExt::from_mode(0o644)).unwrap();
     daemon.hang_up();
     daemon.wait_for_log("transfers: 5");
-    // The list is root's, and the user can read it.
+    // The list belongs to root, and the user can read it.
     grant_later(&site, "target");
     push(&site, &daemon, &[], "").done();
     let list = site.path("server/authorized_keys");
@@ -249,7 +251,7 @@ fn keys_and_settings_are_read_again_as_the_user() {
     push(&site, &daemon, &[], "").done();
 }
 
-/// A site that may write into its target; `None` where the kernel cannot confine.
+/// A site whose client may write to the target. Returns `None` if the kernel cannot confine processes.
 fn confinable() -> Option<Site> {
     let site = Site::local();
     site.authorize(Access::WriteOnly);
@@ -335,7 +337,8 @@ fn a_confined_daemon_reaches_no_root_that_came_later() {
     }
 }
 
-/// The same directory, under the same name: what the kernel knows is the file system that was there.
+/// The directory is recreated under the same name. The kernel's rules apply to the file system that existed at the
+/// start.
 #[test]
 fn a_root_that_is_not_there_at_the_start_is_told() {
     let Some(site) = confinable() else { return };
@@ -359,7 +362,7 @@ fn a_confined_daemon_reads_keys_and_settings_again() {
     let settings = site.path("etc/zmove.toml");
     std::fs::write(&settings, "confine = \"on\"\n").unwrap();
     let daemon = start(&site, &["--config", settings.to_str().unwrap()]);
-    // as editors do it
+    // Replaces the file by renaming, as editors do.
     std::fs::write(site.path("etc/new"), "[limits]\ntransfers = 5\n").unwrap();
     std::fs::rename(site.path("etc/new"), &settings).unwrap();
     daemon.hang_up();
@@ -393,7 +396,7 @@ fn confined_and_another_user_at_once() {
     );
 }
 
-/// What root may read has any mode at its source; where it goes, its owner may not even list it.
+/// Root can read source directories with any mode. At the target their owner may not even be allowed to list them.
 #[test]
 fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied() {
     let Some(site) = given_away() else { return };
@@ -432,7 +435,7 @@ fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied()
     }
     close();
     pushed(&["--delete"]);
-    // what is as it was is not sent again
+    // Unchanged entries are not sent again.
     let mut zmove = site.zmove(&["push", "--json"]);
     zmove
         .0
@@ -442,7 +445,7 @@ fn directories_that_their_owner_may_not_enter_are_repeated_changed_and_emptied()
     assert_eq!(again["files"], 0, "{again}");
 }
 
-/// The same of the target itself.
+/// The target directory itself has such a mode.
 #[test]
 fn a_target_that_its_owner_may_not_enter_is_looked_at_and_repeated() {
     let Some(site) = given_away() else { return };
@@ -457,7 +460,7 @@ fn a_target_that_its_owner_may_not_enter_is_looked_at_and_repeated() {
             assert_same(&site.source(), &site.target().join(&target));
         }
     }
-    // what is above it stays as it is, and nobody knows what would be removed
+    // Entries above it stay unchanged, and removals there cannot be determined.
     let above = site.target().join("above");
     paint(above.join("closed/old"), 1);
     for path in [
@@ -476,7 +479,7 @@ fn a_target_that_its_owner_may_not_enter_is_looked_at_and_repeated() {
     assert_eq!(above.metadata().unwrap().mode() & 0o7777, 0o500);
 }
 
-/// Another user's directory is not ours to open, and a link is not followed to one that is.
+/// A directory of another user must not be opened, and a link to such a directory must not be followed.
 #[test]
 fn closed_directories_of_others_and_behind_links_stay_closed() {
     let Some(site) = given_away() else { return };

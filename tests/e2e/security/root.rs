@@ -1,9 +1,9 @@
-//! Commands of root in directories that a hostile user can change: the daemon's user, once the daemon was taken over
+//! Commands of root in directories that a hostile user can change: the daemon's user, after the daemon was taken over
 //! (docs/decisions/0011-roots-directories.md).
 //!
-//! The names that a command touches are those in its system calls, which strace reports. The user puts each kind of
-//! trap in the place of each of these names. **Invariant:** the file of root's behind the trap stays as it is, nothing
-//! of its contents is shown, and the command ends.
+//! The names that a command accesses are taken from its system calls, which strace reports. The user replaces each of
+//! these names with each kind of trap. **Invariant:** root's file behind the trap stays unchanged, none of its contents
+//! are shown, and the command ends.
 
 mod answers;
 mod terminal;
@@ -24,7 +24,7 @@ use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp, TransferId};
 use crate::support::command::{LinesOf, NOBODY, Outcome, ZMOVE, Zmove, finish};
 use crate::support::harness::{has_program, is_root, own_all, skip};
 
-/// The contents of the file of root's that no other user may see or change.
+/// Contents of root's file that no other user may see or change.
 const SECRET: &str = "root:secret:line\n";
 const KEY: &str = "SHA256:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
 
@@ -34,17 +34,17 @@ struct Host {
     settings: Settings,
 }
 
-/// Whose the directory of settings is.
+/// Owner of the directory of settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Settings {
-    /// Root's, as docs/OPERATIONS.md recommends.
+    /// Root, as docs/OPERATIONS.md recommends.
     OfRoot,
-    /// The daemon user's.
+    /// The daemon's user.
     OfUser,
 }
 
 impl Host {
-    /// `None` where this process cannot act as two users.
+    /// Returns `None` if this process cannot act as two users.
     fn new(settings: Settings) -> Option<Self> {
         if !is_root() {
             skip("not root: cannot act as another user");
@@ -67,7 +67,7 @@ impl Host {
         self.directory.path().join(name)
     }
 
-    /// The directories that the user can change.
+    /// Returns the directories that the user can change.
     fn of_user(&self) -> Vec<PathBuf> {
         let names: &[&str] = match self.settings {
             Settings::OfRoot => &["state", "run", "jobs"],
@@ -76,7 +76,7 @@ impl Host {
         names.iter().map(|name| self.path(name)).collect()
     }
 
-    /// Makes all directories anew, with a list of keys, a job, a journal and the secret.
+    /// Recreates all directories, with a list of keys, a job, a journal and the secret.
     fn reset(&self) {
         for name in ["home", "state", "run", "jobs", "secret"] {
             fs::remove_dir_all(self.path(name)).unwrap();
@@ -109,7 +109,7 @@ impl Host {
         self.path("secret/shadow")
     }
 
-    /// A journal of the daemon's user that lists one part file.
+    /// Creates a journal of the daemon's user that lists one part file.
     fn journal(&self, target: &Path, part: &str, inode: u64) -> Journal {
         let stat = target.metadata().unwrap();
         let begin = Begin {
@@ -135,7 +135,7 @@ impl Host {
         journal
     }
 
-    /// `zmove WORDS`, by root, with these directories; `before` stands before the program.
+    /// `zmove WORDS` as root, with these directories. `before` is a command prefix.
     fn command(&self, before: &[&str], words: &[&str]) -> Command {
         let all: Vec<_> = before.iter().chain(&[ZMOVE]).chain(words).collect();
         let mut command = Command::new(all[0]);
@@ -149,12 +149,12 @@ impl Host {
         command
     }
 
-    /// Runs a command to its end; a daemon is stopped once it listens.
+    /// Runs a command to its end. A daemon is stopped once it listens.
     fn run(&self, before: &[&str], words: &[&str]) -> Outcome {
         let mut child = Zmove(self.command(before, words)).start();
         if words[0] == "serve" && !words.contains(&"--check") {
             let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-            // A daemon that was refused ends its output.
+            // A daemon that refuses to start closes its output.
             let lines = LinesOf::new(&mut child);
             if lines.next_is(|line| line.contains("listening on")) {
                 kill_process(pid, Signal::TERM).unwrap();
@@ -167,7 +167,7 @@ impl Host {
         self.run(&[], words)
     }
 
-    /// All that is known of the secret and its directory.
+    /// Returns the metadata and contents of the secret and its directory.
     fn seal(&self) -> Seal {
         let found = self.secret().symlink_metadata().unwrap();
         let mut names: Vec<_> = fs::read_dir(self.path("secret"))
@@ -192,8 +192,8 @@ struct Seal {
     names: Vec<std::ffi::OsString>,
 }
 
-/// The commands that root runs on such a host, by their first words. Those that send or receive with the rights of root
-/// are refused where the home is another user's.
+/// The commands that root runs on such a host. Commands that send or receive with root's privileges are refused if the
+/// home belongs to another user.
 const COMMANDS: [&[&str]; 32] = [
     &["allow", KEY, "--name", "bob", "--root", "/usr", "--write"],
     &["allow", "list"],
@@ -229,7 +229,7 @@ const COMMANDS: [&[&str]; 32] = [
     &["cluster", "status", "x"],
 ];
 
-/// The commands that open no file of zmove's.
+/// Commands that open no file of zmove.
 const WITHOUT_FILES: [&str; 2] = ["completions", "trace"];
 
 impl Host {
@@ -249,8 +249,8 @@ impl Host {
     }
 }
 
-/// The system calls of a command: the names below the user's directories that a process of root used, and those that a
-/// process used that had become the user.
+/// The system calls of a command: names below the user's directories that were accessed by a process of root, and names
+/// accessed by a process that had switched to the user.
 #[derive(Debug, Default)]
 struct Touched {
     by_root: BTreeSet<PathBuf>,
@@ -260,8 +260,8 @@ struct Touched {
 /// Runs a command under strace.
 fn trace(host: &Host, words: &[&str]) -> Touched {
     let log = host.path("strace");
-    // -D: the process that was started is the command's, and gets its signals. strace holds the command's output open
-    // until it has written all.
+    // With -D, the started process is the command itself and receives its signals. strace keeps the command's output
+    // open until it has written its log.
     let before = [
         "strace",
         "-D",
@@ -308,7 +308,7 @@ fn becomes_user() -> String {
     format!("setuid({NOBODY})")
 }
 
-/// The processes and threads that have been started by one that becomes the user, which has none before.
+/// Returns the descendants of a process that switches to the user. It has none before.
 fn descendants_of_users<'a>(calls: &[(&'a str, &'a str)]) -> BTreeSet<&'a str> {
     let mut users: BTreeSet<_> = calls
         .iter()
@@ -332,7 +332,7 @@ fn descendants_of_users<'a>(calls: &[(&'a str, &'a str)]) -> BTreeSet<&'a str> {
     &users - &themselves
 }
 
-/// The paths of a system call: each text, below the directory that its descriptor names.
+/// Returns the paths of a system call: each string, relative to the directory of its descriptor.
 fn paths(call: &str) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     let mut directory = PathBuf::new();
@@ -356,7 +356,7 @@ fn paths(call: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// What the user puts in the place of a name.
+/// The kind of entry with which the user replaces a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trap {
     Link,
@@ -377,7 +377,7 @@ const TRAPS: [Trap; 6] = [
 ];
 
 impl Trap {
-    /// Puts the trap at `path`, in the place of anything that is there.
+    /// Replaces any entry at `path` with the trap.
     fn set(self, host: &Host, path: &Path) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         host.of_user()
@@ -386,7 +386,7 @@ impl Trap {
         let beside = path.with_file_name("trap");
         match self {
             Self::Link | Self::Exchange => symlink(host.secret(), &beside).unwrap(),
-            // As on a host without fs.protected_hardlinks.
+            // As on a host without `fs.protected_hardlinks`.
             Self::HardLink => fs::hard_link(host.secret(), &beside).unwrap(),
             Self::Fifo => {
                 mknodat(CWD, &beside, FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
@@ -411,7 +411,7 @@ impl Trap {
         }
     }
 
-    /// Runs `run` while another thread exchanges the trap and the name, if this is the race.
+    /// Runs `run`. For the race, another thread exchanges the trap and the original name meanwhile.
     fn around<T>(self, path: &Path, run: impl FnOnce() -> T) -> T {
         if self != Self::Exchange {
             return run();
@@ -432,7 +432,7 @@ impl Trap {
     }
 }
 
-/// A name that nobody can foresee is no place for a trap.
+/// Whether the name is random. The user cannot predict such a name.
 fn is_random(path: &Path) -> bool {
     let Some(name) = path.file_name() else {
         return true;
@@ -442,7 +442,7 @@ fn is_random(path: &Path) -> bool {
     end.len() == 16 && end.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Runs each of these commands with each trap at each name that it touches; these names have to be among them.
+/// Runs each of these commands with each trap at each name that it accesses. These names must include `expected`.
 fn set_traps(settings: Settings, commands: &[&[&str]], expected: &[&str]) {
     if !has_program("strace") {
         return skip("strace is missing");
@@ -572,8 +572,8 @@ fn commands_that_need_the_rights_of_root_are_refused_in_a_home_of_another_user()
     }
 }
 
-/// Issue: the lock of the list was a link, and the file behind it became the user's; the list was a link, and its first
-/// line was shown.
+/// If the lock of the list was a link, the file behind it was given to the user. If the list was a link, its first line
+/// was shown.
 #[test]
 fn the_list_of_another_user_is_changed_and_read_as_that_user() {
     let Some(host) = Host::new(Settings::OfUser) else {
@@ -609,7 +609,7 @@ fn the_list_of_another_user_is_changed_and_read_as_that_user() {
     }
 }
 
-/// Issue: the daemon's user had root open any file as the log, and give any file away as the control socket.
+/// The daemon's user could make root open any file as the log and change the owner of any file as the control socket.
 #[test]
 fn a_daemon_opens_its_log_and_its_socket_as_its_user() {
     let Some(host) = Host::new(Settings::OfRoot) else {
@@ -639,7 +639,7 @@ fn a_daemon_opens_its_log_and_its_socket_as_its_user() {
     assert_eq!(host.seal(), before);
 }
 
-/// Issue: a forged journal had root remove any file of the host.
+/// A forged journal could make root remove any file of the host.
 #[test]
 fn a_forged_journal_removes_nothing_outside_of_the_roots() {
     const PART: &str = ".zmove-0123456789ab-0";
@@ -652,10 +652,10 @@ fn a_forged_journal_removes_nothing_outside_of_the_roots() {
         fs::create_dir(directory).unwrap();
     }
     for (target, part, owner, is_removed) in [
-        // a file of root's, under any name, and under the name of a part
+        // A file of root, with an ordinary name and with the name of a part.
         (&host.path("secret"), "shadow", 0, false),
         (&host.path("secret"), PART, 0, false),
-        // a file of the user's outside of the roots, and below them under another name
+        // A file of the user outside the roots, and below them with another name.
         (&outside, PART, NOBODY, false),
         (&inside, "file", NOBODY, false),
         (&inside, PART, NOBODY, true),
@@ -669,7 +669,7 @@ fn a_forged_journal_removes_nothing_outside_of_the_roots() {
         }
         drop(host.journal(target, part, path.metadata().unwrap().ino()));
         own_all(&host.path("state"));
-        // Where the home is the user's, root has no settings, and no roots.
+        // If the home belongs to the user, root has no settings and no roots.
         let mut command = host.command(&[], &["journal", "clean", "--all"]);
         command
             .env("ZMOVE_HOME", host.path("state"))
@@ -703,11 +703,11 @@ fn a_setup_that_breaks_the_rule_is_named() {
             .says(&["belongs to the user 'nobody'", &mend])
             .lines(1);
     }
-    // The text is broken into lines.
+    // The text output wraps lines.
     let said = host.zmove(&["doctor", "--json"]).expect(4).stdout;
     let line = format!("'{}' belongs to the user 'nobody'", home.display());
     assert!(said.contains(&line), "{said}");
-    // A daemon that stays root has no state in a directory of another user.
+    // A daemon that stays root keeps no state in a directory of another user.
     let Some(host) = Host::new(Settings::OfRoot) else {
         return;
     };
@@ -722,7 +722,7 @@ fn a_setup_that_breaks_the_rule_is_named() {
             .says(&["belongs to the user 'nobody'", "--user"])
             .lines(1);
     }
-    // Others may write, and a file was given away.
+    // Other users may write, and a file has another owner.
     fs::set_permissions(host.path("home"), Permissions::from_mode(0o777)).unwrap();
     host.zmove(&["allow", "list"])
         .expect(11)
@@ -734,7 +734,7 @@ fn a_setup_that_breaks_the_rule_is_named() {
         .says(&["authorized_keys' belongs to the user 'nobody'"]);
 }
 
-/// The commands of the operator reach a daemon whose socket lies in a directory of the daemon's user.
+/// The operator's commands reach a daemon whose socket is in a directory of the daemon's user.
 #[test]
 fn root_asks_a_daemon_of_another_user() {
     let Some(host) = Host::new(Settings::OfRoot) else {

@@ -1,4 +1,4 @@
-//! Roots that lie in other roots: whoever may write to the outer one could turn the inner one into a link.
+//! Roots inside other roots: a client that may write to the outer root could replace the inner one with a link.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::support::daemon::Daemon;
 use crate::support::harness::{Site, skip};
 use crate::support::tree::{names, paint};
 
-/// A site with a directory outside of all roots, and these directories below the target.
+/// A site with a directory outside all roots, and with these directories below the target.
 fn yard(inner: &[&str]) -> Site {
     let site = Site::local();
     paint(site.path("outside/precious"), 10);
@@ -23,12 +23,12 @@ fn yard(inner: &[&str]) -> Site {
     site
 }
 
-/// The real path of a directory of the site.
+/// Returns the canonical path of a directory of the site.
 fn real(site: &Site, name: &str) -> PathBuf {
     site.path(name).canonicalize().unwrap()
 }
 
-/// Lets the key in `home` write below `roots` and read below `read_roots`.
+/// Authorizes the key in `home` to write below `roots` and read below `read_roots`.
 fn allow(site: &Site, home: &str, roots: &[&str], read_roots: &[&str]) {
     let key = Identity::load_or_create(&site.path(home))
         .unwrap()
@@ -56,14 +56,14 @@ fn start(site: &Site, options: &[&str]) -> Daemon {
     daemon
 }
 
-/// A command of the client whose key is in `home`.
+/// Runs a command of the client whose key is in `home`.
 fn client(site: &Site, home: &str, words: &[&str]) -> Outcome {
     let mut zmove = Runner::default().zmove(&site.path(home));
     zmove.0.current_dir(site.path("")).args(words);
     zmove.outcome()
 }
 
-/// Replaces the inner roots by links to the outside, as a client that may write to the target.
+/// Replaces the inner roots with links to the outside, as a client that may write to the target.
 fn push_links(site: &Site, daemon: &Daemon) {
     let target = format!("{}:", daemon.address);
     client(site, "client", &["push", "--force", "links/", &target]).done();
@@ -87,7 +87,7 @@ fn assert_refused(outcome: &Outcome) {
     assert!(said.contains("lies in the root"), "{said}");
 }
 
-/// Pulls, pushes and cleans by way of the roots `out` and `in`, which are links.
+/// Pulls, pushes and cleans through the roots `out` and `in`, which are links.
 fn assert_links_lead_nowhere(site: &Site, daemon: &Daemon) {
     let at = |name: &str| {
         format!(
@@ -124,7 +124,7 @@ fn an_inner_root_that_its_client_has_made_a_link_leads_nowhere() {
         .expect(1)
         .says(&["target/in' of client", "lies in the root"])
         .says(&["target/out' of client", "lies in the root"]);
-    // the operator makes directories of them again
+    // The operator turns them into directories again.
     for name in ["in", "out"] {
         std::fs::remove_file(site.target().join(name)).unwrap();
         std::fs::create_dir(site.target().join(name)).unwrap();
@@ -134,7 +134,7 @@ fn an_inner_root_that_its_client_has_made_a_link_leads_nowhere() {
     assert_eq!(names(&site.target().join("in")), ["evil"]);
 }
 
-/// What the kernel allows after a restart is what the roots are by then.
+/// After a restart, the kernel's rules apply to the roots as they are then.
 #[test]
 fn an_inner_root_that_is_a_link_stays_closed_with_and_without_confinement() {
     for confine in ["on", "off"] {
@@ -174,7 +174,7 @@ fn a_root_that_another_client_has_made_a_link_is_not_emptied() {
     let key = key(&site);
     let words = ["allow", &key, "--name", "other", "--root", &root];
     assert_refused(&client(&site, "server", &words));
-    // without the line of the client that made the link, nothing else tells whose it is
+    // Without the line of the client that created the link, its owner is unknown.
     client(&site, "server", &["allow", "remove", "client"])
         .expect(0)
         .says(&["target/a' of other", "lies in the root"]);
@@ -187,7 +187,7 @@ fn key(site: &Site) -> String {
         .to_string()
 }
 
-/// Links of the operator, by which both roots are given, are outside of all roots.
+/// Both roots are given as links that the operator created outside all roots.
 #[test]
 fn roots_are_reached_through_links_of_the_operator() {
     let site = yard(&[]);
@@ -208,7 +208,7 @@ fn roots_are_reached_through_links_of_the_operator() {
     assert_eq!(names(&site.target()), ["evil"]);
 }
 
-/// A client that could write there would add lines to the list of keys, and one that could read there has the key.
+/// With write access a client could add lines to the list of keys, and with read access it could copy the key.
 #[test]
 fn no_client_is_let_into_a_root_with_the_files_of_the_daemon() {
     let site = yard(&[]);
@@ -253,7 +253,7 @@ fn no_client_is_let_into_a_root_with_the_files_of_the_daemon() {
     }
 }
 
-/// `zmove allow` of a root in which the daemon's home lies.
+/// `zmove allow` with a root that contains the daemon's home.
 fn allow_by_command(site: &Site, root: &str) {
     let key = key(site);
     let words = ["allow", &key, "--name", "other", "--read-root", root];

@@ -1,4 +1,5 @@
-//! A bit that flips between the sender's read and the receiver's store is found, named, and sent again.
+//! A bit that flips between the sender's read and the receiver's store is detected and reported, and the data is sent
+//! again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,29 +12,29 @@ use crate::support::harness::Site;
 use crate::support::inprocess::{InProcess, Pushed};
 use crate::support::tree::{assert_same, names, paint, set_mode};
 
-/// Where the bit flips.
+/// The part of a frame in which the bit flips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Head,
     Data,
 }
 
-/// Which frames are hit: those of one kind, from a number on, so many of them.
+/// The damaged frames: a number of frames of one kind, from a given index.
 #[derive(Clone, Copy, Debug)]
 struct Damage {
     kind: FrameKind,
     part: Part,
     first: u64,
     count: u64,
-    /// Frames with less data are let through and not counted.
+    /// Frames with less data are forwarded and not counted.
     bytes_min: usize,
-    /// Which byte, as a share of all of them in 1/1000.
+    /// Position of the damaged byte, in thousandths of the part.
     permille: usize,
 }
 
 const KINDS: usize = 4;
 
-/// A lane that does it.
+/// A lane that damages frames.
 struct BadLane {
     inner: Box<dyn LaneSink>,
     damages: Vec<Damage>,
@@ -43,7 +44,7 @@ struct BadLane {
 impl LaneSink for BadLane {
     fn send(&mut self, mut frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         let bytes = frame.data.len();
-        // a guess is a batch that left early
+        // A speculative batch is a batch that is sent early.
         let kind = match frame.header.kind {
             FrameKind::Guess => FrameKind::Batch,
             kind => kind,
@@ -75,7 +76,7 @@ impl LaneSink for BadLane {
 
 impl Damage {
     fn once(kind: FrameKind, part: Part, first: u64) -> Self {
-        // the source directory itself may go before the rest, in a batch that has no data
+        // The source directory itself may be sent first, in a batch without data.
         let bytes_min = usize::from(part == Part::Data);
         Self {
             kind,
@@ -161,11 +162,11 @@ fn damaged_data_of_a_small_file_is_sent_again() {
     );
 }
 
-/// The file that was damaged is named, not just the batch that it travelled in.
+/// The error names the damaged file, not just its batch.
 #[test]
 fn data_of_one_small_file_among_many() {
     let site = Site::local();
-    // one of them fills most of its batch, wherever the scan puts it
+    // One file fills most of its batch, in any scan order.
     paint(site.source().join("d/bbb"), 1_000_000);
     for number in 0..40 {
         paint(site.source().join(format!("d/{number}")), 10);
@@ -199,7 +200,7 @@ fn a_damaged_batch_header_is_sent_again() {
         };
         expect_repaired(&site, &push(&site, 1, &[damage]), 1);
     }
-    // the directories may go before the files, in a batch that has no data
+    // The directories may be sent before the files, in a batch without data.
     let damage = Damage {
         bytes_min: 1,
         ..Damage::once(FrameKind::Batch, Part::Head, 0)
@@ -240,7 +241,7 @@ fn a_damaged_file_declaration_is_sent_again() {
         );
         let summary = pushed.summary();
         assert_eq!((summary.counters.files, summary.counters.failed), (1, 0));
-        // over other lanes there may be chunks already when the declaration comes again
+        // On several lanes, some chunks may already have arrived when the declaration is sent again.
         if lanes == 1 {
             assert!(summary.counters.resent > 0);
         }
@@ -294,7 +295,7 @@ fn what_is_always_damaged_is_given_up_and_named() {
         let summary = pushed.summary();
         let small = damages.iter().any(|damage| damage.kind == FrameKind::Batch);
         let large = damages.iter().any(|damage| damage.kind != FrameKind::Batch);
-        // the source directory itself goes with the two small files, or before them
+        // The source directory itself is sent with the two small files or before them.
         let failed = 2 * u64::from(small) + u64::from(large);
         assert!(
             (failed..=failed + u64::from(small)).contains(&summary.counters.failed),
@@ -321,7 +322,7 @@ fn what_is_always_damaged_is_given_up_and_named() {
     }
 }
 
-/// Directories and links count too: what never arrived must not pass for done.
+/// Directories and links that never arrived must also count as failed.
 #[test]
 fn directories_and_links_that_never_arrive_whole_are_failures() {
     let site = Site::local();

@@ -1,4 +1,4 @@
-//! Who may connect to whom, and where a key may write.
+//! Authorization of connections and of target paths.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -16,7 +16,7 @@ use crate::support::tree::{assert_pictures, assert_same, names, paint, picture};
 
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
 
-/// A site with a daemon that has never heard of the client, nor the client of it.
+/// A site whose daemon and client do not know each other.
 fn strangers() -> (Site, Daemon) {
     let site = Site::local();
     paint(site.source().join("f"), 10);
@@ -62,7 +62,7 @@ fn the_key_is_one_line_and_stays() {
     assert_eq!(mode & 0o077, 0);
 }
 
-/// The way in, exactly as the messages say it.
+/// Runs the commands exactly as the messages print them.
 #[test]
 fn an_unknown_key_is_told_what_to_run() {
     let (site, daemon) = strangers();
@@ -88,7 +88,7 @@ fn an_unknown_key_is_told_what_to_run() {
         ],
     );
     assert!(said.done().stdout.contains("alice"));
-    // it counts at once, and the host is known by now
+    // The key takes effect immediately, and the host is now known.
     push(&site, &["--json"], &target).done();
     assert_same(&site.source(), &site.target().join("x"));
     daemon.wait_for_log("received from alice");
@@ -194,7 +194,7 @@ fn a_link_that_leads_out_of_the_root_is_not_followed() {
     assert_pictures(&before, &picture(&site.target()));
 }
 
-/// One root after another, with names that need care in a list of words.
+/// Each root in turn, with names that need quoting in a list of words.
 #[test]
 fn a_target_path_selects_its_root() {
     let (site, daemon) = strangers();
@@ -280,7 +280,7 @@ fn an_unreadable_list_of_keys_lets_nobody_in() {
     site.push_contents();
 }
 
-/// What somebody else owns, or may put another file in the place of, says what somebody else wants.
+/// Another user who owns a file, or can replace it, controls its contents.
 #[test]
 fn lists_and_keys_that_others_can_change_are_refused_with_the_command_that_mends_it() {
     if !is_root() {
@@ -320,7 +320,7 @@ fn lists_and_keys_that_others_can_change_are_refused_with_the_command_that_mends
         &format!("'{}' has mode 0777", home.display()),
         "run: chmod go-w",
     ]);
-    // a daemon that is running notices
+    // A running daemon notices the change.
     let outcome = site.push(&[], site.contents(), "x").expect(10);
     outcome
         .says(&["zmove: receiver: ", "authorized_keys"])
@@ -373,7 +373,7 @@ fn ipv6_in_brackets() {
     assert_same(&site.source(), &root.join("y"));
 }
 
-/// One socket for both families: `[::]` takes IPv4 clients as well.
+/// One socket for both address families: `[::]` accepts IPv4 clients as well.
 #[test]
 fn the_wildcard_takes_both_families() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {

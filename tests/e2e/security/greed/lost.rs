@@ -1,4 +1,4 @@
-//! What cannot get its name, since another transfer of the key has put something there.
+//! Entries that cannot be renamed into place because another transfer of the key has created their names.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn new_directory(number: usize) -> BatchEntry {
 }
 
 impl Transfer {
-    /// Sends entries of one directory, in so many batches.
+    /// Sends entries of one directory in `BATCHES` batches.
     fn send_all(&mut self, directory: &str, entry: impl Fn(usize) -> BatchEntry) {
         for batch in 0..BATCHES {
             let entries = (batch * 2048..(batch + 1) * 2048).map(&entry).collect();
@@ -31,7 +31,8 @@ impl Transfer {
         }
     }
 
-    /// Waits until so many batches have their names; returns how many of their entries have none.
+    /// Waits until `batches` batches are published, and returns how many of their entries could not be renamed into
+    /// place.
     fn count_lost(&mut self, mut batches: usize) -> usize {
         let mut lost = 0;
         while batches > 0 {
@@ -56,7 +57,7 @@ impl Transfer {
     }
 }
 
-/// While files wait in new directories deep down another transfer makes directories of their names there.
+/// While files wait in new directories deep in the tree, another transfer creates directories with their names.
 #[test]
 fn the_path_of_what_cannot_get_its_name_is_kept_once() {
     let mut site = Site::local();
@@ -79,7 +80,7 @@ fn the_path_of_what_cannot_get_its_name_is_kept_once() {
                     entries: first,
                 });
                 files.wait_for_items(1);
-                // whatever comes first of the rest, these names are taken
+                // Whichever of the remaining requests is first, these names are already taken.
                 let taken = (0..2048).map(new_directory).collect();
                 guests.send_batch(DirectoryGroup {
                     directory: path(&deep),

@@ -1,5 +1,4 @@
-//! Paths that are nearly as long as any may be, each of which is kept for longer than the message or batch that it
-//! came in.
+//! Paths of nearly maximum length. Each is kept longer than the message or batch in which it arrived.
 
 use super::*;
 
@@ -12,7 +11,7 @@ fn site_of_little_memory() -> Site {
     site
 }
 
-/// One directory in batch after batch: each has the path of its own.
+/// One directory in many batches, each with a separate copy of its path.
 #[test]
 fn the_paths_of_remembered_directories_are_booked() {
     let site = site_of_little_memory();
@@ -26,7 +25,7 @@ fn the_paths_of_remembered_directories_are_booked() {
     let mut why = String::new();
     for _ in 0..40 {
         (0..128).for_each(|_| transfer.send_batch(group()));
-        // what a batch takes itself is given back
+        // The memory for the batch itself is released.
         if let Some(end) = transfer.wait_until_published(128) {
             why = end;
             break;
@@ -47,7 +46,7 @@ fn wait_for_stored_file(transfer: &mut Transfer) {
     }
 }
 
-/// One file that has changed, as often as an offer has room for: 500 MB if each keeps its path.
+/// One changed file, as many times as fit into an offer. They would need 500 MB if each kept its path.
 #[test]
 fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
     let site = site_of_little_memory();

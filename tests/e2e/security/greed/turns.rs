@@ -1,11 +1,11 @@
-//! What one key has under way shares the cores with other keys as one push would, and ends with its client.
+//! The work of one key gets the same share of the processors as a single push, and ends with its client.
 
 use super::*;
 
-/// About as many batches as sockets hold for a daemon that is slow to take them.
+/// About as many batches as the socket buffers hold for a daemon that reads slowly.
 const BATCHES: usize = 48;
 
-/// A client that has gone leaves what is in the sockets of its lanes: each batch makes 2,048 files.
+/// A client that has disconnected leaves data in the socket buffers of its lanes. Each batch creates 2,048 files.
 #[test]
 fn batches_that_a_client_has_left_in_its_sockets_are_not_stored() {
     let _quiet = quiet_machine();
@@ -49,7 +49,7 @@ fn batches_that_a_client_has_left_in_its_sockets_are_not_stored() {
         when_broken_off < 4 * BATCHES * 2048 * 3 / 4,
         "{when_broken_off} files"
     );
-    // nothing of it comes later either
+    // No more of them are stored later either.
     site.push_contents();
     assert_eq!(stored(), when_broken_off);
 }

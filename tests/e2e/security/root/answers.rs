@@ -1,4 +1,4 @@
-//! A daemon that was taken over and whose answers to root's `zmove status` do not end.
+//! A compromised daemon whose answers to root's `zmove status` never end.
 
 use std::fs;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use super::{Host, Settings};
 use crate::commands::jobs::wait_for;
 use crate::support::harness::own_all;
 
-/// Answers each connection at a socket in this way.
+/// Answers each connection to a socket with `answer`.
 fn answer_at(path: &Path, answer: fn(UnixStream)) {
     let socket = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
@@ -24,24 +24,24 @@ fn answer_at(path: &Path, answer: fn(UnixStream)) {
     });
 }
 
-/// One byte each second, and no line.
+/// Sends one byte per second and no newline.
 fn trickle(mut stream: UnixStream) {
     while stream.write_all(b" ").is_ok() {
         std::thread::sleep(Duration::from_secs(1));
     }
 }
 
-/// 100 MiB, and no line.
+/// Sends 100 MiB and no newline.
 fn flood(mut stream: UnixStream) {
     let bytes = vec![b' '; 1 << 20];
-    // The reader has had enough before the end.
+    // The reader closes the connection before the end.
     let _ended = (0..100).try_for_each(|_| stream.write_all(&bytes));
 }
 
-/// The process that [`stop`] has stopped.
+/// Id of the process that [`stop`] has stopped.
 static STOPPED: AtomicI32 = AtomicI32::new(0);
 
-/// Stops the process that asks, as its user may, and keeps the connection.
+/// Stops the requesting process, as its user may, and keeps the connection open.
 fn stop(stream: UnixStream) {
     let asks = socket_peercred(&stream).unwrap().pid;
     STOPPED.store(asks.as_raw_nonzero().get(), Ordering::Relaxed);
@@ -49,7 +49,7 @@ fn stop(stream: UnixStream) {
     std::thread::park();
 }
 
-/// A host with such a daemon, whose socket is in the user's directory, or in one of root's.
+/// A host with such a daemon. Its socket is in the user's directory or in root's.
 fn host(answer: fn(UnixStream), is_of_root: bool) -> Option<Host> {
     let host = Host::new(Settings::OfRoot)?;
     answer_at(&host.path("run/control.sock"), answer);
@@ -61,7 +61,7 @@ fn host(answer: fn(UnixStream), is_of_root: bool) -> Option<Host> {
     Some(host)
 }
 
-/// Runs a command that fails, and demands that it names the socket and the cause.
+/// Expects that a command fails and names the socket and the cause.
 fn fails(host: &Host, words: &[&str], code: i32, cause: &[&str]) {
     let outcome = host.zmove(words).expect(code);
     let socket = format!(
@@ -74,7 +74,8 @@ fn fails(host: &Host, words: &[&str], code: i32, cause: &[&str]) {
 
 const LATE: &str = "no answer within 10 s";
 
-/// Issue: the timeout was one for each read, so a byte now and then held root's command up for ever.
+/// The timeout must limit the whole answer. As a timeout for each read, it never expired if a byte arrived now and
+/// then.
 #[test]
 fn an_answer_that_trickles_holds_no_command_of_root_up() {
     let Some(host) = host(trickle, false) else {
@@ -102,7 +103,7 @@ fn an_answer_that_trickles_holds_no_command_of_root_up() {
     assert_ne!(fs::read(host.path("home/authorized_keys")).unwrap(), list);
 }
 
-/// Issue: an answer was collected in memory without a limit.
+/// The answer must not be collected in memory without a limit.
 #[test]
 fn an_answer_without_end_is_read_to_a_limit() {
     for is_of_root in [false, true] {

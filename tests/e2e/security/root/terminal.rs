@@ -1,6 +1,6 @@
-//! Processes that root starts at a terminal and that become another user: a daemon with `--user`, and those that do
-//! the commands of root in directories of that user. A process with the terminal of root's shell can type into it
-//! (TIOCSTI).
+//! Processes that root starts at a terminal and that switch to another user: a daemon with `--user`, and helpers that
+//! execute root's commands in the directories of that user. A process with the terminal of root's shell can type into
+//! it (TIOCSTI).
 
 use std::fs::{self, File};
 use std::io::{BufReader, Write as _};
@@ -20,7 +20,7 @@ use crate::support::harness::{PATIENCE, has_program, own_all, skip};
 
 const SERVE: [&str; 5] = ["serve", "--listen", "127.0.0.1:0", "--drain", "1s"];
 
-/// `None` where there is no terminal or no second user.
+/// Returns `None` if there is no terminal or no second user.
 fn host(settings: Settings) -> Option<Host> {
     if !has_program("script") {
         skip("a terminal needs script");
@@ -30,7 +30,7 @@ fn host(settings: Settings) -> Option<Host> {
 }
 
 impl Host {
-    /// Runs a line of the shell at a terminal of its own; ZMOVE in it stands for the program with these words.
+    /// Runs a shell command line at a separate terminal. ZMOVE in it stands for the program with these arguments.
     fn at_terminal(&self, line: &str, words: &[&str]) -> Child {
         let zmove = self.command(&[], words);
         let words = std::iter::once(zmove.get_program()).chain(zmove.get_args());
@@ -51,7 +51,7 @@ impl Host {
         script.spawn().unwrap()
     }
 
-    /// The process of the daemon that answers here.
+    /// Returns the process id of the daemon of this host.
     fn daemon_pid(&self) -> u32 {
         let status = self.zmove(&["status", "--json"]).done().stdout;
         let status: Value = serde_json::from_str(&status).unwrap();
@@ -59,7 +59,7 @@ impl Host {
     }
 }
 
-/// The fields of `/proc/PID/stat` from the parent on: parent, process group, session, terminal.
+/// Returns the fields of `/proc/PID/stat` after the state: parent, process group, session, terminal.
 fn numbers(pid: u32) -> Option<[i64; 4]> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields = stat.rsplit_once(')')?.1.split_whitespace().skip(1);
@@ -81,7 +81,7 @@ fn is_nobody(pid: u32) -> bool {
         .is_ok_and(|status| status.lines().any(|line| line == wanted))
 }
 
-/// Waits for a process below `ancestor` that has become the user.
+/// Waits for a descendant of `ancestor` that has switched to the user.
 fn process_of_user(ancestor: u32) -> u32 {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -97,7 +97,7 @@ fn process_of_user(ancestor: u32) -> u32 {
     }
 }
 
-/// The files that a process has open.
+/// Returns the open files of a process.
 fn descriptors(pid: u32) -> Vec<PathBuf> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     descriptors
@@ -135,14 +135,15 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// Issue: a daemon that was taken over typed into the shell from which root had started it.
+/// A compromised daemon could type into the shell from which root had started it.
 #[test]
 fn a_daemon_of_another_user_has_no_terminal_and_ends_with_control_c() {
     let Some(host) = host(Settings::OfRoot) else {
         return;
     };
     let lines = [
-        // It leads the session of the terminal; it is in the shell's process group; it has a group of its own.
+        // The daemon leads the session of the terminal, or shares the shell's process group, or has a separate process
+        // group.
         "exec ZMOVE",
         "ZMOVE; exit $?",
         "set -m; ZMOVE; exit $?",
@@ -185,7 +186,7 @@ fn a_daemon_without_a_terminal_gets_the_signals_of_its_parent_and_ends_with_it()
     }
 }
 
-/// The shell of root holds a terminal and a file open that only root may read.
+/// Root's shell has a terminal and a file open that only root may read.
 #[test]
 fn a_process_of_another_user_has_no_descriptor_of_root_s_shell() {
     let Some(host) = host(Settings::OfRoot) else {
@@ -217,7 +218,7 @@ fn a_process_of_another_user_has_no_descriptor_of_root_s_shell() {
     finish(script);
 }
 
-/// Keeps a process that would change the list of keys waiting, until it is dropped.
+/// Holds the lock of the list of keys until the value is dropped, so that a process that changes the list waits.
 fn hold_list(host: &Host) -> File {
     let path = host.path("home/authorized_keys.lock");
     let lock = File::create(&path).unwrap();
