@@ -1,4 +1,4 @@
-//! Jobs of several receivers or nodes.
+//! Jobs with several receivers or nodes.
 
 pub(crate) mod clusters;
 pub(crate) mod job_grants;

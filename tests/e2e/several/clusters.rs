@@ -1,4 +1,4 @@
-//! `zmove push --cluster`: nodes, receivers and a broker, processes of their own, with the real `nats-server`.
+//! `zmove push --cluster`: nodes, receivers and a broker in separate processes, with the real `nats-server`.
 
 mod absent;
 mod dead_head;
@@ -30,22 +30,22 @@ use crate::support::ports::{free_address, free_port};
 use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{assert_same, paint};
 
-/// Receivers that share a directory, and a node that has made a cluster of them.
+/// Receivers that share a directory, and a head that has created a cluster of them.
 struct Lab {
     site: Site,
     daemons: Vec<Daemon>,
-    /// Where the broker listens.
+    /// Port of the broker.
     port: u16,
 }
 
-/// A node that waits for jobs, and what it has said.
+/// A node that waits for jobs, with its output.
 struct Node {
     process: Running,
     said: mpsc::Receiver<String>,
 }
 
 impl Node {
-    /// Waits for a line that has this part.
+    /// Waits for a line that contains `part`.
     #[track_caller]
     fn wait_for(&self, part: &str) {
         let until = Instant::now() + PATIENCE;
@@ -62,7 +62,7 @@ impl Node {
         }
     }
 
-    /// Waits for its end; returns its exit code.
+    /// Waits for the node to end and returns its exit code.
     #[track_caller]
     fn exit(&mut self) -> Option<i32> {
         wait_within_patience(&mut self.process.0)
@@ -76,12 +76,12 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 impl Lab {
-    /// `None` where there is no nats-server, unless there must be one.
+    /// Returns `None` if nats-server is missing, unless the lab requires it.
     fn new(receivers: usize) -> Option<Self> {
         Self::at(Site::local(), receivers)
     }
 
-    /// The same at a site, whose program all run.
+    /// Creates a lab at a site, with the site's program for all hosts.
     fn at(site: Site, receivers: usize) -> Option<Self> {
         if !has_nats_server() {
             skip("there is no nats-server");
@@ -97,7 +97,7 @@ impl Lab {
         for number in 0..receivers {
             let home = lab.receiver_home(number);
             std::fs::create_dir_all(&home).unwrap();
-            // A case may start a receiver again at its address.
+            // A case may restart a receiver at its address.
             let listen = free_address().to_string();
             lab.daemons
                 .push(Daemon::start(&home, &listen, &lab.site.runner));
@@ -110,7 +110,7 @@ impl Lab {
         self.site.path(&format!("receiver{number}"))
     }
 
-    /// Lets a node write at all receivers.
+    /// Authorizes a node at all receivers.
     fn allow(&self, node: &str) {
         self.allow_below(node, "shared");
     }
@@ -150,13 +150,13 @@ impl Lab {
         zmove.outcome()
     }
 
-    /// Makes a cluster of which each push starts the broker.
+    /// Creates a cluster whose broker is started by each push.
     fn init_with_own_broker(&self) {
         self.init(&["--local", &format!("127.0.0.1:{}", self.port)])
             .done();
     }
 
-    /// Invites a node.
+    /// Creates an invitation for a node and returns its file.
     fn invite(&self, node: &str) -> PathBuf {
         let file = self.site.path(&format!("{node}.toml"));
         self.zmove(
@@ -168,7 +168,7 @@ impl Lab {
         file
     }
 
-    /// Has a node join, by a command that is put before.
+    /// Makes a node join, with a command prefix.
     fn join(&self, node: &str, before: &[&str]) -> Node {
         self.join_by(&self.invite(node), node, before)
     }
@@ -230,7 +230,7 @@ impl Lab {
         zmove
     }
 
-    /// Kills a push when it has begun.
+    /// Kills a push after its job has begun.
     fn kill_when_begun(&self, push: Zmove) {
         let mut push = push.start();
         self.daemons[0].wait_for_log("begun by head");
@@ -251,7 +251,7 @@ impl Lab {
         paint(self.source().join("large"), (20 << 20) + 1);
     }
 
-    /// Something for each of several nodes: one takes some 32 MiB at a time.
+    /// Creates enough files for several nodes. A node takes some 32 MiB at a time.
     fn paint_more(&self) {
         self.paint();
         (0..6).for_each(|number| paint(self.source().join(format!("larger{number}")), 48 << 20));
@@ -264,7 +264,7 @@ impl Lab {
         assert_same(&self.source(), &target);
     }
 
-    /// A broker that is not of the push.
+    /// Starts a broker independent of the push.
     fn start_broker(&self) -> Running {
         self.start_broker_with(&["-js", "-sd", self.site.path("broker").to_str().unwrap()])
     }
@@ -283,19 +283,19 @@ impl Lab {
         Running(broker)
     }
 
-    /// A value of the cluster's file.
+    /// Returns a value in the cluster's file.
     fn value(&self, name: &str) -> String {
         let text = std::fs::read_to_string(self.site.path("head/clusters/lab.toml")).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         line.unwrap().trim_matches(['=', ' ', '"']).to_owned()
     }
 
-    /// The key of the cluster.
+    /// Returns the key of the cluster.
     fn key(&self) -> JobKey {
         JobKey::new(zmove_types::from_hex(self.value("key").as_bytes()).unwrap())
     }
 
-    /// Waits until a node tells of a grant that ends later than this, in seconds since 1970; returns when it ends.
+    /// Waits until a node reports a grant that expires later than `before`, in seconds since 1970. Returns its expiry.
     fn wait_for_grant_until(&self, before: u64) -> u64 {
         let key = self.key();
         let access = BrokerAccess {
@@ -347,7 +347,7 @@ fn nats_server() -> Command {
     })
 }
 
-/// Expects that all that is told is told by zmove: no library speaks for itself.
+/// Expects that zmove printed every message, and no library.
 #[track_caller]
 fn assert_own_words(outcome: &Outcome) {
     let others: Vec<_> = outcome
@@ -561,7 +561,7 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
     let nothing_stops = || {};
     let stops: [&dyn Fn(); 3] = [&nothing_stops, &receiver_stops, &broker_stops];
     for (number, stop) in stops.into_iter().enumerate() {
-        // A push may begin sessions anew.
+        // A push may restart sessions.
         let before = lab.daemons[0].count_logged("begun by head");
         let push = lab.push_at("2MB", "t", &[]).start();
         lab.daemons[0].wait_for_logs("begun by head", before + 2);
@@ -581,7 +581,7 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
     lab.assert_done();
 }
 
-/// Before a broker is there nothing has begun.
+/// Without a broker no job has begun.
 #[test]
 fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
     let _calm = calm_machine();
@@ -592,7 +592,7 @@ fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
         .outcome()
         .expect(10)
         .says(&["the broker", &lab.broker(), "cannot be used"]);
-    // one that takes connections and says nothing
+    // A listener that accepts connections and sends nothing.
     let silent = TcpListener::bind(("127.0.0.1", lab.port)).unwrap();
     let push = lab.push(&[]).start();
     let _connection = silent.accept().unwrap();
@@ -664,7 +664,7 @@ fn the_last_refusal_names_no_other_receiver() {
     );
 }
 
-/// The node would else go on alone, and wait for ever where nobody ends the queue.
+/// Otherwise the node would continue alone, and wait forever if nobody closes the queue.
 #[test]
 fn a_node_gives_up_a_job_that_nobody_leads_any_more() {
     let Some(lab) = Lab::new(2) else { return };
@@ -691,7 +691,7 @@ fn a_node_gives_up_a_job_that_nobody_leads_any_more() {
     lab.assert_done();
 }
 
-/// What a node does not find there it would else record as done.
+/// Otherwise the node would record entries as done that it does not find.
 #[test]
 fn a_node_on_which_the_sources_are_not_mounted_is_told_at_the_head_and_loses_nothing() {
     if !is_root() {
@@ -741,7 +741,7 @@ fn an_invitation_has_the_credentials_and_is_kept_from_others() {
         .outcome()
         .expect(1)
         .says(&["there is a file"]);
-    // a pipe is nobody else's
+    // A pipe is private to its processes.
     lab.zmove(HEAD, &["cluster", "invite", "lab"])
         .outcome()
         .done();
@@ -797,7 +797,7 @@ fn several_nodes_join_by_one_invitation() {
     lab.assert_done();
 }
 
-/// A grant is good for a day, and the session of a node that shows one ends with it at the latest.
+/// A grant is valid for a day, and the session of a node ends with its grant at the latest.
 #[test]
 fn a_push_goes_on_for_longer_than_a_grant_is_good() {
     let Some((site, clock)) = Clock::site() else {
@@ -812,7 +812,7 @@ fn a_push_goes_on_for_longer_than_a_grant_is_good() {
     node.wait_for("waiting for the broker");
     let push = lab.push(&[]).start();
     node.wait_for("begins");
-    // A receiver that stands still keeps the push from ending before the clock has jumped.
+    // A stopped receiver keeps the push from ending before the clock has jumped.
     lab.daemons[1].signal(Signal::STOP);
     let first = lab.wait_for_grant_until(0);
     clock.jump("+13h");
@@ -862,7 +862,7 @@ fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     lab.assert_done();
 }
 
-/// The receivers know the key of the node that leads.
+/// The receivers know the key of the head.
 #[test]
 fn a_node_whose_key_the_receivers_do_not_know_cannot_lead() {
     let Some(lab) = Lab::new(1) else { return };

@@ -1,4 +1,4 @@
-//! Nodes whose keys no receiver knows: they are let in by the grant of the head of their job, whose key is allowed.
+//! Nodes whose keys no receiver knows. They are authorized by the grant of their job's head, whose key is allowed.
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -27,7 +27,7 @@ use crate::support::hooked_queue::{HookedQueue, Hooks, JOB};
 use crate::support::ports::free_address;
 use crate::support::tree::{assert_same, paint, set_old};
 
-/// Two receivers that share a directory, and know the key of the head.
+/// Two receivers that share a directory and know the key of the head.
 struct Lab {
     site: Site,
     receivers: Vec<Daemon>,
@@ -93,7 +93,7 @@ impl Lab {
         set_old(self.site.source());
     }
 
-    /// A node in the background, which ends with the test.
+    /// Starts a node in the background, which ends with the test.
     fn join(&self, name: &str) -> NodeProcess {
         let invitation = self.site.path("lab.toml");
         let mut command = self
@@ -110,7 +110,7 @@ impl Lab {
         }
     }
 
-    /// A job into `target`, as the head or a node knows it.
+    /// Returns a job with this target, as the head or a node sees it.
     fn job(&self, target: &str) -> SharedJob {
         let sources = vec![ScanRoot::new(
             self.site.source(),
@@ -145,7 +145,7 @@ impl Lab {
         self.receivers.iter().map(receiver).collect()
     }
 
-    /// A grant by the head for the node.
+    /// Returns the head's grant for the node.
     fn grant(&self, job: &SharedJob) -> JobGrant {
         let receivers = self
             .receivers
@@ -162,7 +162,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// Takes part in a job as the node. Returns what that has done.
+    /// Takes part in a job as the node, and returns the report of the node.
     async fn take_part<W: WorkQueue>(
         &self,
         (job, queue): (SharedJob, &Arc<W>),
@@ -181,7 +181,7 @@ impl Lab {
         Ok(node.served.tally())
     }
 
-    /// Has the head lead a job of which all is done by others.
+    /// Makes the head lead a job whose work is done by other nodes.
     fn lead<W: WorkQueue>(
         &self,
         (job, queue): (SharedJob, &Arc<W>),
@@ -216,7 +216,7 @@ fn now() -> u64 {
         .as_secs()
 }
 
-/// A queue of a job that goes on, in which there is nothing to do at the moment.
+/// The queue of a job that continues and has no work at the moment.
 struct Idle;
 
 impl Hooks for Idle {
@@ -263,7 +263,7 @@ impl Drop for NodeProcess {
     }
 }
 
-/// The head says which of its keys the receivers are to allow.
+/// The output of the head names the key that the receivers must allow.
 fn init_cluster_of_two(lab: &Lab) {
     let broker = free_address().to_string();
     let hosts: Vec<_> = lab
@@ -289,8 +289,8 @@ fn init_cluster_of_two(lab: &Lab) {
     );
 }
 
-/// The second node takes one command, and nobody types its key anywhere. It waits for its grant before the head takes
-/// work for the second receiver, so both have moved something.
+/// The second node runs one command, and its key is configured nowhere. The test waits for its grant before the head
+/// takes work for the second receiver, so both have moved data.
 #[test]
 fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
     if !has_nats_server() {
@@ -349,7 +349,7 @@ fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
     assert!(!said.contains("not known"), "{said}");
 }
 
-/// The head moves nothing here. Its line has a rate, a name and a log, which are the node's too.
+/// The head moves no data here. The rate, name and log of its line also apply to the node.
 #[test]
 fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
     for transport in [TransportChoice::Tcp, TransportChoice::Quic] {
@@ -382,7 +382,7 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
     }
 }
 
-/// An extension that no receiver knows.
+/// A critical extension that no receiver knows.
 fn critical_extension() -> Extensions {
     Extensions(vec![Extension {
         number: 9,
@@ -391,7 +391,7 @@ fn critical_extension() -> Extensions {
     }])
 }
 
-/// What is refused of nodes while a job is under way, each with its reason.
+/// Requests of nodes that are refused during a job, each with the reason.
 #[test]
 fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
     let lab = Lab::new(1);
@@ -448,7 +448,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
         assert!(in_the_grant.contains(not_known), "{in_the_grant}");
         let in_the_opening = refused(limited, lab.signed(granted())).await;
         assert!(in_the_opening.contains(not_known), "{in_the_opening}");
-        // the head's own rights end at its root
+        // The head's own permissions end at its root.
         let climbs = "'.' or '..' in a path";
         for (target, why) in [
             ("..", climbs),
@@ -488,7 +488,7 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
     });
 }
 
-/// Has a node take part for as long as it may; returns why it may no longer.
+/// Makes a node take part until its session is ended, and returns the reason.
 fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static) -> String {
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
@@ -515,12 +515,12 @@ fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static
 fn a_node_s_session_ends_with_its_grant() {
     let lab = Lab::new(1);
     let grant = JobGrant {
-        // The session has to begin before that.
+        // The session must begin before the grant expires.
         not_after: now() + 20,
         ..lab.grant(&lab.job("t"))
     };
     let refused = cut_off(&lab, grant, || {});
-    // and then it is not let in again
+    // After that, the node is not authorized again.
     assert!(refused.contains(": it ended "), "{refused}");
     let broken = lab.receivers[0].wait_for_log("broken off by node ");
     assert!(
@@ -555,7 +555,7 @@ fn a_node_s_session_ends_when_the_operator_removes_its_head_s_key() {
     assert!(broken.contains("has removed this key"), "{broken}");
 }
 
-/// A receiver of a site may be older, and reads a grant as a certificate more.
+/// An older receiver reads a grant as an additional certificate.
 #[test]
 fn a_node_without_a_line_and_with_nonsense_for_a_grant_is_a_stranger() {
     let lab = Lab::new(1);

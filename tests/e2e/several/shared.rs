@@ -1,6 +1,6 @@
-//! Several daemons, processes of their own, that write one job into one directory, as receivers on different hosts do.
+//! Several daemons in separate processes that write one job into one directory, like receivers on different hosts.
 //!
-//! The senders are spoken by hand: they pair each with a daemon, and order what a queue would.
+//! The test implements the senders: each is connected to one daemon and sends the orders that a queue would cause.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -97,7 +97,7 @@ impl Cluster {
         Node(Daemon::start_with(&home, &options, &Runner::default()))
     }
 
-    /// Begins a session as somebody else, or returns what the node says instead.
+    /// Begins a session with another identity. Returns the node's answer if it is refused.
     fn try_begin_as(&mut self, other: Identity, node: &Node) -> Result<(), ToSender> {
         let own = std::mem::replace(&mut self.identity, other);
         let begun = self.try_begin(node).map(drop);
@@ -126,7 +126,7 @@ impl Cluster {
         channel
     }
 
-    /// Begins a session with a node, or returns what it says instead.
+    /// Begins a session with a node. Returns the node's answer if it is refused.
     fn try_begin(&self, node: &Node) -> Result<Mover<'_>, ToSender> {
         self.sessions.set(self.sessions.get() + 1);
         let run = [self.sessions.get(); 16];
@@ -196,7 +196,7 @@ impl Cluster {
             .unwrap_or_else(|said| panic!("{said:?}"))
     }
 
-    /// How many files wait for their names.
+    /// Number of files that have not been renamed into place.
     fn waiting(&self) -> usize {
         let Ok(sessions) = std::fs::read_dir(self.root().join(format!(".zmove-job-{JOB}"))) else {
             return 0;
@@ -216,7 +216,7 @@ impl Mover<'_> {
             data_bytes: length(data),
             ..header
         };
-        // a node that was killed is no longer there
+        // The node may have been killed.
         drop(
             self.lane
                 .send(frame(header, head, content, data), &mut self.clock.start()),
@@ -228,7 +228,7 @@ impl Mover<'_> {
         ItemId(self.items - 1)
     }
 
-    /// Sends files of these names, each with one byte.
+    /// Sends files with these names, each with one byte.
     fn files(&mut self, directory: &str, names: impl Iterator<Item = String>, byte: u8) {
         let entry = |text: String| {
             let root = zmove_chunk::file_root(&[byte]);
@@ -380,7 +380,7 @@ impl Drop for Mover<'_> {
     }
 }
 
-/// All files and directories below the root but those of the job, with contents and change times.
+/// Returns all files and directories below the root except those of the job, with contents and change times.
 fn tree(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut directories = vec![root.to_owned()];
@@ -437,7 +437,7 @@ fn large(to: &str, contents: &[u8]) -> FileHead {
     }
 }
 
-/// Another key may write below the same root, and knows the job's id from the name of its directory.
+/// The other key may write below the same root, and knows the job's id from the name of its directory.
 #[test]
 fn a_key_that_may_not_lead_cannot_take_over_or_begin_a_job() {
     let mut cluster = Cluster::new();
@@ -466,8 +466,8 @@ fn a_key_that_may_not_lead_cannot_take_over_or_begin_a_job() {
     assert_eq!(mover.order(SharedJobOrder::Close), SharedJobResult::Done);
 }
 
-/// A node is stopped in the middle of a batch, as a client of a shared file system that hangs. The job ends, and the
-/// node wakes up.
+/// A node is stopped in the middle of a batch, like a client of a shared file system that hangs. The job ends, and then
+/// the node resumes.
 #[test]
 fn a_node_that_was_stopped_and_wakes_up_after_the_end_of_the_job_changes_nothing() {
     let mut cluster = Cluster::new();
@@ -479,7 +479,8 @@ fn a_node_that_was_stopped_and_wakes_up_after_the_end_of_the_job_changes_nothing
     sleeper.declare(&head);
     sleeper.chunk(0, &file);
     sleeper.stored(1);
-    // Stop it while files wait for their names: it gives them after a fifth of a second of rest, or a second.
+    // Stops the node while files wait to be renamed into place. The node renames them a fifth of a second after the
+    // last file, and after a second at the latest.
     let began = Instant::now();
     let mut batches = 0;
     loop {
@@ -525,7 +526,7 @@ fn a_node_that_was_stopped_and_wakes_up_after_the_end_of_the_job_changes_nothing
     assert!(tree(&cluster.root()) == before, "something has changed");
 }
 
-/// Half of a file by each of two nodes in any order; one is killed, and others do all of it again.
+/// Each of two nodes stores half of a file, in any order. One is killed, and others repeat all of its work.
 #[test]
 fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
     for seed in 0..3_u32 {
@@ -543,7 +544,7 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         }
         movers.iter_mut().for_each(|mover| mover.stored(3));
         assert_eq!(movers[0].order(SharedJobOrder::Settle), SETTLED);
-        // the rest of its work is under way
+        // The rest of its work is in progress.
         movers[1].say(SharedJobOrder::Settle);
         other.0.signal(Signal::KILL);
         drop(movers);
@@ -560,7 +561,7 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         };
         assert_eq!(movers[0].order(SharedJobOrder::Settle), SETTLED);
         assert_eq!(movers[1].order(SharedJobOrder::Settle), SETTLED);
-        // both are asked before either has answered
+        // Both are asked before either has answered.
         let numbers = movers.each_mut().map(|mover| mover.say(commit()));
         let inode = |mover: &mut Mover<'_>, number: u64| loop {
             match mover.next().expect("an answer") {
@@ -583,7 +584,7 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
     }
 }
 
-/// Neither a push nor one with `--delete` takes the directory of a job for data.
+/// Neither a push nor one with `--delete` treats the directory of a job as data.
 #[test]
 fn the_directory_of_a_job_is_neither_sent_nor_removed() {
     let mut cluster = Cluster::new();

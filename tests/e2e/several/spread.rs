@@ -1,5 +1,5 @@
-//! `zmove push SRC HOST,HOST:PATH`: daemons, processes of their own, that share a directory as receivers on different
-//! hosts share a file system.
+//! `zmove push SRC HOST,HOST:PATH`: daemons in separate processes that share a directory, like receivers on different
+//! hosts that share a file system.
 
 mod killed;
 mod queue;
@@ -24,7 +24,7 @@ use crate::support::ports::free_address;
 use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
 
-/// What is told of a push that finds the directory of another.
+/// The message of a push that finds the directory of another job.
 const WAITS: &str = "waiting: another push to several receivers uses '.zmove-job-";
 
 /// Receivers that share a directory, and a sender who may write there.
@@ -39,7 +39,8 @@ impl Spread {
         Self::within(receivers, |_shared| Some(None)).expect("a directory as any")
     }
 
-    /// The same, where what the receivers share may be a file system of its own; `None` where that is not possible.
+    /// Creates receivers whose shared directory may be on a separate file system. Returns `None` if this host cannot
+    /// provide it.
     fn within(
         receivers: usize,
         namespace: impl FnOnce(&Path) -> Option<Option<Namespace>>,
@@ -62,7 +63,7 @@ impl Spread {
         Some(spread)
     }
 
-    /// The same, where the receivers are of a user who is not root; `None` where that is not possible.
+    /// Creates receivers that run as an unprivileged user. Returns `None` if this host cannot provide it.
     fn unprivileged(receivers: usize) -> Option<Self> {
         let site = Site::unprivileged()?;
         std::fs::create_dir_all(site.path("shared")).unwrap();
@@ -80,7 +81,7 @@ impl Spread {
         self.site.path("sender")
     }
 
-    /// Gives the sender's directory back to the user of the test. No other user can change a name on the way to it.
+    /// Gives the sender's directory back to the user of the test, so that no other user can change a name in its path.
     fn take_home(&self) {
         let top = self.site.path("");
         std::os::unix::fs::lchown(&top, Some(0), Some(0)).unwrap();
@@ -90,7 +91,7 @@ impl Spread {
         assert!(chown.status().unwrap().success());
     }
 
-    /// Two receivers, of which the second has another directory.
+    /// Two receivers with different directories.
     fn with_one_elsewhere() -> Self {
         let mut spread = Self::new(1);
         std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
@@ -98,12 +99,12 @@ impl Spread {
         spread
     }
 
-    /// Starts another receiver, which has `directory`.
+    /// Starts another receiver with `directory`.
     fn start(&mut self, directory: &str) {
         self.start_with(directory, "");
     }
 
-    /// The same, with such settings.
+    /// Starts another receiver with these settings.
     fn start_with(&mut self, directory: &str, settings: &str) {
         let identity = Identity::load_or_create(&self.home()).unwrap();
         let home = self.site.path(&format!("receiver{}", self.daemons.len()));
@@ -113,7 +114,7 @@ impl Spread {
         let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
         allow_to_lead(&home, grant);
         self.site.give_away();
-        // A case may start a receiver again at its address.
+        // A case may restart a receiver at its address.
         let listen = free_address().to_string();
         let daemon = Daemon::start_with(&home, &["--listen", &listen], &self.runner);
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
@@ -124,8 +125,8 @@ impl Spread {
         self.daemons.push(daemon);
     }
 
-    /// Two receivers, of which the second has the mount point of what they share, on which nothing is mounted; `None`
-    /// where that is not possible.
+    /// Two receivers. The second one has the mount point of the shared directory, with nothing mounted on it. Returns
+    /// `None` if this host cannot provide it.
     fn with_mount_point() -> Option<Self> {
         let mut spread = Self::within(1, |_shared| Namespace::with_binds(&[]).map(Some))?;
         std::fs::create_dir_all(spread.mount_point()).unwrap();
@@ -148,14 +149,14 @@ impl Spread {
         assert!(self.runner.namespace.as_ref().unwrap().run(&words));
     }
 
-    /// Takes the storage from the second receiver, which sees the mount point from then on.
+    /// Unmounts the shared directory at the second receiver, which then sees the mount point.
     fn unmount(&self) {
         let at = self.mount_point();
         let words = ["umount".as_ref(), "--lazy".as_ref(), at.as_os_str()];
         assert!(self.runner.namespace.as_ref().unwrap().run(&words));
     }
 
-    /// The target of all receivers.
+    /// The target with all receivers.
     fn target(&self, path: &str) -> OsString {
         let hosts: Vec<_> = self
             .daemons
@@ -180,7 +181,7 @@ impl Spread {
         zmove
     }
 
-    /// The target by relays that lie before the receivers.
+    /// The target through relays in front of the receivers.
     fn target_by(&self, relays: &[Proxy]) -> OsString {
         for (daemon, relay) in self.daemons.iter().zip(relays) {
             let (host, port) = (relay.address.ip().to_string(), relay.address.port());
@@ -196,7 +197,8 @@ impl Spread {
         format!("{}:t", hosts.join(",")).into()
     }
 
-    /// The target, where the first receiver begins a job, and its connections end before it can say so.
+    /// The target with a relay for the first receiver, which begins a job and loses its connections before it can
+    /// report this.
     fn target_that_loses_the_beginning(&self) -> OsString {
         let there = self.target_directory();
         let has_job = move || job_in(&there).is_some();
@@ -219,7 +221,7 @@ impl Spread {
         self.shared().join("t")
     }
 
-    /// What the receivers share, as it is seen from here.
+    /// The shared directory as seen by this process.
     fn shared(&self) -> PathBuf {
         let shared = self.site.path("shared");
         self.runner
@@ -228,7 +230,8 @@ impl Spread {
             .map_or(shared.clone(), |namespace| namespace.outside(&shared))
     }
 
-    /// A tree that is cut into many items: a wide directory, deep ones, and a file for several.
+    /// Creates a tree that is divided into many items: a wide directory, deep directories, and a file for several
+    /// receivers.
     fn paint(&self) {
         let source = self.source();
         for directory in 0..20 {
@@ -248,7 +251,7 @@ impl Spread {
         set_old(&source);
     }
 
-    /// Kills a push of one file that has begun, and would take seconds.
+    /// Kills a push of one file after its job has begun. The push would take seconds.
     fn kill_a_slow_push(&self, path: &str) {
         paint(self.source().join("f"), 9 << 20);
         set_old(self.source());
@@ -260,7 +263,7 @@ impl Spread {
         child.wait().unwrap();
     }
 
-    /// Makes a directory that takes much longer to remove than it takes to see that the removal has begun.
+    /// Creates a directory whose removal takes much longer than detecting that the removal has begun.
     fn paint_busy(&self) -> PathBuf {
         let busy = self.site.path("busy");
         for number in 0..20_000 {
@@ -269,8 +272,8 @@ impl Spread {
         busy
     }
 
-    /// Puts `busy` into the directory of the job of a push. Kills the first receiver when it has begun to remove that,
-    /// before it can say so.
+    /// Moves `busy` into the job directory of a push. Kills the first receiver once it has begun to remove `busy`,
+    /// before it can answer.
     fn kill_at_the_end(&self, busy: &Path) {
         let there = self.wait_for_job().join("busy");
         std::fs::rename(busy, &there).unwrap();
@@ -282,16 +285,16 @@ impl Spread {
         self.daemons[0].signal(Signal::KILL);
     }
 
-    /// The directory of a job, once one has begun.
+    /// Waits for a job and returns its directory.
     fn wait_for_job(&self) -> PathBuf {
         let find = || job_in(&self.target_directory());
         crate::commands::jobs::wait_for("the beginning of a job", || find().is_some());
         find().expect("it has just been there")
     }
 
-    /// Expects that several receivers have got something: which ones is by chance.
+    /// Expects that several receivers have received data. Which ones is random.
     fn assert_several_have_received(&self) {
-        // the first one has a session of the head beside
+        // The first receiver also has a session of the head.
         let told = self
             .daemons
             .iter()
@@ -313,7 +316,7 @@ impl Spread {
     }
 }
 
-/// The directory of a job in a target, if there is one.
+/// Returns the directory of a job in a target, if there is one.
 fn job_in(target: &Path) -> Option<PathBuf> {
     let mut entries = std::fs::read_dir(target).into_iter().flatten().flatten();
     let is_job = |entry: &std::fs::DirEntry| {
@@ -329,7 +332,7 @@ fn job_in(target: &Path) -> Option<PathBuf> {
 fn a_tree_comes_whole_by_several_receivers_and_is_equal_the_next_time() {
     let spread = Spread::new(3);
     spread.paint();
-    // At this rate each receiver has time to take something.
+    // At this rate each receiver has time to take some items.
     let summary = spread
         .push(&["--json", "--limit", "40MB"], "source")
         .outcome()
@@ -369,7 +372,7 @@ fn a_receiver_that_is_killed_costs_time_and_nothing_else() {
     spread.daemons.remove(1);
 }
 
-/// Nobody can be asked about its key, now or when it is back.
+/// The key of the receiver cannot be confirmed, now or when the receiver returns.
 #[test]
 fn a_receiver_that_is_away_and_not_known_is_left_out() {
     let mut spread = Spread::new(2);
@@ -443,11 +446,11 @@ fn of_two_sources_that_become_the_target_the_last_gives_it_mode_and_time() {
     );
 }
 
-/// The receiver dies between the end of the job and its answer.
+/// The receiver is killed between the end of the job and its answer.
 #[test]
 fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
     let spread = Spread::new(2);
-    // slow, so that the job has not ended before what holds up its end is there
+    // Slow, so that the job does not end before the directory that delays its end is in place.
     paint(spread.source().join("f"), 4 << 20);
     let busy = spread.paint_busy();
     let child = spread.push(&["--limit", "1MB"], "source").start();
@@ -471,7 +474,7 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
         .daemons
         .iter()
         .for_each(|daemon| daemon.signal(Signal::KILL));
-    // each that is away, and the end
+    // One line for each unreachable receiver, and the final error.
     let outcome = crate::support::command::finish(child).expect(12);
     let outcome = outcome
         .lines(3)
@@ -529,13 +532,13 @@ fn a_push_interrupted_before_any_answer_leaves_no_job() {
     for daemon in &spread.daemons {
         daemon.signal(Signal::CONT);
     }
-    // The next push finds no job that it would have to wait for.
+    // The next push finds no job for which it would have to wait.
     spread.push(&[], "source").outcome().done();
     spread.assert_done();
 }
 
-/// The storage is not mounted, say, in which that directory is. No session has begun there that may still do
-/// something, so no mark of the job stays.
+/// For example, the storage with that directory is not mounted. No session that may still write has begun there, so no
+/// mark of the job stays.
 #[test]
 fn a_receiver_whose_root_is_not_there_is_passed_over_and_says_why() {
     let mut spread = Spread::new(1);
@@ -568,7 +571,7 @@ fn a_receiver_that_is_away_is_not_said_to_have_served() {
         outcome.stdout
     );
     outcome.says(&[&format!("; {first} is tried next")]);
-    // no session has begun there that may still do something
+    // No session that may still write has begun there.
     spread.assert_done();
 }
 
@@ -578,7 +581,7 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
     spread.paint();
     let [there, elsewhere] = [0, 1].map(|number: usize| spread.daemons[number].address.to_string());
     let began = Instant::now();
-    // it takes more than a minute
+    // The push would take more than a minute.
     let outcome = spread
         .push(&["--timeout", "10s", "--limit", "1MB"], "source")
         .outcome()
@@ -592,12 +595,12 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
         "{elsewhere} does not see the push that is under way at {there}"
     )]);
     assert!(!spread.site.path("elsewhere/t").exists());
-    // also where no mover comes there before all is done
+    // The result is the same if the job ends before the second receiver has a mover.
     let small = ["--timeout", "5s", "--include", "empty/", "--exclude", "*"];
     spread.push(&small, "source").outcome().expect(3);
 }
 
-/// The first receiver has begun it, and its answer is lost; it is under way at the second also.
+/// The first receiver has begun the job, and its answer is lost. The job is also visible at the second receiver.
 #[test]
 fn a_job_that_may_have_begun_goes_on_where_another_receiver_sees_it() {
     let spread = Spread::new(2);
@@ -609,8 +612,8 @@ fn a_job_that_may_have_begun_goes_on_where_another_receiver_sees_it() {
     spread.assert_done();
 }
 
-/// Were the same job begun at the second, each of them would have a directory of it, and nobody would see that they are
-/// two.
+/// If the same job were begun at the second receiver, each receiver would have a separate directory for it, and the two
+/// jobs would not be detected.
 #[test]
 fn a_job_that_may_have_begun_does_not_begin_again_elsewhere() {
     let spread = Spread::with_one_elsewhere();
@@ -624,13 +627,13 @@ fn a_job_that_may_have_begun_does_not_begin_again_elsewhere() {
         .says(&["does not see the push that is under way"]);
 }
 
-/// A client of NFS may take its word for a minute that a directory is not there.
+/// An NFS client may cache for a minute that a directory does not exist.
 #[test]
 fn a_receiver_that_sees_the_target_late_lets_the_push_in() {
     let Some(spread) = Spread::with_mount_point() else {
         return;
     };
-    // some seconds at this rate, in which the second is asked again
+    // The push takes some seconds at this rate, during which the second receiver is asked again.
     (0..60).for_each(|file| paint(spread.source().join(format!("f{file}")), 1 << 20));
     set_old(spread.source());
     let push = spread.push(&["--limit", "4MB"], "source").start();
@@ -639,12 +642,13 @@ fn a_receiver_that_sees_the_target_late_lets_the_push_in() {
     crate::support::command::finish(push)
         .expect(0)
         .says(&["is not under way at this target"]);
-    // one that is refused is broken off
+    // A refused receiver would log an aborted session.
     spread.daemons[1].wait_for_log("received from sender");
     assert_same(&spread.source(), &spread.target_directory());
 }
 
-/// Whoever has the job under way is away, and another has an empty directory there: nothing is begun anew in that.
+/// The receiver with the job in progress is unreachable, and the other one has an empty directory there. The job is not
+/// restarted in it.
 #[test]
 fn a_job_that_is_under_way_does_not_begin_where_a_receiver_has_lost_the_storage() {
     let Some(spread) = Spread::with_mount_point() else {
@@ -690,7 +694,7 @@ fn one_file_that_fails_stops_nothing_and_is_counted() {
     spread.assert_done();
 }
 
-/// What says that a job is under way lies in the target, whose mode is set before it goes.
+/// The mark of the job is in the target, whose mode is set before the mark is removed.
 #[test]
 fn nothing_is_left_in_a_target_that_its_owner_may_not_change() {
     let Some(spread) = Spread::unprivileged(2) else {
@@ -719,7 +723,7 @@ fn one_large_file_is_written_by_several_receivers() {
     spread.assert_several_have_received();
 }
 
-/// No mode comes for the directory: it has the usual one, as by one receiver.
+/// The directory gets no mode from the source. It has the default mode, as with a single receiver.
 #[test]
 fn a_directory_that_is_made_for_one_file_is_open_to_others() {
     let spread = Spread::new(2);
@@ -742,7 +746,7 @@ fn a_directory_that_is_made_for_one_file_is_open_to_others() {
     }
 }
 
-/// Of small files, large ones and directories, by whichever receiver.
+/// Tests small files, large files and directories, whichever receiver stores them.
 #[test]
 fn what_several_receivers_did_not_keep_is_counted() {
     if !is_root() {
@@ -832,7 +836,7 @@ fn what_several_receivers_cannot_do_is_refused() {
         .says(&["hard links"]);
 }
 
-/// All receivers together count what one alone counts.
+/// All receivers together report the same counts as a single one.
 #[test]
 fn several_receivers_count_what_one_does() {
     let spread = Spread::new(2);

@@ -1,4 +1,4 @@
-//! Nodes that take no part in a push, which are told at its head and not waited for.
+//! Nodes that take no part in a push. The head reports them and does not wait for them.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted()
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint();
-    // a key with a line of its own has what that line gives it, and not what the head's would: the target is elsewhere
+    // A key with a separate line has the permissions of that line, not those of the head. Its target is elsewhere.
     std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
     lab.allow_below("stranger", "elsewhere");
     let node = lab.join("stranger", &[]);
@@ -37,7 +37,7 @@ fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted()
     lab.assert_done();
 }
 
-/// No mover of the head comes to the second receiver, which another node serves.
+/// The head has no mover at the second receiver, which another node serves.
 #[test]
 fn receivers_that_do_not_share_the_target_end_the_push() {
     let Some(lab) = Lab::new(2) else { return };
@@ -57,7 +57,7 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
     )]);
 }
 
-/// The head would else wait for it at the end, and take its sessions for lost ones.
+/// Otherwise the head would wait for the node at the end and consider its sessions lost.
 #[test]
 fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
     let Some(lab) = Lab::new(2) else { return };
@@ -94,7 +94,7 @@ fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
     lab.assert_done();
 }
 
-/// What it has taken would else be leased to it for half a minute, for which all would wait.
+/// Otherwise the leases of its work would last for half a minute, and all nodes would wait for them.
 #[test]
 fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
     let _calm = calm_machine();
@@ -116,11 +116,11 @@ fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
         "{}",
         outcome.stderr
     );
-    // Nobody waits for a lease of the work, nor for one of the sessions. The rest of the data takes 5 s at the rate.
+    // No node waits for the lease of an item or of a session. The rest of the data takes 5 s at this rate.
     let at_most = SESSIONS_END_WITHIN * 3 / 4;
     assert!(stopped.elapsed() < at_most, "{:?}", stopped.elapsed());
     lab.assert_done();
 }
 
-/// How long sessions of a node that was stopped may still write.
+/// Maximum time for which the sessions of a stopped node may still write.
 const SESSIONS_END_WITHIN: Duration = Duration::from_secs(20);

@@ -7,8 +7,8 @@ use crate::commands::jobs::wait_for;
 use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::stored_bytes;
 
-/// A node goes on to send for as long as it takes to find that nobody leads its job. What it sends then could be stored
-/// over what another push has stored.
+/// A node keeps sending until it detects that its job has no head. Its data could then overwrite the data of another
+/// push.
 #[test]
 fn nothing_is_stored_for_a_node_twenty_seconds_after_the_death_of_the_head() {
     let _calm = calm_machine();
@@ -20,7 +20,7 @@ fn nothing_is_stored_for_a_node_twenty_seconds_after_the_death_of_the_head() {
     let mut push = lab.push_at("5MB", "t", &[]).start();
     lab.daemons[0].wait_for_log("begun by node ");
     let stored = || stored_bytes(&lab.site.path("shared/t"));
-    // the node has work of its own by then
+    // The node has been assigned work by then.
     wait_for("the first data", || stored() >= 24 << 20);
     push.kill().unwrap();
     push.wait().unwrap();
@@ -33,7 +33,7 @@ fn nothing_is_stored_for_a_node_twenty_seconds_after_the_death_of_the_head() {
         let looks_at = killed.elapsed();
         let now = stored();
         if now != before {
-            // The change came after the previous look.
+            // The change happened after the previous check.
             changed = looked_at;
         }
         before = now;
@@ -43,8 +43,8 @@ fn nothing_is_stored_for_a_node_twenty_seconds_after_the_death_of_the_head() {
     assert!(changed < DEAD_FOR, "something is stored after {changed:?}");
 }
 
-/// How long a node may send without its head.
+/// Maximum time for which a node may send without its head.
 const DEAD_FOR: Duration = Duration::from_secs(21);
-/// How long the target is looked at.
+/// Duration for which the target is watched.
 const LOOKED_FOR: Duration = Duration::from_secs(25);
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Nodes that do not see the sources as the one that leads.
+//! Nodes whose view of the sources differs from that of the head.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::{Lab, Node, Outcome, PATIENCE, finish, is_root, paint, skip};
 
 impl Lab {
-    /// So many entries that all nodes get some: one takes a thousand at a time.
+    /// Creates enough entries for all nodes. A node takes a thousand at a time.
     fn paint_many(&self) {
         for directory in (0..DIRECTORIES).map(|number| self.source().join(format!("d{number}"))) {
             std::fs::create_dir_all(directory.join("below")).unwrap();
@@ -25,7 +25,8 @@ impl Lab {
         }
     }
 
-    /// A node that has run this in its own mounts, with the sources as `$S` and a directory elsewhere as `$C`.
+    /// Starts a node after running `mounts` in its mount namespace, with the sources as `$S` and another directory as
+    /// `$C`.
     fn join_seeing(&self, mounts: &str) -> Node {
         let (source, copies) = (self.source(), self.site.path("copies"));
         let script = format!(
@@ -39,7 +40,7 @@ impl Lab {
     }
 }
 
-/// Has one node see other sources by these mounts, and pushes.
+/// Pushes with one node that sees other sources because of these mounts.
 fn push_with_another(mounts: &str) -> Option<(Lab, Outcome)> {
     if !is_root() {
         skip("to mount in one process takes root");
@@ -55,7 +56,7 @@ fn push_with_another(mounts: &str) -> Option<(Lab, Outcome)> {
     Some((lab, outcome))
 }
 
-/// Copies of directories, which are mounted over them one by one, so that the top is the same.
+/// Returns mounts of modified copies over the directories, one by one, so that the top directory is the same.
 fn copies_changed_by(change: &str) -> String {
     format!(
         "cp -a \"$S/.\" \"$C\"; {change}; for d in \"$S\"/*; do mount --bind \"$C/${{d##*/}}\" \"$d\"; done"
@@ -94,7 +95,7 @@ fn a_node_that_lacks_what_is_below_leaves_and_nothing_is_missing() {
     outcome.says(&AS_FOUND);
 }
 
-/// Files are mounted over too, which no directory shows.
+/// Mounts over files cannot be seen in the metadata of a directory.
 #[test]
 fn a_node_with_another_file_over_one_leaves() {
     let over =
@@ -105,7 +106,7 @@ fn a_node_with_another_file_over_one_leaves() {
     outcome.says(&[AS_FOUND[0], "it is a mount point here"]);
 }
 
-/// By whatever it was copied: nobody can tell whether it lags behind.
+/// It does not matter how the copy was made, since it may be out of date.
 #[test]
 fn a_node_with_a_copy_of_the_source_takes_no_part() {
     let copy = "cp -a \"$S/.\" \"$C\"; mount --bind \"$C\" \"$S\"";
@@ -120,7 +121,7 @@ fn a_node_with_a_copy_of_the_source_takes_no_part() {
     );
 }
 
-/// The push that was typed gives these, whoever sends a file.
+/// The umask and the clock of the head apply to every node.
 #[test]
 fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
     let Some(lab) = Lab::new(2) else { return };
@@ -149,14 +150,14 @@ fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
     }
     assert_eq!(seen.len(), 1, "{seen:?}");
     let (mode, seconds, _) = seen.pop_first().unwrap();
-    // what this process creates has the mode that its umask leaves
+    // A file that this process creates has the mode that its umask allows.
     let own = lab.site.path("own");
     std::fs::write(&own, "").unwrap();
     assert_eq!(mode, own.metadata().unwrap().mode() & 0o7777);
     assert!(u64::try_from(seconds).unwrap() >= started.as_secs());
 }
 
-/// Whichever node sends an entry.
+/// Entries are counted whichever node sends them.
 #[test]
 fn what_is_not_kept_of_entries_that_any_node_sends_is_counted() {
     let Some(lab) = Lab::new(2) else { return };
@@ -195,7 +196,7 @@ fn owners_by_names_that_each_node_knows_otherwise_are_refused() {
     lab.push(&["-a", "--numeric-ids"]).outcome().expect(0);
 }
 
-/// The names of directories change all the time, directories are replaced, and all see the same.
+/// The names of directories change and directories are replaced continuously, and all nodes see the same tree.
 #[test]
 fn a_tree_that_changes_is_no_difference() {
     let Some(lab) = Lab::new(2) else { return };
@@ -220,7 +221,7 @@ fn a_tree_that_changes_is_no_difference() {
                 }
             }
         });
-        // also where the push does not end
+        // The thread must end even if the push panics.
         let outcome = catch_unwind(AssertUnwindSafe(|| finish(lab.push(&[]).start())));
         is_over.store(true, Ordering::Relaxed);
         outcome
@@ -241,7 +242,7 @@ fn a_tree_that_changes_is_no_difference() {
     lab.assert_done();
 }
 
-/// What has been found below the directory that is exchanged is looked for below the other, by both nodes.
+/// Entries found below the original directory are looked up below the other one, by both nodes.
 #[test]
 fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
     let Some(lab) = Lab::new(2) else { return };
@@ -257,7 +258,7 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
             .zip(bytes..)
             .for_each(|(file, bytes)| paint(tree.join(file), bytes));
     };
-    // before what it takes the place of: nothing but the exchange itself is later
+    // This tree is created first, so that only the exchange itself changes timestamps later.
     paint_all(&new, 510_000);
     paint_all(&cur, 500_000);
     let node = lab.join("other", &[]);
@@ -270,7 +271,7 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
         assert!(Instant::now() < until, "nothing comes");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // as by `mv cur old; mv new cur`, but that nobody finds nothing between the two
+    // Like `mv cur old; mv new cur`, without a moment in which the name is missing.
     renameat_with(CWD, &tops[0], CWD, &tops[1], RenameFlags::EXCHANGE).unwrap();
     let outcome = finish(push).expect(0);
     assert!(
@@ -300,7 +301,7 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
     lab.assert_done();
 }
 
-/// Makes an empty file, which is the same whenever it is read, and has two directories take each other's place.
+/// Creates an empty file and exchanges two directories with the same contents.
 fn change(directory: &Path, number: u32) {
     if number.is_multiple_of(16) {
         std::fs::write(directory.join(format!("new{number}")), "").unwrap();

@@ -1,11 +1,11 @@
-//! Pushes to several receivers that were killed: the next session at the target, above it or below it waits until their
-//! job is known to be dead, and removes what it has left.
+//! Killed pushes to several receivers. The next session at the target, above it or below it waits until their job is
+//! known to be dead, and removes its leftovers.
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
 
-/// Pushes into a directory of this host, from another home.
+/// Pushes into a directory of this host from another home.
 fn push_here(spread: &Spread, source: &str, target: &Path) -> Zmove {
     let mut zmove = Runner::default().zmove(&spread.site.path("another"));
     zmove
@@ -20,7 +20,7 @@ fn push_here(spread: &Spread, source: &str, target: &Path) -> Zmove {
 fn the_job_of_a_killed_push_is_removed_by_the_next_to_several_receivers() {
     let spread = Spread::new(2);
     spread.kill_a_slow_push("t");
-    // what changes nothing waits for nobody
+    // A push without changes does not wait.
     let target = format!("{}:t", spread.daemons[0].address).into();
     let looked = spread.push_to(target, &["--dry-run"], "source").outcome();
     looked.expect(0).lines(0);
@@ -32,7 +32,7 @@ fn the_job_of_a_killed_push_is_removed_by_the_next_to_several_receivers() {
     spread.assert_done();
 }
 
-/// The session that begins the next job takes over the part, with the groups that receivers have flushed.
+/// The session that begins the next job takes over the part, with the groups that the receivers have flushed.
 #[test]
 fn of_a_large_file_of_a_killed_push_the_same_command_sends_the_rest() {
     let spread = Spread::new(2);
@@ -66,7 +66,7 @@ fn the_job_of_a_killed_push_is_removed_by_a_local_push_into_a_directory_below() 
     assert_eq!(job_in(&spread.target_directory()), None);
 }
 
-/// The receiver finds the job when it enters the directory in which that is.
+/// The receiver finds the job when it enters the job's parent directory.
 #[test]
 fn the_job_of_a_killed_push_is_removed_by_a_push_to_a_directory_above() {
     let spread = Spread::new(2);
@@ -79,7 +79,7 @@ fn the_job_of_a_killed_push_is_removed_by_a_push_to_a_directory_above() {
     assert_eq!(job_in(&spread.target_directory()), None);
 }
 
-/// That holds also where all files are there already.
+/// This also holds if all files are already at the target.
 #[test]
 fn nothing_is_compared_before_the_job_of_a_killed_push_is_removed() {
     let spread = Spread::new(2);
@@ -111,7 +111,7 @@ fn a_push_goes_on_beside_a_job_that_is_alive() {
     alive.wait().unwrap();
 }
 
-/// Whoever may rename in a target cannot have data of the receiver's user removed by that.
+/// A user with permission to rename entries in a target must not be able to make the receiver remove its user's data.
 #[test]
 fn a_directory_that_was_renamed_to_the_name_of_a_job_stays() {
     let site = Site::local();
@@ -134,7 +134,7 @@ fn a_directory_that_was_renamed_to_the_name_of_a_job_stays() {
     assert!(site.target().join("g").exists());
 }
 
-/// Whoever may make a name in a target must not stop all pushes there.
+/// A user with permission to create names in a target must not be able to block all pushes to it.
 #[test]
 fn what_is_no_directory_and_has_the_name_of_a_job_holds_nothing_up() {
     let site = Site::local();
@@ -184,7 +184,8 @@ fn a_push_that_is_interrupted_ends_its_job() {
     spread.assert_done();
 }
 
-/// Both receivers of a push are stopped, and its sender is killed. They go on when another receiver has stored other
+/// Both receivers of a push are stopped, and its sender is killed. They resume after another receiver has stored other
+/// contents.
 /// contents.
 #[test]
 fn receivers_of_a_killed_push_that_wake_up_store_nothing() {

@@ -1,4 +1,4 @@
-//! Jobs whose queue or whose sessions fail: what the queue loses is found again.
+//! Jobs whose queue or sessions fail: items that the queue loses are found again.
 
 mod ranges;
 
@@ -24,7 +24,7 @@ use crate::support::hooked_queue::{HookedQueue, Hooks, JOB, Now};
 use crate::support::proxy::Proxy;
 use crate::support::tree::paint;
 
-/// A queue that loses a third of what is put in in the first passes, and hands out a fifth of the rest twice.
+/// A queue that loses a third of the items of the first passes, and hands out a fifth of the remaining ones twice.
 struct Careless {
     seed: AtomicU64,
     lost: AtomicU64,
@@ -38,7 +38,7 @@ impl Careless {
         })
     }
 
-    /// A number below `count` (splitmix64).
+    /// Returns a pseudorandom number below `count` (splitmix64).
     fn draw(&self, count: u64) -> u64 {
         let step = 0x9E37_79B9_7F4A_7C15_u64;
         let mut mixed = self
@@ -79,18 +79,18 @@ impl Hooks for Careless {
     }
 }
 
-/// The passes in which a careless queue loses something.
+/// Number of passes in which the queue loses items.
 const LOSING_PASSES: u32 = 4;
 
-/// When a queue hands out walks once more.
+/// The point at which a queue hands out walks again.
 enum Again {
-    /// When a large file has its name.
+    /// After a large file has been renamed into place.
     Named,
-    /// When the job is over, for whoever does not know that.
+    /// After the job has ended, for a mover that has not noticed the end.
     Over,
 }
 
-/// A queue that hands out walks once more.
+/// A queue that hands out walks a second time.
 struct Repeating {
     again_when: Again,
     walks: Mutex<Vec<WorkItem>>,
@@ -134,7 +134,7 @@ impl Spread {
         Self::lead_job(self.job(), queue, receivers, Arc::new(NoObserver))
     }
 
-    /// Leads a job whose connections through `relay` are reset when it stalls.
+    /// Leads a job. When `relay` stalls, its connections are reset.
     fn lead_while_breaking<W: WorkQueue>(
         &self,
         queue: &Arc<W>,
@@ -150,7 +150,7 @@ impl Spread {
         })
     }
 
-    /// A job in which nodes compare what they see.
+    /// A job whose nodes compare their views of the sources.
     fn job(&self) -> SharedJob {
         let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
         let open = Open {
@@ -199,7 +199,7 @@ impl Spread {
             .collect()
     }
 
-    /// A receiver, reached at an address.
+    /// A receiver that is reached at this address.
     fn receiver(&self, number: usize, address: std::net::SocketAddr) -> Receiver {
         let remote = Remote::parse_endpoint(&address.to_string()).unwrap();
         let key = Some(self.daemons[number].fingerprint);
@@ -219,7 +219,7 @@ fn a_queue_that_loses_and_repeats_work_costs_passes_and_nothing_else() {
     for seed in [1, 2] {
         let spread = Spread::new(2);
         spread.paint();
-        // no ranges, which are waited for when they are lost
+        // Without ranges, for which the job would wait after they are lost.
         std::fs::remove_file(spread.source().join("large")).unwrap();
         crate::support::tree::set_old(spread.source());
         let queue = Careless::queue(seed);
@@ -235,14 +235,14 @@ fn a_queue_that_loses_and_repeats_work_costs_passes_and_nothing_else() {
         );
         let counters = tally.counters();
         assert_eq!((counters.failed, is_inexact), (0, true), "seed {seed}");
-        // each pass asks for the files that the passes before have sent
+        // Each pass skips the files that earlier passes have sent.
         let all = crate::support::tree::count_files(&spread.source());
         assert!(counters.files <= all, "{} of {all}", counters.files);
         spread.assert_done();
     }
 }
 
-/// A queue that loses something in each pass.
+/// A queue that loses items in each pass.
 struct Losing(AtomicU64);
 
 impl Hooks for Losing {
@@ -272,7 +272,7 @@ fn a_job_whose_queue_loses_work_in_each_pass_ends_and_names_its_sources() {
     assert!(error.contains(&named), "{error}");
 }
 
-/// Whoever is to give the file its name sends after a while what nobody else does.
+/// After a while, the mover that is to publish the file sends the ranges that no other mover sends.
 #[test]
 fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
     let spread = Spread::new(2);
@@ -285,15 +285,15 @@ fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
     spread.assert_done();
 }
 
-/// A mover may die between the announcement of a large file and the end of its walk, which others do again when the
-/// file has its name.
+/// A mover may die after it has announced a large file and before its walk ends. Others repeat the walk after the file
+/// has been renamed into place.
 #[test]
 fn a_walk_that_is_done_again_when_its_large_file_has_its_name_counts_once() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 70 << 20);
     paint(spread.source().join("small"), 7);
-    // of an empty target nothing is asked
+    // An empty target is not queried.
     std::fs::create_dir_all(spread.target_directory().join("other")).unwrap();
     let queue = Repeating::queue(Again::Named);
     let JobEnd { tally, passes, .. } = spread.lead(&queue, spread.receivers());
@@ -310,7 +310,7 @@ fn a_walk_that_is_done_again_when_its_large_file_has_its_name_counts_once() {
     spread.assert_done();
 }
 
-/// Whoever was stopped in the middle of it may go on when the directories have got their times.
+/// A mover that was stopped during its work may resume after the timestamps of the directories have been set.
 #[test]
 fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
     let spread = Spread::new(2);
@@ -338,7 +338,7 @@ fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
     spread.assert_done();
 }
 
-/// A directory that is replaced by a link when entries of it are taken from the queue.
+/// Replaces a directory with a link when entries of it are taken from the queue.
 struct Swapping {
     directory: PathBuf,
     elsewhere: PathBuf,
@@ -398,7 +398,7 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
     assert!(counters.failed >= 3500, "{counters:?}");
 }
 
-/// By the node that leads, which nobody else can stand in for.
+/// The head detects it, and no other node can replace the head.
 #[test]
 fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
     let spread = Spread::new(1);
@@ -433,7 +433,7 @@ fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walk
     spread.daemons.clear();
 }
 
-/// A queue that has room for nothing but the beginning.
+/// A queue that has room only for the first item.
 struct Full;
 
 impl Hooks for Full {
@@ -445,7 +445,7 @@ impl Hooks for Full {
     }
 }
 
-/// One mover has all of the work, since the queue is full.
+/// One mover keeps all of the work, since the queue is full.
 #[test]
 fn what_a_full_queue_has_refused_is_done_by_others_where_the_session_of_its_mover_breaks() {
     let mut spread = Spread::new(1);
@@ -460,7 +460,7 @@ fn what_a_full_queue_has_refused_is_done_by_others_where_the_session_of_its_move
     spread.daemons.clear();
 }
 
-/// A queue that does not take the first item of a job.
+/// A queue that does not accept the first item of a job.
 struct Deaf {
     asked: Mutex<mpsc::Sender<()>>,
     has_been_asked: AtomicBool,
@@ -499,7 +499,7 @@ fn a_job_whose_first_session_breaks_before_the_queue_has_an_item_is_done_by_the_
     spread.daemons.clear();
 }
 
-/// Neither connection ends: the kernel of a receiver that is stopped takes bytes, and nobody reads them.
+/// Neither connection ends: the kernel of the stopped receiver still accepts data.
 #[test]
 fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
     let spread = Spread::new(2);

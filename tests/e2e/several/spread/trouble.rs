@@ -1,4 +1,4 @@
-//! Targets that are full, and sources that change: each fact is told once, and counts once.
+//! Full targets and changing sources: each failure is reported once and counted once.
 
 use std::io::Write;
 use std::path::Path;
@@ -20,10 +20,11 @@ const EXT4: Image = Image {
     options: "loop",
 };
 const NO_ROOM: &str = "No space left on device (os error 28)";
-/// What the same files need by a receiver that waits for nothing.
+/// Maximum duration of a push of the same files by a receiver that does not wait.
 const SOON: Duration = Duration::from_secs(40);
 
-/// Also those that a session has tried to read before it knew whether they are there: no work waits for them.
+/// Includes files that a session has tried to read before it knew whether they exist at the target. No work waits for
+/// them.
 #[test]
 fn files_that_may_not_be_read_hold_up_nothing() {
     let Some(spread) = Spread::unprivileged(2) else {
@@ -51,7 +52,7 @@ fn files_that_may_not_be_read_hold_up_nothing() {
     }
 }
 
-/// All movers end up at one receiver else, and when that hangs the push does.
+/// Otherwise all movers would end up at one receiver, and if it hung the push would hang.
 #[test]
 fn a_receiver_that_comes_back_is_used_again() {
     let mut spread = Spread::new(2);
@@ -67,13 +68,13 @@ fn a_receiver_that_comes_back_is_used_again() {
     spread.daemons[1].kill();
     let home = spread.site.path("receiver1");
     spread.daemons[1] = Daemon::start_with(&home, &["--listen", &address], &spread.runner);
-    // one session asks, and the other is of the mover
+    // One session is for queries, and the other belongs to the mover.
     spread.daemons[1].wait_for_logs("begun by sender", 2);
     finish(push).expect(0).says(&["is tried next"]);
     spread.assert_done();
 }
 
-/// Each line says what was done to which path, that there is no room, and at which receiver.
+/// Expects that each line names the operation, the path, the cause and the receiver.
 #[track_caller]
 fn assert_no_room_is_told(spread: &Spread, outcome: &Outcome) {
     let is_advice = |line: &&str| {
@@ -100,7 +101,7 @@ fn fill(file: &Path) {
     while filler.write_all(&[7]).is_ok() {}
 }
 
-/// What is too large for the storage is sent by ranges, and by one session.
+/// Files that are too large for the storage are sent in ranges and by one session.
 #[test]
 fn a_storage_that_fills_up_fails_what_has_no_room_and_the_rest_is_there() {
     let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
@@ -148,7 +149,8 @@ fn a_storage_that_fills_up_fails_what_has_no_room_and_the_rest_is_there() {
     }
 }
 
-/// What has come of a file that is too large for the storage gives its room to those that fit: each run gets further.
+/// The stored part of a file that is too large for the storage is removed in favor of files that fit, so each run makes
+/// progress.
 #[test]
 fn a_file_that_is_too_large_for_the_storage_gives_its_room_to_others() {
     let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
@@ -158,7 +160,7 @@ fn a_file_that_is_too_large_for_the_storage_gives_its_room_to_others() {
         let Some(spread) = Spread::within(2, |shared| storage(shared).map(Some)) else {
             continue;
         };
-        // it is walked first
+        // The walk finds this file first.
         paint(spread.source().join("a/huge"), 300 << 20);
         paint_small(&spread, 60, 40);
         let all_fit = || {
@@ -184,7 +186,7 @@ fn a_file_that_is_too_large_for_the_storage_gives_its_room_to_others() {
     }
 }
 
-/// The journals of all sessions take little of what is left.
+/// The journals of all sessions use little of the remaining space.
 #[test]
 fn a_storage_that_is_nearly_full_has_what_fits() {
     let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
@@ -229,7 +231,7 @@ fn paint_small(spread: &Spread, directories: u64, files: u64) {
     }
 }
 
-/// How many of these are at the target.
+/// Returns the number of small files at the target.
 fn small_there(spread: &Spread, directories: u64) -> usize {
     let in_directory =
         |number: u64| std::fs::read_dir(spread.target_directory().join(format!("d{number}")));
@@ -265,7 +267,7 @@ fn a_storage_without_any_room_is_told_in_one_line_and_ends_with_the_same_code() 
     assert!(spread.target_directory().join("f").exists());
 }
 
-/// Each receiver answers each time, and is lost before a group of the file is stored.
+/// Each receiver answers each time, and its connection is lost before a group of the file is stored.
 #[test]
 fn sessions_that_begin_and_are_lost_end_the_push() {
     let spread = Spread::new(2);
@@ -289,7 +291,7 @@ fn a_large_file_that_changes_is_told_once_and_counts_once() {
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 120 << 20);
     paint(spread.source().join("other"), 7);
-    // half of it passes each relay before the rest is let through
+    // Half of the file passes through the relays before the rest is allowed.
     let relays: Vec<_> = spread
         .daemons
         .iter()
@@ -363,7 +365,7 @@ fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_
         names(&last).contains(&spread.daemons[1].address.to_string()),
         "{last}"
     );
-    // one has walked, perhaps, and stored nothing
+    // The other receiver may have walked a directory, but has stored nothing.
     std::fs::remove_file(spread.source().join("huge")).unwrap();
     paint(spread.source().join("one"), 7);
     let outcome = spread.push(&[], "source").outcome().done();
@@ -376,7 +378,7 @@ fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_
     assert!(spread.daemons.iter().any(is_told), "{lines:?}");
 }
 
-/// What a receiver lets wait in line may begin there when its push has left, and would have to be ended.
+/// A session in the receiver's queue may begin after its push has left, and would then have to be ended.
 #[test]
 fn receivers_that_have_no_room_are_passed_over_and_leave_nothing() {
     let mut spread = Spread::new(0);

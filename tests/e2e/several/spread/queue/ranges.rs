@@ -1,10 +1,10 @@
-//! Ranges of a large file that fail.
+//! Failed ranges of a large file.
 
 use super::*;
 use crate::support::hooks::HookedDisk;
 
-/// Leads a job with a large file, the mode of which changes before each read of which `is_hit` is true of its number.
-/// Returns how many files have got their names and how many have failed, and what was told.
+/// Leads a job with a large file whose mode changes before each read for whose number `is_hit` returns `true`. Returns
+/// the numbers of published and failed files, and the messages.
 fn lead_meddled(
     is_hit: impl Fn(u64) -> bool + Send + Sync + 'static,
 ) -> (Spread, (u64, u64), Vec<String>) {
@@ -38,7 +38,7 @@ fn lead_meddled(
     (spread, (counters.files, counters.failed), told)
 }
 
-/// Nobody has to run the command again.
+/// The user does not have to run the command again.
 #[test]
 fn a_range_that_fails_is_no_failure_where_its_file_comes_all_the_same() {
     let (spread, files_and_failed, told) = lead_meddled(|number| number == 0);
