@@ -1,4 +1,4 @@
-//! Bad sources: each gets one clear line, the rest goes on, and the exit code tells.
+//! Bad sources: each is reported in one clear line, the others are transferred, and the exit code shows the failure.
 
 use std::ffi::OsStr;
 
@@ -56,7 +56,7 @@ fn a_source_on_another_host(site: &Site) {
     assert_eq!(names(&site.target()), ["with:colon"]);
 }
 
-/// A file and a directory that may not be read, among others.
+/// Creates a tree with an unreadable file and an unreadable directory.
 fn unreadable(site: &Site) {
     let source = site.source();
     for (name, bytes) in [
@@ -96,8 +96,7 @@ fn unreadable(site: &Site) {
     assert!(!site.target().join("secret").exists() && !site.target().join("big").exists());
 }
 
-/// Files that may not be read are asked about like others, also those that would be sent or read before
-/// anybody answers.
+/// Unreadable files are offered like others, including those that would be sent or read before the receiver's answer.
 fn unreadable_and_there(site: &Site) {
     let count = zmove_wire::limits::GUESSED_ENTRIES_MAX + 76;
     let names: Vec<_> = (0..count).map(|number| format!("f{number}")).collect();

@@ -1,6 +1,6 @@
-//! Sources that change under the copy: never a mixture at the target, always a line that says so.
+//! Sources that change during the copy: the target never gets a mixture, and a message always reports the change.
 //!
-//! The moment of the change is no guess: it comes with an event of the push, or from within a read.
+//! The time of the change is deterministic: an event of the push or a read triggers it.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ use crate::support::tree::{
 
 const LARGE: u64 = 3 * GROUP_BYTES + 5;
 
-/// Pushes while the large file `big` is changed before its read number `reads_before`.
+/// Pushes and changes the large file `big` before read number `reads_before`.
 fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
     paint(site.source().join("other"), 500);
     let path = site.source().join("big");
@@ -84,7 +84,7 @@ fn a_large_file_that_shrinks_while_it_is_read() {
     }
 }
 
-/// What it held is not known, so what has another name at the target may be its only copy.
+/// The contents of the file are unknown, so an entry with another name at the target may be its only copy.
 #[test]
 fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
     let site = Site::local();
@@ -152,7 +152,7 @@ fn a_large_file_that_grows_while_it_is_read() {
     }
 }
 
-/// The old file stays open: a name that goes to another file meanwhile is no change of the contents.
+/// The old file stays open, so replacing its name does not change the contents that are read.
 #[test]
 fn a_large_file_that_is_replaced_while_it_is_read_is_copied_as_it_was_or_not_at_all() {
     let site = Site::local();
@@ -169,7 +169,7 @@ fn a_large_file_that_is_replaced_while_it_is_read_is_copied_as_it_was_or_not_at_
     }
 }
 
-/// Changes a file between the scan's look at it and its read.
+/// Changes a file between the scan and its read.
 fn push_changed_after_scan(site: &Site, name: &str, change: fn(&Path)) -> Pushed {
     push_over_changed_after_scan(site, Overwrite::Differing, name, change)
 }
@@ -221,7 +221,8 @@ fn a_file_that_becomes_a_link_after_the_scan_is_not_followed() {
             std::fs::remove_file(path).unwrap();
             symlink("/etc/passwd", path).unwrap();
         });
-        // If the walk had not left the directory by then, it is read again, and the link arrives.
+        // If the walk was still in the directory at the time of the change, it reads the directory again and the link
+        // arrives.
         let arrived = site.target().join("f");
         if arrived.is_symlink() {
             std::fs::remove_file(arrived).unwrap();
@@ -230,7 +231,7 @@ fn a_file_that_becomes_a_link_after_the_scan_is_not_followed() {
     }
 }
 
-/// The file is a large one by now and goes as one.
+/// The file is a large one by then and is sent as one.
 #[test]
 fn a_small_file_that_outgrows_its_batch_after_the_scan() {
     let site = Site::local();
@@ -249,7 +250,7 @@ fn a_small_file_that_outgrows_its_batch_after_the_scan() {
     assert_same(&site.source(), &site.target());
 }
 
-/// The file was to be sent before the receiver has answered what is there: it is offered like any other.
+/// The file was to be sent before the receiver's answer. Now it is offered like any other file.
 #[test]
 fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
     for overwrite in [Overwrite::Nothing, Overwrite::Differing] {
@@ -319,7 +320,7 @@ fn a_large_file_of_another_size_after_the_scan() {
     expect_only_other(&site, &pushed, "f");
 }
 
-/// Ends the writer whichever way the pushes end.
+/// Ends the writer even if a push panics.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -328,8 +329,8 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// A writer that truncates and fills a small file without a pause: each push finds a whole prefix of it, or
-/// says that it changed; sooner or later it says so.
+/// A writer continuously truncates and fills a small file. Each push copies a complete prefix of the file or reports
+/// that it changed, and eventually one reports it.
 #[test]
 fn a_small_file_that_is_rewritten_all_the_time() {
     let site = Site::local();

@@ -1,10 +1,10 @@
-//! Mounts whose file system is gone, which a message names.
+//! Mounts whose file system server has ended, which a message reports.
 
 use crate::support::harness::Site;
 use crate::support::namespace::Namespace;
 use crate::support::tree::paint;
 
-/// The words about the mount on the target, behind the system's error.
+/// Returns the message part about the mount at the target, after the system's error.
 fn mount(site: &Site) -> String {
     format!(
         "Transport endpoint is not connected (os error 107) (the fuse.mergerfs file system mounted at '{}' does not \
@@ -51,7 +51,7 @@ fn a_source_on_a_dead_mount() {
         run(&["push", &path(name), &new]);
         run(&["verify", &path(name), &new]);
     }
-    // The walk meets it below the source.
+    // The walk finds the mount below the source.
     run(&["push", "-n", &path(""), "/tmp/zmove-none"]);
     site.zmove(&["scan", &path("target")])
         .outcome()
@@ -61,7 +61,7 @@ fn a_source_on_a_dead_mount() {
     run(&["pull", &format!("{daemon}:{}", path("target/d")), &new]);
 }
 
-/// A mount in user space that only its user may look at answers no better than a dead one.
+/// A mount in user space that only its owner may access fails in the same way as a dead one.
 #[test]
 fn a_dead_mount_below_a_source_is_another_file_system() {
     let Some(site) = Site::within(Namespace::with_dead_mount) else {

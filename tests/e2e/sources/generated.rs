@@ -1,4 +1,4 @@
-//! Files of proc and similar file systems, whose contents are made when they are read.
+//! Files of proc and similar file systems, whose contents are generated when they are read.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ both_ways!(
     a_file_that_blocks_is_named_and_the_others_arrive,
 );
 
-/// The files of a directory of sysfs, each of the length of a page as far as `stat` tells.
+/// A sysfs directory whose files all have the length of a page according to `stat`.
 const SETTINGS: &str = "/sys/module/printk/parameters";
 
 fn push(site: &Site, options: &[&str], sources: &[&Path]) -> crate::support::command::Outcome {
@@ -21,7 +21,7 @@ fn push(site: &Site, options: &[&str], sources: &[&Path]) -> crate::support::com
 }
 
 fn files_of_any_length_arrive_with_their_contents(site: &Site) {
-    // The last one is longer than a group.
+    // The last file is longer than a group.
     let files = ["/proc/version", "/proc/filesystems", "/proc/kallsyms"].map(Path::new);
     let settings = Path::new(SETTINGS);
     let sources = [&files[..], &[settings]].concat();
@@ -63,7 +63,7 @@ fn files_of_any_length_arrive_with_their_contents(site: &Site) {
             site.address("").to_str().unwrap(),
         ])
         .outcome();
-    // The times are those at which the kernel has made the nodes.
+    // The timestamps are those at which the kernel created the inodes.
     assert!(
         [Some(0), Some(6)].contains(&compared.code),
         "{}",
@@ -92,7 +92,7 @@ fn a_file_without_an_end_is_named_and_the_others_arrive(site: &Site) {
 }
 
 fn a_file_that_blocks_is_named_and_the_others_arrive(site: &Site) {
-    // Linux lets one process at a time open the pipe.
+    // Linux allows only one process at a time to open the pipe.
     static ONE_READER: Mutex<()> = Mutex::new(());
     let _one_reader = ONE_READER.lock().unwrap_or_else(PoisonError::into_inner);
     let blocks = Path::new("/sys/kernel/tracing/trace_pipe");

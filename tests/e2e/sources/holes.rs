@@ -1,5 +1,5 @@
-//! Files with holes: the holes are neither read nor sent nor allocated, and are at the target where they are at the
-//! source, however the file comes there.
+//! Files with holes: holes are neither read nor sent nor allocated, and the target has the same holes as the source,
+//! whichever way the file is transferred.
 
 #![expect(
     clippy::single_range_in_vec_init,
@@ -33,7 +33,7 @@ every_way!(
 const GROUP: u64 = GROUP_BYTES;
 const TIB: u64 = 1 << 40;
 
-/// A file with data in these ranges, and a time that no other version of it has.
+/// Creates a file with data in these ranges and a timestamp that is unique to its version.
 fn make(path: &Path, bytes: u64, ranges: &[Range<u64>], version: u64) {
     let file = File::create(path).unwrap();
     file.set_len(bytes).unwrap();
@@ -55,7 +55,7 @@ fn ranges_of(path: &Path) -> Vec<Range<u64>> {
     data.map_or_else(|| vec![0..bytes], |data| data.ranges().to_vec())
 }
 
-/// Whether the files of both directories have the same lengths, holes and data; returns how much data that is.
+/// Expects that the files of both directories have the same lengths, holes and data. Returns the number of data bytes.
 #[track_caller]
 fn assert_same_holes(site: &Site) -> u64 {
     assert_same_holes_in([&site.source(), &site.target()])
@@ -105,7 +105,7 @@ fn number(summary: &Value, key: &str) -> u64 {
     summary[key].as_u64().unwrap()
 }
 
-/// Of sizes and with holes around the borders of pages, groups and of what is written past the page cache.
+/// Creates files with sizes and holes around the boundaries of pages, groups and direct writes.
 fn grow(site: &Site) {
     let make = |name: &str, bytes, ranges: &[Range<u64>]| {
         make(&site.source().join(name), bytes, ranges, 0)
@@ -138,14 +138,14 @@ fn grow(site: &Site) {
     make("pieces", 40 << 20, &pieces);
     make("full", 3 * GROUP, &[0..3 * GROUP]);
     grow_small(&site.source(), "");
-    // As many as are made together in a directory that is new.
+    // Enough files for one new directory to be created as a whole.
     std::fs::create_dir(site.source().join("d")).unwrap();
     (0..3).for_each(|number| grow_small(&site.source().join("d"), &number.to_string()));
 }
 
 const FILES: u64 = 8 + 4 * 6;
 
-/// Files that travel in batches.
+/// Creates files that are sent in batches.
 fn grow_small(directory: &Path, number: &str) {
     let make = |name: &str, bytes, ranges: &[Range<u64>]| {
         make(&directory.join(format!("{name}{number}")), bytes, ranges, 0);
@@ -190,7 +190,7 @@ fn runs_of_zeros_become_holes(site: &Site) {
     ] {
         let path = site.source().join(name);
         make(&path, bytes, &[0..bytes], 0);
-        // One byte of the last block but one is not zero.
+        // One byte of the second-to-last block is nonzero.
         let zeros = vec![0; usize::try_from(bytes / 2).unwrap()];
         File::options()
             .write(true)
@@ -234,7 +234,7 @@ fn runs_of_zeros_become_holes(site: &Site) {
     assert_eq!(number(&push(site, &["--sparse", "zeros"]), "skipped"), 4);
 }
 
-/// What attributes take counts as storage of the file, so that it takes no less than its length.
+/// Attributes count as allocated storage, so the file occupies no less than its length.
 #[test]
 fn a_hole_is_kept_that_attributes_make_up_for() {
     let site = Site::daemon();
@@ -247,7 +247,7 @@ fn a_hole_is_kept_that_attributes_make_up_for() {
     assert_same_holes(&site);
 }
 
-/// Two versions of which each has data where the other has a hole, within groups and in whole groups.
+/// Each of two versions has data where the other has a hole, inside groups and in whole groups.
 const VERSIONS: [&[Range<u64>]; 2] = [
     &[
         0..GROUP,
@@ -294,7 +294,7 @@ fn a_sparse_file_is_updated_in_place(site: &Site) {
     make(&path, 9 * GROUP, &[], 5);
     push(site, &["--inplace"]);
     assert_same_holes(site);
-    // A small file, and a small one that becomes sparse.
+    // A small file, and one that becomes sparse.
     for (version, ranges) in (6..).zip([&[4096..8192][..], &[0..40_000], &[8192..16_384], &[]]) {
         make(&path, 40_000 + version, ranges, version);
         push(site, &["--inplace"]);
@@ -323,7 +323,7 @@ fn what_is_the_same_is_not_sent(site: &Site) {
     assert_eq!(number(&summary, "bytes"), GROUP);
     assert_eq!(number(&summary, "bytes_matched"), 7 * GROUP + 5 * 4096);
     assert_same_holes(site);
-    // Nor is a hole read to compare contents: of two TiB that takes minutes.
+    // Holes are not read to compare contents either. For two TiB that would take minutes.
     let began = Instant::now();
     let again = push(site, &["--checksum"]);
     assert_eq!((number(&again, "bytes"), number(&again, "skipped")), (0, 1));
@@ -356,7 +356,7 @@ fn other_file_systems_keep_them_too() {
         grow(&site);
         push(&site, &[]);
         assert_same_holes(&site);
-        // A copy shares the blocks of the version before there.
+        // There, a copy shares the blocks of the previous version.
         let path = site.source().join("f");
         for version in 0..3 {
             make(&path, 9 * GROUP + 5, VERSIONS[version % 2], version as u64);
@@ -369,7 +369,7 @@ fn other_file_systems_keep_them_too() {
 #[test]
 fn what_has_come_does_not_come_again() {
     let site = Site::daemon();
-    // Two holes have many groups, and half of each group with data is one.
+    // The two holes have many groups, and half of each group with data is a hole.
     let halves = (0..24)
         .map(|number| TIB / 4 + number * GROUP)
         .map(|at| at..at + GROUP / 2);
@@ -386,7 +386,7 @@ fn what_has_come_does_not_come_again() {
     );
 }
 
-/// The root of a file with holes is that of its bytes.
+/// The hash of a file with holes is the hash of all of its bytes.
 #[test]
 fn a_manifest_is_what_other_programs_make_of_the_file() {
     if !has_program("b3sum") {

@@ -1,7 +1,8 @@
-//! Hard links: names of one file at the source are names of one file at the target, however they come there, and one
-//! copy of the data travels.
+//! Hard links: names of one file at the source become names of one file at the target, whichever way they are
+//! transferred, and the data is sent once.
 //!
-//! rsync is the judge where it is there, and the groups of equal inodes are compared, which rsync does not do.
+//! rsync checks the result if it is installed. The groups of names with equal inodes are compared too, which rsync does
+//! not do.
 
 mod full_size;
 mod non_regular;
@@ -35,7 +36,7 @@ use crate::support::tree::{
     wait_for_another_time,
 };
 
-/// The groups of names that lead to one file, of regular files.
+/// Returns the groups of names that lead to one regular file.
 fn groups(root: &Path) -> Vec<Vec<String>> {
     let mut groups = BTreeMap::<u64, Vec<String>>::new();
     for path in picture(root).into_keys() {
@@ -50,7 +51,7 @@ fn groups(root: &Path) -> Vec<Vec<String>> {
     groups
 }
 
-/// The contents and groups of both trees are the same, and rsync would do nothing.
+/// Expects that both trees have the same contents and groups, and that rsync would change nothing.
 #[track_caller]
 fn assert_same_groups(site: &Site) {
     assert_same(&site.source(), &site.target());
@@ -77,7 +78,7 @@ fn numbers<const N: usize>(summary: &Value, keys: [&str; N]) -> [u64; N] {
     keys.map(|key| summary[key].as_u64().unwrap())
 }
 
-/// Files of several names in several directories, small, empty and large, and some of one name.
+/// Creates files with several names in several directories, small, empty and large, and some with one name.
 fn tie(source: &Path) {
     for (first, bytes) in [
         ("a/small", 700),
@@ -108,7 +109,7 @@ fn tie(source: &Path) {
     symlink("a/small", source.join("link")).unwrap();
 }
 
-/// The bytes of the files that [`tie`] makes, each counted once.
+/// Number of bytes in the files that [`tie`] creates, each counted once.
 fn tied_bytes() -> u64 {
     700 + 2 * GROUP_BYTES + 5 + GROUP_BYTES + (30..50).sum::<u64>()
 }
@@ -138,7 +139,8 @@ fn groups_are_kept(site: &Site) {
 fn links_are_made_and_broken(site: &Site) {
     tie(&site.source());
     push(site, &[]);
-    // A name of its own for one, another file of the same look, and a file that was one of its own is another's.
+    // One name becomes a separate file, another file gets equal metadata, and a former single name becomes a name of
+    // another file.
     let [source, target] = [site.source(), site.target()];
     for (from, to) in [("a/small", "b/small"), ("large", "c/large")] {
         std::fs::remove_file(source.join(to)).unwrap();
@@ -194,7 +196,7 @@ mod one_way_over_the_network {
     );
 }
 
-/// A thousand files of ten names each, over all batches and directories.
+/// A thousand files with ten names each, spread over all batches and directories.
 fn thousands_of_names(site: &Site) {
     let source = site.source();
     for number in 0..1000 {
@@ -225,7 +227,7 @@ fn thousands_of_names(site: &Site) {
     );
 }
 
-/// The first name is left out, or only some names are listed.
+/// The first name is excluded, or only some names are listed.
 fn names_that_are_not_pushed_are_no_names(site: &Site) {
     tie(&site.source());
     let left_out = ["--exclude", "/a", "--exclude", "/large"];
@@ -281,7 +283,7 @@ fn a_preview_names_them(site: &Site) {
     assert!(told.contains("0 to add, 0 to change"), "{told}");
 }
 
-/// States of a tree as hard links (`cp -al`): names that are not pushed do not count.
+/// Snapshots of a tree as hard links (`cp -al`). Names that are not pushed do not count.
 fn older_states_at_the_target_stay_as_they_are(site: &Site) {
     tie(&site.source());
     site.push(&["--json"], site.contents(), "today").done();
@@ -303,7 +305,7 @@ fn older_states_at_the_target_stay_as_they_are(site: &Site) {
     assert_eq!(numbers(&summary, ["files", "bytes"]), [1, 10]);
     std::fs::remove_file(today.join("new")).unwrap();
     assert_eq!(groups(&site.target()), at_first);
-    // What changes is made anew, and the older state keeps what it had.
+    // A changed file is recreated, and the older snapshot keeps its contents.
     std::fs::write(site.source().join("a/small"), painted(800, 3)).unwrap();
     site.push(&["--inplace"], site.contents(), "today").done();
     assert_eq!(groups(&today), groups(&site.source()));
@@ -313,7 +315,7 @@ fn older_states_at_the_target_stay_as_they_are(site: &Site) {
     );
 }
 
-/// A new mode, time or attribute makes a file with other names anew, and is no reason to send it once more.
+/// A file with other names is recreated if its mode, timestamp or attributes change, and its data is not sent again.
 fn older_states_keep_their_metadata(site: &Site) {
     let [source, target] = [site.source(), site.target()];
     for name in ["mode", "time", "xattr", "same", "group"] {
@@ -354,7 +356,7 @@ fn changed_in_its_place_a_group_is_one_of_the_source(site: &Site) {
     paint(source.join("a"), 500);
     hard_link(source.join("a"), source.join("b")).unwrap();
     paint(source.join("c"), 500);
-    // at the target all three are one file
+    // At the target, all three names lead to one file.
     paint(target.join("a"), 300);
     for name in ["b", "c"] {
         hard_link(target.join("a"), target.join(name)).unwrap();
@@ -365,7 +367,7 @@ fn changed_in_its_place_a_group_is_one_of_the_source(site: &Site) {
     assert_same_groups(site);
 }
 
-/// A name that stays and holds something else is not the file.
+/// An existing name that is not replaced and has other contents cannot be the first name of the file.
 fn what_may_not_be_replaced_is_no_first_name(site: &Site) {
     let [source, target] = [site.source(), site.target()];
     paint(source.join("a"), 500);
@@ -373,7 +375,7 @@ fn what_may_not_be_replaced_is_no_first_name(site: &Site) {
     for name in ["b", "c", "d"] {
         hard_link(source.join("a"), source.join(name)).unwrap();
     }
-    // whichever the walk finds first
+    // Whichever name the walk finds first.
     for name in names(&source).iter().take(3) {
         std::fs::write(target.join(name), "stays").unwrap();
     }
@@ -401,7 +403,7 @@ fn without_them_each_name_is_a_file(site: &Site) {
     }
     push(site, &["-H"]);
     assert_same_groups(site);
-    // What is one file there stays so: nobody asked for two.
+    // Names of one file at the target stay linked, since no option asks to separate them.
     push(site, &["--no-H"]);
     assert_same_groups(site);
 }
@@ -445,7 +447,7 @@ fn a_manifest_has_all_names(site: &Site) {
     assert!(root("large").is_some() && root("large") == root("c/large"));
 }
 
-/// The sender is killed while the large file of a group is on its way.
+/// The sender is killed while the large file of a group is in transit.
 #[test]
 fn what_was_broken_off_becomes_the_same_groups() {
     let site = Site::daemon();
@@ -462,7 +464,7 @@ fn what_was_broken_off_becomes_the_same_groups() {
     assert_eq!(numbers(&again, ["files", "bytes"]), [0, 0]);
 }
 
-/// The inode of each name.
+/// Returns the inode number of each name.
 fn inodes(root: &Path) -> BTreeMap<Vec<u8>, u64> {
     let paths = picture(root).into_keys();
     let inode = |path: Vec<u8>| {
@@ -472,7 +474,7 @@ fn inodes(root: &Path) -> BTreeMap<Vec<u8>, u64> {
     paths.map(inode).collect()
 }
 
-/// A local push in which the calls that make links fail or are the last, under strace.
+/// Pushes locally under strace, with faults injected into the calls that create links.
 fn push_under(site: &Site, inject: &str) -> Option<Value> {
     push_under_with(site, inject, &[])
 }
@@ -536,7 +538,7 @@ fn where_the_target_cannot_link_there_are_copies_and_they_are_counted() {
             assert_eq!(again["not_kept"], summary["not_kept"], "{options:?}");
             assert_eq!(inodes(&site.target()), copies, "{options:?}");
         }
-        // what has changed travels, to all its names
+        // Changed files are sent to all of their names.
         paint(site.source().join("a/small"), 800);
         let changed = push_under_with(&site, &format!("error={errno}"), &[]).unwrap();
         assert_eq!(numbers(&changed, ["files", "bytes"]), [5, 5 * 800]);
@@ -546,7 +548,7 @@ fn where_the_target_cannot_link_there_are_copies_and_they_are_counted() {
     }
 }
 
-/// The file has as many names as it may: a copy has the next ones.
+/// When a file has the maximum number of names, a copy gets the next ones.
 #[test]
 fn beyond_the_most_links_a_copy_takes_the_rest() {
     if !has_program("strace") {
@@ -574,7 +576,7 @@ fn beyond_the_most_links_a_copy_takes_the_rest() {
         summary["not_kept"][0]["why"],
         "Too many links (os error 31)"
     );
-    // no first name takes one more: all that is there stays
+    // No first name can have another link, so all existing entries stay.
     let there = inodes(&site.target());
     let again = push_under_with(&site, "error=EMLINK", &[]).unwrap();
     assert_eq!(numbers(&again, ["files", "skipped", "bytes"]), [0, 12, 0]);
@@ -600,7 +602,7 @@ fn a_process_that_ends_as_it_links() {
     );
 }
 
-/// A name that stays as it is may hold anything, also where size and time are the same.
+/// A name that is kept without a comparison may have any contents, even if size and time are equal.
 #[test]
 fn what_was_not_compared_gets_no_other_name() {
     for there in ["a", "b"] {
@@ -625,7 +627,7 @@ fn what_was_not_compared_gets_no_other_name() {
     }
 }
 
-/// The time of the push is what a first name has, and so what it is known by.
+/// The first name gets the time of the push, which identifies it.
 #[test]
 fn hard_links_are_kept_without_modification_times() {
     let site = Site::local();
@@ -660,18 +662,18 @@ fn names_on_another_file_system_are_copies() {
         .collect();
     let above = vec!["a".to_owned(), "b".to_owned()];
     let other = ["a", "b", "c"].map(|name| format!("other/{name}")).to_vec();
-    // those on the file system of the first name are links
+    // The names on the file system of the first name are links.
     let (linked, copies) = if groups == [above] { (2, 3) } else { (3, 2) };
     assert!(groups.len() == 1 && groups[0].len() == linked, "{groups:?}");
     assert!(linked == 2 || groups == [other], "{groups:?}");
     assert_eq!(lack["entries"], copies);
 }
 
-/// A directory of the target is a subvolume, which counts as a file system of its own.
+/// A directory of the target is a subvolume, which counts as a separate file system.
 #[test]
 fn copies_in_a_subvolume_stay_and_no_data_travels_again() {
     copies_in_a_subvolume(&["sub/a"], &[&[], &["--checksum"]]);
-    // another first name may be found each time
+    // The walk may find another first name each time.
     copies_in_a_subvolume(&["b", "sub/a", "sub/b"], &[&[], &[]]);
 }
 
@@ -699,7 +701,7 @@ fn copies_in_a_subvolume(names: &[&str], rules: &[&[&str]]) {
     for name in names {
         hard_link(site.source().join("a"), site.source().join(name)).unwrap();
     }
-    // one file, and a copy for each name on the other file system than its own
+    // One file, and a copy for each name on the other file system.
     let copies = names.len().div_ceil(2) as u64;
     let bytes = (1 + copies) * 3 * GROUP_BYTES;
     let first = push(&site, &[]);
@@ -746,7 +748,7 @@ fn intruder(root: &Path) -> Intruder {
     intruder
 }
 
-/// The faults of all batches, of which each is told once.
+/// Returns the faults of all batches. Each fault is reported once.
 fn faults(intruded: &Intruded) -> Vec<EntryFault> {
     let mut all = Vec::new();
     for answer in &intruded.answers {
@@ -757,7 +759,7 @@ fn faults(intruded: &Intruded) -> Vec<EntryFault> {
     all
 }
 
-/// What a link may not lead to: each is a fault, and no name appears.
+/// Forbidden targets of links: each is a fault, and no name is created.
 #[test]
 fn links_to_what_is_no_file_of_the_push_are_not_made() {
     let home = tempfile::tempdir().unwrap();
@@ -806,7 +808,7 @@ fn links_to_what_is_no_file_of_the_push_are_not_made() {
     assert_eq!(outside.join("secret").metadata().unwrap().nlink(), 1);
 }
 
-/// `..` and an absolute path do not parse: the transfer ends.
+/// `..` and an absolute path cannot be parsed, so the transfer ends.
 #[test]
 fn links_beyond_the_target_end_the_transfer() {
     let home = tempfile::tempdir().unwrap();
@@ -824,13 +826,13 @@ fn links_beyond_the_target_end_the_transfer() {
         head.push(u8::try_from(first.len()).unwrap());
         head.extend(first.as_bytes());
         let intruded = intruder(&root).does(vec![raw_batch(0, head, b"")]);
-        // a name within the target is only not there
+        // A name inside the target merely does not exist.
         assert_eq!(intruded.ended.is_ok(), first == "aaaaaaaaa", "{first}");
         assert_eq!(names(&root), [""; 0]);
     }
 }
 
-/// A name that leads to the file already is reported, and not made again.
+/// A name that already leads to the file is reported and not created again.
 #[test]
 fn a_flood_of_links_is_links() {
     let home = tempfile::tempdir().unwrap();
@@ -850,7 +852,8 @@ fn a_flood_of_links_is_links() {
     assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
     assert_eq!(root.join("f").metadata().unwrap().nlink(), 2001);
     let faults = faults(&intruded);
-    // Of the first five batches, several threads may make the same link at once. The last batch finds all links.
+    // For the first five batches, several threads may create the same link concurrently. The last batch finds all
+    // links.
     let are_as_many = (2000..=10_000).contains(&faults.len());
     assert!(are_as_many, "{}", faults.len());
     assert!(

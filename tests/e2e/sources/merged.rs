@@ -1,6 +1,6 @@
-//! Targets on mergerfs, which finds an open file by the name under which it was opened, and renames without options
-//! alone. Sources on mergerfs, which may give equal inode numbers to files of different file systems. Listings that
-//! give a name twice, as unions and some network file systems do.
+//! Targets on mergerfs, which looks up an open file by the name under which it was opened, and supports renames only
+//! without options. Sources on mergerfs, which may give equal inode numbers to files of different file systems.
+//! Listings with duplicate names, as in union and some network file systems.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::namespace::Namespace;
 use crate::support::tree::{assert_same, paint};
 use crate::targets::faults::can_inject;
 
-/// Files that get a hidden name for a later transfer to resume from, and one that does not.
+/// Two files that get a hidden name from which a later transfer can resume, and one that does not.
 const SIZES: [u64; 3] = [(16 << 20) - 1, 16 << 20, (33 << 20) + 5];
 
 #[test]
@@ -61,7 +61,7 @@ fn files_with_equal_inode_numbers_keep_their_own_contents() {
     }
 }
 
-/// Has the kernel give this program one more entry at the end of each listing of a directory.
+/// Makes strace append an additional entry to the end of each listing of a directory.
 fn list_once_more(site: &mut Site, listed: &Path, entry: &[u8], kind: u8) {
     let bytes = (19 + entry.len() + 1).next_multiple_of(8);
     let mut record = [99_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
@@ -82,7 +82,7 @@ fn list_once_more(site: &mut Site, listed: &Path, entry: &[u8], kind: u8) {
     ));
 }
 
-/// The kinds of entries in a listing.
+/// The types of entries in a listing.
 const DIRECTORY: u8 = 4;
 const FILE: u8 = 8;
 

@@ -1,6 +1,7 @@
-//! What is kept of entries beside their contents: extended attributes, access control lists, owners.
+//! Metadata that is preserved: extended attributes, access control lists, and owners.
 //!
-//! rsync is the judge where it is there: `rsync -naHAX --numeric-ids -i --checksum --delete` must have nothing to do.
+//! rsync checks the result if it is installed: `rsync -naHAX --numeric-ids -i --checksum --delete` must find no
+//! differences.
 
 mod whole;
 
@@ -43,7 +44,7 @@ fn set_acl(path: &Path, entries: &str) {
     );
 }
 
-/// What there is to set and to compare is there, and the file system takes it.
+/// Whether setfacl and rsync are installed and the file system supports extended attributes.
 fn can_compare(site: &Site) -> bool {
     if !["setfacl", "rsync"].into_iter().all(has_program) {
         skip("setfacl or rsync is missing: nothing to compare with");
@@ -57,7 +58,7 @@ fn can_compare(site: &Site) -> bool {
     can
 }
 
-/// What rsync would still do.
+/// Expects that rsync finds no differences.
 #[track_caller]
 fn assert_rsync_is_content(site: &Site) {
     let options = ["-naHAX", "--numeric-ids", "-i", "--checksum", "--delete"];
@@ -76,7 +77,7 @@ fn assert_rsync_is_content(site: &Site) {
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
 }
 
-/// Files and directories, of which some have something, in an empty source.
+/// Creates files and directories in an empty source, some with extended attributes or access control lists.
 fn dress(source: &Path) {
     let at = |name: &str| source.join(name);
     for directory in ["plain", "dressed", "dressed/deep", "many"] {
@@ -106,7 +107,7 @@ fn dress(source: &Path) {
     set_xattr(&at("large"), "user.comment", b"large");
     set_xattr(&at("many/f7"), "user.comment", b"seven");
     set_xattr(&at("dressed"), "user.comment", b"directory");
-    // the mask lets more through than the group may
+    // The mask allows more than the entry of the group.
     set_acl(&at("list"), "u:7:rw,g::r,m::rw");
     set_acl(&at("both"), "u:8:rx,g:9:w");
     set_acl(&at("large"), "u:7:rw");
@@ -180,7 +181,7 @@ fn what_changes_alone_is_put_right_without_data(site: &Site) {
     let second = push(site, &[]);
     assert_eq!((moved(&second).0, second["bytes"].as_u64()), (0, Some(0)));
     assert_rsync_is_content(site);
-    // what the target has alone goes, too
+    // Attributes that exist only at the target are removed, too.
     set_xattr(&site.target().join("many/f1"), "user.alone", b"x");
     set_xattr(&site.target().join("plain"), "user.alone", b"x");
     wait_for_target(site);
@@ -188,7 +189,8 @@ fn what_changes_alone_is_put_right_without_data(site: &Site) {
     assert_rsync_is_content(site);
 }
 
-/// Waits until nothing at the target was changed in the current tick: what was is sent, and not put right.
+/// Waits until no entry at the target was changed in the current tick. An entry that was would be sent again instead of
+/// corrected.
 fn wait_for_target(site: &Site) {
     let mut directories = vec![site.target()];
     while let Some(directory) = directories.pop() {
@@ -222,7 +224,7 @@ fn in_place_and_by_contents_they_are_kept_too(site: &Site) {
     assert_rsync_is_content(site);
 }
 
-/// Files that are made alone, files of a new directory, large ones and directories.
+/// Tests individual files, files of a new directory, large files and directories.
 fn a_list_that_the_target_gives_widens_nothing(site: &Site) {
     if !can_compare(site) {
         return;
@@ -276,7 +278,7 @@ fn what_is_not_to_be_kept_stays_as_it_is(site: &Site) {
     assert!(xattr(&target.join("f"), "system.posix_acl_access").is_some());
 }
 
-/// Twenty owners, a setuid program of one, a link of another.
+/// Creates files of twenty owners, a setuid program of one, and a link of another.
 fn give_away(source: &Path) {
     for number in 0..20_u32 {
         let path = source.join(format!("f{number}"));
@@ -385,7 +387,7 @@ mod owners {
         assert_rsync_is_content(site);
     }
 
-    /// The kernel takes a program's capabilities when it gets another owner or group.
+    /// The kernel removes a program's capabilities when its owner or group changes.
     fn a_capability_stays_where_the_owner_alone_is_put_right(site: &Site) {
         if !is_root() {
             return skip("only root can give files away");
@@ -436,7 +438,7 @@ mod owners {
     }
 }
 
-/// Nothing that would take a right is set, and all of it is counted.
+/// Metadata that would grant privileges is not set, and all of it is counted.
 #[test]
 fn without_the_grant_owners_are_counted_and_not_set() {
     let site = Site::daemon();
@@ -542,7 +544,7 @@ fn file_with(text: &str, metadata: Metadata) -> BatchEntry {
     })
 }
 
-/// `cap_net_raw+ep`.
+/// The attribute value for `cap_net_raw+ep`.
 const CAPABILITY: &[u8] = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 #[test]
@@ -591,7 +593,7 @@ fn a_sender_that_claims_rights_without_the_grant_gets_none() {
     }
 }
 
-/// A list that is none, more attributes than there is room for (ext4: a block), a kind of list that is not known.
+/// An invalid list, more attributes than fit (a block on ext4), and a list of an unknown type.
 #[test]
 fn what_a_file_system_does_not_take_is_counted() {
     let site = Site::local();
@@ -641,7 +643,7 @@ fn xattr_names(path: &Path) -> usize {
         .count()
 }
 
-/// One of each kind that a user and root can make.
+/// Creates an entry of each special type that the user, or root, can create.
 fn make_specials(source: &Path) {
     let make = |name: &str, form, device| {
         let path = source.join(name);
@@ -746,7 +748,7 @@ fn modes_and_times_are_not_kept_where_they_are_not_wanted(site: &Site) {
     site.push(&["-u", "--no-t"], site.contents(), "").expect(1);
 }
 
-/// Small and large files, also those that are sent anew, directories and what is above them.
+/// Tests small and large files, including those that are sent again, directories and their parents.
 fn without_modes_existing_entries_keep_theirs(site: &Site) {
     let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
     let existing = [
@@ -816,7 +818,7 @@ fn without_modes_existing_entries_keep_theirs(site: &Site) {
     );
 }
 
-/// A directory that exists keeps its time, as with `rsync -O`.
+/// An existing directory keeps its time, as with `rsync -O`.
 #[test]
 fn times_of_directories_can_be_left_out() {
     let site = Site::local();
@@ -833,7 +835,7 @@ fn times_of_directories_can_be_left_out() {
         let stat = site.target().join(name).metadata().unwrap();
         stat.modified().unwrap()
     };
-    // a file that has just changed would be sent again
+    // A file that has just changed would be sent again.
     wait_for_another_time(&site.target().join("d/f"));
     push(&site, &["-O", "-c"]);
     assert_eq!([time("d/f"), time("d")], [old, older]);
@@ -843,8 +845,8 @@ fn times_of_directories_can_be_left_out() {
     assert_eq!(time("d"), old);
 }
 
-/// The layers of overlayfs, lists that were saved from XFS, and labels are such attributes. Without them deleted files
-/// would come back.
+/// Such attributes are the layers of overlayfs, lists saved from XFS, and labels. Without the attributes of overlayfs,
+/// deleted files would reappear.
 #[test]
 fn attributes_of_root_are_kept_but_for_those_of_one_system() {
     let site = Site::local();
@@ -897,7 +899,8 @@ fn attributes_of_root_are_kept_but_for_those_of_one_system() {
     }
 }
 
-/// XFS shows a list under a second name. An attribute of that name from elsewhere would be such a list there.
+/// XFS shows an access control list under a second name. An attribute with that name from another file system would
+/// become a list there.
 #[test]
 fn on_xfs_a_list_is_not_taken_for_an_attribute() {
     const XFS: Image = Image {
@@ -927,7 +930,7 @@ fn on_xfs_a_list_is_not_taken_for_an_attribute() {
     }
 }
 
-/// The mode of a directory that is made without a wish.
+/// Returns the default mode of a new directory.
 fn usual_mode(site: &Site) -> u32 {
     std::fs::create_dir(site.path("usual")).unwrap();
     site.path("usual").metadata().unwrap().mode() & 0o777
@@ -978,7 +981,7 @@ fn times_of_access_are_kept_where_they_are_wanted(site: &Site) {
     assert_eq!(["small", "large", "d"].map(accessed), [at(0), at(1), at(2)]);
 }
 
-/// Links have none that users may set.
+/// Links have no attributes that users may set.
 fn attributes_of_links_are_kept(site: &Site) {
     let link = |path: PathBuf| path.join("link");
     symlink("nowhere", link(site.source())).unwrap();

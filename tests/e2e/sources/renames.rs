@@ -1,4 +1,4 @@
-//! Entries of the source that are renamed while it is walked.
+//! Entries of the source that are renamed during the walk.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use crate::support::tree::{names, paint};
 
 both_ways!(a_directory_that_changes_whenever_it_is_read_is_named_and_removes_nothing);
 
-/// Pushes by a walk that waits for the planner after each batch, and renames when the first files were found.
+/// Pushes with a walk that waits for the planner after each batch, and renames entries when the first files have been
+/// found.
 fn push_renaming(site: &Site, mirror: Option<Removals>, renames: Vec<[PathBuf; 2]>) -> Pushed {
     let is_done = AtomicBool::new(false);
     let on_event = move |event: &Event| {
@@ -43,7 +44,7 @@ fn push_renaming(site: &Site, mirror: Option<Removals>, renames: Vec<[PathBuf; 2
     .push(&site.source(), &site.target())
 }
 
-/// Of ten directories, at most three have been listed when the first files are found.
+/// Creates ten directories. At most three of them have been listed when the first files are found.
 fn grow_directories(site: &Site) -> Vec<[PathBuf; 2]> {
     let names = |from: usize, to: usize| format!("d{to}/f{from}");
     let source = site.source();
@@ -111,7 +112,7 @@ fn a_directory_that_is_moved_arrives_with_all_that_is_in_it() {
     assert_arrived(&site, &files);
 }
 
-/// The names of the directory fill several buffers.
+/// The names of the directory need several buffers.
 #[test]
 fn files_that_are_renamed_in_a_large_directory_arrive() {
     let site = Site::local();
@@ -129,7 +130,7 @@ fn files_that_are_renamed_in_a_large_directory_arrive() {
     assert_arrived(&site, &renames);
 }
 
-/// Ends the thread whichever way the case ends.
+/// Ends the thread even if the case panics.
 struct Churn(Arc<AtomicBool>);
 
 impl Drop for Churn {
@@ -138,7 +139,7 @@ impl Drop for Churn {
     }
 }
 
-/// Names come and go in a directory all the time. The selection leaves them out.
+/// Continuously creates and removes names in a directory. The selection excludes these names.
 fn churn(directory: PathBuf) -> Churn {
     let is_over = Arc::new(AtomicBool::new(false));
     let churn = Churn(Arc::clone(&is_over));
@@ -162,7 +163,7 @@ fn a_directory_that_changes_whenever_it_is_read_is_named_and_removes_nothing(sit
     for _ in 0..100 {
         let outcome = site.push(&options, site.contents(), "");
         if outcome.code != Some(24) {
-            // The thread had no turn in one of the walks.
+            // The thread made no change during one of the walks.
             assert!(
                 outcome.code == Some(0) || outcome.code == Some(23),
                 "{}",

@@ -1,4 +1,4 @@
-//! What is chosen of the sources: rules, sizes and lists of paths.
+//! Selection of sources: rules, sizes and lists of paths.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -25,7 +25,7 @@ both_ways!(
     a_long_list_is_sent_whole,
 );
 
-/// The files and directories below the target.
+/// Returns the paths of the files and directories below the target.
 fn arrived(site: &Site) -> Vec<String> {
     let mut paths = Vec::new();
     collect(&site.target(), "", &mut paths);
@@ -92,7 +92,7 @@ fn rules_choose_in_their_order(site: &Site) {
         (&summary["files"], &summary["left_out"], &summary["failed"]),
         (&json!(4), &json!(5), &json!(0))
     );
-    // the same again has nothing to do, and the other order takes nothing in again
+    // A second push has nothing to do. With the opposite order, the later rule excludes the files again.
     let again = site.push(&options, site.contents(), "").done();
     assert_eq!(again.summary()["skipped"], 4);
     site.push(
@@ -309,7 +309,7 @@ fn a_long_list_is_sent_whole(site: &Site) {
     assert_eq!(without_top(&source), without_top(&target));
 }
 
-/// Rules on which gitignore and rsync agree. (A pattern with a slash inside is anchored for gitignore alone.)
+/// Rules with the same result for gitignore and rsync. (A pattern with an inner slash is anchored only for gitignore.)
 const RULES_OF_BOTH: [&[&str]; 9] = [
     &["--exclude=*.o", "--include=keep.o"],
     &["--include=keep.o", "--exclude=*.o"],
@@ -336,7 +336,7 @@ fn rsync_chooses_the_same() {
             let mut push = site.zmove(&["push", "--quiet"]);
             push.0.args(rules).arg(source).arg(&ours);
             push.outcome().done();
-            // its first match wins, here the last does
+            // For rsync the first match takes precedence, here the last one does.
             let mut rsync = Command::new("rsync");
             rsync
                 .args(["-a", "--mkpath"])
@@ -346,7 +346,7 @@ fn rsync_chooses_the_same() {
             assert!(rsync.current_dir(site.path("")).status().unwrap().success());
             let [mut ours, mut theirs] = [ours, theirs].map(|target| picture(&target));
             if source == "source" {
-                // the target itself has what it was made with
+                // The target root keeps the metadata with which it was created.
                 for picture in [&mut ours, &mut theirs] {
                     picture.remove(&b""[..]);
                 }
@@ -511,7 +511,7 @@ fn a_scan_counts_what_is_chosen() {
     );
 }
 
-/// A site whose source holds `mounted`, a file system of its own.
+/// A site whose source contains `mounted`, a separate file system.
 fn with_a_mount() -> Option<Site> {
     let site = Site::within(|target| {
         let source = target.parent().unwrap().join("source");
@@ -527,7 +527,7 @@ fn with_a_mount() -> Option<Site> {
     Some(site)
 }
 
-/// What is there below the target once the source has been pushed with `-x --delete`.
+/// The entries below the target after the source has been pushed with `-x --delete`.
 const WITHOUT_THE_MOUNT: [&str; 7] = [
     "d/",
     "d/g",

@@ -1,4 +1,4 @@
-//! Where things arrive: rsync's rules for a slash at the end of a source or target.
+//! Target paths: rsync's rules for a trailing slash on a source or target.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
@@ -125,7 +125,7 @@ fn several_sources_side_by_side(site: &Site) {
     site.push_command(&[], &sources, "all").outcome().done();
     let mut expected = picture(&site.source());
     let mut found = picture(&site.target().join("all"));
-    // the directory that holds them is no source of its own
+    // The parent directory is not a source.
     expected.remove(&b""[..]);
     found.remove(&b""[..]);
     assert_pictures(&expected, &found);
@@ -162,6 +162,6 @@ fn a_target_inside_the_source_is_refused() {
         }
         assert_pictures(&before, &picture(&site.source()));
     }
-    // beside itself is no trouble
+    // The parent directory is a valid target.
     site.zmove(&["push", "source", "."]).outcome().done();
 }

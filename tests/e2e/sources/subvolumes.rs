@@ -1,4 +1,4 @@
-//! Subvolumes and snapshots of Btrfs, in a source and below a target.
+//! Btrfs subvolumes and snapshots, in a source and below a target.
 
 use std::ffi::OsStr;
 
@@ -6,7 +6,7 @@ use crate::support::harness::{Site, has_program, skip};
 use crate::support::tree::{assert_same, names, paint};
 use crate::targets::full_disk::BTRFS;
 
-/// A site whose target is a file system of Btrfs; `None` if there can be none.
+/// A site whose target is a Btrfs file system. Returns `None` if this host cannot provide it.
 fn site() -> Option<Site> {
     if !has_program("btrfs") {
         skip("btrfs is missing: nothing makes a subvolume");
@@ -15,7 +15,7 @@ fn site() -> Option<Site> {
     Site::within_image(&BTRFS)
 }
 
-/// Runs `btrfs` with these words and the paths of these names.
+/// Runs `btrfs` with these arguments and the paths of these names.
 #[track_caller]
 fn btrfs(site: &Site, words: &str, paths: &[&str]) {
     let paths: Vec<_> = paths.iter().map(|name| site.path(name)).collect();
@@ -27,7 +27,7 @@ fn btrfs(site: &Site, words: &str, paths: &[&str]) {
     assert!(site.namespace().run(&command), "{command:?}");
 }
 
-/// A snapshot has an empty directory in place of a subvolume that is not part of it. Its times are always the present.
+/// In a snapshot, an empty directory represents a nested subvolume. Its timestamps are always the current time.
 #[test]
 fn a_snapshot_of_nested_subvolumes_is_mirrored() {
     let Some(site) = site() else { return };

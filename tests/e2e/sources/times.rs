@@ -1,5 +1,5 @@
-//! Modification times: a file counts as equal only if it has the time that the target's file system makes of
-//! the source's, and what that cannot hold is told and moves nothing again.
+//! Modification times: a file counts as equal only if it has the source's time as the target's file system represents
+//! it. Times that it cannot represent are reported and do not cause another transfer.
 
 use std::os::unix::fs::symlink;
 
@@ -11,7 +11,7 @@ use crate::support::tree::{names, paint, painted, set_own_mtime, wait_for_anothe
 
 both_ways!(a_time_without_its_fraction_is_another_time);
 
-/// Keeps whole seconds, from 1901 to 2038.
+/// Stores whole seconds from 1901 to 2038.
 const OF_SECONDS: Image = Image {
     bytes: 16 << 20,
     make: "mkfs.ext4 -q -F -I 128",
@@ -36,7 +36,7 @@ const NOW: i64 = 1_600_000_000;
 const IN_2100: i64 = 4_102_444_800;
 const LATEST_OF_32_BITS: i64 = 0x7fff_ffff;
 
-/// Other contents of the same length, and a time that is the source's but for the fraction.
+/// The file has other contents of the same length, and a time that differs from the source's only in the fraction.
 fn a_time_without_its_fraction_is_another_time(site: &Site) {
     for (name, nanos) in [
         ("second", 0),
@@ -63,7 +63,7 @@ fn a_time_without_its_fraction_is_another_time(site: &Site) {
     }
 }
 
-/// The files that were sent, those that stayed, and the entries whose times the target cannot hold.
+/// Returns the numbers of sent files, of skipped files, and of entries whose times the target cannot represent.
 fn counts(summary: &Value) -> [u64; 3] {
     let [files, skipped] = ["files", "skipped"].map(|key| summary[key].as_u64().unwrap());
     let lacks = summary["not_kept"].as_array().unwrap();
@@ -111,12 +111,12 @@ fn times_that_a_file_system_does_not_have(site: &Site) {
     let told = push(&["-n"]).stdout;
     assert!(told.starts_with("dry run: 0 to add, 0 to change"), "{told}");
     assert_eq!(names(&site.target().join("in")).len(), 3);
-    // an earlier second is another time also where the end of the range is near
+    // An earlier second is a different time even near the end of the range.
     set_own_mtime(&site.source().join("last"), LATEST_OF_32_BITS - 1, 0);
     assert_eq!(counts(&push(&["--json"]).summary()), [1, 2, 1]);
 }
 
-/// Directories and links count as files do, at each push.
+/// Directories and links are counted like files, at each push.
 fn each_entry_whose_time_is_beyond_the_range_counts(site: &Site) {
     std::fs::create_dir(site.target().join("in")).unwrap();
     let source = site.source();
@@ -133,7 +133,7 @@ fn each_entry_whose_time_is_beyond_the_range_counts(site: &Site) {
     push(&["--strict-metadata", "--no-t"]).done();
 }
 
-/// The target's time is what is left of the source's, or all that the file system has: neither is newer.
+/// The target's time is a rounded version of the source's, or the limit of the file system. Neither counts as newer.
 fn a_newer_file_is_newer_as_far_as_times_go(site: &Site) {
     std::fs::create_dir(site.target().join("in")).unwrap();
     for (name, source, target) in [

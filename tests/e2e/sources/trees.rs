@@ -1,4 +1,4 @@
-//! What a copy keeps: sizes, names, types, modes, times.
+//! Properties that a copy preserves: sizes, names, types, modes and times.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -79,7 +79,7 @@ fn names_are_bytes(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-/// New directories are filled under hidden names of that form, and what a killed receiver left of them is removed.
+/// New directories are filled under hidden names with this pattern, and leftovers of a killed receiver are removed.
 fn names_like_hidden_ones_are_data(site: &Site) {
     for directory in [
         "d",
@@ -139,7 +139,7 @@ fn modes_are_kept_and_setuid_is_not(site: &Site) {
         paint(source.join(name), bytes);
         set_mode(source.join(name), mode);
     }
-    // the owner is not carried over, so these bits would lend another user's rights
+    // The owner is not transferred, so these bits would grant another user's privileges.
     let mut expected = picture(&source);
     expected.values_mut().for_each(|node| node.mode &= !0o6000);
     for _ in 0..2 {
@@ -175,7 +175,8 @@ fn times_are_kept_to_the_nanosecond(site: &Site) {
     assert_same(&source, &site.target());
 }
 
-/// The directories above it get no mode from the source, and neither does it where only what is in it is sent.
+/// The parent directories of the target get no mode from the source. Neither does the target if only the contents of
+/// the source are sent.
 fn a_new_target_is_as_open_as_the_source_or_as_usual(site: &Site) {
     paint(site.source().join("f"), 10);
     set_mode(site.source(), 0o710);
@@ -200,7 +201,7 @@ fn a_new_target_is_as_open_as_the_source_or_as_usual(site: &Site) {
     }
 }
 
-/// So many of one depth that several threads finish them.
+/// Enough directories of one depth for several threads to finish them.
 fn many_directories_keep_modes_and_times(site: &Site) {
     let source = site.source();
     for (number, mode) in (0..600).zip([0o755, 0o700, 0o711, 0o750].into_iter().cycle()) {
@@ -278,7 +279,7 @@ fn make_fifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// The mode of a directory is set when nothing more is put into it, and is no obstacle the next time.
+/// The mode of a directory is set after its last entry, and does not prevent a second push.
 fn read_only_directories(site: &Site) {
     let source = site.source();
     paint(source.join("a/b/f"), 10);
@@ -302,15 +303,15 @@ fn read_only_directories(site: &Site) {
         site.push_contents();
         assert_same(&source, &site.target());
     }
-    // the directories that hold this case must be removable by whoever runs it
+    // The user who runs the case must be able to remove these directories.
     set_all(0o755);
     ["a/b", "a"]
         .iter()
         .for_each(|name| set_mode(site.target().join(name), 0o755));
 }
 
-/// The target itself and a directory in it get by `transfer` what was changed at the source: a file is added, one is
-/// replaced, and one is removed. The modes are as at the source then.
+/// Makes changes at the source and transfers them to the target root and a directory in it: a file is added, one is
+/// replaced, and one is removed. The modes are then those of the source.
 fn read_only_top_and_below(site: &Site, transfer: impl Fn(&Site, &[&str])) {
     let [source, target] = [site.source(), site.path("target/top")];
     for directory in ["", "sub"] {
@@ -318,7 +319,7 @@ fn read_only_top_and_below(site: &Site, transfer: impl Fn(&Site, &[&str])) {
             paint(source.join(directory).join(name), 10);
         }
     }
-    // the target is open to its owner where the source is not, and the other way round
+    // The target is writable by its owner when the source is not, and vice versa.
     std::fs::create_dir_all(target.join("sub")).unwrap();
     let set_all = |mode| {
         for top in [&source, &target] {
@@ -377,7 +378,7 @@ fn a_read_only_target_takes_files_again_at_a_daemon() {
     });
 }
 
-/// The user's own shell stands for ssh.
+/// The user's shell replaces ssh.
 #[test]
 fn a_read_only_target_takes_files_again_over_ssh() {
     let Some(site) = Site::unprivileged() else {
@@ -409,7 +410,7 @@ fn a_read_only_target_takes_files_again_by_a_pull() {
     });
 }
 
-/// No mode comes for it then.
+/// The target then gets no mode.
 #[test]
 fn a_read_only_target_of_listed_files_keeps_its_mode() {
     let Some(site) = Site::unprivileged() else {

@@ -1,4 +1,4 @@
-//! 100,000 names of 10,000 files and a file of 1 TiB that has 1 GiB of data, broken off and gone on with.
+//! 100,000 names of 10,000 files and a file of 1 TiB with 1 GiB of data, interrupted and resumed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use crate::support::tree::{name_groups, paint, painted};
 const TIB: u64 = 1 << 40;
 const MIB: u64 = 1 << 20;
 
-/// Makes files with ten names each, in a hundred directories.
+/// Creates files with ten names each in a hundred directories.
 fn tie(site: &Site, files: u64) {
     let at = |number: u64| site.source().join(format!("d{}", number % 100));
     (0..100).for_each(|number| std::fs::create_dir(at(number)).unwrap());
@@ -29,7 +29,7 @@ fn tie(site: &Site, files: u64) {
     }
 }
 
-/// A file of 1 TiB with pieces of 1 MiB.
+/// Creates a file of 1 TiB with pieces of 1 MiB.
 fn make_sparse(site: &Site, pieces: u64) {
     let file = File::create(site.source().join("sparse")).unwrap();
     file.set_len(TIB).unwrap();
@@ -39,7 +39,7 @@ fn make_sparse(site: &Site, pieces: u64) {
     }
 }
 
-/// Pushes without a limit of time.
+/// Pushes without a timeout.
 fn push(site: &Site) -> serde_json::Value {
     let mut command = site.push_command(
         &["-a", "--no-preserve", "owner", "--json"],
@@ -67,7 +67,7 @@ fn assert_same_groups(site: &Site) {
     assert!(source.keys().eq(target.keys()), "other groups of names");
 }
 
-/// Breaks a push off when so many bytes have come, and goes on.
+/// Interrupts a push after `bytes` bytes have arrived, and resumes it.
 fn goes_on(files: u64, pieces: u64, bytes: u64) {
     let site = Site::daemon();
     tie(&site, files);

@@ -33,7 +33,7 @@ fn assert_whole(source: &Path, target: &Path) {
     }
 }
 
-/// Two links, a FIFO and, if root is there, two devices and owners; the names of each in several directories.
+/// Creates two links, a FIFO and, as root, two devices and owners. Each has names in several directories.
 fn tie(source: &Path) {
     let at = |name: &str| source.join(name);
     for directory in ["a", "b", "c/d"] {
@@ -112,7 +112,7 @@ fn they_stay_one_entry(site: &Site) {
     }
     let listed = site.push(&["-a", "-n"], site.contents(), "").done().stdout;
     assert!(listed.contains("0 to add, 0 to change"), "{listed}");
-    // One that is missing, and one that leads elsewhere.
+    // One name is missing, and one leads to another entry.
     std::fs::remove_file(site.target().join("b/fifo")).unwrap();
     std::fs::remove_file(site.target().join("c/d/link")).unwrap();
     symlink("nowhere", site.target().join("c/d/link")).unwrap();
@@ -123,11 +123,11 @@ fn they_stay_one_entry(site: &Site) {
     );
     push(site, &["-a"]);
     assert_whole(&site.source(), &site.target());
-    // Names of files are counted alone.
+    // Only names of regular files are counted.
     assert_eq!(push(site, &["-a"])["hard_links"], 0);
 }
 
-/// Names at the target that are not pushed keep what they had, since nothing is set of an entry that has them.
+/// Names at the target that are not pushed keep their metadata, since an entry with such names is not modified.
 fn what_changes_reaches_all_names_and_no_others(site: &Site) {
     tie(&site.source());
     grant_owners(site);
@@ -210,7 +210,7 @@ fn without_them_each_name_is_one(site: &Site) {
     assert_whole(&site.source(), &site.target());
 }
 
-/// A name on another file system is one by itself, and is counted.
+/// A name on another file system becomes a separate entry and is counted.
 #[test]
 fn names_on_another_file_system_are_counted() {
     let site = Site::within(|target| {
@@ -241,7 +241,8 @@ fn with_first(text: &str) -> Metadata {
     metadata(0o640).with_first_name(path(text))
 }
 
-/// Symbolic links and pipes in turn, one for each first name and another for each but the first of these.
+/// Returns later names, alternating between symbolic links and pipes: two for each first name, except one for the first
+/// of these.
 fn later_names(firsts: &[&str]) -> Vec<BatchEntry> {
     let entry = |(number, text): (usize, &&str)| {
         let own = name(&format!("l{number}"));
@@ -262,7 +263,7 @@ fn not_kept(answers: Vec<ToSender>) -> Vec<NotKept> {
     counts.flatten().collect()
 }
 
-/// A first name that is not what it is said to be: each name becomes one by itself, and is counted.
+/// A first name of another kind is not linked. Each name becomes a separate entry and is counted.
 #[test]
 fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     let home = tempfile::tempdir().unwrap();
@@ -282,7 +283,7 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
         "out/link",
         "file",
     ]);
-    // A device that the key may not make gets no name either, though it is there.
+    // An existing device that the key may not create gets no further name either.
     let device = is_root().then(|| {
         mknodat(
             CWD,
@@ -331,7 +332,7 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     assert_eq!(outside.join("link").symlink_metadata().unwrap().nlink(), 1);
 }
 
-/// `..` and an absolute path do not parse, and the target directory is no first name: the transfer ends.
+/// `..` and an absolute path cannot be parsed, and the target directory cannot be a first name, so the transfer ends.
 #[test]
 fn a_first_name_beyond_the_target_ends_the_transfer() {
     assert!(RelPath::from_bytes(b"../secret").is_err() && RelPath::from_bytes(b"/secret").is_err());

@@ -1,7 +1,7 @@
-//! A tree of all that there is to keep, made by a script, to file systems of all kinds, over all that carries.
+//! A tree with all kinds of metadata, created by a script, copied to all kinds of file systems over all transports.
 //!
-//! rsync is the judge, and the data ranges, which it does not compare, are those of the source. Pairs of a carrier and
-//! a file system are chosen; their product is not tried.
+//! rsync checks the result. Data ranges, which rsync does not compare, must equal those of the source. The tests use
+//! selected pairs of a transport and a file system, not all combinations.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -23,12 +23,12 @@ use crate::support::namespace::{Image, Namespace};
 use crate::support::tree::name_groups;
 
 const RSYNC_KEEPS: &str = "-naHAXS";
-/// Holds 8 GiB of nothing, which takes rsync long to read: only its data is compared.
+/// A file with 8 GiB of holes, which rsync reads slowly, so only its data ranges are compared.
 const LARGE: &str = "holes/large";
-/// What every file system here holds in one attribute.
+/// Length of an attribute that every file system here supports.
 const ATTRIBUTE_BYTES: u64 = 1500;
 
-/// Whether the tree can be made and compared here.
+/// Whether this host can create and compare the tree.
 fn can_grow() -> bool {
     let programs = ["setfacl", "setfattr", "setcap", "rsync"];
     let missing = |name: &&str| !has_program(name) && !Path::new("/usr/sbin").join(name).is_file();
@@ -39,7 +39,7 @@ fn can_grow() -> bool {
     true
 }
 
-/// Makes the tree; `false` where the file system does not hold it.
+/// Creates the tree. Returns `false` if the file system does not support it.
 fn grow(root: &Path, attribute_bytes: u64) -> bool {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/sources/metadata/tree.sh");
     let made = Command::new("sh")
@@ -57,8 +57,8 @@ fn grow(root: &Path, attribute_bytes: u64) -> bool {
     made.status.success()
 }
 
-/// Expects that rsync finds nothing to do, that names lead to one entry where they do at the source, and that every
-/// file has data where its source does. The paths are those of a namespace.
+/// Expects that rsync finds no differences, that hard links are the same as at the source, and that every file has the
+/// same data ranges. The paths are those inside the namespace.
 #[track_caller]
 fn assert_whole(namespace: Option<&Namespace>, source: &Path, target: &Path) {
     let mut words: Vec<OsString> = namespace
@@ -123,7 +123,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Where a file has data, if it has holes.
+/// Returns the data ranges of a file with holes, or `None` for a file without holes.
 fn data(path: &Path) -> Option<Vec<std::ops::Range<u64>>> {
     let file = File::open(path).unwrap();
     let bytes = file.metadata().unwrap().len();
@@ -143,7 +143,7 @@ fn read_data(path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Expects that all was kept, and that nothing was moved if it was `there` before.
+/// Expects that everything was kept, and that nothing was moved if it existed before.
 #[track_caller]
 fn assert_summary(summary: &Value, there: bool) {
     assert_eq!(summary["failed"], 0, "{summary}");
@@ -155,7 +155,7 @@ fn assert_summary(summary: &Value, there: bool) {
     );
 }
 
-/// Pushes the source twice to the file system in the site's namespace and compares after each.
+/// Pushes the source twice to the file system in the site's namespace, and compares after each push.
 fn push_twice(site: &Site, options: &[&str]) {
     for there in [false, true] {
         assert_summary(&push(site, options), there);
@@ -185,7 +185,7 @@ fn over_tcp_to_ext4_after_a_kill() {
     push_twice(&site, &options[..2]);
 }
 
-/// Both ends on one file system, whose attributes may have 64 KiB.
+/// Both ends are on one file system, whose attributes may have 64 KiB.
 #[test]
 fn over_quic_to_xfs_with_the_largest_attributes() {
     const XFS: Image = Image {
@@ -232,7 +232,7 @@ fn within_the_host_to_btrfs() {
     }
 }
 
-/// A mount, gone when dropped.
+/// A mount, which is removed when dropped.
 struct Mount(TempDir);
 
 impl Mount {
@@ -287,7 +287,8 @@ fn over_ssh_to_memory() {
     }
 }
 
-/// Attributes, lists and FIFOs arrive; owners, devices, capabilities and setuid bits are counted; nothing fails.
+/// Attributes, access control lists and FIFOs arrive. Owners, devices, capabilities and setuid bits are counted.
+/// Nothing fails.
 fn an_ordinary_user_keeps_what_they_may(site: &Site) {
     if !grow(&site.source(), ATTRIBUTE_BYTES) {
         return;
