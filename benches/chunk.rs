@@ -1,7 +1,8 @@
-//! Hashing by groups, as both sides do it, against the ordinary hash of the whole; and the merge of a root.
+//! Compares hashing by groups, as both sides do it, with the ordinary hash of the whole file, and measures merging the
+//! root.
 //!
-//! The two hashes are fed from memory by one thread and must agree; what lies between them is the price of hashing in
-//! any order.
+//! One thread feeds both hashes from memory, and the results must agree. The difference is the cost of hashing groups
+//! in any order.
 
 use std::hint::black_box;
 
@@ -65,7 +66,7 @@ fn root_by_groups(data: &[u8]) -> Root {
     merge_root(data.len() as u64, &cvs)
 }
 
-/// The chaining value of a group, hashed as a reader does it: slice by slice, while the bytes are in cache.
+/// Returns the chaining value of a group, hashed as a reader does it: slice by slice, while the bytes are in the cache.
 fn cv_by_slices(index: u32, bytes: &[u8]) -> Cv {
     let mut hasher = GroupHasher::new(index);
     bytes

@@ -1,4 +1,4 @@
-//! What lanes and control say, written and read: a batch of small files, a request, the header of a frame.
+//! Encoding and decoding of lane and control data: a batch of small files, a request, and the header of a frame.
 
 use std::hint::black_box;
 
@@ -9,7 +9,7 @@ use zmove_wire::{
     Request, SourceEntry, SourceKind, SourceMetadata, ToReceiver, decode_message, encode_message,
 };
 
-/// The files of a batch, as many as a sender packs into one.
+/// Number of files in a batch, the maximum that a sender packs.
 const FILES: u32 = 1024;
 const FILE_BYTES: u32 = 1024;
 
@@ -33,7 +33,7 @@ fn batches(criterion: &mut Criterion) {
 fn requests(criterion: &mut Criterion) {
     let request = ToReceiver::Request(request());
     let encoded = encode_message(&request);
-    // its length stands in front
+    // Skips the length prefix.
     let decode =
         |encoded: &[u8]| decode_message::<ToReceiver>(&encoded[4..]).expect("it was just written");
     assert_eq!(decode(&encoded), request);

@@ -1,8 +1,8 @@
-//! How small files get their names, by one thread: in a staging directory that is renamed; under hidden
-//! names, then renamed one by one; and, as zmove does not, without a name, then linked. Each with mode and
-//! time set.
+//! Measures how fast one thread publishes small files: in a staging directory that is renamed; under hidden names that
+//! are then renamed one by one; and without names, then linked, which zmove does not do. Each file gets its mode and
+//! time.
 //!
-//! In `ZMOVE_BENCH_DIR`, else the directory for temporary files.
+//! The files are in `ZMOVE_BENCH_DIR`, by default in the temporary directory.
 
 use std::fs::File;
 use std::io::Write as _;

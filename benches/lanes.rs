@@ -1,11 +1,12 @@
-//! Lanes as blocking threads, as they are, beside the same lanes as tokio tasks.
+//! Compares lanes as blocking threads, as zmove runs them, with the same lanes as tokio tasks.
 //!
-//! Both move the same frames of 4 MiB from and to buffers of a pool over loopback, in clear and under AES-256-GCM in
-//! records of 16 KiB, of which one system call takes 16. Threads and tasks differ in nothing but who waits: a thread
-//! for each end of a lane, or two runtimes, one for each end, with a worker for each core. `TlsLane` is the lane that
-//! zmove uses. The forms take turns; the table has the median rate, the range, and the processor time of both ends.
-//! `ZMOVE_BENCH_MIB` sets the size of a run (default 1024), `ZMOVE_BENCH_RUNS` the runs (default 5). With `--test` each
-//! form moves one frame for each lane, once.
+//! Both send the same frames of 4 MiB between buffers of a pool over loopback, in cleartext and with AES-256-GCM in
+//! records of 16 KiB, 16 of them per system call. Threads and tasks differ only in how they wait: a thread for each end
+//! of a lane, or two runtimes, one per end, with a worker for each core. `TlsLane` is the lane that zmove uses. The
+//! forms take turns. The table has the median rate, the range, and the processor time of both ends.
+//!
+//! `ZMOVE_BENCH_MIB` sets the size of a run (default 1024) and `ZMOVE_BENCH_RUNS` the number of runs (default 5). With
+//! `--test`, each form sends one frame per lane, once.
 
 use std::env;
 use std::io::{Read, Write};
@@ -60,7 +61,7 @@ fn setting(name: &str, default: usize) -> usize {
     env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// How lanes are run.
+/// The way in which lanes run.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Threads(Wire),
@@ -68,7 +69,7 @@ enum Form {
     TlsLane,
 }
 
-/// What is on the wire.
+/// The format of the data on the connection.
 #[derive(Clone, Copy, Debug)]
 enum Wire {
     Clear,
@@ -100,13 +101,14 @@ fn report(lanes: usize, form: &Form, bytes: f64, mut costs: Vec<Cost>) {
     println!("{lanes:>5}  {form:18} {median:>8.1} {range:>15} {cpu:>10.2}");
 }
 
-/// So many lanes, each of which moves so many frames.
+/// A number of lanes, each of which sends the same number of frames.
 struct Bench {
     lanes: usize,
     frames: usize,
     sender: Runtime,
     receiver: Runtime,
-    /// Of the sender and of the receiver. Each end of a lane holds one at a time, so that none ever waits.
+    /// Pools of the sender and of the receiver. Each end of a lane holds one buffer at a time, so that no lane ever
+    /// waits for one.
     pools: [BufferPool; 2],
 }
 
@@ -212,7 +214,7 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// What stands between a frame's bytes and the socket.
+/// Encrypts or decrypts frames between a lane and its socket.
 struct Layer {
     key: Option<Box<dyn PacketKey>>,
     records: u64,
@@ -227,7 +229,7 @@ impl Layer {
             .expect("it has one");
         let key = match wire {
             Wire::Clear => None,
-            // nothing here is a secret
+            // The key is a constant, since the data is not secret.
             Wire::Sealed => Some(suite.packet_key([5; 32].into(), [6; 12].into())),
         };
         Self {
@@ -237,7 +239,7 @@ impl Layer {
         }
     }
 
-    /// How much of a frame goes into one piece.
+    /// Number of frame bytes per piece.
     fn piece_bytes(&self) -> usize {
         if self.key.is_some() {
             RECORDS_PER_PIECE * RECORD_BYTES
@@ -246,7 +248,7 @@ impl Layer {
         }
     }
 
-    /// The bytes for the socket.
+    /// Returns the bytes to write to the socket.
     fn seal<'a>(&'a mut self, piece: &'a [u8]) -> &'a [u8] {
         let Some(key) = &self.key else { return piece };
         self.room.clear();
@@ -262,7 +264,7 @@ impl Layer {
         &self.room
     }
 
-    /// Where the bytes of the socket for this piece belong.
+    /// Returns the buffer into which the socket's bytes for this piece are read.
     fn room<'a>(&'a mut self, piece: &'a mut [u8]) -> &'a mut [u8] {
         if self.key.is_none() {
             return piece;
@@ -274,7 +276,7 @@ impl Layer {
         &mut self.room
     }
 
-    /// Opens what has come into the [room](Self::room).
+    /// Decrypts the data that was read into the [room](Self::room).
     fn open(&mut self, piece: &mut [u8]) {
         let Some(key) = &self.key else { return };
         for (out, record) in piece

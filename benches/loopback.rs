@@ -1,12 +1,12 @@
-//! Whole copies by real processes on one machine: `zmove push` and `rsync -a`, each to a local directory and
-//! to a daemon of its own on loopback, for each class of sizes: lots of small files (LOSF) of 1 and of 64
-//! KiB, medium ones of 4 MiB, and a large one.
+//! Complete copies by real processes on one machine: `zmove push` and `rsync -a`, each to a local directory and to a
+//! daemon on loopback. There is a data set for each class of sizes: lots of small files (LOSF) of 1 and of 64 KiB,
+//! medium ones of 4 MiB, and one large file.
 //!
-//! The sources are incompressible and warm, every copy goes into a new directory, and the clock stops when the target
-//! is flushed: zmove does that itself, after rsync its file system is synced. Before it is timed, each way copies once
-//! and its result is compared. Data lies in the directory for temporary files (`TMPDIR`); `ZMOVE_BENCH_MIB` is the size
-//! of the large file (default 1024), and the other sets keep their proportion to it. Runs as any user. The lab
-//! (`crates/lab`) measures over paths with a round trip.
+//! The sources are incompressible and cached, every copy goes to a new directory, and the clock stops when the target
+//! is flushed. zmove flushes it itself. After rsync, the benchmark syncs the file system. Before the measurement, each
+//! way copies once and its result is compared. The data is in the temporary directory (`TMPDIR`). `ZMOVE_BENCH_MIB`
+//! sets the size of the large file (default 1024), and the other sets keep their proportion to it. Runs as any user.
+//! The lab (`crates/lab`) measures paths with a round trip.
 
 use std::fs::{File, create_dir, create_dir_all, read};
 use std::io::{BufRead, BufReader, Write};
@@ -29,14 +29,14 @@ struct DataSet {
     file_bytes: usize,
 }
 
-/// Where everything is, and the daemons that serve it.
+/// The directories, and the daemons that serve them.
 struct Stage {
     top: TempDir,
     zmove: ZmoveDaemon,
     rsync: Option<RsyncDaemon>,
 }
 
-/// A way to copy a directory's contents into another.
+/// A way to copy the contents of one directory into another.
 struct Way {
     name: &'static str,
     command: fn(&Stage, &Path, &Path) -> Command,
@@ -74,7 +74,7 @@ fn copies(criterion: &mut Criterion) {
     }
 }
 
-/// Making the target and removing it are not timed.
+/// Measures a way to copy. Creating and removing the target is not timed.
 fn bench(group: &mut BenchmarkGroup<'_, WallTime>, stage: &Stage, way: &Way, source: &Path) {
     group.bench_function(way.name, |bencher| {
         let copy = |target| stage.copy(way, source, target);
@@ -83,7 +83,7 @@ fn bench(group: &mut BenchmarkGroup<'_, WallTime>, stage: &Stage, way: &Way, sou
 }
 
 impl DataSet {
-    /// Of lots of small files their number counts too.
+    /// Returns the measured units. For small files these include the number of files.
     fn throughput(&self) -> Throughput {
         let (elements, bytes) = (self.files as u64, (self.files * self.file_bytes) as u64);
         if self.file_bytes < MEDIUM_BYTES {
@@ -98,7 +98,7 @@ impl DataSet {
         directory.join(format!("events_{number:06}.dat"))
     }
 
-    /// Writes the files, each with bytes of its own.
+    /// Writes the files, each with different contents.
     fn build(&self, top: &Path) {
         let mut contents = vec![0; self.file_bytes];
         for number in 0..self.files {
@@ -197,7 +197,7 @@ fn rsync(source: &Path) -> Command {
     command
 }
 
-/// With a slash at the end, which for both tools means what is in a directory.
+/// Returns the path with a trailing slash. For both tools it then stands for the contents of the directory.
 fn contents_of(source: &Path) -> PathBuf {
     source.join("")
 }
@@ -265,7 +265,7 @@ fn zmove(home: &Path) -> Command {
     command
 }
 
-/// The address in the line that `zmove serve` prints when it is ready.
+/// Returns the address in the ready line of `zmove serve`.
 fn address_in(process: &mut Child) -> Option<String> {
     let mut line = String::new();
     BufReader::new(process.stdout.take()?)
@@ -283,7 +283,7 @@ struct RsyncDaemon {
 }
 
 impl RsyncDaemon {
-    /// Starts one, or says why not.
+    /// Starts the daemon. Returns `None` and prints the reason if rsync is missing.
     fn start(top: &Path, targets: &Path) -> Option<Self> {
         if Command::new("rsync")
             .arg("--version")
@@ -312,7 +312,7 @@ impl RsyncDaemon {
 }
 
 fn rsync_config(port: u16, targets: &Path) -> String {
-    // as root it would otherwise write as nobody
+    // As root, rsync would otherwise write as nobody.
     let user = if rustix::process::geteuid().is_root() {
         "uid = 0\ngid = 0\n"
     } else {
@@ -387,10 +387,10 @@ fn data_sets() -> [DataSet; 4] {
     ]
 }
 
-/// Smaller files are lots of small ones.
+/// Files below this size count as small.
 const MEDIUM_BYTES: usize = 1 << 20;
 const FILES_PER_DIRECTORY: usize = 500;
-/// The directory of the targets, and the rsync daemon's name for it.
+/// Name of the directory of the targets and of the rsync daemon's module.
 const TARGETS: &str = "targets";
 
 static WAYS: [Way; 4] = [

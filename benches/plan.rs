@@ -1,8 +1,8 @@
-//! The plan without storage and network: entries as a scan finds them are packed or cut into groups by one thread, and
-//! taken by another.
+//! The plan without storage and network: one thread packs entries, as a scan finds them, into batches or cuts them into
+//! groups, and another thread takes them.
 //!
-//! Elements are files where they are small, groups of 4 MiB where they are large. `ZMOVE_BENCH_FILES` sets
-//! the number of small files (default 1,000,000); there is a large file for each hundred of them.
+//! Elements are files for small files and groups of 4 MiB for large ones. `ZMOVE_BENCH_FILES` sets the number of small
+//! files (default 1,000,000). There is one large file for each hundred small files.
 
 use std::fs::{create_dir, write};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ fn files() -> usize {
     std::env::var("ZMOVE_BENCH_FILES").map_or(1_000_000, |text| text.parse().expect("a number"))
 }
 
-/// Directories of one file each, as a scan found them.
+/// Directories of one file each, as a scan finds them.
 struct Tree {
     _home: TempDir,
     found: Vec<(Arc<Directory>, Entry)>,
@@ -83,7 +83,7 @@ impl Tree {
         Self { _home: home, found }
     }
 
-    /// What a scan would say of so many files, so many of them in one directory after the other.
+    /// Returns the batches of a scan with `files` files, `per_directory` of them in each directory in turn.
     fn found(&self, files: usize, per_directory: usize, file_bytes: u64) -> Vec<EntryBatch> {
         let directories = self.found.iter().cycle();
         let starts = (0..files).step_by(per_directory);
@@ -107,7 +107,7 @@ fn name(number: usize) -> Name {
     Name::from_bytes(format!("events_{number:08}.dat").as_bytes()).expect("a name")
 }
 
-/// So many are open at once.
+/// Number of directories that are open at the same time.
 const DIRECTORIES: usize = 64;
 
 criterion_group!(benches, small_files, large_files);

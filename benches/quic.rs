@@ -1,13 +1,13 @@
-//! QUIC as zmove uses it beside bare quinn: the same bytes between the same two ends, by real processes.
+//! Compares QUIC as zmove uses it with bare quinn: the same bytes between the same two ends, by real processes.
 //!
-//! Bare quinn sends bytes from memory over as many connections as zmove has lanes, with cipher, windows and
-//! acknowledgements set as zmove sets them, and the other end throws them away. Its datagrams are as large as
-//! suits it: of larger ones, as zmove has them, the ten that it gives the kernel at once would not fit into
-//! one UDP send. zmove reads a warm file, hashes it at both ends, writes it and flushes it. The two take
-//! turns; the table has all runs. `ZMOVE_BENCH_MIB` sets the size (default 1024), `ZMOVE_BENCH_RUNS` the runs
-//! (default 5), `ZMOVE_BENCH_DIR` where the data lies, `ZMOVE_BENCH_LANES` how many connections both use;
-//! with `-- --test` it is one turn. Inside `zmove-lab hosts` the ends are its two hosts, otherwise both are
-//! on loopback.
+//! Bare quinn sends bytes from memory over as many connections as zmove has lanes, with the cipher, windows and
+//! acknowledgements of zmove. The other end discards them. quinn uses its preferred datagram size: of larger ones, as
+//! zmove uses them, the ten that it passes to the kernel in one call would not fit into one UDP send. zmove reads a
+//! cached file, hashes it at both ends, writes it and flushes it. The two take turns, and the table has all runs.
+//!
+//! `ZMOVE_BENCH_MIB` sets the size (default 1024), `ZMOVE_BENCH_RUNS` the number of runs (default 5), `ZMOVE_BENCH_DIR`
+//! the directory of the data, and `ZMOVE_BENCH_LANES` the number of connections for both. With `-- --test` there is one
+//! turn. Inside `zmove-lab hosts` the ends are its two hosts, otherwise both are on loopback.
 
 use std::env;
 use std::fs::{self, File};
@@ -54,7 +54,7 @@ fn setting(name: &str, default: u64) -> u64 {
     env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// One end of the path; outside of the lab both are this host.
+/// Returns a command prefix and an address for one end of the path. Outside the lab both ends are this host.
 fn host(variable: &str) -> (Vec<String>, &'static str) {
     match env::var(variable) {
         Ok(name) => (
@@ -73,11 +73,11 @@ fn command(on: &[String], program: impl AsRef<Path>, home: &Path) -> Command {
     command
 }
 
-/// A server that is killed when it is not needed any more.
+/// A server process that is killed when dropped.
 struct Server(Child);
 
 impl Server {
-    /// Starts it and waits for its first line.
+    /// Starts the server and waits for its first line.
     fn start(mut command: Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -135,7 +135,7 @@ impl Bench {
         }
     }
 
-    /// Lets the near user write to the target of the far host.
+    /// Authorizes the near user for the target of the far host.
     fn allow_pushes(&self) {
         let key = command(&[], self.zmove, &self.home)
             .args(["key", "show"])
@@ -175,7 +175,7 @@ impl Bench {
         Server::start(drain)
     }
 
-    /// The seconds that zmove takes.
+    /// Runs zmove and returns its duration in seconds.
     fn time_zmove(&self) -> f64 {
         let mut push = command(&self.near, self.zmove, &self.home);
         push.args([
@@ -195,7 +195,7 @@ impl Bench {
         seconds
     }
 
-    /// The seconds that bare quinn takes.
+    /// Runs bare quinn and returns its duration in seconds.
     fn time_quinn(&self) -> f64 {
         let mut pour = command(&self.near, &self.own, &self.home);
         pour.args(["pour", &format!("{}:5871", self.address)])
@@ -206,7 +206,7 @@ impl Bench {
 }
 
 fn take_turns() {
-    // as criterion's benches: one turn, to see that it works
+    // As in the criterion benches, `--test` runs one turn to check that everything works.
     let smoke = env::args().any(|word| word == "--test");
     let runs = if smoke {
         1
@@ -221,7 +221,7 @@ fn take_turns() {
     bench.allow_pushes();
     let _daemon = bench.start_daemon();
     let _drain = bench.start_drain();
-    // to warm up
+    // Warms up both.
     bench.time_zmove();
     bench.time_quinn();
     let mut ours = Vec::new();
@@ -235,7 +235,7 @@ fn take_turns() {
     println!("zmove / quinn: {:.2}", bare / ours);
 }
 
-/// A file whose bytes do not compress.
+/// Writes an incompressible file.
 fn build(path: &Path, mib: u64) {
     let mut contents = vec![0; 1 << 20];
     let mut file = File::create(path).expect("a file");
@@ -293,7 +293,7 @@ const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 
 fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Endpoint {
     let socket = UdpSocket::bind(address).expect("a free port");
-    // without the right to it the buffer stays as it is, for zmove as well
+    // Without the required capability, the buffer keeps its size, for zmove as well.
     let _forced =
         rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
     let _forced =
@@ -305,7 +305,7 @@ fn endpoint(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Endpoin
     Endpoint::new(config, server, socket, Arc::new(TokioRuntime)).expect("an endpoint")
 }
 
-/// Takes whatever comes, for ever.
+/// Receives and discards data forever.
 fn drain(address: SocketAddr, certificate: &Path) {
     let made = rcgen::generate_simple_self_signed([NAME.to_owned()]).expect("a certificate");
     fs::write(certificate, made.cert.der()).expect("it can be written");
@@ -334,7 +334,7 @@ fn drain(address: SocketAddr, certificate: &Path) {
     });
 }
 
-/// Sends so many MiB over so many connections, each with a thread of its own.
+/// Sends `mib` MiB over `lanes` connections, each with its own thread.
 fn pour(address: SocketAddr, certificate: &Path, mib: u64, lanes: u64) {
     let certificate = CertificateDer::from(fs::read(certificate).expect("the certificate"));
     let threads: Vec<_> = (0..lanes)
@@ -378,7 +378,7 @@ fn pour_one(address: SocketAddr, certificate: CertificateDer<'static>, chunks: u
     });
 }
 
-/// TLS with the suite that zmove asks for first; rustls alone would ask for AES-256, which is slower.
+/// TLS settings with the cipher suite that zmove prefers. rustls by default would prefer AES-256, which is slower.
 fn tls(certificate: CertificateDer<'static>) -> QuicClientConfig {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(certificate).expect("a certificate");

@@ -1,8 +1,8 @@
-//! The walk against `find` and `fd` on a tree of small files, all with a warm cache unless asked otherwise.
+//! Compares the walk with `find` and `fd` on a tree of small files, with a warm cache by default.
 //!
-//! Each reads size, time and mode of every entry, but for `fd list`, which reads names only and is shown for
-//! scale. `ZMOVE_BENCH_FILES` sets the number of files (500,000 for figures that are reported);
-//! `ZMOVE_BENCH_COLD=1`, as root, drops the machine's caches before every run.
+//! Each program reads the size, time and mode of every entry, except `fd list`, which reads only names and is shown for
+//! comparison. `ZMOVE_BENCH_FILES` sets the number of files (500,000 for published figures). `ZMOVE_BENCH_COLD=1`, as
+//! root, drops the machine's caches before every run.
 
 use std::fs::{File, create_dir_all};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use criterion::{
 use zmove_scan::{ScanConfig, ScanItem, ScanRoot, histogram, scan};
 use zmove_types::RelPath;
 
-/// A shape of tree: how many files lie in one directory.
+/// A shape of tree: the number of files per directory.
 struct Shape {
     name: &'static str,
     files_per_directory: usize,
@@ -74,7 +74,7 @@ fn bench(group: &mut Group<'_>, name: &str, run: impl Fn()) {
 type Group<'a> = BenchmarkGroup<'a, WallTime>;
 
 impl Shape {
-    /// Makes `files` empty files in directories three levels deep.
+    /// Creates `files` empty files in directories three levels deep.
     fn build(&self, top: &Path, files: usize) {
         for first in (0..files).step_by(self.files_per_directory) {
             let number = first / self.files_per_directory;
@@ -127,7 +127,7 @@ fn is_installed(program: &str) -> bool {
         .is_ok()
 }
 
-/// Empties the caches when cold runs were asked for.
+/// Drops the caches if cold runs were requested.
 fn prepare() {
     if std::env::var_os("ZMOVE_BENCH_COLD").is_some() {
         run(&["sync"], Path::new("/"));

@@ -1,9 +1,9 @@
-//! The storage engines alone: one large file is read and hashed, or written and flushed, by two threads in groups of
-//! 4 MiB, through the page cache and past it; and so many small files made, of several sizes.
+//! The storage engines alone: two threads read and hash, or write and flush, one large file in groups of 4 MiB, with
+//! and without the page cache. They also create small files of several sizes.
 //!
-//! `ZMOVE_BENCH_DIR` is where the files lie (else `TMPDIR`), `ZMOVE_BENCH_MIB` how much it is (else 512). A
-//! cold read drops the file from the page cache before the clock starts. Beside the rates stands what this
-//! process used of the CPU; what the kernel's own threads do for it (write-back, a loop device) is not in it.
+//! `ZMOVE_BENCH_DIR` is the directory of the files (default `TMPDIR`), and `ZMOVE_BENCH_MIB` the amount of data
+//! (default 512). A cold read drops the file from the page cache before the clock starts. The output also has the
+//! processor time of this process. It excludes that of kernel threads, such as write-back or a loop device.
 
 use std::fs::File;
 use std::io::Write;
@@ -25,11 +25,11 @@ use zmove_disk::{
 };
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, GroupSpan, RelPath};
 
-/// Threads that read or write, as on a machine of two cores.
+/// Number of threads that read or write, as on a machine with two cores.
 const THREADS: usize = 2;
 const BUFFER_BYTES: usize = 4 << 20;
 
-/// What is measured.
+/// The measured operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
     ReadCold,
@@ -37,7 +37,7 @@ enum Work {
     Write,
 }
 
-/// The file, and where others can be made.
+/// The large file, and a directory for others.
 struct Stage {
     directory: TempDir,
     bytes: u64,
@@ -73,7 +73,7 @@ fn engines(criterion: &mut Criterion) {
     }
 }
 
-/// Files that are written in one piece each, as those of a batch are.
+/// Creates files that are written in one piece each, like those of a batch.
 fn small_files(criterion: &mut Criterion) {
     let home = tempfile::tempdir_in(place()).expect("a directory");
     let bytes = bytes();
@@ -96,7 +96,7 @@ fn small_files(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Makes files with these contents, `bytes` in all, and flushes them; how long that takes.
+/// Creates files with these contents, `bytes` bytes in total, and flushes them. Returns the duration.
 fn create(home: &Path, bytes: u64, contents: &[u8], direct: Direct) -> Duration {
     let top = tempfile::tempdir_in(home).expect("a directory");
     let files = bytes / contents.len() as u64 / THREADS as u64;
@@ -119,7 +119,7 @@ fn create(home: &Path, bytes: u64, contents: &[u8], direct: Direct) -> Duration 
     started.elapsed()
 }
 
-/// Measurements that move so many bytes each.
+/// Creates a group of measurements that process `bytes` bytes each.
 fn group_of<'a>(
     criterion: &'a mut Criterion,
     name: &str,
