@@ -1,8 +1,8 @@
-//! The build script of the program: links development builds at a fixed address.
+//! The build script of the program. It links development builds at a fixed address.
 //!
-//! The unoptimized program has hundreds of thousands of addresses that the loader has to fill in if the kernel chooses
-//! where the program lies. That is half of the time that it takes to start, and the end-to-end tests start it about
-//! 19,000 times. A release keeps its random addresses.
+//! In an unoptimized program, the loader would have to relocate hundreds of thousands of addresses if the kernel chose
+//! the load address. This takes half of the startup time, and the end-to-end tests start the program about 19,000
+//! times. Release builds keep random addresses.
 
 use std::env::var;
 

@@ -1,6 +1,6 @@
-//! House rules that no compiler checks: what lies where, which crate may use which, how long files get.
+//! House rules that no compiler checks: file locations, dependencies between crates, and lengths of files.
 //!
-//! Each test collects all violations and reports them together. `docs/STYLE.md` has the reasons.
+//! Each test collects all violations and reports them together. `docs/STYLE.md` gives the reasons.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{read_dir, read_to_string};
 use std::path::{Path, PathBuf};
 
-/// What may lie at the top, beside files that begin with a dot and licences.
+/// Names allowed at the top level, in addition to dot files and licenses.
 const TOP_NAMES: [&str; 7] = [
     "Cargo.toml",
     "Cargo.lock",
@@ -22,7 +22,7 @@ const TOP_NAMES: [&str; 7] = [
     "README.md",
 ];
 
-/// Which crate of the workspace may use which others.
+/// Allowed dependencies between the crates of the workspace.
 const ARROWS: [(&str, &[&str]); 20] = [
     (
         "cli",
@@ -111,7 +111,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ),
 ];
 
-/// Outside crates that only some may use.
+/// External crates that only some crates may use.
 const RESERVED: [(&str, &[&str]); 37] = [
     ("axum", &["api"]),
     ("utoipa", &["api", "jobs"]),
@@ -168,14 +168,14 @@ const RESERVED: [(&str, &[&str]); 37] = [
     ("fuser", &["lab"]),
 ];
 
-/// Where the word may stand.
+/// Crates that may contain `unsafe` code.
 const UNSAFE_CRATES: [&str; 3] = ["lab", "sockopt", "uring"];
 
-/// The words with which no documentation comment begins, since they refer to something that it does not name.
+/// Words with which no documentation comment may begin, since they refer to something that the comment has not named.
 const OPENINGS_WITHOUT_SUBJECT: [&str; 7] = ["Its", "Their", "It", "They", "Those", "Who", "As"];
 
 const LINES_MAX: usize = 800;
-/// How many files a folder may hold.
+/// Maximum number of files in a folder.
 const FILES_OF_FOLDER_MAX: usize = 14;
 const COLUMNS_MAX: usize = 120;
 
@@ -198,16 +198,16 @@ fn name(path: &Path) -> &str {
 
 fn crates() -> Vec<PathBuf> {
     let mut crates = entries(&root().join("crates"));
-    // what is for Python has no manifest of Cargo
+    // The Python package has no Cargo manifest.
     crates.retain(|path| path.join("Cargo.toml").exists());
     crates
 }
 
-/// All Rust files below a directory, without what is built or vendored there.
+/// Returns all Rust files below a directory, except generated and vendored ones.
 fn rust_files(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for path in entries(directory) {
-        // cargo marks what it builds; a module may be called `target`
+        // Cargo marks its build directories. A module may be named `target`.
         let is_built = || path.join("CACHEDIR.TAG").exists();
         if path.is_dir() && !matches!(name(&path), "corpus" | "artifacts") && !is_built() {
             files.extend(rust_files(&path));
@@ -225,7 +225,7 @@ fn all_rust_files() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether a file consists of tests: it is called `tests.rs`, or is in a directory `tests`.
+/// Whether a file contains only tests: its name is `tests.rs`, or it is in a directory `tests`.
 fn is_test(path: &Path) -> bool {
     let below_root = path.strip_prefix(root()).unwrap_or(path);
     below_root
@@ -250,14 +250,14 @@ fn assert_none(violations: &[String]) {
     );
 }
 
-/// The dependencies of a crate, those of its tests and build too, by section.
+/// Returns the dependencies of a crate by section, including those for tests and the build.
 fn dependencies(manifest: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let mut sections: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut section = String::new();
     for line in read_to_string(manifest).unwrap().lines().map(str::trim) {
         if let Some(header) = line.strip_prefix('[') {
             section = header.trim_end_matches(']').to_owned();
-            // [dependencies.tokio] and [target.'cfg(…)'.dependencies] are sections too
+            // `[dependencies.tokio]` and `[target.'cfg(…)'.dependencies]` are sections too.
             if let Some((table, dependency)) = section.clone().rsplit_once("dependencies.") {
                 section = format!("{table}dependencies");
                 sections
@@ -343,7 +343,7 @@ fn outside_crates_stay_where_they_belong() {
     for directory in crates() {
         let crate_name = name(&directory);
         for (section, used) in dependencies(&directory.join("Cargo.toml")) {
-            // a test may look at a program from any side
+            // A test may use any crate.
             if section == "dev-dependencies" {
                 continue;
             }
@@ -393,7 +393,7 @@ fn folders_hold_few_files() {
     assert_none(&violations);
 }
 
-/// Tables and what stands in fences of documents may be wider, and strings of the code.
+/// Tables and fenced blocks in documents may be wider, and so may strings in code.
 #[test]
 fn lines_fit_into_a_window() {
     let mut violations = Vec::new();
@@ -424,8 +424,8 @@ fn lines_fit_into_a_window() {
     assert_none(&violations);
 }
 
-/// A test that a document names by its module, as `module::name`, is in a file or folder of that module, and of the
-/// crate in `crate: module::name`. A document may name a module of tests as a whole.
+/// A test that a document names as `module::name` is in a file or folder of that module, and in the crate of `crate:
+/// module::name`. A document may also name a module of tests as a whole.
 #[test]
 fn tests_that_documents_name_exist() {
     let files = all_rust_files();
@@ -450,7 +450,7 @@ fn tests_that_documents_name_exist() {
         let text = read_to_string(root().join(document)).unwrap();
         for code in text.split('`').skip(1).step_by(2) {
             let (place, named) = code.rsplit_once(": ").unwrap_or(("", code));
-            // types and addresses have other letters
+            // Types and addresses contain other characters.
             let is_name = |part: &str| {
                 let is_part =
                     |letter: char| letter.is_ascii_lowercase() || "_0123456789".contains(letter);
@@ -485,7 +485,7 @@ fn tests_that_documents_name_exist() {
     assert_none(&violations);
 }
 
-/// There is one version of the protocol, and no release before it.
+/// There is only one version of the protocol and no earlier release.
 #[test]
 fn nothing_speaks_of_other_versions() {
     let documents = ["docs", "docs/decisions", ".github"]
@@ -505,7 +505,7 @@ fn nothing_speaks_of_other_versions() {
     });
     let mut violations = Vec::new();
     for (path, text) in texts.chain(shipped) {
-        // a phrase may be broken over two lines
+        // A phrase may be split over two lines.
         let words: Vec<_> = text.split_whitespace().collect();
         let text = words.join(" ").to_lowercase();
         let versions = text.split("protocol version ").skip(1);
@@ -518,7 +518,7 @@ fn nothing_speaks_of_other_versions() {
     assert_none(&violations);
 }
 
-/// A recipe that the page does not list is not found.
+/// Contributors find only the recipes that the page lists.
 #[test]
 fn the_page_for_contributors_lists_all_recipes() {
     let page = read_to_string(root().join(".github/CONTRIBUTING.md")).unwrap();
@@ -566,7 +566,7 @@ fn files_say_what_they_are() {
     assert_none(&violations);
 }
 
-/// A file and its own parts are one; two files that stand beside each other are not, wherever they lie.
+/// A file and its submodules count as one. Two files next to each other count as separate, wherever they are.
 #[test]
 fn files_import_in_one_direction() {
     let in_circles: Vec<_> = crates()
@@ -581,7 +581,7 @@ fn files_import_in_one_direction() {
     assert_none(&violations);
 }
 
-/// The files that import each other in a circle, as paths of modules.
+/// Returns the files that import each other in a cycle, as module paths.
 fn circle_in(source: &Path) -> Vec<String> {
     let files = rust_files(source)
         .into_iter()
@@ -616,7 +616,7 @@ fn circle_in(source: &Path) -> Vec<String> {
             .filter(is_above);
         imports.insert(module, imported.collect());
     }
-    // whoever imports nobody who is left, or is imported by nobody who is left, is in no circle
+    // A file is in no cycle if it imports none of the remaining files, or none of them imports it.
     loop {
         let before = imports.len();
         let imported: BTreeSet<_> = imports.values().flatten().copied().collect();
@@ -628,7 +628,7 @@ fn circle_in(source: &Path) -> Vec<String> {
     }
 }
 
-/// Without comments, and without what is behind the tests' attribute.
+/// Returns the code of a file without comments and without its test module.
 fn shipped_text(file: &Path) -> String {
     let text = read_to_string(file).unwrap();
     let shipped = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
@@ -644,7 +644,7 @@ fn shipped_text(file: &Path) -> String {
     }
 }
 
-/// Adds each path of a `use` tree that begins here; returns how long it is.
+/// Adds each path of the `use` tree at the start of `text`. Returns the tree's length.
 fn add_paths(text: &str, above: &str, paths: &mut Vec<String>) -> usize {
     if let Some(list) = text.strip_prefix('{') {
         let mut at = 0;
@@ -672,7 +672,7 @@ fn add_paths(text: &str, above: &str, paths: &mut Vec<String>) -> usize {
     word
 }
 
-/// The file in which the item of a path stands.
+/// Returns the file that contains the item of a path.
 fn module_of<'m>(path: &str, modules: &'m BTreeMap<String, PathBuf>) -> Option<&'m str> {
     let mut path = path;
     loop {
@@ -688,7 +688,7 @@ fn is_part_of(part: &str, whole: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// A documentation comment is read alone, in an editor or on a page, where nothing comes before its first word.
+/// An editor or a web page shows a documentation comment alone, without the preceding text.
 #[test]
 fn documentation_begins_with_its_subject() {
     let mut violations = Vec::new();
@@ -723,7 +723,7 @@ fn no_file_is_called_mod() {
     assert_none(&violations);
 }
 
-/// Starting from each crate's roots, every file is named by a `mod` of its parent.
+/// Every file is declared by a `mod` of its parent, beginning at the roots of each crate.
 #[test]
 fn no_file_is_dead() {
     let mut violations = Vec::new();
@@ -744,7 +744,7 @@ fn no_file_is_dead() {
     assert_none(&violations);
 }
 
-/// Adds a file and all that its `mod` lines name; its children lie in `children`.
+/// Adds a file and all files that its `mod` lines declare. Its child modules are in `children`.
 fn reach(file: &Path, children: &Path, reached: &mut BTreeSet<PathBuf>) {
     reached.insert(file.to_owned());
     for line in read_to_string(file).unwrap().lines().map(str::trim) {
@@ -758,7 +758,7 @@ fn reach(file: &Path, children: &Path, reached: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// The name in `mod name;`, whatever its visibility.
+/// Returns the name in `mod name;` with any visibility.
 fn module_named(line: &str) -> Option<&str> {
     let declaration = line.strip_suffix(';')?;
     let (visibility, name) = declaration.rsplit_once("mod ")?;
@@ -791,7 +791,7 @@ fn every_expectation_has_its_reason() {
     assert_none(&violations);
 }
 
-/// There each call takes a permit by its type.
+/// In that file, the type of each call requires a permit.
 #[test]
 fn attributes_at_a_target_are_changed_in_one_file_alone() {
     const CALLS: [&str; 17] = [
