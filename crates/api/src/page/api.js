@@ -1,13 +1,13 @@
-// The runner as this page asks it. Over TCP each request has the word, which this tab alone keeps. A word that was
-// refused is forgotten: whoever listens where the runner did must not be given it again and again.
+// Requests to the runner. Over TCP each request carries the token, which only this browser tab stores. A refused token
+// is deleted, so that another program at the runner's former address does not receive it repeatedly.
 
 const KEY = "zmove-token";
-// Set while the word has been taken by a runner.
+// Key of a flag that is set once a runner has accepted the token.
 const TAKEN = "zmove-token-taken";
 const BEGUN_ANEW = "the runner has begun anew: its word is in the file 'token' in the directory of the jobs";
 const NO_WORD = "what stands behind # is no word: that is all that the file 'token' holds";
 
-// Why the word has to be asked for, where there is something to say.
+// Reason why the user is asked for the token, or an empty string.
 let why = "";
 let fromAddress = false;
 
@@ -18,13 +18,13 @@ export class Refused extends Error {
   }
 }
 
-// An answer that no runner gives.
+// The response did not come from a runner.
 export class Stranger extends Error {}
 
-// Takes the word that stands behind the #, which is never sent to anybody.
+// Takes the token from the part of the address after #, which browsers never send.
 export function takeToken() {
   const given = location.hash.slice(1).replace(/^token=/, "").trim();
-  // what the page itself links to
+  // The page's own links also use this part of the address.
   if (given === "" || document.getElementById(given)) return false;
   history.replaceState(null, "", location.pathname);
   if (/^[0-9A-Za-z]{32,}$/.test(given)) {
@@ -58,7 +58,7 @@ function headers(more) {
   return token ? { ...more, Authorization: `Bearer ${token}` } : more;
 }
 
-// Asks for an answer of this kind.
+// Sends a request and expects a response of this content type.
 async function ask(path, kind, options) {
   const terms = { credentials: "omit", cache: "no-store", redirect: "manual", ...options };
   const answer = await fetch(`/api/v1${path}`, terms);
@@ -80,11 +80,11 @@ export async function post(path, body) {
   return (await ask(path, JSON_KIND, terms)).json();
 }
 
-// Events from where this page has come to, until the connection ends. EventSource could not send the token.
+// Reads events after number `last` until the connection ends. EventSource could not send the token.
 async function follow(last, tell) {
   const known = last === null ? {} : { "Last-Event-ID": String(last) };
   const stop = new AbortController();
-  // The runner says something every 15 s.
+  // The runner sends something at least every 15 s.
   let alarm = setTimeout(() => stop.abort(), 40000);
   try {
     const answer = await ask("/events", "text/event-stream", { headers: headers(known), signal: stop.signal });
@@ -110,8 +110,8 @@ async function follow(last, tell) {
   }
 }
 
-// Follows for ever. `told` gets each event, `lost` why there is no connection; it ends where the word is refused, and
-// where somebody else answers.
+// Follows the stream forever. Calls `told` with each event, and `lost` with the reason when there is no connection.
+// Throws if the token is refused or another program answers.
 export async function followAll(told, lost) {
   let last = null;
   let pause = 500;

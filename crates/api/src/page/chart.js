@@ -1,4 +1,4 @@
-// A line over time as SVG, with what it says in words for those who do not see it.
+// A line chart over time as SVG, with a summary as text for screen readers.
 
 const SPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 120;
@@ -12,14 +12,14 @@ function part(name, attributes, text) {
   return made;
 }
 
-// The next round number: 1, 2 or 5 of its size.
+// Returns the next round number: 1, 2 or 5 times a power of ten.
 function round(number) {
   const size = 10 ** Math.floor(Math.log10(number));
   return [1, 2, 5, 10].map((step) => step * size).find((step) => step >= number);
 }
 
-// `points` are pairs of seconds and a number; `write` makes words of a number, `when` of seconds. A number is
-// multiplied by `factor` before the axis is made round.
+// Draws `points`, which are pairs of seconds and a value. `write` formats a value and `when` formats seconds. The top
+// of the axis is rounded after multiplication by `factor`.
 export function draw(node, points, { write, when, what, factor = 1, height = HEIGHT }) {
   const width = Math.max(280, Math.round(node.clientWidth || 640));
   const svg = part("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img" });

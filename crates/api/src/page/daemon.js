@@ -1,4 +1,4 @@
-// What others have under way at the daemon of this host, where its socket can be opened.
+// Transfers of other users at the daemon of this host, if the runner can open its socket.
 
 import { bytes, byId, count, element, rate, say, shown, span } from "./format.js";
 

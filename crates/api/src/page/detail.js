@@ -1,4 +1,4 @@
-// One job: what it is, what limits it, its pictures, and what has happened to it.
+// The details of a job: its properties, its bottleneck, its charts, and its events.
 
 import { byId, bytes, count, element, limit, moment, perSecond, rate, say, shown, span, stageOf, STAGES } from "./format.js";
 import { get, text } from "./api.js";
@@ -33,7 +33,7 @@ export async function open(id, done) {
 }
 
 async function events(id) {
-  // A job may have many: the last page is shown as it comes.
+  // A job may have many events. Each page is shown as it arrives.
   for (let pieces = 0; pieces < 20; pieces += 1) {
     const { events: some, next } = await get(`/jobs/${id}/events?after=${lastEvent}&limit=500`);
     if (current?.id !== id) return;
@@ -52,7 +52,7 @@ export function addEvent(event) {
 
 export function sample(report) {
   samples.push(report);
-  // Every other one goes once there are many.
+  // When there are many samples, every second one is dropped.
   if (samples.length > 1200) samples = samples.filter((_, at) => at % 2 === 0);
   pictures();
 }
@@ -79,7 +79,7 @@ export function show(job, done) {
   say(byId("job-limit"), word ? `${verb}: ${limit(word)}.${shares()}` : "Not known yet.");
 }
 
-// The nodes of a push in which several take part.
+// Shows the nodes and receivers of a job with several of them.
 function nodes(all) {
   byId("job-nodes").hidden = !all;
   if (!all) return;
@@ -99,7 +99,7 @@ function nodes(all) {
   byId("job-receivers").querySelector("tbody").replaceChildren(...all.receivers.map(row));
 }
 
-// How often each stage was the limit, by the samples.
+// Returns the share of samples in which each stage was the bottleneck.
 function shares() {
   if (samples.length < 5) return "";
   const times = new Map();

@@ -1,4 +1,4 @@
-// Numbers and times as people read them, and elements made of text alone.
+// Formats numbers and times for people, and creates elements from plain text.
 
 const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const BITS = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
@@ -14,7 +14,7 @@ function scaled(number, step, units) {
 }
 
 export const bytes = (number) => (number === null || number === undefined ? "–" : scaled(number, 1024, BINARY));
-// Bits per second, of bytes per second.
+// Formats bytes per second as bits per second.
 export const rate = (number) => (number === null || number === undefined ? "–" : scaled(number * 8, 1000, BITS));
 export const count = (number) => (number === null || number === undefined ? "–" : number.toLocaleString("en"));
 
@@ -41,11 +41,11 @@ export function moment(seconds) {
   return `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())} ${clock.slice(0, 5)}`;
 }
 
-// Names may hold marks that turn the direction of text, and others that are not seen.
+// Replaces invisible characters and those that change the text direction, which names may contain.
 export const shown = (text) =>
   String(text ?? "").replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "\ufffd");
 
-// An element; what is a string becomes text, never markup.
+// Creates an element. Strings become text, never markup.
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -59,12 +59,12 @@ export function element(name, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Text is set only where it is another one: a screen reader would hear it again.
+// Sets the text only if it differs. Otherwise a screen reader would read it again.
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// The stages of the pipeline, in the order in which data passes them.
+// The stages of the pipeline, in the order of the data flow.
 export const STAGES = [
   ["scan", "Scan"], ["source_reads", "Read"], ["sender_cpu", "Hash and send"], ["path", "Path"],
   ["receiver_cpu", "Check"], ["target_writes", "Write"],

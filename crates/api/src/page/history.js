@@ -1,4 +1,4 @@
-// Jobs that have ended, a piece at a time.
+// Ended jobs, a page at a time.
 
 import { bytes, byId, element, moment, rate, shown, span } from "./format.js";
 import { get } from "./api.js";
@@ -36,7 +36,7 @@ export async function load(open, { more }) {
   const mine = ++asked;
   const before = more && next !== null ? `&before=${next}` : "";
   const page = await get(`/jobs?state=${byId("history-filter").value}&limit=${PIECE}${before}`);
-  // Another filter may have been chosen meanwhile.
+  // The user may have chosen another filter in the meantime.
   if (mine !== asked) return;
   const made = page.jobs.map((job) => row(job, open));
   if (more) body().append(...made);
@@ -45,7 +45,7 @@ export async function load(open, { more }) {
   tell();
 }
 
-// A job has ended while the page is open.
+// Adds a job that ended while the page is open.
 export function add(job, open) {
   if (!byId("history-filter").value.split(",").includes(job.state)) return;
   body().querySelector(`[data-job="${job.id}"]`)?.remove();

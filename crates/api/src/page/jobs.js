@@ -1,19 +1,19 @@
-// The transfers that have not ended, each a row that is changed in place, so that focus and reading stay where they are.
+// Jobs that have not ended. Rows are updated in place, so that the focus and the position of a screen reader are kept.
 
 import { bytes, byId, count, element, limit, moment, perSecond, rate, say, shown, span, stageOf, STAGES } from "./format.js";
 import { post } from "./api.js";
 
-// By number; `speed` is files a second, from one report to the next.
+// Jobs by number. `speed` is a moving average of files per second between reports.
 export const jobs = new Map();
 const rows = new Map();
 const WAITING_SHOWN = 50;
 
-// The number of the last report of the stream, in all and about each job.
+// Number of the last report of the stream, overall and for each job.
 let reports = 0;
 const reported = new Map();
 export const reportsSoFar = () => reports;
 export const report = (id) => reported.set(id, (reports += 1));
-// Whether the stream has reported a job since so many reports: an answer that was asked for then may be older than that.
+// Whether the stream has reported a job after report `since`. A response requested at that point may then be outdated.
 export const isReported = (id, since) => (reported.get(id) ?? 0) > since;
 
 export const isOver = (job) => job.ended !== null;
@@ -63,7 +63,7 @@ export function facts(job) {
     ["Lanes", count(job.lanes)],
     ["Attempt", count(job.attempts)],
   ];
-  // Several nodes or receivers have no lanes of one transfer.
+  // A job with several nodes or receivers has no single number of lanes.
   if (job.state !== "running" || !job.lanes) list.splice(6, 1);
   return list.filter(([name, value]) => name !== "Moved" || value !== "–");
 }
@@ -85,7 +85,7 @@ export function stages(list, word) {
   });
 }
 
-// The orders that make sense for a job.
+// Returns the orders that are possible for a job.
 export function orders(job) {
   if (isOver(job)) return [["rerun", "Run again"]];
   const isHeld = job.state === "paused" || job.asked === "pause";

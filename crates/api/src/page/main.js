@@ -1,4 +1,4 @@
-// The page: lists first, then what the stream tells, shown at most four times a second.
+// The page. Loads the lists, then applies the events of the stream, and redraws at most four times a second.
 
 import { byId, count, perSecond, rate, say, shown, span } from "./format.js";
 import { followAll, get, keepToken, Refused, Stranger, takeToken } from "./api.js";
@@ -19,7 +19,7 @@ const news = (text) => say(byId("news"), text);
 const fail = (error) => news(error.message);
 const open = (id) => detail.open(id, done).catch(fail);
 
-// An order was given, and this is the job since, unless the stream has reported a later state.
+// Shows the job in the response to an order, unless the stream has reported a later state.
 function done(order, job, since) {
   if (!isReported(job.id, since)) changed(job);
   if (order === "rerun") open(job.id);
@@ -60,7 +60,7 @@ const told = {
   job: ({ event, job }) => {
     report(job?.id ?? event.job);
     if (event && detail.isOpen(event.job)) detail.addEvent(event);
-    // What is told of a short job may be told when it is over, and its first event shows that already.
+    // A short job may already have ended at its first event, which then has the final state.
     if (job) changed(job, event?.event === job.state);
     else if (event) jobs.delete(event.job);
   },
@@ -81,7 +81,7 @@ const told = {
   daemon: daemon.show,
 };
 
-// Shows what has changed, a quarter of a second after the last time.
+// Schedules a redraw, at least a quarter of a second after the previous one.
 function soon() {
   if (wanted) return;
   wanted = true;
@@ -126,7 +126,7 @@ async function live() {
   }
 }
 
-// Nothing more is sent until the user says so.
+// Sends no further requests until the user asks for it.
 function stop(why) {
   byId("link").dataset.state = "off";
   say(byId("link"), `${why}: nothing more is sent`);
@@ -134,7 +134,7 @@ function stop(why) {
 }
 
 function askForToken(why) {
-  // They would lie over it. What was typed stays.
+  // Open dialogs would cover the token prompt. Text typed into them is kept.
   for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
   byId("board").hidden = true;
   byId("open-new").hidden = true;
@@ -152,7 +152,7 @@ byId("token").addEventListener("submit", (event) => {
   live();
 });
 byId("again").addEventListener("click", live);
-// A word that is put behind the address of an open page.
+// Handles a token that the user adds to the address of the open page.
 addEventListener("hashchange", () => {
   if (takeToken()) location.reload();
 });

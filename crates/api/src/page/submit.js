@@ -1,4 +1,4 @@
-// A new transfer: it can be submitted once exactly this has been previewed.
+// The form for a new transfer, which can be submitted only after a preview of exactly the same values.
 
 import { bytes, byId, count, element, say, shown } from "./format.js";
 import { post } from "./api.js";
@@ -56,7 +56,7 @@ async function preview() {
   const asked = words();
   await working(byId("preview"), "Looking…", async () => {
     showPlan(await post("/plans", asked));
-    // What was typed meanwhile has not been previewed.
+    // The form has changed during the preview.
     if (JSON.stringify(words()) !== JSON.stringify(asked)) return forget();
     previewed = asked;
     say(byId("submit-help"), "");
@@ -66,7 +66,7 @@ async function preview() {
 
 export function begin(submitted) {
   const dialog = byId("new");
-  // The same id for each try: a second one after a lost answer makes no second job.
+  // Retries use the same id, so that a retry after a lost response creates no second job.
   let id = crypto.randomUUID();
   byId("open-new").addEventListener("click", () => {
     forget();
@@ -78,7 +78,7 @@ export function begin(submitted) {
     id = crypto.randomUUID();
   });
   byId("new-form").addEventListener("submit", (event) => {
-    // The key for a new line would close it.
+    // Otherwise the Enter key would close the dialog.
     event.preventDefault();
     preview();
   });
