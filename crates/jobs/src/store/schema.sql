@@ -1,13 +1,13 @@
--- Moments are milliseconds since 1970, spans milliseconds.
+-- Timestamps are in milliseconds since 1970, and durations in milliseconds.
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     submission TEXT UNIQUE,
     label TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN
         ('waiting', 'queued', 'running', 'paused', 'done', 'failed', 'cancelled', 'expired')),
-    -- what is asked of a running job
+    -- pending order for a running job
     wish TEXT CHECK (wish IS NULL OR wish IN ('pause', 'cancel') AND state = 'running'),
-    -- words, each with a NUL behind it
+    -- arguments, each terminated by NUL
     arguments BLOB NOT NULL,
     directory BLOB NOT NULL,
     environment BLOB NOT NULL,
@@ -17,43 +17,43 @@ CREATE TABLE jobs (
     priority INTEGER NOT NULL,
     submitted INTEGER NOT NULL,
     not_before INTEGER,
-    -- the start time of the first run as it was typed
+    -- start time of the first run, as the user typed it
     at TEXT,
     started INTEGER,
     ended INTEGER CHECK ((ended IS NOT NULL) = (state IN ('done', 'failed', 'cancelled', 'expired'))),
     schedule TEXT,
     deadline INTEGER NOT NULL,
-    -- when it is given up unless an attempt comes further before
+    -- time of the final failure, unless an attempt makes progress before
     retry_until INTEGER,
-    -- attempts in a row that have come no further; with these, not_before is the time of the next
+    -- consecutive attempts without progress; if positive, not_before is the time of the next attempt
     failures INTEGER NOT NULL DEFAULT 0,
-    -- the furthest that any attempt has come, in files and bytes
+    -- maximum progress of any attempt, in files plus bytes
     furthest INTEGER NOT NULL DEFAULT 0,
     attempt INTEGER NOT NULL DEFAULT 0,
-    -- how far the events of the attempt have been read
+    -- offset up to which the events of the attempt have been read
     events_read INTEGER NOT NULL DEFAULT 0,
     exit INTEGER,
     message TEXT,
-    -- the sum of all attempts
+    -- sums over all attempts
     files INTEGER,
     bytes INTEGER,
     seconds REAL,
     limited_by TEXT,
     previous INTEGER,
-    -- a text of the user for the hook and the webhook
+    -- user's text for the hook and the webhook
     notify TEXT,
-    -- the id of a copy between two other hosts that may go on without a process of the job
+    -- id of a copy between two other hosts that may continue without a process of the job
     copy TEXT
 ) STRICT;
 CREATE INDEX jobs_by_state ON jobs (state, priority DESC, id);
 CREATE INDEX jobs_by_previous ON jobs (previous) WHERE previous IS NOT NULL;
 CREATE INDEX jobs_by_copy ON jobs (state) WHERE copy IS NOT NULL;
--- ends of attempts: the job's own row has the last alone
+-- results of all attempts; the job's row has only the last one
 CREATE TABLE attempts (
     job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
     number INTEGER NOT NULL,
     ended INTEGER NOT NULL,
-    -- what the job was then
+    -- state of the job after the attempt
     state TEXT NOT NULL,
     exit INTEGER,
     message TEXT,
@@ -77,20 +77,20 @@ CREATE TABLE events (
     message TEXT
 ) STRICT;
 CREATE INDEX events_by_job ON events (job, number);
--- events to send, and sent, by each method
+-- pending and completed notifications of events, per method
 CREATE TABLE notifications (
     number INTEGER NOT NULL REFERENCES events (number) ON DELETE CASCADE,
     method TEXT NOT NULL CHECK (method IN ('hook', 'webhook')),
     due INTEGER NOT NULL,
     tries INTEGER NOT NULL DEFAULT 0,
     state TEXT NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'delivered', 'given_up')),
-    -- the first failed attempt of the method while this one waited
+    -- time of the method's first failed attempt while this notification was waiting
     failing_since INTEGER,
-    -- the reason why the last attempt failed
+    -- cause of the last failed attempt
     error TEXT,
     PRIMARY KEY (number, method)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX notifications_waiting ON notifications (method, due) WHERE state = 'waiting';
--- distinguishes the events of several stores
+-- random id that distinguishes the events of different stores
 CREATE TABLE store (id TEXT NOT NULL) STRICT;
 INSERT INTO store VALUES (lower(hex(randomblob(8))));
