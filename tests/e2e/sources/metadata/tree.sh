@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes a tree of all that can be kept beside contents, modes and times in the empty directory $1, as root.
-# $2: how many bytes the largest attribute has; not all file systems hold one of 64 KiB.
+# Creates a tree with all kinds of metadata, in addition to contents, modes and times, in the empty directory $1.
+# Runs as root.
+# $2: length of the largest attribute in bytes. Not all file systems support 64 KiB.
 set -eu
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
 umask 022
@@ -18,7 +19,7 @@ mkdir owners lists attributes specials holes names sticky shared
 chmod 1777 sticky
 chmod 2775 shared
 
-# twenty owners, and what lends their rights
+# twenty owners, and programs that grant their privileges
 i=0
 while [ $i -lt 20 ]; do
     data $((100 + i)) owners/f$i
@@ -38,7 +39,7 @@ chmod 2775 shared
 data 50 sticky/of-another
 chown 2201:3201 sticky/of-another
 
-# access control lists: masks that take, masks that let through, and what is inherited
+# access control lists: restricting masks, permissive masks, and inherited lists
 for name in plain masked wide large; do data 300 lists/$name; done
 data 5000000 lists/large
 setfacl -m u:7:rwx,g:8:rx,m::r lists/masked
@@ -83,7 +84,7 @@ mknod -m 640 specials/far c 300 70000
 chown 2001:3001 specials/fifo specials/disk
 setfacl -m u:7:rw specials/null
 
-# names of one file, in one directory and in several, of small files and of large ones
+# hard links in one directory and in several, of small and large files
 mkdir tied tied/below
 i=0
 while [ $i -lt 10 ]; do
@@ -137,6 +138,6 @@ data 7 "names/$(text 255)"
 ln -s "$(text 1000)" names/long-link
 ln -s ../../nowhere names/nowhere
 
-# times to the nanosecond; of directories last
+# times with nanoseconds; directories last
 find . -depth -exec touch -h -d "2017-08-09 10:11:12.123456789" {} +
 touch -d "1969-12-31 23:59:58.000000001 UTC" owners/f7
