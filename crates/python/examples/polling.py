@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Submits a transfer and polls it in the words of FTS, as Rucio's conveyor does: polling.py SOURCE TARGET"""
+"""Submits a transfer and polls it with the states of FTS, like Rucio's conveyor: polling.py SOURCE TARGET"""
 
 import sys
 import time
@@ -7,7 +7,7 @@ import uuid
 
 from zmove import Client, Job
 
-#: States of FTS, by those of zmove.
+#: The FTS state for each state of zmove.
 FTS = {
     "waiting": "SUBMITTED",
     "queued": "READY",
@@ -21,7 +21,7 @@ FTS = {
 
 
 def bulk(client: Client, transfers: list, request: str) -> list:
-    """Submits transfers once, however often it is called for the same request: each try has a request of its own."""
+    """Submits the transfers of a request once, even if it is called repeatedly with the same request id."""
     return [
         client.submit(source, target, submission_id=f"{request}-{number}", label=request)
         for number, (source, target) in enumerate(transfers)
@@ -29,14 +29,14 @@ def bulk(client: Client, transfers: list, request: str) -> list:
 
 
 def poll(client: Client, ids: list) -> dict:
-    """The present state of each, in the words of FTS."""
+    """Returns the current FTS state of each job."""
     return {id: FTS[client.job(id).state] for id in ids}
 
 
 def main() -> None:
     source, target = sys.argv[1:]
     client = Client()
-    # Made once for a try, and kept by who may have to repeat the call. A transfer that has failed is a new request.
+    # Create one id per request and keep it to repeat the call. Retrying a failed transfer is a new request.
     jobs: list[Job] = bulk(client, [(source, target)], str(uuid.uuid4()))
     while True:
         states = poll(client, [job.id for job in jobs])

@@ -1,4 +1,4 @@
-"""Against a real runner: ``ZMOVE=path/to/zmove python3 -m unittest discover -s tests``."""
+"""Tests with a real runner: ``ZMOVE=path/to/zmove python3 -m unittest discover -s tests``."""
 
 import asyncio
 import json
@@ -30,16 +30,16 @@ PATIENCE = 60.0
 
 
 def options_of(description: dict) -> str:
-    """The module with the options, by the description of the API."""
+    """Generates the module with the options from the description of the API."""
     fields = description["components"]["schemas"]["Submission"]["properties"]
     lines = [
-        '"""The options of a transfer and of a job, by the description of the API: a test writes this file."""',
+        '"""The options of a transfer and of a job. A test generates this file from the description of the API."""',
         "",
         "from typing import Iterable, Literal, TypedDict",
         "",
         "",
         "class Options(TypedDict, total=False):",
-        '    """What ``zmove submit`` takes, with ``_`` for ``-``."""',
+        '    """The options of ``zmove submit``, with ``_`` instead of ``-``."""',
         "",
     ]
     files = []
@@ -53,12 +53,12 @@ def options_of(description: dict) -> str:
         lines.append(f"    {name}: {kind if one is field else f'Iterable[{broken.format(kind)}]'}")
         files += [name] if one.get("format") == "file" else []
     names = ", ".join(f'"{name}"' for name in files)
-    lines += ["", "", "#: Those that name a file of this host.", f"FILES = frozenset([{names}])", ""]
+    lines += ["", "", "#: Options with a path of this host.", f"FILES = frozenset([{names}])", ""]
     return "\n".join(lines)
 
 
 class Runner:
-    """A runner with a place of its own, which serves its API."""
+    """A runner with a separate directory that serves its API."""
 
     def __init__(self, *options: str) -> None:
         self.options = options
@@ -70,7 +70,7 @@ class Runner:
         self.start()
 
     def start(self) -> None:
-        # The next one has the same address.
+        # A restarted runner keeps its address.
         words = [ZMOVE, "runner", "--http", self.address.replace("http://", "") or "127.0.0.1:0", *self.options]
         self.process = subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, text=True)
         while "the page is at " not in (line := self.process.stdout.readline()):
@@ -154,7 +154,7 @@ class RealRunner(unittest.TestCase):
         first, again = (self.client.submit(source, self.runner.target(), submission_id="s") for _ in range(2))
         self.assertEqual(first.id, again.id)
         first.wait(PATIENCE)
-        # It has ended, and the source has changed since: it names one submission.
+        # Even after the job has ended and the source has changed, the id names the same submission.
         self.runner.source()
         again = self.client.submit(source, self.runner.target(), submission_id="s")
         self.assertEqual((again.id, again.state), (first.id, "done"))
@@ -260,7 +260,7 @@ class RealRunner(unittest.TestCase):
                 if len(seen) == 2 and not has_restarted:
                     has_restarted = True
                     self.runner.kill()
-                    # What happens while nobody listens is told afterwards.
+                    # Events that happen without a listener are sent afterwards.
                     self.run_zmove("submit", "--at", "2100-01-01 00:00", "/etc/hostname", "/tmp/none")
                     self.run_zmove("job", "2", "cancel")
                     self.end_started_runner()
@@ -278,9 +278,9 @@ class RealRunner(unittest.TestCase):
         subprocess.run([ZMOVE, *words], env=self.runner.environment, check=True, capture_output=True)
 
     def end_started_runner(self) -> None:
-        """Ends the runner that a command has started: it does not serve the API."""
+        """Ends the runner that a command has started, since it does not serve the API."""
         lock, killed = self.runner.jobs / "runner.lock", str(self.runner.process.pid)
-        # The command does not wait for the new process, which takes over the file.
+        # The command does not wait for the new process, which then writes the file.
         while (text := lock.read_text().strip()) in ("", killed):
             time.sleep(0.01)
         pid = int(text)
@@ -292,7 +292,7 @@ class RealRunner(unittest.TestCase):
     def test_a_job_is_awaited_by_the_stream(self) -> None:
         job = self.submit()
         self.assertEqual(asyncio.run(self.client.wait_for(job, PATIENCE)).state, "done")
-        # it has ended before
+        # The runner may have ended already.
         self.assertEqual(asyncio.run(self.client.wait_for(job.id, PATIENCE)).state, "done")
 
     def test_the_examples_run(self) -> None:
@@ -320,7 +320,7 @@ class RealRunner(unittest.TestCase):
             orders = {"ZMOVE_STAGE_IN": f"{source} {target}", "ZMOVE_STAGE_OUT": f"{source} {target}"}
             run(f"slurm/{script}", **orders, **more, SLURM_JOB_ID="7")
 
-        # A run that was requeued brings its input again.
+        # A requeued job transfers its input again.
         slurm("prolog.py")
         self.runner.source()
         slurm("prolog.py", SLURM_RESTART_COUNT="1", SLURM_JOB_START_TIME=str(int(time.time())))
@@ -348,14 +348,14 @@ class RealRunner(unittest.TestCase):
             self.assert_arrived()
 
     def assert_arrived(self) -> None:
-        """The target has what the source has now."""
+        """Expects that the target has the current contents of the source."""
         ends = [self.runner.directory / end / "f" for end in ("source", "target")]
         self.assertEqual(*[end.read_bytes() for end in ends])
 
 
 @unittest.skipUnless(ZMOVE and shutil.which("openssl"), "ZMOVE names no program, or there is no openssl")
 class BehindProxy(unittest.TestCase):
-    """As from another host, through a proxy that speaks TLS with its clients."""
+    """Tests with a proxy that uses TLS, as from another host."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
@@ -371,7 +371,7 @@ class BehindProxy(unittest.TestCase):
         return ssl.create_default_context(cafile=self.files / f"{name}.pem")
 
     def through(self, use: Callable[[Runner, str], Awaitable[None]]) -> None:
-        """Starts a runner and a proxy, and uses both by the address of the proxy."""
+        """Starts a runner and a proxy, and uses the runner through the proxy."""
 
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connections.append(asyncio.current_task())

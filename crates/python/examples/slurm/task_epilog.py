@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A TaskEpilog for Slurm: has a job's output sent, and does not wait, so that the node is free at once.
+"""A TaskEpilog for Slurm: submits the transfer of a job's output without waiting, so that the node is free immediately.
 
 ZMOVE_STAGE_OUT="/scratch/run7/ dtn.example.org:/archive/run7" sbatch ...
 
-It runs as the job's user, with the environment of the task, after each task of each step: each has a submission of its
-own, and what is at the target already is not sent again. It does nothing where ZMOVE_STAGE_OUT is not in that
-environment: where it was not exported (sbatch --export=NONE), and in an Epilog, which is root's and has nothing of it.
+It runs as the job's user, with the environment of the task, after each task of each step. Each task has a separate
+submission, and data that is already at the target is not sent again. The script does nothing if ZMOVE_STAGE_OUT is not
+in that environment: if it was not exported (sbatch --export=NONE), or in an Epilog, which runs as root without it.
 
-A job that was requeued keeps its number, and its output is another: SLURM_RESTART_COUNT is part of the id. What the
-runner does is its own: it tries for seven days, and notifies by the hook and the webhook of notify.toml.
+A requeued job keeps its number but has different output, so SLURM_RESTART_COUNT is part of the id. The runner handles
+the transfer: it retries for seven days, and sends notifications with the hook and the webhook of notify.toml.
 """
 
 import os

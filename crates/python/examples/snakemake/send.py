@@ -1,6 +1,6 @@
-"""A step of Snakemake: sends its input, and writes what has become of it into its output.
+"""A step of Snakemake: sends its input, and writes the result into its output.
 
-It has no submission's id: Snakemake runs a step again since something has changed, and that is to be sent.
+It uses no submission id: Snakemake repeats a step because its input has changed, and the changes must be sent.
 """
 
 import json

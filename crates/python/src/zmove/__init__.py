@@ -1,4 +1,4 @@
-"""Transfers as jobs: a client of the API of ``zmove runner --http``.
+"""A client of the API of ``zmove runner --http``, which runs transfers as jobs.
 
     from zmove import Client
 

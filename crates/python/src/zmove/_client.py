@@ -1,4 +1,4 @@
-"""The client, and the jobs that it knows."""
+"""The client and its jobs."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 
 Path_ = Union[str, "os.PathLike[str]"]
 
-#: States that nothing leads out of.
+#: Final states.
 FINAL = frozenset(["done", "failed", "cancelled", "expired"])
-#: How soon a stream or a wait looks for the runner again, at first and at most.
+#: Initial and maximum pause before a stream or a wait contacts the runner again, in seconds.
 PAUSE_MIN, PAUSE_MAX = 0.1, 2.0
 
 
 class Client:
-    """Asks a runner that serves its API (``zmove runner --http``).
+    """A client of a runner that serves its API (``zmove runner --http``).
 
-    Without arguments it is that of this user, over its socket. With ``address`` (``http://127.0.0.1:PORT``) it is
-    asked over the loopback, with a token: by default that in the file ``token`` in the directory of jobs, which is
-    read again where the runner has begun anew. The socket needs none, and nobody else can take its place.
+    Without arguments, the client uses the socket of this user's runner. The socket needs no token, and no other user
+    can listen on it. With ``address`` (``http://127.0.0.1:PORT``), the client connects over the loopback with a token.
+    By default this is the content of the file ``token`` in the directory of jobs, which is read again after a restart
+    of the runner.
 
-    With ``https://HOST:PORT`` the client reaches it from another host, through a reverse proxy. ``token`` is the content
-    of the file ``token`` there. ``tls`` states which authorities are trusted, by default those of this host:
+    With ``https://HOST:PORT``, the client connects from another host through a reverse proxy. ``token`` is the content
+    of the file ``token`` on that host. ``tls`` selects the trusted authorities, by default those of this host. Example:
     ``ssl.create_default_context(cafile="ca.pem")``.
     """
 
@@ -68,11 +69,12 @@ class Client:
         after: Iterable[Union[int, "Job"]] = (),
         **options: Unpack[Options],
     ) -> "Job":
-        """Submits a transfer as a job, as ``zmove submit`` does and with its options, and returns at once.
+        """Submits a transfer as a job, with the options of ``zmove submit``, and returns immediately.
 
-        Paths of this host that are relative begin at the present directory. With a ``submission_id`` a second call
-        returns the job of the first, also where that has ended or failed, or the sources have changed since: nothing is
-        done again. It names one submission, not a task: repeat it where you do not know whether the first has arrived.
+        Relative paths of this host start at the current directory. A second call with the same ``submission_id``
+        returns the job of the first call, even if that job has ended or failed or the sources have changed since.
+        Nothing is transferred again. The id names one submission, not a task. Repeat a call with the same id if you do
+        not know whether the first call arrived.
         """
         order = _transfer(sources, target, options)
         order["after"] = [job.id if isinstance(job, Job) else job for job in after]
@@ -81,16 +83,16 @@ class Client:
     def plan(
         self, sources: Union[Path_, Iterable[Path_]], target: Path_, **options: Unpack[Options]
     ) -> Plan:
-        """What a transfer would do, as ``zmove copy --dry-run`` tells it; nothing is done."""
+        """Returns what a transfer would do, like ``zmove copy --dry-run``, without changing anything."""
         told = self._wire.ask("POST", "/api/v1/plans", _transfer(sources, target, options))
         return of(Plan, dict(told, sample=[of(Change, change) for change in told["sample"]]))
 
     def job(self, id: int) -> "Job":
-        """The job of this number."""
+        """Returns the job with this number."""
         return Job(self, self._wire.ask("GET", f"/api/v1/jobs/{id}"))
 
     def jobs(self, states: Iterable[str] = ()) -> Iterator["Job"]:
-        """All jobs, or those in these states, the newest first."""
+        """Yields all jobs, or the jobs in these states, newest first."""
         query: Dict[str, Any] = {"limit": 500}
         if states := ",".join(states):
             query["state"] = states
@@ -103,14 +105,14 @@ class Client:
             query["before"] = told["next"]
 
     def status(self) -> Status:
-        """The runner at this moment."""
+        """Returns the current status of the runner."""
         return of(Status, self._wire.ask("GET", "/api/v1/status"))
 
     async def events(self, last: Optional[int] = None) -> AsyncIterator[Notice]:
-        """What happens to all jobs, as it happens: without end, and across restarts of the runner.
+        """Yields the events of all jobs as they happen, without end and across restarts of the runner.
 
-        With ``last``, the number of an event that was seen, it goes on after that one. Where a stream breaks it is
-        taken up after the last event that it told, so that none is left out and none comes twice.
+        With ``last``, the number of a known event, the stream starts after that event. A broken stream resumes after
+        the last event that it yielded, so that no event is lost or repeated.
         """
         pause = PAUSE_MIN
         while True:
@@ -127,7 +129,7 @@ class Client:
             pause = min(2 * pause, PAUSE_MAX)
 
     async def wait_for(self, job: Union[int, "Job"], timeout: Optional[float] = None) -> "Job":
-        """Waits for the end of a job by the stream of events, and returns it as it is then."""
+        """Waits for the end of a job with the stream of events, and returns the ended job."""
         id = job.id if isinstance(job, Job) else job
         try:
             return await asyncio.wait_for(self._end_of(id), timeout)
@@ -139,7 +141,7 @@ class Client:
         try:
             async for notice in notices:
                 event = notice.event
-                # It may have ended before the stream began, or was taken up.
+                # The job may have ended before the stream began or resumed.
                 if notice.kind == "hello" or (event and event.job == id and event.event in FINAL):
                     job = await asyncio.get_running_loop().run_in_executor(None, self.job, id)
                     if job.ended:
@@ -150,7 +152,7 @@ class Client:
 
 
 class Job:
-    """A job as it was when it was last asked for; ``refresh`` asks again.
+    """The state of a job at the last request. ``refresh`` updates it.
 
     The fields are those of ``docs/schema/job.json``: ``job.bytes_per_second``, ``job.eta_seconds``, ...
     """
@@ -160,7 +162,7 @@ class Job:
         self._told = dict(told)
 
     def __getattr__(self, name: str) -> Any:
-        # Copies and pickles look for names before there is anything.
+        # The modules copy and pickle look up names before the object is initialized.
         told = self.__dict__.get("_told", {})
         if name in told:
             return told[name]
@@ -176,7 +178,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The user's name for it."""
+        """The user's name for the job."""
         return str(self._told["label"])
 
     @property
@@ -186,34 +188,34 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to it."""
+        """Whether the job is in a final state."""
         return self.state in FINAL
 
     @property
     def message(self) -> Optional[str]:
-        """Why it is as it is, where there is something to say."""
+        """The reason for the current state, if there is one."""
         return self._told.get("message")
 
     @property
     def files(self) -> Optional[int]:
-        """Files that all of its attempts have moved; ``files_done`` of ``files_found`` are at the target."""
+        """Files that all attempts have moved. ``files_done`` of ``files_found`` are at the target."""
         return self._told.get("files")
 
     @property
     def bytes(self) -> Optional[int]:
-        """Bytes, counted as ``files`` are."""
+        """Bytes, counted like ``files``."""
         return self._told.get("bytes")
 
     def as_dict(self) -> Dict[str, Any]:
-        """All that was told of it."""
+        """Returns all fields of the job."""
         return dict(self._told)
 
     def refresh(self) -> "Job":
-        """Asks for it anew."""
+        """Requests the current state of the job."""
         return self._now("GET", "")
 
     def wait(self, timeout: Optional[float] = None) -> "Job":
-        """Waits for its end, also across restarts of the runner. Raises ``WaitTimeout``."""
+        """Waits for the end of the job, even across restarts of the runner. Raises ``WaitTimeout``."""
         until = None if timeout is None else time.monotonic() + timeout
         pause = PAUSE_MIN
         while not self.ended:
@@ -225,39 +227,39 @@ class Job:
             try:
                 self.refresh()
             except NotRunning:
-                # The job goes on without its runner, and another one will come; or the time is over.
+                # The job continues without its runner, and another runner will be started, or the timeout expires.
                 continue
         return self
 
     def raise_for_status(self) -> "Job":
-        """Raises ``JobFailed``, ``JobCancelled`` or ``JobExpired`` if it has ended so; returns it else."""
+        """Raises ``JobFailed``, ``JobCancelled`` or ``JobExpired`` for such a job. Otherwise returns the job."""
         kinds = {"failed": JobFailed, "cancelled": JobCancelled, "expired": JobExpired}
         if self.state in kinds:
             raise kinds[self.state](self)
         return self
 
     def pause(self) -> "Job":
-        """Holds it; what is at the target stays."""
+        """Pauses the job. Data at the target stays."""
         return self._now("POST", "/pause")
 
     def resume(self) -> "Job":
-        """Lets it go on."""
+        """Resumes the job."""
         return self._now("POST", "/resume")
 
     def cancel(self) -> "Job":
-        """Ends it, and its schedule."""
+        """Cancels the job and its schedule."""
         return self._now("POST", "/cancel")
 
     def rerun(self) -> "Job":
-        """Submits once more what it has done, as another job."""
+        """Submits the transfer again as a new job, and returns that job."""
         return Job(self._client, self._ask("POST", "/rerun"))
 
     def log(self) -> str:
-        """The last that its processes have said."""
+        """Returns the most recent output of the job's processes."""
         return str(self._ask("GET", "/log"))
 
     def events(self, after: int = 0) -> List[Event]:
-        """What has happened to it after the event of this number."""
+        """Returns the events of the job after event number ``after``."""
         events: List[Event] = []
         while True:
             told = self._ask("GET", f"/events?after={after}&limit=500")
@@ -275,7 +277,7 @@ class Job:
 
 
 class JobError(ZmoveError):
-    """A job has not ended well."""
+    """A job did not succeed."""
 
     def __init__(self, job: Job) -> None:
         why = f": {job.message}" if job.message else ""
@@ -285,15 +287,15 @@ class JobError(ZmoveError):
 
 
 class JobFailed(JobError):
-    """It has failed for good."""
+    """The job has failed permanently."""
 
 
 class JobCancelled(JobError):
-    """Somebody has ended it."""
+    """The job was canceled."""
 
 
 class JobExpired(JobError):
-    """Its deadline is over."""
+    """The deadline of the job has passed."""
 
 
 def _transfer(
@@ -307,7 +309,7 @@ def _transfer(
 
 
 def _value(name: str, value: Any) -> Any:
-    """A value of an option: what can be iterated is a list, and files begin here."""
+    """Returns the JSON value of an option. Iterables become lists, and paths of files become absolute."""
     if name in FILES and isinstance(value, (str, os.PathLike)):
         return _absolute(value)
     if value is None or isinstance(value, (bool, int, str)):
@@ -316,7 +318,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _absolute(path: Path_) -> str:
-    """A path of this host from ``/`` on, with the slash at its end, which means something."""
+    """Makes a path of this host absolute. Keeps a trailing slash, which is significant."""
     text = os.fspath(path)
     if ":" in text.split("/")[0] or text.startswith("/") or not text:
         return text

@@ -1,4 +1,4 @@
-"""What may go wrong."""
+"""Exceptions of the client."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from typing import Optional
 
 
 class ZmoveError(Exception):
-    """Anything that goes wrong here."""
+    """Base class of all exceptions of this package."""
 
 
 class NotRunning(ZmoveError):
-    """Nobody answers: ``zmove runner --http`` is to be started."""
+    """No runner answers. Start ``zmove runner --http``."""
 
 
 class ApiError(ZmoveError):
-    """The runner refuses what was asked."""
+    """The runner has refused a request."""
 
     def __init__(self, status: int, error: str, exit: Optional[int] = None) -> None:
         super().__init__(error)
-        #: The status of HTTP: 401 not this runner's token, 404 no such job, 409 not in that
-        #: state, 422 it makes no sense, 503 too many requests at once; 0 where
-        #: the answer was none of HTTP, or TLS has failed.
+        #: The HTTP status: 401 wrong token, 404 no such job, 409 not possible in the job's state, 422 invalid
+        #: request, 503 too many concurrent requests. 0 if the response was not HTTP or if TLS failed.
         self.status = status
-        #: The exit code of the command that was run for it, as of ``zmove submit``.
+        #: The exit code of the command that the runner ran for the request, such as ``zmove submit``.
         self.exit = exit
 
 
 class WaitTimeout(ZmoveError, TimeoutError):
-    """The job has not ended in time, and goes on."""
+    """The job has not ended within the timeout. It continues."""

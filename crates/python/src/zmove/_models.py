@@ -1,4 +1,4 @@
-"""What the runner tells, as objects. Moments are seconds since 1970."""
+"""Objects for the responses of the runner. Timestamps are in seconds since 1970."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ T = TypeVar("T")
 
 
 def of(kind: Type[T], value: Mapping[str, Any]) -> T:
-    """An object of what was told. What a later release tells beside it is passed over."""
+    """Creates an object from a response. Ignores unknown fields, which later releases may add."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value[name] for name in value if name in names})
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that has happened to a job."""
+    """An event of a job."""
 
     number: int
     job: int
     time: int
-    #: A state, or the name of an event of the transfer.
+    #: A state of the job, or the name of an event of the transfer.
     event: str
     attempt: int
     message: Optional[str] = None
@@ -29,7 +29,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Change:
-    """What a transfer would do with an entry."""
+    """A change that a transfer would make to an entry."""
 
     #: ``added``, ``changed`` or ``removed``.
     event: str
@@ -39,26 +39,26 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a transfer would do."""
+    """The changes that a transfer would make."""
 
     added: int
     changed: int
     removed: int
     files: int
     bytes: int
-    #: The first of the entries.
+    #: The first entries.
     sample: List[Change]
 
 
 @dataclass(frozen=True)
 class Status:
-    """The runner at this moment."""
+    """The current status of the runner."""
 
     version: str
     pid: int
     host: str
     time: int
-    #: How many jobs are in each state that has some.
+    #: Number of jobs in each state that has any.
     jobs: Dict[str, int]
     #: The number of the last event.
     last_event: int
@@ -68,14 +68,14 @@ class Status:
 class Notice:
     """A message of the stream of events."""
 
-    #: ``hello``, ``job``, ``progress``, ``counts`` or ``daemon``, as ``docs/schema/openapi.json`` says.
+    #: ``hello``, ``job``, ``progress``, ``counts`` or ``daemon``, as in ``docs/schema/openapi.json``.
     kind: str
-    #: The number of the event, which a later stream may go on from; none of what has none.
+    #: The number of the event, from which a later stream can resume. ``None`` for a message without a number.
     number: Optional[int]
     data: Any
 
     @property
     def event(self) -> Optional[Event]:
-        """What has happened to a job, if that is what it tells."""
+        """The event of a job, if this is a message about one."""
         told = self.data.get("event") if self.kind == "job" else None
         return of(Event, told) if told else None

@@ -1,10 +1,10 @@
-"""The options of a transfer and of a job, by the description of the API: a test writes this file."""
+"""The options of a transfer and of a job. A test generates this file from the description of the API."""
 
 from typing import Iterable, Literal, TypedDict
 
 
 class Options(TypedDict, total=False):
-    """What ``zmove submit`` takes, with ``_`` for ``-``."""
+    """The options of ``zmove submit``, with ``_`` instead of ``-``."""
 
     acls: bool
     allow_empty: bool
@@ -87,5 +87,5 @@ class Options(TypedDict, total=False):
     xattrs: bool
 
 
-#: Those that name a file of this host.
+#: Options with a path of this host.
 FILES = frozenset(["files_from", "filter_from", "manifest", "proofs", "trace"])

@@ -1,4 +1,4 @@
-"""HTTP over a Unix socket, the loopback or a reverse proxy with TLS: plain requests, and streams for asyncio."""
+"""HTTP over a Unix socket, the loopback or a reverse proxy with TLS: blocking requests, and streams for asyncio."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ._errors import ApiError, NotRunning, ZmoveError
 
 T = TypeVar("T")
 
-#: The longest line of a stream.
+#: Maximum length of a line in a stream, in bytes.
 LINE_BYTES_MAX = 16 << 20
 
 
 def jobs_directory() -> Path:
-    """The directory of this user's jobs, as ``zmove`` finds it."""
+    """Returns the directory of this user's jobs, like ``zmove``."""
     if os.environ.get("ZMOVE_JOBS"):
         return Path(os.environ["ZMOVE_JOBS"])
     if os.environ.get("ZMOVE_HOME"):
@@ -43,7 +43,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Wire:
-    """Where the runner is, and how it is asked."""
+    """A connection to the runner."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Wire:
         return str(self._socket) if self._socket else f"{scheme}://{self._host[0]}:{self._host[1]}"
 
     def _has_new_token(self) -> bool:
-        """Whether the file holds another token than the one that was refused: the runner has begun anew."""
+        """Reads the token file again. Returns whether the token differs from the refused one, as after a restart."""
         if self._token_file is None:
             return False
         try:
@@ -97,11 +97,11 @@ class Wire:
         return is_new
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Asks, and returns the answer: an object, or text."""
+        """Sends a request and returns the response: a JSON value, or text."""
         try:
             return self._ask(method, path, body)
         except ApiError as error:
-            # Nothing was done: it is asked once more, and no further.
+            # The refused request had no effect, so it is repeated once with a new token.
             if error.status != 401 or not self._has_new_token():
                 raise
         return self._ask(method, path, body)
@@ -117,7 +117,7 @@ class Wire:
         headers = dict(self._headers)
         data = None
         if body is not None:
-            # An order without terms has no body: the runner would not wait for one, and hang up.
+            # A request without parameters has no body. The runner would close the connection without reading it.
             data = json.dumps(body)
             headers["Content-Type"] = "application/json"
         try:
@@ -139,19 +139,19 @@ class Wire:
         return said.decode(errors="replace") if value is None else value
 
     def _gone(self, error: Exception) -> ZmoveError:
-        # What TLS refuses it refuses again. An end without a TLS farewell is that of a proxy that was killed.
+        # A TLS failure is permanent, but a missing TLS close_notify only means that a proxy was killed.
         if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return ApiError(0, f"TLS with '{self}' has failed: {error}")
         return NotRunning(f"no answer from '{self}': {error}; is 'zmove runner --http' at work?")
 
     async def stream(self, path: str, last: Optional[int]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
-        """The messages of a stream of server-sent events, until it ends: name, number and data of each."""
+        """Yields the name, number and data of each message in a stream of server-sent events, until it ends."""
         try:
             async for message in self._stream(path, last):
                 yield message
             return
         except ApiError as error:
-            # What is refused has told nothing.
+            # A refused stream has yielded no messages, so it can be opened again.
             if error.status != 401 or not self._has_new_token():
                 raise
         async for message in self._stream(path, last):
@@ -171,7 +171,7 @@ class Wire:
             if last is not None:
                 headers["Last-Event-ID"] = str(last)
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            # It is short, and is not waited for: drain() might tell of a lost connection in place of why it was.
+            # The request is short, so drain() is not needed. It could report a lost connection and hide the reason.
             writer.write(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
             lines = _lines(_body(await self._answer(reader), reader))
             async for message in _messages(lines):
@@ -201,7 +201,7 @@ class Wire:
 
 
 async def _within(what: Awaitable[T], seconds: float) -> T:
-    """As ``asyncio.wait_for``, which before Python 3.12 forgets a cancellation that comes together with the result."""
+    """Like ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that arrives with the result."""
     task = asyncio.ensure_future(what)
     try:
         done, _ = await asyncio.wait([task], timeout=seconds)
@@ -213,7 +213,7 @@ async def _within(what: Awaitable[T], seconds: float) -> T:
 
 
 def _value(kind: str, said: bytes) -> Any:
-    """What was said as JSON, or ``None``."""
+    """Returns the JSON value of a response, or ``None``."""
     try:
         return json.loads(said) if kind.startswith("application/json") else None
     except ValueError:
@@ -221,23 +221,23 @@ def _value(kind: str, said: bytes) -> Any:
 
 
 def refusal(status: int, value: Any) -> ApiError:
-    """The error of an answer."""
+    """Returns the exception for an error response."""
     if isinstance(value, dict) and "error" in value:
         return ApiError(status, str(value["error"]), value.get("exit"))
     return stranger(status)
 
 
 def stranger(status: int) -> ApiError:
-    """The error of an answer that no runner gives. It ends what asks again by itself: the token went along."""
+    """Returns the exception for a response that is not from a runner. It stops retries, which would send the token."""
     return ApiError(status, f"what answers is not the runner (status {status})")
 
 
-#: A stream that says nothing for so long has lost its other end: the runner says something each 15 s.
+#: Maximum silence of a stream before it counts as lost, in seconds. The runner sends something every 15 s.
 SILENCE_MAX = 60.0
 
 
 async def _body(headers: Dict[str, str], reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The pieces of a body, in chunks or until the end of the connection."""
+    """Yields the pieces of a body, which is chunked or ends with the connection."""
     if headers.get("transfer-encoding", "").lower() != "chunked":
         while True:
             piece = await _within(reader.read(65536), SILENCE_MAX)
