@@ -1,4 +1,4 @@
-//! An authority that vouches for hosts, over real TLS and QUIC: its certificates count only for the holder of the key.
+//! An authority for hosts, over real TLS and QUIC: its certificates are valid only for the holder of the key.
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::party::{LONG, Party, host_config, serve_tls};
 
 const HOST: &str = "127.0.0.1";
 
-/// An authority, and a client's home that knows it.
+/// An authority, and the home of a client that trusts it.
 struct Site {
     issuer: Issuer<'static, KeyPair>,
     home: tempfile::TempDir,
@@ -33,7 +33,7 @@ impl Site {
         }
     }
 
-    /// A certificate for `name`, for the key of `party`.
+    /// Issues a certificate for `name` and the key of `party`.
     fn issue(&self, party: &Party, name: &str) -> CertificateDer<'static> {
         let key = KeyPair::from_pem(&party.pem()).unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
@@ -48,7 +48,7 @@ impl Site {
         )
     }
 
-    /// Dials a host that shows `certificate` and signs with the key of `holder`, on each transport.
+    /// Dials a host that presents `certificate` and signs with the key of `holder`, with each transport.
     async fn dial(
         &self,
         holder: &Party,
@@ -89,7 +89,7 @@ async fn serve(config: rustls::ServerConfig, transport: TransportChoice) -> u16 
         let port = endpoint.local_addr().unwrap().port();
         tokio::spawn(async move {
             while let Some(incoming) = endpoint.accept().await {
-                // A client that hangs up at once may do so before it has its stream.
+                // A client may disconnect before it has opened its stream.
                 tokio::spawn(async { Some(incoming.await.ok()?.closed().await) });
             }
         });
@@ -106,7 +106,7 @@ async fn a_host_with_a_certificate_of_the_authority_is_taken() {
     }
 }
 
-/// The thief shows the right certificate and has the wrong key.
+/// The thief presents the correct certificate but has another key.
 #[tokio::test]
 async fn a_host_with_a_copied_certificate_of_the_authority_is_refused() {
     let (site, host, thief) = (Site::new(), Party::new(), Party::new());

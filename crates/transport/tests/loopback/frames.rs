@@ -7,7 +7,7 @@ use zmove_wire::{FrameHeader, FrameKind};
 pub(crate) const GREETING: &[u8] = b"a greeting of any kind";
 pub(crate) const BUFFER_BYTES: usize = 4 << 20;
 
-/// A chunk of any file.
+/// Returns a chunk of a file.
 pub(crate) fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
     let pool = BufferPool::new(data.len(), 1);
     let mut buffer = if data.is_empty() {
@@ -33,7 +33,7 @@ pub(crate) fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
     }
 }
 
-/// Bytes in which swapped blocks show.
+/// Returns bytes in which swapped blocks are visible.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..251).cycle().take(len).collect()
 }

@@ -1,4 +1,4 @@
-//! Lanes on loopback, in TLS and in clear after it, from the greeting to the end.
+//! Lanes on loopback, with TLS and in cleartext, from the greeting to the end.
 
 use std::{
     io::{Read as _, Write as _},
@@ -17,7 +17,8 @@ use zmove_types::{BufferPool, ItemId, StageClock};
 use crate::frames::{BUFFER_BYTES, GREETING, frame, pattern};
 use crate::party::LONG;
 
-/// Both ends of a connection; the dialler connects to the address that `relay` returns for the acceptor's.
+/// Returns both ends of a connection. The dialer connects to the address that `relay` returns for the acceptor's
+/// address.
 async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection, Connection) {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
@@ -89,7 +90,7 @@ fn receive_all(lane: &mut dyn LaneSource) {
     assert!(receive(lane).unwrap().is_none());
 }
 
-/// The source and the sink of a lane, whose greeting is on its way; `turned` when the acceptor sends.
+/// Returns the source and the sink of a lane whose greeting has been sent. If `turned`, the acceptor sends.
 async fn greeted(turned: bool) -> (Connection, Connection) {
     let (dialled, accepted) = connected(|address| address).await;
     let (source, mut sink) = if turned {
@@ -135,7 +136,7 @@ async fn frames_arrive_in_clear_from_the_dialler_and_from_the_acceptor() {
     }
 }
 
-/// Each connection, and each direction of it, has a key of its own.
+/// Each direction of each connection has a separate key.
 #[tokio::test]
 async fn what_was_said_on_another_lane_in_clear_is_refused() {
     let (one, other) = (
@@ -149,7 +150,7 @@ async fn what_was_said_on_another_lane_in_clear_is_refused() {
     sink.finish().unwrap();
     let (mut said, mut back) = (Vec::new(), raw_socket(one.1));
     back.read_to_end(&mut said).unwrap();
-    // The frames go back to their sender, and to the acceptor of another lane.
+    // Sends the frames back to their sender, and to the acceptor of another lane.
     back.write_all(&said).unwrap();
     raw_socket(&other.0).write_all(&said).unwrap();
     for mut source in [
@@ -195,7 +196,8 @@ async fn frames_that_arrive_with_the_greeting_are_not_lost() {
         } else {
             (accepted, dialled)
         };
-        // The first frame's header is in the greeting's own record, the rest of it in records of the same segment.
+        // The first frame's header is in the record of the greeting. The rest of the frame is in other records of the
+        // same segment.
         let early = frame(0, b"head", &pattern(5000));
         sink.write_all(&[GREETING, &early.header.encode()].concat())
             .await
@@ -210,7 +212,7 @@ async fn frames_that_arrive_with_the_greeting_are_not_lost() {
                 .unwrap();
         }
         sink.finish().unwrap();
-        // All of it has been sent before the first byte is read.
+        // Everything has been sent before the first byte is read.
         source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
         let mut source = TlsLane::new(source, SharedRate::default()).unwrap();
         for number in 0..100 {
@@ -267,7 +269,7 @@ async fn lane_whose_bytes_are_changed_on_the_way_is_refused() {
     let mut sink = TlsLane::new(dialled, SharedRate::default()).unwrap();
     let sender = thread::spawn(move || {
         let clock = StageClock::default();
-        // The other end may be gone before all is sent.
+        // The other end may have closed the connection before all data is sent.
         let sent = sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
         drop(sent.and_then(|()| sink.finish()));
     });
@@ -289,14 +291,14 @@ async fn broken_lane_wakes_its_receiver() {
     assert!(matches!(receiver.join().unwrap(), Err(LaneError::Closed)));
 }
 
-/// The socket below a connection, to be read and written past TLS.
+/// Returns the socket below a connection, for reading and writing without TLS.
 fn raw_socket(connection: impl AsFd) -> TcpStream {
     let socket = TcpStream::from(connection.as_fd().try_clone_to_owned().unwrap());
     socket.set_nonblocking(false).unwrap();
     socket
 }
 
-/// A relay that flips a bit of what the dialler sends, long after the handshake.
+/// Starts a relay that flips a bit of the dialer's data long after the handshake.
 fn flip_one_bit_late(acceptor: SocketAddr) -> SocketAddr {
     const FLIPPED: usize = 1 << 20;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

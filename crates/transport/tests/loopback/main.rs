@@ -1,4 +1,4 @@
-//! Connections on loopback: which peers get one, and lanes on them, by TLS on TCP, in clear after it, and by QUIC.
+//! Connections on loopback: accepted and refused peers, and lanes over TLS on TCP, in cleartext on TCP, and over QUIC.
 
 #![expect(
     clippy::unwrap_used,

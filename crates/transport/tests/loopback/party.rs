@@ -1,4 +1,4 @@
-//! A host or user with a key of its own, and peers that break the rules.
+//! A host or user with a key, and peers that violate the protocol.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,15 +16,15 @@ use zmove_transport::{Fingerprint, Identity};
 
 use crate::trust_all::TrustAll;
 
-/// Longer than anything takes that succeeds.
+/// A timeout longer than any successful operation.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// The names that version 9 of zmove uses in ALPN.
+/// The ALPN names of zmove version 9.
 pub(crate) const NEWER_NAMES: [&[u8]; 2] = [b"zmove/9", b"zmove"];
-/// The greeting of version 9, whose other fields mean nothing here.
+/// The greeting of version 9, whose remaining fields have no meaning here.
 pub(crate) const NEWER_GREETING: [u8; 40] = *b"ZMOVE\r\n\x1a\x09\0..............................";
 
-/// A host or user with a key of its own.
+/// A host or user with a key.
 pub(crate) struct Party {
     home: TempDir,
     pub(crate) identity: Identity,
@@ -41,7 +41,7 @@ impl Party {
         self.identity.fingerprint()
     }
 
-    /// The private key, and the certificate that it has signed itself.
+    /// Returns the private key and its self-signed certificate.
     pub(crate) fn pem(&self) -> String {
         std::fs::read_to_string(self.home.path().join("key.pem")).unwrap()
     }
@@ -50,7 +50,7 @@ impl Party {
         CertificateDer::from_pem_file(self.home.path().join("key.pem")).unwrap()
     }
 
-    /// This party's private key with certificates of any kind.
+    /// Returns this party's private key with the given certificates.
     pub(crate) fn key_with(
         &self,
         certificates: Vec<CertificateDer<'static>>,
@@ -60,7 +60,7 @@ impl Party {
     }
 }
 
-/// A host that shows the given key and speaks any protocol.
+/// Configuration of a host that presents the given key and accepts these protocols.
 pub(crate) fn host_config(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> ServerConfig {
     let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(&[&TLS13])
@@ -71,7 +71,7 @@ pub(crate) fn host_config(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> Se
     config
 }
 
-/// A client that trusts every host, shows the given key, if any, and speaks any protocol.
+/// Configuration of a client that trusts every host, presents the given key, if any, and offers these protocols.
 pub(crate) fn client_config(
     key: Option<Arc<SingleCertAndKey>>,
     protocols: &[&[u8]],
@@ -89,7 +89,7 @@ pub(crate) fn client_config(
     config
 }
 
-/// A host that speaks TLS with this configuration over TCP, and nothing after the handshake.
+/// Starts a TLS server with this configuration over TCP that sends nothing after the handshake.
 pub(crate) async fn serve_tls(config: ServerConfig) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();

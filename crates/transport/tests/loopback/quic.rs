@@ -1,4 +1,4 @@
-//! QUIC on loopback: which peers get a connection, and lanes from the greeting to the end.
+//! QUIC on loopback: accepted and refused peers, and lanes from the greeting to the end.
 
 use std::collections::HashMap;
 use std::{io, net::SocketAddr, net::UdpSocket, sync::Arc, thread, time::Duration};
@@ -49,7 +49,7 @@ async fn accept(listener: &Listener) -> Result<Channel, AcceptError> {
         .await
 }
 
-/// The client's end, which has sent its greeting, and the daemon's, which has read it.
+/// Returns the client's end, which has sent its greeting, and the daemon's end, which has read it.
 async fn connected() -> (Channel, Channel) {
     let (host, user) = (Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Quic).await;
@@ -70,7 +70,7 @@ async fn connected() -> (Channel, Channel) {
         (near.transport(), far.transport()),
         (Transport::Quic, Transport::Quic)
     );
-    // The socket stays until the connection is gone.
+    // Keeps the socket open until the end of the connection.
     tokio::spawn(async move {
         let _kept = listener;
         std::future::pending::<()>().await;
@@ -78,7 +78,7 @@ async fn connected() -> (Channel, Channel) {
     (near, far)
 }
 
-/// Sizes around the bounds of what is copied, and beyond what the windows hold.
+/// Sizes of heads and data around the thresholds for copying, and larger than the windows.
 const SIZES: [(usize, usize); 11] = [
     (0, 0),
     (1, 0),
@@ -166,7 +166,7 @@ async fn a_breaker_ends_whoever_waits() {
     });
     breaker.trip();
     assert!(matches!(waiting.join().unwrap(), Err(LaneError::Closed)));
-    // The sender gets the error, however much it has to send.
+    // The sender gets the error, however much data it sends.
     let sending = thread::spawn(move || {
         let (clock, mut sink) = (
             StageClock::default(),
@@ -246,7 +246,7 @@ async fn an_unknown_host_is_refused_and_its_key_told() {
     );
 }
 
-/// A host that shows `certificate` and signs with its own key. It closes each connection with a greeting.
+/// Starts a host with this key and these protocols. It closes each connection with a greeting.
 fn serve_quic(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> u16 {
     let tls = host_config(key, protocols);
     let crypto = QuicServerConfig::try_from(tls).unwrap();
@@ -332,7 +332,7 @@ async fn a_client_that_speaks_another_version_is_sent_the_greeting() {
     );
 }
 
-/// A client's connection, which trusts every host, shows the given key, if any, and speaks any protocol.
+/// Connects as a client that trusts every host, presents the given key, if any, and offers these protocols.
 fn connect_quic(
     endpoint: &quinn::Endpoint,
     port: u16,
@@ -346,7 +346,7 @@ fn connect_quic(
         .unwrap()
 }
 
-/// The listener's error for a client that trusts every host and shows the given key, if any.
+/// Returns the listener's error for a client that trusts every host and presents the given key, if any.
 async fn accept_quic(
     listener: &Listener,
     port: u16,
@@ -406,7 +406,7 @@ async fn clients_that_are_asked_back_come_again() {
     );
 }
 
-/// A client that dials a lane too many sends nothing on it.
+/// A client that dials an unneeded lane sends nothing on it.
 #[tokio::test]
 async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
     let (host, user) = (Party::new(), Party::new());
@@ -455,8 +455,8 @@ async fn a_silent_port_is_given_up_and_may_be_tried_again() {
     dialler.close().await;
 }
 
-/// A port behind which one host begins its answer to the first datagram and is gone, and another takes its place: as if
-/// it had been killed and started again.
+/// A port with two hosts in succession. The first host begins its answer to the first datagram and disappears, and the
+/// second one replaces it, like a host that is killed and restarted.
 struct Succession {
     near: net::UdpSocket,
     first: SocketAddr,
@@ -507,7 +507,8 @@ impl Succession {
             if host == self.second {
                 self.near.send_to(&datagram[..bytes], client).await.unwrap();
             } else if !begun {
-                // The first of the packets in it stays whole: the client knows which connection it has, and no more.
+                // The first packet in the datagram stays intact, so the client learns the id of its connection and
+                // nothing more.
                 datagram[bytes / 2] ^= 1;
                 self.near.send_to(&datagram[..bytes], client).await.unwrap();
                 begun = true;
@@ -516,7 +517,7 @@ impl Succession {
     }
 }
 
-/// The second host knows nothing of the handshake that the first has begun, and has no answer to it, not even a reset.
+/// The second host does not know the handshake with the first one, and does not answer it, not even with a reset.
 #[tokio::test]
 async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
     let (host, user) = (Party::new(), Party::new());
@@ -527,7 +528,7 @@ async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
     let (accepted_in, mut accepted) = mpsc::unbounded_channel();
     let second = Arc::new(second);
     tokio::spawn(async move {
-        // The rest of the first handshake may look like the beginning of one.
+        // The rest of the first handshake may look like the beginning of another one.
         while let Ok(incoming) = second.accept().await {
             let (second, accepted_in) = (Arc::clone(&second), accepted_in.clone());
             tokio::spawn(async move {
@@ -560,7 +561,7 @@ fn names_of_congestion_controls_are_pinned() {
     assert!("vegas".parse::<QuicCongestion>().is_err());
 }
 
-/// Measures how much a peer can make the other side hold before it is read.
+/// Measures how much unread data a peer can make the other side buffer.
 #[tokio::test]
 async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken() {
     let (host, user) = (Party::new(), Party::new());
@@ -588,7 +589,7 @@ async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken
     }
 }
 
-/// Writes until so many bytes have been taken in all.
+/// Writes until `bytes` bytes have been accepted in total.
 async fn fill_up(stream: &mut quinn::SendStream, taken: &mut usize, bytes: usize) {
     while *taken < bytes {
         let written = tokio::time::timeout(LONG, stream.write(&vec![0; 40 << 20])).await;

@@ -1,4 +1,4 @@
-//! Trust over real TLS on loopback: which peers get a connection, and above all which do not.
+//! Trust over real TLS on loopback: accepted peers and, above all, refused ones.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ impl Party {
         (acceptor, port)
     }
 
-    /// Serves handshakes in the background; the connections are kept and not used.
+    /// Accepts handshakes in the background. Keeps the connections open without using them.
     async fn serve(&self) -> u16 {
         let (acceptor, port) = self.listen().await;
         tokio::spawn(async move {
@@ -64,7 +64,7 @@ async fn accept(acceptor: &Acceptor) -> Result<Connection, AcceptError> {
     acceptor.handshake(socket, LONG, || ()).await
 }
 
-/// The two ends of one good connection.
+/// Returns both ends of a successful connection.
 async fn connected(host: &Party, user: &Party) -> (Connection, Connection) {
     let (acceptor, port) = host.listen().await;
     let policy = HostPolicy::Pinned(host.fingerprint());
@@ -72,7 +72,7 @@ async fn connected(host: &Party, user: &Party) -> (Connection, Connection) {
     (client.unwrap(), server.unwrap())
 }
 
-/// The acceptor's error for a client that trusts every host and shows the given key, if any.
+/// Returns the acceptor's error for a client that trusts every host and presents the given key, if any.
 async fn accept_tls(
     acceptor: &Acceptor,
     key: Option<Arc<SingleCertAndKey>>,
@@ -81,7 +81,7 @@ async fn accept_tls(
     meet_tls(acceptor, key, protocols).await.1
 }
 
-/// The client's end and the acceptor's result, for a client that trusts every host.
+/// Returns the client's end and the acceptor's result for a client that trusts every host.
 async fn meet_tls(
     acceptor: &Acceptor,
     key: Option<Arc<SingleCertAndKey>>,
@@ -115,7 +115,8 @@ async fn both_sides_learn_the_other_key() {
     assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
 }
 
-/// Version 9 and this one have only the name without a version in common, on which the host sends its greeting.
+/// Version 9 and this version have only the name without a version in common. On such a connection, the host sends its
+/// greeting.
 #[tokio::test]
 async fn a_host_that_speaks_another_version_is_recognized() {
     let [host, user] = [Party::new(), Party::new()];
@@ -126,7 +127,7 @@ async fn a_host_that_speaks_another_version_is_recognized() {
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(newer));
         loop {
             let (socket, _) = listener.accept().await.unwrap();
-            // a client that does not know the key ends the first handshake
+            // A client that does not know the key aborts the first handshake.
             if let Ok(mut stream) = acceptor.accept(socket).await {
                 stream.write_all(&NEWER_GREETING).await.unwrap();
                 stream.shutdown().await.unwrap();
@@ -190,7 +191,7 @@ async fn server_sends_no_tickets() {
     let (client, server) = meet_tls(&acceptor, Some(key), &[PROTOCOL_NAME]).await;
     let mut client = client.unwrap();
     server.unwrap().shutdown().await.unwrap();
-    // Once the end has been read, a ticket would have been counted.
+    // After the end has been read, a ticket would have been counted.
     assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
     assert_eq!(client.get_ref().1.tls13_tickets_received(), 0);
 }
@@ -315,7 +316,7 @@ async fn peers_without_the_protocol_are_refused() {
     }
 }
 
-/// A record with a hello that offers TLS 1.2 and nothing newer.
+/// Returns a record with a ClientHello that offers nothing newer than TLS 1.2.
 fn tls12_hello() -> Vec<u8> {
     let mut hello = vec![3, 3];
     hello.extend([7; 32]); // random
@@ -485,7 +486,7 @@ async fn racing_connections_agree_on_one_new_key() {
     );
 }
 
-/// The time-out of a dial that connects on a busy host, and then hears nothing.
+/// Timeout of a dial that connects, even on a busy host, and then receives nothing.
 const LONG_ENOUGH_TO_CONNECT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
@@ -503,7 +504,7 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
     assert!(matches!(slow.unwrap_err(), AcceptError::TimedOut { .. }));
     assert!(good.is_ok() && accepted.is_ok());
 
-    // The kernel completes the TCP connection, and nobody accepts it.
+    // The kernel completes the TCP connection, and no process accepts it.
     let error = user
         .dialler(port, HostPolicy::RefuseUnknown)
         .await
@@ -520,7 +521,7 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
 
 #[tokio::test]
 async fn absent_and_vanishing_hosts_are_told_apart() {
-    // Nobody else gets the port while the other socket has it, which does not listen.
+    // The port is reserved by the other socket, which does not listen.
     let listener = TcpSocket::new_v4().unwrap();
     listener.set_reuseport(true).unwrap();
     listener.bind(([127, 0, 0, 1], 0).into()).unwrap();

@@ -1,11 +1,11 @@
-//! A client's verifier for tests that do not care who the host is.
+//! A client's certificate verifier for tests in which any host is trusted.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-/// A client's verifier that verifies nothing.
+/// A client's certificate verifier that accepts every certificate.
 #[derive(Debug)]
 pub(crate) struct TrustAll;
 
