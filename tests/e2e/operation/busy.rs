@@ -317,7 +317,7 @@ fn an_array_of_a_hundred_jobs_waits_its_turn_and_all_end_well() {
     }
 }
 
-/// Exactly two connections are allowed: one for control and one for the only batch.
+/// The push needs exactly two connections: one for control and one for the only batch.
 #[test]
 fn a_small_push_dials_one_lane() {
     let _quiet = quiet_machine();

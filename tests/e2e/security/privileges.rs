@@ -337,8 +337,8 @@ fn a_confined_daemon_reaches_no_root_that_came_later() {
     }
 }
 
-/// The directory is recreated under the same name. The kernel's rules apply to the file system that existed at the
-/// start.
+/// Creating the directory again under the same name does not help: the kernel's rules apply to the directories that
+/// existed at the start.
 #[test]
 fn a_root_that_is_not_there_at_the_start_is_told() {
     let Some(site) = confinable() else { return };

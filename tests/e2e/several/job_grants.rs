@@ -162,7 +162,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// Takes part in a job as the node, and returns the report of the node.
+    /// Takes part in a job as the node, and returns the tally of its work.
     async fn take_part<W: WorkQueue>(
         &self,
         (job, queue): (SharedJob, &Arc<W>),

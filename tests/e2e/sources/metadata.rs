@@ -845,8 +845,8 @@ fn times_of_directories_can_be_left_out() {
     assert_eq!(time("d"), old);
 }
 
-/// Such attributes are the layers of overlayfs, lists saved from XFS, and labels. Without the attributes of overlayfs,
-/// deleted files would reappear.
+/// Attributes that only root may set include those of overlayfs layers, access control lists saved from XFS, and
+/// labels. Without those of overlayfs, deleted files would reappear.
 #[test]
 fn attributes_of_root_are_kept_but_for_those_of_one_system() {
     let site = Site::local();

@@ -29,7 +29,7 @@ pub(crate) struct Runner {
     pub(crate) limits: Vec<String>,
 }
 
-/// The user as whom programs run.
+/// The user that runs programs.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum User {
     #[default]

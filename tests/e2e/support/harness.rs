@@ -319,7 +319,7 @@ impl Site {
             .unwrap();
     }
 
-    /// Gives all files to the user as whom programs run.
+    /// Gives all files to the user that runs programs.
     pub(crate) fn give_away(&self) {
         if let Some(number) = self.runner.user.number() {
             give_all(self.directory.path(), number);

@@ -301,7 +301,7 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
     lab.assert_done();
 }
 
-/// Creates an empty file and exchanges two directories with the same contents.
+/// Exchanges two empty directories, and now and then creates an empty file.
 fn change(directory: &Path, number: u32) {
     if number.is_multiple_of(16) {
         std::fs::write(directory.join(format!("new{number}")), "").unwrap();
