@@ -92,7 +92,7 @@ fn rules_choose_in_their_order(site: &Site) {
         (&summary["files"], &summary["left_out"], &summary["failed"]),
         (&json!(4), &json!(5), &json!(0))
     );
-    // A second push has nothing to do. With the opposite order, the later rule excludes the files again.
+    // A second push has nothing to do. If the include rule comes first, the later exclude rule excludes the file again.
     let again = site.push(&options, site.contents(), "").done();
     assert_eq!(again.summary()["skipped"], 4);
     site.push(
