@@ -106,7 +106,7 @@ fn a_node_with_another_file_over_one_leaves() {
     outcome.says(&[AS_FOUND[0], "it is a mount point here"]);
 }
 
-/// It does not matter how the copy was made, since it may be out of date.
+/// The way in which the copy was made does not matter, since any copy may be out of date.
 #[test]
 fn a_node_with_a_copy_of_the_source_takes_no_part() {
     let copy = "cp -a \"$S/.\" \"$C\"; mount --bind \"$C\" \"$S\"";
