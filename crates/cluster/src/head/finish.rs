@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(closing, [false, false, true, true, true]);
     }
 
-    /// It counts once on this node, and not at all if another node reported it during its own work.
+    /// The failure counts once on this node, and not at all if another node reported it during its own work.
     #[tokio::test]
     async fn what_cannot_be_walked_counts_once() {
         let events = lab::job_events(Arc::new(NoObserver));

@@ -34,9 +34,9 @@ pub(crate) enum HashJob {
 /// How a group that is a hole is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holes {
-    /// As a hole, without a value.
+    /// Reported as a hole, without a hash value.
     Told,
-    /// With the value of its zeros.
+    /// Reported with the hash value of its zeros.
     Hashed,
 }
 
