@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use zmove_transport::{Fingerprint, Identity};
 use zmove_types::{Hex, Lock, unix_now};
-use zmove_wire::{CopyOrder, CopyResult, EndedCopy};
+use zmove_wire::{CopyOrder, CopyResult, EndedCopy, Refusal};
 
 use crate::relaying::Relaying;
 use grants::GrantBook;
@@ -180,7 +180,8 @@ impl Copies {
             gone
         };
         for key in gone {
-            self.write(&key)?;
+            // A result whose file stays is read again after a restart, and dropped again.
+            let _best_effort = self.write(&key);
         }
         self.write(&(client, id))
     }
@@ -201,27 +202,30 @@ impl Copies {
     }
 
     /// Returns the state or the result of a client's copy. If `stop` is set, tells a running copy to stop, and revokes
-    /// the grants of a copy that this daemon receives.
+    /// the grants of a copy that this daemon receives. May block on files.
+    ///
+    /// # Errors
+    /// Returns a refusal if a grant cannot be revoked for good.
     pub(crate) fn result(
         &self,
         client: Fingerprint,
         id: [u8; 16],
         stop: bool,
-    ) -> Option<CopyResult> {
+    ) -> Result<Option<CopyResult>, Refusal> {
         let running = self.running.lock().get(&(client, id)).cloned();
         if let Some(copy) = running {
             if stop {
                 copy.stop.notify_one();
             }
-            return Some(CopyResult::Runs);
+            return Ok(Some(CopyResult::Runs));
         }
         if let Some(ended) = self.ended(client, id) {
-            return Some(CopyResult::Ended(Box::new(ended)));
+            return Ok(Some(CopyResult::Ended(Box::new(ended))));
         }
         if stop {
             self.grants.revoke(client, id)
         } else {
-            self.grants.result(client, id)
+            Ok(self.grants.result(client, id))
         }
     }
 }

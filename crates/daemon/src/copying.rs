@@ -467,7 +467,7 @@ pub(crate) async fn tell_result(
     let look = move |copies: &Copies, claim: &Claim, _: &Authorized| {
         let text = "no copy of this key and id is known here; results are kept for a day";
         let unknown = || Refusal::new(RefusalCode::Target, text);
-        let result = copies.result(claim.key, id, stop);
+        let result = copies.result(claim.key, id, stop)?;
         result.map(ToSender::Result).ok_or_else(unknown)
     };
     answer(session, look).await?;

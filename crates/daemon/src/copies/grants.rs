@@ -192,6 +192,14 @@ fn failed(error: &io::Error) -> Refusal {
     Refusal::new(RefusalCode::Failed, format!("keep a grant: {error}"))
 }
 
+fn not_revoked(error: &io::Error) -> Refusal {
+    let text = format!(
+        "the file of a revoked grant cannot be removed: {error} (stop the copy again, or the grant is valid again when \
+         this daemon restarts)"
+    );
+    Refusal::new(RefusalCode::Failed, text)
+}
+
 impl GrantBook {
     pub(super) fn open(directory: Option<&Path>, identity: Identity) -> io::Result<Self> {
         let below = |name| directory.map(|directory| directory.join(name));
@@ -268,8 +276,8 @@ impl GrantBook {
                 .map(|()| drop(grants.insert(token, kept)))
         };
         for token in gone {
-            // A removal never returns an error.
-            let _removed = self.write(&token);
+            // A grant whose file stays is read again after a restart, and dropped again.
+            let _best_effort = self.write(&token);
         }
         room?;
         self.write(&token).map_err(|error| {
@@ -320,26 +328,33 @@ impl GrantBook {
         }
     }
 
-    /// Revokes the grants of a client's copy. They no longer authorize connections.
-    pub(crate) fn revoke(&self, client: Fingerprint, id: [u8; 16]) -> Option<CopyResult> {
+    /// Revokes the grants of a client's copy. They no longer authorize connections. May block on files.
+    ///
+    /// # Errors
+    /// Returns a refusal if the file of a grant cannot be removed, because the grant would be valid again after a
+    /// restart. Until then it authorizes nothing, and another call tries again.
+    pub(crate) fn revoke(
+        &self,
+        client: Fingerprint,
+        id: [u8; 16],
+    ) -> Result<Option<CopyResult>, Refusal> {
         let told = self.result(client, id);
         let is_it =
             |kept: &Kept| kept.client == client.0 && kept.order.id == id && kept.receipt.is_none();
-        let gone: Vec<_> = {
-            let mut grants = self.grants.lock();
-            let gone = grants
-                .values()
-                .filter(|kept| is_it(kept))
-                .map(|kept| kept.token)
-                .collect();
-            grants.retain(|_, kept| !is_it(kept));
-            gone
-        };
-        for token in gone {
-            // A removal never returns an error.
-            let _removed = self.write(&token);
+        let revoked: Vec<_> = self
+            .grants
+            .lock()
+            .extract_if(|_, kept| is_it(kept))
+            .collect();
+        let mut removed = Ok(());
+        for (token, kept) in revoked {
+            if let Err(error) = self.write(&token) {
+                let expired = Kept { end_by: 0, ..kept };
+                self.grants.lock().insert(token, expired);
+                removed = Err(not_revoked(&error));
+            }
         }
-        told
+        removed.map(|()| told)
     }
 
     /// Uses a grant for a session, and returns the client's rights for it; see the module.
@@ -721,11 +736,10 @@ mod tests {
         assert_eq!(sessions(), 0);
     }
 
-    #[test]
-    fn the_grant_that_ended_first_gives_way_then_one_that_no_session_uses() {
-        let now = 1 << 30;
-        let client = Fingerprint([1; 32]);
-        let running = |number: u8| Kept {
+    const CLIENT: Fingerprint = Fingerprint([1; 32]);
+
+    fn running(number: u8) -> Kept {
+        Kept {
             token: [number; 32],
             order: GrantOrder {
                 id: [number; 16],
@@ -735,11 +749,11 @@ mod tests {
                 bytes_max: None,
                 entries_max: None,
             },
-            client: client.0,
+            client: CLIENT.0,
             certificates: Vec::new(),
             name: "tester".into(),
             rate_max: None,
-            begin_by: now,
+            begin_by: u64::MAX,
             end_by: u64::MAX,
             run: Some([number; 16]),
             ended: None,
@@ -747,11 +761,16 @@ mod tests {
             receipt: None,
             sessions: 1,
             used_last: 0,
-        };
+        }
+    }
+
+    #[test]
+    fn the_grant_that_ended_first_gives_way_then_one_that_no_session_uses() {
+        let now = 1 << 30;
         let mut grants = HashMap::new();
         let mut give = |kept: Kept| {
             let mut gone = Vec::new();
-            make_room(&mut grants, client, now, &mut gone)?;
+            make_room(&mut grants, CLIENT, now, &mut gone)?;
             grants.insert(kept.token, kept);
             Ok::<_, Refusal>(gone.iter().map(|token| token[0]).collect::<Vec<_>>())
         };
@@ -778,5 +797,30 @@ mod tests {
         let gone = [64, 65, 66].map(|number| give(running(number)).unwrap());
         assert_eq!(gone, [1, 0, 2].map(|token| vec![token]));
         assert_eq!(give(running(67)).unwrap_err().code, RefusalCode::Full);
+    }
+
+    /// After a restart, the file would be read again.
+    #[test]
+    fn a_grant_whose_file_cannot_be_removed_authorizes_nothing_and_is_revoked_again() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path();
+        let identity = Identity::load_or_create(home).unwrap();
+        let copies = Copies::open(home, Some(&home.join("copies")), identity).unwrap();
+        let book = &copies.grants;
+        let kept = running(7);
+        let (id, source) = (kept.order.id, Fingerprint(kept.order.source));
+        let path = home
+            .join("copies/grants")
+            .join(Hex(&kept.token).to_string());
+        book.grants.lock().insert(kept.token, kept);
+        assert_eq!(book.clients_for(source).len(), 1);
+        std::fs::create_dir_all(&path).unwrap();
+        let refusal = book.revoke(CLIENT, id).unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::Failed);
+        assert!(book.clients_for(source).is_empty());
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        book.revoke(CLIENT, id).unwrap();
+        assert!(!path.exists() && book.grants.lock().is_empty());
     }
 }

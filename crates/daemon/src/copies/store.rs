@@ -77,6 +77,9 @@ impl Store {
     /// Writes or removes the file `name`. `wanted` returns the contents, or `None` to remove the file. It is called
     /// while no other thread writes, so the file always has the latest contents. The lock on the state in memory, which
     /// authorization needs, is not held during disk I/O.
+    ///
+    /// # Errors
+    /// Returns the system's error. A file that could not be removed is read again after a restart.
     pub(super) fn update<T: Serialize>(
         &self,
         name: &str,
@@ -88,12 +91,7 @@ impl Store {
         let _alone = self.writing.lock();
         match wanted() {
             Some(contents) => write(directory, name, &contents),
-            None => {
-                // A file that cannot be removed is read again after a restart. Its contents have usually expired by
-                // then.
-                let _best_effort = fs::remove_file(directory.join(name));
-                Ok(())
-            }
+            None => remove(directory, name),
         }
     }
 }
@@ -144,6 +142,15 @@ fn write(directory: &Path, name: &str, contents: &impl Serialize) -> io::Result<
     File::open(directory)?.sync_all()
 }
 
+/// Removes a file if it exists. The directory is flushed, so that the file does not return after a power loss.
+fn remove(directory: &Path, name: &str) -> io::Result<()> {
+    let removed = fs::remove_file(directory.join(name));
+    match removed.and_then(|()| File::open(directory)?.sync_all()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,5 +173,20 @@ mod tests {
                 path.display()
             )
         );
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_removed_is_an_error_and_a_missing_one_is_not() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::new(Some(home.path().join("store")));
+        let remove = || store.update("one", || None::<u64>);
+        remove().unwrap();
+        store.update("one", || Some(7_u64)).unwrap();
+        remove().unwrap();
+        assert!(store.read::<u64>().unwrap().is_empty());
+        remove().unwrap();
+        // A directory cannot be removed as a file, not even by root.
+        fs::create_dir(home.path().join("store/one")).unwrap();
+        assert!(remove().is_err());
     }
 }
