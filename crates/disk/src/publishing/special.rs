@@ -20,9 +20,9 @@ use crate::publishing::lease::{Lease, Permit};
 use crate::publishing::publish::{Replace, publish_file};
 use crate::staging::hidden::make_hidden;
 
-/// Creates a FIFO, socket or device and sets its metadata. Returns the parts of the metadata that could not be set. An
-/// existing entry of the same kind is kept, and any other entry is replaced. With [`Replace::Nothing`], every existing
-/// entry is left unchanged. If this host or file system does not permit such an entry, its kind is returned as a miss.
+/// Creates a FIFO, socket or device and sets its metadata. An existing entry of the same kind is kept, and any other
+/// entry is replaced. Returns the parts of the metadata that could not be set, or `None` if the name exists and must not
+/// be replaced. If this host or file system does not permit such an entry, its kind is returned as a miss.
 ///
 /// # Errors
 /// Returns the system's error, `EISDIR` if the name is a directory.
@@ -34,13 +34,14 @@ pub fn place_special(
     wanted: &Wanted<'_>,
     replace: Replace,
     proven: &ProvenKinds,
-) -> io::Result<Vec<Miss>> {
+) -> io::Result<Option<Vec<Miss>>> {
     match stat_at(directory, name) {
-        Ok(_) if replace == Replace::Nothing => return Ok(Vec::new()),
+        Ok(_) if replace == Replace::Nothing => return Ok(None),
         Ok(stat) if is(&stat, special) => {
             // An entry with other hard links may belong to another user.
             if let Ok(held) = hold(directory.as_fd(), name, special) {
-                return wanted.set(lease.permit()?, Descriptor::PathOnly(held.as_fd()), proven);
+                let entry = Descriptor::PathOnly(held.as_fd());
+                return wanted.set(lease.permit()?, entry, proven).map(Some);
             }
         }
         Ok(_) | Err(Errno::NOENT) => {}
@@ -50,7 +51,7 @@ pub fn place_special(
     let device = device(special);
     let missed = |error| {
         let kind = special.kind();
-        Ok(vec![Miss { kind, error }])
+        Ok(Some(vec![Miss { kind, error }]))
     };
     if device != 0 && is_without_devices(directory.as_fd()) {
         return missed(Errno::OPNOTSUPP);
@@ -67,12 +68,21 @@ pub fn place_special(
         let entry = Descriptor::PathOnly(held.as_fd());
         let misses = wanted.set(Permit::for_hidden(), entry, proven)?;
         publish_file(lease, directory, &hidden, name, replace)?;
-        Ok(misses)
+        Ok(Some(misses))
     });
     if placed.is_err() {
         let _best_effort = unlink_at(directory, &hidden);
     }
-    placed
+    match placed {
+        // Another process has created the name in the meantime.
+        Err(error)
+            if replace == Replace::Nothing
+                && Errno::from_io_error(&error) == Some(Errno::EXIST) =>
+        {
+            Ok(None)
+        }
+        placed => placed,
+    }
 }
 
 /// Returns an `O_PATH` descriptor of such an entry, which must have no other hard link. Another process that may rename
@@ -169,25 +179,32 @@ mod tests {
             )
         };
         std::fs::write(&path, "x").unwrap();
-        place(Special::Fifo, 0o640, Replace::Nothing).unwrap();
+        assert_eq!(place(Special::Fifo, 0o640, Replace::Nothing).unwrap(), None);
         assert!(path.symlink_metadata().unwrap().is_file());
-        assert_eq!(place(Special::Fifo, 0o640, Replace::Existing).unwrap(), []);
+        assert_eq!(
+            place(Special::Fifo, 0o640, Replace::Existing).unwrap(),
+            Some(vec![])
+        );
         let stat = path.symlink_metadata().unwrap();
         assert!(stat.file_type().is_fifo());
         assert_eq!(
             (stat.mode() & 0o7777, stat.mtime(), stat.mtime_nsec()),
             (0o640, 5, 6)
         );
-        assert_eq!(place(Special::Fifo, 0o600, Replace::Existing).unwrap(), []);
+        assert_eq!(
+            place(Special::Fifo, 0o600, Replace::Existing).unwrap(),
+            Some(vec![])
+        );
         let kept = path.symlink_metadata().unwrap();
         assert_eq!((kept.ino(), kept.mode() & 0o7777), (stat.ino(), 0o600));
         assert_eq!(
             place(Special::Socket, 0o600, Replace::Existing).unwrap(),
-            []
+            Some(vec![])
         );
         assert!(path.symlink_metadata().unwrap().file_type().is_socket());
         assert!(is_special_at(directory.as_fd(), &name, Special::Socket));
-        let misses = place(Special::Character(0x0103), 0o600, Replace::Existing).unwrap();
+        let placed = place(Special::Character(0x0103), 0o600, Replace::Existing).unwrap();
+        let misses = placed.unwrap();
         let is_device = path
             .symlink_metadata()
             .unwrap()

@@ -158,14 +158,14 @@ impl TargetTree {
                 if Errno::from_io_error(&error) == Some(Errno::EXIST)
                     && self.view.keeper.rules.replaces() == Replace::Nothing =>
             {
-                Ok(true)
+                Ok(false)
             }
             placed => placed.map_err(|error| (failed, error)),
         }
     }
 
     /// Creates a symbolic link or special file, or keeps a matching one that exists and has no other name. Returns
-    /// whether the entry exists.
+    /// `false` if it cannot be created here, or if another entry must not be replaced.
     fn make_non_regular(
         &self,
         place: NameAt<'_>,
@@ -187,11 +187,12 @@ impl TargetTree {
                     )
                     .map_err(failed_to(Operation::Symlink))
                 })?;
-                if let Some(misses) = placed {
-                    self.view.keeper.note(&Wanted::default(), &misses, at);
-                    self.own_link(place, metadata, at)
-                        .map_err(failed_to(Operation::SetMetadata))?;
-                }
+                let Some(misses) = placed else {
+                    return Ok(false);
+                };
+                self.view.keeper.note(&Wanted::default(), &misses, at);
+                self.own_link(place, metadata, at)
+                    .map_err(failed_to(Operation::SetMetadata))?;
                 Ok(true)
             }
             NonRegular::Special(special) => self.place_over_directory(at, || {
@@ -214,7 +215,7 @@ impl TargetTree {
             _another_or_none => self.view.keeper.rules.of_file(metadata),
         };
         let wanted = self.view.keeper.wanted(&metadata, Some(metadata.mtime));
-        let misses = if self.view.keeper.rules.may_make(special) {
+        let placed = if self.view.keeper.rules.may_make(special) {
             let replace = self.view.keeper.rules.replaces();
             let lease = self.tree.lease();
             place_special(
@@ -227,10 +228,13 @@ impl TargetTree {
                 &self.proven,
             )?
         } else {
-            vec![Miss {
+            Some(vec![Miss {
                 kind: special.kind(),
                 error: Errno::PERM,
-            }]
+            }])
+        };
+        let Some(misses) = placed else {
+            return Ok(false);
         };
         self.view.keeper.note(&wanted, &misses, at);
         Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
