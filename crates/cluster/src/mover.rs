@@ -213,6 +213,9 @@ impl<W: WorkQueue> Mover<W> {
         turn: Option<OwnedSemaphorePermit>,
     ) -> Result<(), Stop> {
         let leased = Leased::default();
+        let renew_every = RENEW_EVERY.min(taken.lease / 3);
+        // Whether the lease expires before the next check of an item that has stood still for this time.
+        let expires_after = |stood_for: Duration| stood_for + renew_every > taken.lease;
         let mut doing = Box::pin(self.do_all(taken.item.clone(), turn, &leased));
         let mut before = u64::MAX;
         let mut stands_for = Duration::ZERO;
@@ -220,27 +223,28 @@ impl<W: WorkQueue> Mover<W> {
         let counts = loop {
             tokio::select! {
                 counts = &mut doing => break counts?,
-                () = tokio::time::sleep(RENEW_EVERY) => {}
+                () = tokio::time::sleep(renew_every) => {}
             }
             let now = leased.steps.load(Ordering::Relaxed);
             // An item that waits because of the rate limit is not stalled.
             let has_moved = std::mem::replace(&mut before, now) != now
-                || self.feeder.has_used_rate_within(RENEW_EVERY);
+                || self.feeder.has_used_rate_within(renew_every);
             if has_moved {
                 standing = None;
                 stands_for = Duration::ZERO;
                 self.queue.renew(&taken).await?;
                 continue;
             }
-            stands_for += RENEW_EVERY;
+            let stood_for = stands_for;
+            stands_for += renew_every;
             // Marks the mover as stalled before the lease expires, because it would otherwise take the same item again.
-            if stands_for + RENEW_EVERY == taken.lease {
-                standing = Some(Arc::clone(&self.standing));
+            if expires_after(stands_for + renew_every) {
+                standing.get_or_insert_with(|| Arc::clone(&self.standing));
             }
-            if stands_for == LEASE {
+            if stood_for < LEASE && stands_for >= LEASE {
                 self.events.warn_of_a_stop();
             }
-            if stands_for == taken.lease {
+            if expires_after(stands_for) && !expires_after(stood_for) {
                 self.queue.lapse(&taken);
             }
         };
@@ -366,7 +370,8 @@ const LARGE_AT_ONCE: usize = 32;
 const ITEMS_END_WITHIN: Duration = Duration::from_secs(3);
 /// Time limit for running items when a mover is called away.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
-/// Interval between renewals of an item's lease. One renewal may be lost.
+/// Maximum interval between renewals of an item's lease. A lease is renewed at least three times, so one renewal may be
+/// lost.
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);
 /// Interval between checks whether all groups of a large file have arrived. Used while groups arrive and there is
 /// nothing else to send.

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
     use crate::job::SharedJob;
     use crate::lab::{item_of, job, mover, pushed, root};
-    use crate::queue::LEASE;
+    use crate::queue::{LEASE, Taken};
 
     static PASS: AtomicU32 = AtomicU32::new(1);
 
@@ -254,27 +254,30 @@ mod tests {
     /// on the same mover.
     #[tokio::test(start_paused = true)]
     async fn something_stands_still_before_its_lease_is_over() {
-        // The session never runs and answers no order.
-        let (_push, feeder) = pushed();
-        let job = SharedJob {
-            sources: vec![ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root())],
-            ..job()
-        };
-        let mover = Arc::new(Mover {
-            job: Arc::new(job),
-            feeder,
-            ..mover()
-        });
-        let trees = item_of(0, ItemWork::Trees(Vec::new()));
-        mover.queue.put(vec![trees.clone()]).await.unwrap();
-        let taken = mover.queue.take().await.unwrap().unwrap();
-        let doing = tokio::spawn(Arc::clone(&mover).do_taken(taken, None));
-        // The start of the item counts as a step.
-        let over_after = RENEW_EVERY + LEASE;
-        sleep(over_after.saturating_sub(Duration::from_secs(1))).await;
-        assert!(mover.stands() && !doing.is_finished());
-        let again = mover.queue.take().await.unwrap().unwrap();
-        assert!(again.item == trees && !doing.is_finished(), "{again:?}");
+        for lease in [LEASE, LEASE * 2, LEASE / 5] {
+            // The session never runs and answers no order.
+            let (_push, feeder) = pushed();
+            let job = SharedJob {
+                sources: vec![ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root())],
+                ..job()
+            };
+            let mover = Arc::new(Mover {
+                job: Arc::new(job),
+                feeder,
+                ..mover()
+            });
+            let trees = item_of(0, ItemWork::Trees(Vec::new()));
+            mover.queue.put(vec![trees.clone()]).await.unwrap();
+            let taken = mover.queue.take().await.unwrap().unwrap();
+            let taken = Taken { lease, ..taken };
+            let doing = tokio::spawn(Arc::clone(&mover).do_taken(taken, None));
+            // The start of the item counts as a step.
+            let over_after = RENEW_EVERY.min(lease / 3) + lease;
+            sleep(over_after.saturating_sub(Duration::from_secs(1))).await;
+            assert!(mover.stands() && !doing.is_finished());
+            let again = mover.queue.take().await.unwrap().unwrap();
+            assert!(again.item == trees && !doing.is_finished(), "{again:?}");
+        }
     }
 
     #[tokio::test]

@@ -40,11 +40,18 @@ impl Taker {
                 self.consumers = None;
             }
             if let Some(pulled) = next?
-                && let Some(taken) = open(queue, pulled).await
+                && let Some(taken) = open(queue, pulled, self.lease()).await
             {
                 return Ok(taken);
             }
         }
+    }
+
+    /// Returns the duration of leases, which the head has set at the broker.
+    fn lease(&self) -> Duration {
+        self.consumers
+            .as_ref()
+            .map_or(LEASE, |[data, _]| data.cached_info().config.ack_wait)
     }
 
     /// Returns the next message, or `None` if the connection is lost or the pull requests expire first.
@@ -125,7 +132,7 @@ fn pull(queue: &JetStream, mut batch: Batch) -> JoinHandle<Answer> {
 
 /// Decrypts the item in a message. If that fails, the head removes the message. A mover returns it, because a mover
 /// with a wrong key would otherwise empty the queue.
-async fn open(queue: &JetStream, pulled: Pulled) -> Option<Taken<Lease>> {
+async fn open(queue: &JetStream, pulled: Pulled, leased_for: Duration) -> Option<Taken<Lease>> {
     let Pulled { message, mut lease } = pulled;
     let id = message.headers.as_ref();
     let id = id.and_then(|headers| headers.get(header::NATS_MESSAGE_ID));
@@ -133,7 +140,7 @@ async fn open(queue: &JetStream, pulled: Pulled) -> Option<Taken<Lease>> {
     if let Some(item) = item {
         return Some(Taken {
             item,
-            lease: LEASE,
+            lease: leased_for,
             delivery: lease,
         });
     }
