@@ -61,6 +61,27 @@ pub fn text<'de, const MAX: usize, D: Deserializer<'de>>(
     let text = <&str>::deserialize(deserializer)?;
     match text.char_indices().nth(MAX) {
         None => Ok(text.to_owned()),
-        Some(_) => Err(D::Error::invalid_length(text.len(), &"fewer characters")),
+        Some(_) => {
+            let chars = text.chars().count();
+            Err(D::Error::invalid_length(chars, &"fewer characters"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::value;
+
+    use super::*;
+
+    #[test]
+    fn the_length_of_a_text_that_is_too_long_is_in_characters() {
+        let text = |sent| {
+            let sent = value::BorrowedStrDeserializer::<value::Error>::new(sent);
+            text::<2, _>(sent).map_err(|error| error.to_string())
+        };
+        assert_eq!(text("äö"), Ok("äö".to_owned()));
+        let error = "invalid length 3, expected fewer characters";
+        assert_eq!(text("äöü"), Err(error.to_owned()));
     }
 }
