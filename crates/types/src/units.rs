@@ -157,8 +157,8 @@ fn scaled(value: f64, base: f64, units: &[&str]) -> String {
 /// in `dd` and `rsync`.
 ///
 /// # Errors
-/// Returns a [`ParseSizeError`] that quotes the text if it is not a number with a known unit. Whole numbers must be
-/// below 2⁶⁴ bytes, and numbers with a fraction at most 9 × 10¹⁸ bytes.
+/// Returns a [`ParseSizeError`] that quotes the text if it is not a number with a known unit, or if it is 2⁶⁴ bytes or
+/// more.
 pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
     let fail = || ParseSizeError(text.to_owned());
     let split = text
@@ -170,7 +170,7 @@ pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
         return whole.checked_mul(factor).map(ByteCount).ok_or_else(fail);
     }
     let value = number.parse::<f64>().map_err(|_| fail())? * ByteCount(factor).as_f64();
-    if !(0.0..=9.0e18).contains(&value) {
+    if !(0.0..BYTES_END).contains(&value) {
         return Err(fail());
     }
     #[expect(
@@ -180,6 +180,9 @@ pub fn parse_size(text: &str) -> Result<ByteCount, ParseSizeError> {
     )]
     Ok(ByteCount(value as u64))
 }
+
+/// The first size that is too large, 2⁶⁴ bytes.
+const BYTES_END: f64 = 1.844_674_407_370_955_2e19;
 
 /// Parses a time span: `500ms`, `90s`, `5min`, `1.5h`, `7d`, `2w` or `0`. Returns `None` for any other text.
 #[must_use]
@@ -223,7 +226,7 @@ impl fmt::Display for ParseSizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "'{}' is not a size: write a number with B, KiB, KB, MiB, MB, GiB, GB, TiB or TB",
+            "'{}' is not a size below 16 EiB: write a number with B, KiB, KB, MiB, MB, GiB, GB, TiB, TB, PiB or PB",
             self.0
         )
     }
@@ -270,7 +273,17 @@ mod tests {
         assert_eq!(parse_size("1.5GiB"), Ok(ByteCount(3 << 29)));
         assert_eq!(parse_size("17"), Ok(ByteCount(17)));
         assert!(parse_size("5 parsecs").is_err());
-        assert!(parse_size("99999999999G").is_err());
+    }
+
+    #[test]
+    fn a_size_is_below_16_eib_with_and_without_a_fraction() {
+        assert_eq!(parse_size("16383PiB"), Ok(ByteCount(16_383 << 50)));
+        assert_eq!(parse_size("16383.5PiB"), Ok(ByteCount(32_767 << 49)));
+        for text in ["16384PiB", "16384.0PiB", "99999999999G"] {
+            let error = parse_size(text).unwrap_err().to_string();
+            let start = format!("'{text}' is not a size below 16 EiB: ");
+            assert!(error.starts_with(&start), "{error}");
+        }
     }
 
     #[test]
