@@ -50,7 +50,7 @@ struct Hearing {
 
 impl fmt::Debug for NoticeBoard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Notices").finish_non_exhaustive()
+        f.debug_struct("NoticeBoard").finish_non_exhaustive()
     }
 }
 
