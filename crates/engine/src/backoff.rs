@@ -30,7 +30,7 @@ impl Timeout {
 
 /// The error for a text that is not a valid duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no time: write for example 90s, 5min or 1h, or 0")]
+#[error("'{0}' is not a valid time: write for example 90s, 5min or 1h, or 0")]
 pub struct ParseTimeoutError(String);
 
 /// The outages of a transfer. Each lasts from a loss of connections until a session makes progress.

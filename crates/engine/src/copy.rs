@@ -321,7 +321,7 @@ impl RemoteCopy<'_> {
             first.get_or_insert_with(Instant::now);
             let ToReceiver::Relay(relay) = decode_message(&bytes)? else {
                 return Err(WireError::OutOfOrder {
-                    what: "a message that is no word beside the transfer",
+                    what: "an unexpected message on the session channel",
                 }
                 .into());
             };
@@ -486,7 +486,7 @@ pub async fn end_copy(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PullEr
     let why = match tokio::time::timeout(END_TIMEOUT, end(source, id)).await {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) => Causes(&error).to_string(),
-        Err(_elapsed) => format!("it has not ended within {} s", END_TIMEOUT.as_secs()),
+        Err(_elapsed) => format!("it did not end within {} s", END_TIMEOUT.as_secs()),
     };
     Err(PullError::NotEnded {
         id: Hex(&id).to_string(),

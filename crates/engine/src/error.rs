@@ -32,25 +32,31 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 #[non_exhaustive]
 pub enum LocationError {
     /// The text is empty.
-    #[error("a path is empty: is a variable not set? ('.' is this directory)")]
+    #[error("a path is empty: is a variable unset? (write '.' for the current directory)")]
     Empty,
     /// There is no host before the colon.
-    #[error("'{0}' names no host: write HOST:PATH (a local name is written './NAME')")]
+    #[error(
+        "'{0}' has no host before the colon: write HOST:PATH (for a local name write './NAME')"
+    )]
     NoHost(String),
     /// One of several receivers would have to be started with ssh.
-    #[error("'{0}': several receivers share a target only where each is a daemon ('zmove serve')")]
+    #[error(
+        "'{0}': each of several receivers must be a daemon ('zmove serve'), not started over ssh"
+    )]
     SeveralOverSsh(String),
     /// The path is repeated for each of several receivers.
-    #[error("'{0}': the path of several receivers stands once, behind the last: HOST,HOST:PATH")]
+    #[error(
+        "'{0}': several receivers share one path: write it once, after the last host: HOST,HOST:PATH"
+    )]
     PathTwice(String),
     /// An opening bracket is not closed.
     #[error("'{0}': the bracket of the IPv6 address is not closed")]
     BracketOpen(String),
     /// The host is followed by something other than a port.
-    #[error("'{0}' is no HOST:PORT")]
+    #[error("'{0}' is not HOST:PORT")]
     NotHostPort(String),
     /// A URL always refers to a daemon, but ssh was requested.
-    #[error("'zmove://…' is a daemon: for ssh write USER@HOST:PATH")]
+    #[error("'zmove://…' always refers to a daemon: for ssh write USER@HOST:PATH")]
     UrlOverSsh,
     /// The scheme of the URL is not supported.
     #[error(
@@ -62,37 +68,37 @@ pub enum LocationError {
     BracketAlone(String),
     /// An IPv6 address has no brackets, so that its colons are ambiguous.
     #[error(
-        "'{0}': an IPv6 address stands in brackets, as [ADDRESS]:PATH (a local name is written './NAME')"
+        "'{0}': write an IPv6 address in brackets: [ADDRESS]:PATH (for a local name write './NAME')"
     )]
     Unbracketed(String),
     /// The path starts with a colon, like the modules of rsync's daemon.
     #[error(
-        "'{0}': there are no modules as rsync has them: write HOST:PATH (a path with a colon is './:NAME')"
+        "'{0}': rsync modules are not supported: write HOST:PATH (for a local name with a colon write './:NAME')"
     )]
     Module(String),
     /// The path starts with a home directory, which a daemon cannot resolve.
     #[error(
-        "'{0}': a daemon knows no home directories: leave '~' out for a path below your first root there, or have ssh \
-         start the receiver (USER@HOST:~/PATH)"
+        "'{0}': a daemon cannot resolve '~': omit it for a path below your first root there, or start the receiver \
+         over ssh (USER@HOST:~/PATH)"
     )]
     HomeAtDaemon(String),
     /// The path starts with the home directory of another user.
-    #[error("'{0}': of home directories only your own can be named by '~/': write the whole path")]
+    #[error("'{0}': '~' works only for your own home directory ('~/PATH'): write the full path")]
     HomeOfAnother(String),
     /// The part before the `@` is not a user name.
-    #[error("'{0}' is no user's name")]
+    #[error("'{0}' is not a valid user name")]
     User(String),
     /// The digits are not a valid port.
-    #[error("'{0}' is no port: it must be 1 to 65535")]
+    #[error("'{0}' is not a valid port: it must be 1 to 65535")]
     Port(String),
     /// The URL has no path.
     #[error("'zmove://{0}' has no path: write zmove://HOST:PORT/PATH")]
     UrlWithoutPath(String),
     /// The location of a daemon contains a user.
-    #[error("'{0}': a daemon knows users by their keys; write the host without 'USER@'")]
+    #[error("'{0}': a daemon identifies users by their keys: write the host without 'USER@'")]
     UserAtDaemon(String),
     /// The host name is missing or invalid.
-    #[error("'{0}' is no host name")]
+    #[error("'{0}' is not a valid host name")]
     Host(String),
 }
 
@@ -102,7 +108,7 @@ pub enum LocationError {
 pub enum SourcesError {
     /// A source is written like a path on another host.
     #[error(
-        "'{}' is on another host: 'zmove pull' fetches from there (a local name with a colon is written './NAME')",
+        "'{}' is on another host: use 'zmove pull' to fetch it (for a local name with a colon write './NAME')",
         Escaped::path(path)
     )]
     OnAnotherHost {
@@ -110,7 +116,7 @@ pub enum SourcesError {
         path: OsString,
     },
     /// None of the sources exists.
-    #[error("nothing to send: no source is there")]
+    #[error("nothing to send: no source exists")]
     Nothing,
     /// Two sources would have the same name at the target.
     #[error(
@@ -157,10 +163,10 @@ pub enum OverlapError {
 #[non_exhaustive]
 pub enum SshMessageError {
     /// A request cannot be parsed.
-    #[error("read what is to be done from standard input")]
+    #[error("read the request from standard input")]
     Request(#[source] serde_json::Error),
     /// An answer cannot be parsed.
-    #[error("read what the receiver says over ssh")]
+    #[error("read the receiver's answer over ssh")]
     Answer(#[source] serde_json::Error),
     /// The other side uses another version of the protocol.
     #[error(transparent)]
@@ -186,16 +192,16 @@ pub enum SshError {
     #[error(transparent)]
     Words(#[from] SshMessageError),
     /// Reading from ssh's pipe failed.
-    #[error("read what the receiver says over ssh")]
+    #[error("read the receiver's answer over ssh")]
     Read(#[source] io::Error),
     /// Waiting for the end of the program failed.
     #[error(transparent)]
     Wait(io::Error),
     /// The receiver's key cannot be parsed.
-    #[error("read the key of the receiver that ssh has started")]
+    #[error("read the key of the receiver started over ssh")]
     Key(#[source] ParseFingerprintError),
     /// ssh could not reach the host or could not log in.
-    #[error("ssh has not reached {remote}: {status}")]
+    #[error("ssh could not connect to {remote}: {status}")]
     NotReached {
         /// The host.
         remote: String,
@@ -204,7 +210,7 @@ pub enum SshError {
     },
     /// ssh could not find zmove on the host.
     #[error(
-        "{remote} has no '{zmove}' that ssh could start: install it there, or say where it is with --remote-zmove"
+        "ssh found no program '{zmove}' on {remote}: install it there, or give its path with --remote-zmove"
     )]
     NoProgram {
         /// The host.
@@ -213,7 +219,7 @@ pub enum SshError {
         zmove: String,
     },
     /// The program ended before it was ready.
-    #[error("'{zmove} receive' at {remote} ended before it was ready: {status}")]
+    #[error("'{zmove} receive' on {remote} exited before it was ready: {status}")]
     Early {
         /// The host.
         remote: String,
@@ -224,8 +230,8 @@ pub enum SshError {
     },
     /// The login is complete, but the program did not answer in time.
     #[error(
-        "ssh has logged in at {remote}, but '{zmove} receive' has not answered within {} s: \
-         a startup file of the login shell there may be waiting",
+        "ssh logged in to {remote}, but '{zmove} receive' did not answer within {} s: a startup file of the login \
+         shell there may be waiting for input",
         waited.as_secs()
     )]
     Silent {
@@ -237,7 +243,7 @@ pub enum SshError {
         waited: Duration,
     },
     /// The output of the remote program is not that of a receiver.
-    #[error("what {remote} says over ssh is not what '{zmove} receive' says")]
+    #[error("the output of {remote} over ssh is not that of '{zmove} receive'")]
     Nonsense {
         /// The host.
         remote: String,
@@ -283,8 +289,8 @@ pub enum ConnectError {
     Unconfirmed(BoxError),
     /// ssh started a receiver, but connecting to it failed.
     #[error(
-        "reach the receiver that ssh has started on {host} \
-         (a firewall may need a range of ports, which --ssh-ports names)"
+        "connect to the receiver started over ssh on {host} (if a firewall blocks its port, give a permitted range \
+         with --ssh-ports)"
     )]
     BehindSsh {
         /// The host on which the receiver listens.
@@ -293,7 +299,7 @@ pub enum ConnectError {
         source: Box<Self>,
     },
     /// No transfer id could be generated.
-    #[error("draw a transfer id")]
+    #[error("generate a transfer id")]
     TransferId(#[source] io::Error),
     /// The system refused an option of the control connection.
     #[error("set up the control connection")]
@@ -320,7 +326,7 @@ pub enum PushError {
     #[error(transparent)]
     Job(BoxError),
     /// Connections were lost and could not be restored in time.
-    #[error("the connection to {remote} was lost and has not come back for {timeout}: {}", Causes(cause.as_ref()))]
+    #[error("the connection to {remote} was lost and could not be restored within {timeout}: {}", Causes(cause.as_ref()))]
     GivenUp {
         /// The receiver.
         remote: String,
@@ -331,7 +337,7 @@ pub enum PushError {
     },
     /// Connections were restored repeatedly, but were lost each time before any progress.
     #[error(
-        "{sessions} sessions in a row with {remote} began and were lost, and nothing was done in them: {}",
+        "{sessions} consecutive sessions with {remote} were lost without any progress: {}",
         Causes(cause.as_ref())
     )]
     InVain {
@@ -366,9 +372,7 @@ pub enum PullError {
     #[error("copy: {}", .0.text)]
     Ended(Refusal),
     /// The receipt was not signed by the target host or belongs to another copy.
-    #[error(
-        "the copy has ended, but what is shown as the target's receipt is not signed by its key"
-    )]
+    #[error("the copy has ended, but the target's receipt is not signed by the target's key")]
     Receipt,
     /// The host was busy for as long as this side was willing to wait.
     #[error("sender: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
@@ -379,7 +383,7 @@ pub enum PullError {
         waited: Duration,
     },
     /// The host did not answer in time.
-    #[error("the sender does not answer")]
+    #[error("the sender did not answer in time")]
     Silent,
     /// The host broke the protocol.
     #[error("the sender broke the protocol: {0}")]
@@ -398,7 +402,8 @@ pub enum PullError {
     Receiver(#[source] ReceiverError),
     /// The user interrupted the command. The copy between other hosts continues.
     #[error(
-        "interrupted; the copy goes on: 'zmove result {id} {remote}' says what becomes of it, and ends it with --stop"
+        "interrupted; the copy continues on the hosts: 'zmove result {id} {remote}' shows its result, and --stop ends \
+         it"
     )]
     Left {
         /// The id of the copy in hexadecimal digits.
@@ -408,7 +413,8 @@ pub enum PullError {
     },
     /// Stopping a copy between other hosts failed, so that it may still be running.
     #[error(
-        "interrupted; the copy may go on at {remote}: zmove result --stop {id} {remote} ends it; {why}"
+        "interrupted; the copy may still be running on {remote} (end it with 'zmove result --stop {id} {remote}'): \
+         {why}"
     )]
     NotEnded {
         /// The id of the copy in hexadecimal digits.
@@ -462,7 +468,7 @@ impl From<ControlError> for PullError {
 #[non_exhaustive]
 pub enum LocalError {
     /// No transfer id could be generated.
-    #[error("draw a transfer id")]
+    #[error("generate a transfer id")]
     TransferId(#[source] io::Error),
     /// The sender failed.
     #[error(transparent)]

@@ -112,7 +112,7 @@ impl Display for Notice<'_> {
                 let number = Escaped(path);
                 write!(
                     f,
-                    "'{number}' is a path here; where it is the port, write {host}:{number}:PATH"
+                    "'{number}' is taken as a path; if it is the port, write {host}:{number}:PATH"
                 )
             }
             Self::SessionBegins { .. } => f.write_str("a session begins"),
@@ -141,11 +141,11 @@ impl Display for Notice<'_> {
             Self::CopyRuns { id, remote } => {
                 write!(
                     f,
-                    "it goes on without this command; its result: zmove result {id} {remote}"
+                    "the copy continues without this command; for its result run: zmove result {id} {remote}"
                 )
             }
             Self::PathsUnread { file, source } => {
-                write!(f, "'{}' is not used: {source}", Escaped::path(file))
+                write!(f, "ignoring '{}': {source}", Escaped::path(file))
             }
             Self::PathsUnwritten { file, source } => {
                 write!(f, "write '{}': {source}", Escaped::path(file))

@@ -225,7 +225,7 @@ fn the_receiver_has_signed_for_what_is_told() {
     );
     assert!(outcome.stdout.contains(&signed), "{}", outcome.stdout);
     outcome
-        .says(&["it goes on without this command; its result: zmove result "])
+        .says(&["the copy continues without this command; for its result run: zmove result "])
         .lines(1);
 }
 

@@ -60,7 +60,7 @@ fn a_host_that_is_written_wrong_is_not_taken_for_a_name() {
     let before = names(&site.path(""));
     for (target, told) in [
         ("", "a path is empty"),
-        (":x", "':x' names no host: write HOST:PATH"),
+        (":x", "':x' has no host before the colon: write HOST:PATH"),
         ("10.77.0.2", "write '10.77.0.2:PATH'"),
         ("alice@dtn", "write 'alice@dtn:PATH'"),
         ("::1:x", "[ADDRESS]:PATH"),
@@ -72,8 +72,8 @@ fn a_host_that_is_written_wrong_is_not_taken_for_a_name() {
             "'s3://bucket/x': this scheme is not supported",
         ),
         ("ssh://alice@127.0.0.1/x", "USER@HOST:PATH (over ssh)"),
-        ("127.0.0.1:~/x", "leave '~' out"),
-        ("alice@127.0.0.1:~bob/x", "write the whole path"),
+        ("127.0.0.1:~/x", "cannot resolve '~'"),
+        ("alice@127.0.0.1:~bob/x", "write the full path"),
     ] {
         for command in ["push", "copy"] {
             site.zmove(&[command, "source", target])

@@ -264,7 +264,7 @@ fn a_host_without_zmove_says_what_to_do() {
     let outcome = push.outcome().expect(10);
     outcome.says(&[
         "zmove: ",
-        "127.0.0.1 has no '/nowhere/zmove'",
+        "ssh found no program '/nowhere/zmove' on 127.0.0.1",
         "--remote-zmove",
     ]);
 }
@@ -308,7 +308,7 @@ fn a_login_that_is_refused() {
     let outcome = push_by(&site, &ssh, Path::new(ZMOVE), &[], &sshd.at_target(&site)).outcome();
     outcome
         .expect(10)
-        .says(&["zmove: ssh has not reached ", "127.0.0.1"]);
+        .says(&["zmove: ssh could not connect to ", "127.0.0.1"]);
 }
 
 /// The limit is 15 seconds here. Tests with and without a shared ssh connection.
@@ -342,8 +342,8 @@ fn a_login_whose_shell_hangs_ends_in_time() {
     master.wait().unwrap();
     for outcome in outcomes {
         outcome.expect(10).says(&[
-            "zmove: ssh has logged in at ",
-            "receive' has not answered within 15 s",
+            "zmove: ssh logged in to ",
+            "receive' did not answer within 15 s",
             "a startup file of the login shell",
         ]);
     }

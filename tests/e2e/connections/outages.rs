@@ -22,9 +22,9 @@ use crate::support::tree::{assert_same, names, paint};
 fn assert_given_up(outcome: Outcome, relay: &Proxy) {
     let address = relay.address.to_string();
     let end = [
-        " sessions in a row with ",
+        " consecutive sessions with ",
         &address,
-        " began and were lost, and nothing was done in them: ",
+        " were lost without any progress: ",
     ];
     outcome.expect(12).says(&end);
 }

@@ -381,8 +381,9 @@ fn a_push_gives_up_at_its_timeout_and_names_the_cause() {
         &address,
         "reconnecting for up to 1 s",
     ]);
-    let end =
-        format!("zmove: the connection to {address} was lost and has not come back for 1 s: ");
+    let end = format!(
+        "zmove: the connection to {address} was lost and could not be restored within 1 s: "
+    );
     outcome.says(&[&end]).lines(2);
 }
 
@@ -399,9 +400,9 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
         .expect(12);
     let address = proxy.address.to_string();
     let end = [
-        " sessions in a row with ",
+        " consecutive sessions with ",
         &address,
-        " began and were lost, and nothing was done in them: ",
+        " were lost without any progress: ",
     ];
     outcome.says(&end);
 }

@@ -65,7 +65,7 @@ fn a_damaged_paths_file_is_reported_in_one_line() {
     let site = site();
     write(site.path("client").join("paths"), "lanes = many").unwrap();
     let outcome = site.push(&[], site.contents(), "").expect(0);
-    outcome.says(&["zmove: ", "paths", "not used"]).lines(1);
+    outcome.says(&["zmove: ", "paths", "ignoring"]).lines(1);
     remembered(&site);
     assert_same(&site.source(), &site.target());
 }
@@ -165,7 +165,7 @@ fn an_impossible_window_is_reported_in_one_line() {
     paint(site.source().join("f"), 1 << 20);
     remember(&site, &[("/window/bytes", json!(u64::MAX))]);
     let outcome = site.push(&[], site.contents(), "").expect(0);
-    outcome.says(&["zmove: ", "paths", "not used"]).lines(1);
+    outcome.says(&["zmove: ", "paths", "ignoring"]).lines(1);
 }
 
 /// Remembered round trip in microseconds. The scan may take a third of it, and the handshake of QUIC three times as

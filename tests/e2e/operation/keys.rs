@@ -182,7 +182,7 @@ fn what_is_wrong_in_a_trust_command_is_named() {
     for (words, part) in [
         (&["trust"][..], "required arguments were not provided"),
         (&["trust", "a", "b"], "'b'"),
-        (&["trust", "a:x"], "'x' is no port"),
+        (&["trust", "a:x"], "'x' is not a valid port"),
         (&["trust", "u@a"], "write the host without 'USER@'"),
         (&["trust", "list", "a"], "unexpected argument 'a'"),
         (

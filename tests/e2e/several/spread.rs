@@ -820,7 +820,7 @@ fn what_several_receivers_cannot_do_is_refused() {
         zmove.0.arg("push").arg(spread.source()).arg(target);
         zmove.outcome().expect(1)
     };
-    push_to("a,u@b:t").says(&["only where each is a daemon"]);
+    push_to("a,u@b:t").says(&["must be a daemon"]);
     let port = spread.daemons[0].address.port();
     push_to(&format!("127.0.0.1:{port},127.0.0.1:{port}:t")).says(&["is named twice"]);
     let key = spread.daemons[0].fingerprint;

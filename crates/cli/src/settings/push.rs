@@ -542,9 +542,9 @@ mod tests {
                 "--ssh --ssh-command= a h:b",
                 "--ssh-command: '' is no command",
             ),
-            ("a h:0:b", "'0' is no port"),
-            ("a ::1:b", "'::1:b': an IPv6 address stands in brackets"),
-            ("a h:~/b", "'~/b': a daemon knows no home directories"),
+            ("a h:0:b", "'0' is not a valid port"),
+            ("a ::1:b", "'::1:b': write an IPv6 address in brackets"),
+            ("a h:~/b", "'~/b': a daemon cannot resolve '~'"),
             (
                 "a 10.77.0.2",
                 "'10.77.0.2' is a host without a path: write '10.77.0.2:PATH'",

@@ -133,7 +133,7 @@ impl TryFrom<(u16, u16)> for PortRange {
     fn try_from((first, last): (u16, u16)) -> Result<Self, String> {
         if first == 0 || last < first {
             return Err(format!(
-                "{first}-{last} are no ports: write FROM-TO, as 50000-50100"
+                "{first}-{last} is not a port range: write FROM-TO, for example 50000-50100"
             ));
         }
         Ok(Self { first, last })
@@ -154,7 +154,7 @@ impl FromStr for PortRange {
         match (first.parse(), last.parse()) {
             (Ok(first), Ok(last)) => (first, last).try_into(),
             _ => Err(format!(
-                "'{text}' are no ports: write FROM-TO, as 50000-50100"
+                "'{text}' is not a port range: write FROM-TO, for example 50000-50100"
             )),
         }
     }

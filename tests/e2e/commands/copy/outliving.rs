@@ -204,7 +204,7 @@ fn a_client_that_is_interrupted_leaves_the_copy_to_itself() {
         .expect(20)
         .says(&["without this command", "zmove result "]);
     let goes_on = format!(
-        "the copy goes on: 'zmove result {} {address}'",
+        "the copy continues on the hosts: 'zmove result {} {address}'",
         id_in(&outcome.stderr)
     );
     outcome
