@@ -13,7 +13,7 @@ pub enum WorkError {
     #[error("the push has ended")]
     Over,
     /// The broker of the queue could not be reached for longer than the caller's patience.
-    #[error("{operation}: the broker {broker} has been away for {} s: {source}", away.as_secs())]
+    #[error("{operation}: the broker {broker} has been unreachable for {} s: {source}", away.as_secs())]
     Away {
         /// The request to the queue.
         operation: &'static str,
@@ -34,8 +34,8 @@ pub enum WorkError {
     },
     /// The queue lost items in each pass.
     #[error(
-        "the broker may have lost work in each of {passes} passes over the sources (is it restarted again and again?): what \
-         the last one has lost is not known, so not all of {unconfirmed} may be at the target"
+        "the broker may have lost work in each of {passes} passes over the sources, so {unconfirmed} may be \
+         incomplete at the target (check whether the broker restarts repeatedly, and run the same command again)"
     )]
     Loses {
         /// Number of passes.
@@ -52,7 +52,7 @@ pub enum WorkError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Hindrance {
     /// The broker refuses this node.
-    #[error("the broker {broker} does not let this node in: {why}")]
+    #[error("the broker {broker} refuses this node: {why}")]
     Refused {
         /// Address of the broker.
         broker: String,
@@ -82,21 +82,21 @@ pub enum Stop {
         code: FaultCode,
     },
     /// The receiver is connected but did not answer an order within this time.
-    #[error("its storage hangs: an order to it has not been answered for {} s", _0.as_secs())]
+    #[error("its storage hangs: an order has been unanswered for {} s", _0.as_secs())]
     Hangs(Duration),
     /// The receiver is connected, but work there did not end within this time. The mover leaves the work to others.
-    #[error("its storage hangs: work there has not ended within {} s", _0.as_secs())]
+    #[error("its storage hangs: work there did not finish within {} s", _0.as_secs())]
     StandsStill(Duration),
     /// The queue failed for longer than the caller's patience.
     #[error("{0}")]
     Queue(#[from] WorkError),
     /// All movers have stopped.
-    #[error("no mover goes on: {0}")]
+    #[error("all movers stopped: {0}")]
     Movers(Box<SessionEnd>),
     /// A receiver does not see the job that was started at another receiver.
     #[error(
-        "{unseen_at} does not see the push that is under way at {seen_at}: all receivers must have one directory '{target}' \
-         (is its storage mounted at each?)"
+        "{unseen_at} does not see the push that is running on {seen_at}: all receivers must share one directory \
+         '{target}' (check that its storage is mounted on each)"
     )]
     NotShared {
         /// The receiver that does not see the job.
@@ -107,7 +107,7 @@ pub enum Stop {
         target: String,
     },
     /// This node sees different sources than another node and is not the head.
-    #[error("this node does not see the same sources: failed to {0}")]
+    #[error("this node does not see the same sources as the sending node: failed to {0}")]
     Differs(String),
     /// The receiver violated the protocol, or the queue contains an invalid item.
     #[error("{0}")]
@@ -143,9 +143,7 @@ pub enum SessionEnd {
         code: FaultCode,
     },
     /// Several consecutive sessions made no progress.
-    #[error(
-        "{last}; {sessions} sessions in a row began and were lost, and nothing was done in them"
-    )]
+    #[error("{last}; {sessions} consecutive sessions were lost without any progress")]
     InVain {
         /// Number of consecutive sessions without progress.
         sessions: u32,
@@ -271,6 +269,6 @@ pub(crate) fn refused(result: SharedJobResult) -> Stop {
     match result {
         SharedJobResult::Failed(_, FaultCode::JobEnded) => Stop::Ended,
         SharedJobResult::Failed(operation, code) => Stop::Receiver { operation, code },
-        _ => Stop::PeerMisbehaved("the receiver has answered to another order"),
+        _ => Stop::PeerMisbehaved("the receiver answered a different order"),
     }
 }

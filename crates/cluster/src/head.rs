@@ -86,16 +86,16 @@ pub enum JobError {
         absent_at: Option<usize>,
     },
     /// No receiver continues the job.
-    #[error("no receiver goes on: {0}; run the same command again")]
+    #[error("no receiver can continue: {0}; run the same command again to resume")]
     Lost(#[source] Box<SessionEnd>),
     /// There is no space at the target, not even for the records of the job's progress.
-    #[error("{0}; what is whole stays: make room, and run the same command again")]
+    #[error("{0}; complete files stay: free some space, and run the same command again")]
     NoRoom(#[source] Box<SessionEnd>),
     /// The receivers do not share a directory at the target.
     #[error(transparent)]
     NotShared(Box<SessionEnd>),
     /// The queue failed: its broker cannot be reached or refuses requests.
-    #[error("{0}; run the same command again")]
+    #[error("{0}; run the same command again to resume")]
     Queue(#[source] WorkError),
     /// The user interrupted the job.
     #[error("interrupted")]
@@ -356,7 +356,8 @@ impl<W: WorkQueue> Head<W> {
         let rest = until.saturating_duration_since(Instant::now());
         if rest > TOLD_ABOVE {
             let message = format!(
-                "sessions were lost: directories get modes and times in {} s, when those write no more",
+                "sessions were lost: the modes and times of directories are set in {} s, when the lost sessions can \
+                 no longer write",
                 rest.as_secs() + 1
             );
             events.on(&Event::Warned { message });
@@ -385,7 +386,7 @@ impl<W: WorkQueue> Head<W> {
             others.wait_for(|others| others.at_work == 0 || others.unfinished == 0);
         if timeout(ENDS_WITHIN, none_ends_any_more).await.is_err() {
             let message = format!(
-                "nodes have not said for {} s that their part has ended: nobody waits for them any longer",
+                "some nodes have not reported the end of their part for {} s: the push no longer waits for them",
                 ENDS_WITHIN.as_secs()
             );
             events.on(&Event::Warned { message });
@@ -519,8 +520,8 @@ fn is_closed(error: &SessionEnd) -> bool {
     error.is_absent() || matches!(error, SessionEnd::Stop(Stop::Ended))
 }
 
-const WALKED_AGAIN: &str = "work may have been lost from the queue: the sources are walked once more, and files that are equal are \
-     skipped";
+const WALKED_AGAIN: &str =
+    "the queue may have lost work: scanning the sources again (equal files are skipped)";
 /// Maximum number of additional passes after losses before the job fails.
 const PASSES_AFTER_LOSS_MAX: u32 = 5;
 /// How long the receivers of a dead node may continue to write. The node's lease from the head and the receivers' lease

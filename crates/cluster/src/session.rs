@@ -69,7 +69,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     let ended = {
         tokio::select! {
             ended = &mut session => match ended {
-                Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver has ended the session early").into()),
+                Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver ended the session early").into()),
                 Err(error) => Err(SessionEnd::from(error)),
             },
             never = events.warn_of_no_opening() => match never {},

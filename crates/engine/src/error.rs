@@ -326,7 +326,7 @@ pub enum PushError {
     #[error(transparent)]
     Job(BoxError),
     /// Connections were lost and could not be restored in time.
-    #[error("the connection to {remote} was lost and could not be restored within {timeout}: {}", Causes(cause.as_ref()))]
+    #[error("the connection to {remote} was lost and not restored within {timeout}: {}", Causes(cause.as_ref()))]
     GivenUp {
         /// The receiver.
         remote: String,

@@ -133,7 +133,7 @@ fn a_low_rate_limit_is_not_reported_as_hanging_storage() {
         .outcome()
         .expect(0);
     assert!(
-        !push.stderr.contains("does its storage hang?"),
+        !push.stderr.contains("its storage may be hanging"),
         "{}",
         push.stderr
     );

@@ -414,7 +414,7 @@ fn a_broker_that_is_killed_and_loses_all_is_waited_for() {
         .expect(0)
         .says(&["the broker", "is away: the job waits for it"])
         .says(&["the broker", "is there again after"])
-        .says(&["the sources are walked once more"]);
+        .says(&["scanning the sources again"]);
     assert_own_words(&outcome);
     let stdout = &outcome.stdout;
     assert!(stdout.starts_with("at least "), "{stdout}");
@@ -451,7 +451,7 @@ fn of_two_pushes_the_second_uses_the_broker_of_the_first_and_says_when_it_goes()
     finish(starter).expect(20);
     finish(other)
         .expect(12)
-        .says(&["the broker", &lab.broker(), "has been away for 1"]);
+        .says(&["the broker", &lab.broker(), "has been unreachable for 1"]);
     assert!(!lab.has_broker(), "the broker is there still");
 }
 
@@ -481,7 +481,7 @@ fn another_program_at_the_address_of_a_broker_of_a_push_is_reported() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init_with_own_broker();
     paint(lab.source().join("f"), 10);
-    let taken = format!("another program listens at 127.0.0.1:{}", lab.port);
+    let taken = format!("another program is listening on 127.0.0.1:{}", lab.port);
     let other = TcpListener::bind(("127.0.0.1", lab.port)).unwrap();
     lab.push(&[]).outcome().expect(10).says(&[&taken]);
     drop(other);
@@ -510,7 +510,7 @@ fn a_node_that_the_broker_does_not_let_in_says_so_and_waits() {
         .done();
     paint(lab.source().join("f"), 10);
     let node = lab.join("node", &[]);
-    let refused = "does not let this node in: authorization violation";
+    let refused = "refuses this node: authorization violation";
     node.wait_for(refused);
     lab.push(&[]).outcome().expect(5).says(&[refused]);
     lab.zmove(HEAD, &["cluster", "status", "lab"])
@@ -537,7 +537,7 @@ fn a_broker_of_others_that_stays_away_ends_the_push_with_its_name() {
     let outcome = outcome.says(&["the broker", &away]).says(&[
         "the broker",
         &lab.broker(),
-        "has been away for 1",
+        "has been unreachable for 1",
     ]);
     assert!(
         !outcome.stderr.contains("tried next") && !outcome.stderr.contains("no receiver"),

@@ -479,7 +479,7 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
     let outcome = outcome
         .lines(3)
         .says(&["; no receiver is left: trying again for up to 2 s"]);
-    outcome.says(&["no receiver goes on: "]);
+    outcome.says(&["no receiver can continue: "]);
     spread.daemons.clear();
     spread.start("shared");
     spread.start("shared");
@@ -592,7 +592,7 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
         began.elapsed()
     );
     outcome.says(&[&format!(
-        "{elsewhere} does not see the push that is under way at {there}"
+        "{elsewhere} does not see the push that is running on {there}"
     )]);
     assert!(!spread.site.path("elsewhere/t").exists());
     // The result is the same if the job ends before the second receiver has a mover.
@@ -624,7 +624,7 @@ fn a_job_that_may_have_begun_does_not_begin_again_elsewhere() {
         .outcome();
     outcome
         .expect(3)
-        .says(&["does not see the push that is under way"]);
+        .says(&["does not see the push that is running"]);
 }
 
 /// An NFS client may cache for a minute that a directory does not exist.

@@ -175,7 +175,7 @@ mod tests {
             expected
         );
         assert_eq!(
-            parts(&format!("{message} (at 10.0.0.1:7); what is whole stays")),
+            parts(&format!("{message} (at 10.0.0.1:7); complete files stay")),
             expected
         );
         let whole = parts("something else");

@@ -195,14 +195,12 @@ fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> 
 }
 
 const OWN_HEAD: Stop =
-    Stop::PeerMisbehaved("the head of an order cannot be read that was made here");
+    Stop::PeerMisbehaved("the header of an order made by this host cannot be decoded");
 const NO_ENTRY: Stop =
-    Stop::PeerMisbehaved("the receiver tells the fault of a directory that it was not sent");
+    Stop::PeerMisbehaved("the receiver reported a failure of a directory that was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
-const CAME_LATER: &str =
-    ": it came while the push ran, or was removed; the same command sends what is there";
-const AS_THEY_CAME: &str =
-    "the copies of the directories there keep the modes with which they were made";
+const CAME_LATER: &str = ": the directory was created or removed during the push; run the same command again to send the current state";
+const AS_THEY_CAME: &str = "the copies of the directories at the target keep their initial modes";
 /// Permissions that an owner needs to work inside a directory.
 const MAY_ENTER: u32 = 0o300;
 /// Maximum number of directories that are scanned concurrently. The total number of waiting directories may be very

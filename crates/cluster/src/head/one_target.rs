@@ -80,7 +80,7 @@ impl Witness {
                     let seconds = patience.saturating_sub(since.elapsed()).as_secs();
                     let receiver = &self.receiver.remote;
                     let message = format!(
-                        "{receiver} does not see yet what has been moved: it is asked for {seconds} s more"
+                        "{receiver} does not see the moved files yet: retrying for {seconds} s"
                     );
                     self.events.observer.on(&Event::Warned { message });
                 }

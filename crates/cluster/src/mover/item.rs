@@ -117,7 +117,7 @@ impl<W: WorkQueue> Mover<W> {
             counts = counts.and(match self.commit(&file).await? {
                 Committed::Named(counts) => counts,
                 Committed::Missing(_) => {
-                    let why = "the receiver lacks groups that it has stored";
+                    let why = "the receiver is missing groups that it had stored";
                     return Err(Stop::PeerMisbehaved(why));
                 }
             });

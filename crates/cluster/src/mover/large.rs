@@ -349,7 +349,7 @@ pub(super) fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
 }
 
 const NO_GROUPS: Stop =
-    Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
+    Stop::PeerMisbehaved("the receiver requested groups that the file does not have");
 const LOST: &str = "groups that the receiver has stored are missing";
 /// Maximum time between checks whether all groups have arrived and the file is unchanged.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);

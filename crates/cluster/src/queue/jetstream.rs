@@ -165,7 +165,7 @@ impl JetStream {
         };
         if queue.broker.settings.role == QueueRole::Head {
             let make = || queue.broker.make();
-            queue.ask("make the queue of the job", make).await?;
+            queue.ask("create the queue of the job", make).await?;
         }
         Ok(queue)
     }
@@ -249,7 +249,7 @@ impl JetStream {
                     let source = error.into();
                     return Err(WorkError::Queue { operation, source });
                 }
-                BrokerError::Missing => "the broker knows nothing of the job".into(),
+                BrokerError::Missing => "the broker does not have the job".into(),
                 // A server reports permission errors separately from its answers.
                 BrokerError::Unanswered(error) => connection.refusal().map_or(error, Into::into),
             };
@@ -272,7 +272,7 @@ impl JetStream {
             tries.fetch_add(1, Ordering::Relaxed);
             self.broker.put(item)
         };
-        let answer = self.ask("put work into the queue", put).await?;
+        let answer = self.ask("add work to the queue", put).await?;
         // The answer to an earlier attempt may have been lost.
         let is_own = answer == Put::Known && tries.into_inner() > 1;
         Ok(if is_own { Put::Stored } else { answer })
@@ -335,7 +335,7 @@ impl WorkQueue for JetStream {
 
     async fn done(&self, mut taken: Taken<Lease>) -> Result<Done, WorkError> {
         let lease = &mut taken.delivery;
-        self.acknowledge("take work out of the queue", lease, AckKind::Ack)
+        self.acknowledge("remove work from the queue", lease, AckKind::Ack)
             .await?;
         lease.delivery = None;
         Ok(Done::First)
@@ -343,18 +343,19 @@ impl WorkQueue for JetStream {
 
     async fn waiting(&self) -> Result<u64, WorkError> {
         let count = || self.broker.left();
-        self.ask("ask how much work there is", count).await
+        self.ask("query the amount of work in the queue", count)
+            .await
     }
 
     async fn losses(&self) -> Result<u64, WorkError> {
         let count = || self.broker.losses();
-        self.ask("ask for losses of the queue", count).await
+        self.ask("query the losses of the queue", count).await
     }
 
     async fn close(&self) -> Result<(), WorkError> {
         self.closed.send_replace(true);
         let end = || self.broker.end();
-        self.ask("end the queue of the job", end).await
+        self.ask("close the queue of the job", end).await
     }
 }
 

@@ -185,8 +185,8 @@ impl SessionEvents {
             let receiver = &self.receiver;
             let seconds = LEASE.as_secs();
             let message = format!(
-                "{receiver}: some work there has stood still for {seconds} s (does its storage hang?) and is \
-                 handed out again"
+                "{receiver}: some work there has made no progress for {seconds} s (its storage may be hanging) and is \
+                 reassigned"
             );
             self.on(&Event::Warned { message });
         }
@@ -197,7 +197,7 @@ impl SessionEvents {
         let seconds = ANSWERS_WITHIN.as_secs();
         let most = DIAL_TIMEOUT.as_secs();
         self.warn_of_wait(&format!(
-            "no answer for {seconds} s; it is waited for up to {most} s"
+            "no answer for {seconds} s; waiting for up to {most} s"
         ));
     }
 
@@ -211,7 +211,7 @@ impl SessionEvents {
         if is_silent {
             let seconds = OPENS_WITHIN.as_secs();
             self.warn_of_wait(&format!(
-                "it has not opened the target for {seconds} s (does its storage hang?)"
+                "the target is still not open after {seconds} s (its storage may be hanging)"
             ));
         }
         std::future::pending().await
@@ -238,8 +238,8 @@ impl SessionEvents {
         for receiver in BTreeSet::from_iter(up_at) {
             let seconds = ENDS_WITHIN.as_secs();
             let message = format!(
-                "{receiver}: a session in which all is done has not ended within {seconds} s (does its storage hang?): it is \
-                 broken off"
+                "{receiver}: a session with no remaining work did not end within {seconds} s (its storage may be \
+                 hanging): aborting the session"
             );
             self.on(&Event::Warned { message });
         }

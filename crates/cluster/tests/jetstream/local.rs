@@ -88,7 +88,7 @@ async fn a_local_broker_lets_the_nodes_of_its_cluster_in_and_nobody_else() {
         };
         let refused = JetStream::open(&access, settings(QueueRole::Mover)).await;
         let why = refused.unwrap_err().to_string();
-        assert!(why.contains("does not let this node in"), "{why}");
+        assert!(why.contains("refuses this node"), "{why}");
     }
 }
 
@@ -111,7 +111,7 @@ async fn another_program_at_the_address_of_a_local_broker_is_reported() {
     let _other = TcpListener::bind(place.broker.address).unwrap();
     let error = place.start().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
-    let expected = format!("another program listens at {}", place.broker.address);
+    let expected = format!("another program is listening on {}", place.broker.address);
     assert_eq!(error.to_string(), expected);
 }
 

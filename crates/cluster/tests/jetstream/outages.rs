@@ -227,7 +227,7 @@ async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long()
     let began = Instant::now();
     let error = head.waiting().await.unwrap_err().to_string();
     let waited = began.elapsed();
-    let expected = format!("the broker {} has been away for ", lab.server.url());
+    let expected = format!("the broker {} has been unreachable for ", lab.server.url());
     let (_, away) = error.split_once(&expected).unwrap();
     let seconds: u64 = away.split_once(" s: ").unwrap().0.parse().unwrap();
     assert!(

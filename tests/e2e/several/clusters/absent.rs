@@ -53,7 +53,7 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
         .expect(3);
     let [there, elsewhere] = [0, 1].map(|number: usize| lab.daemons[number].address.to_string());
     outcome.says(&[&format!(
-        "{elsewhere} does not see the push that is under way at {there}: all receivers"
+        "{elsewhere} does not see the push that is running on {there}: all receivers"
     )]);
 }
 

@@ -265,7 +265,7 @@ fn a_job_whose_queue_loses_work_in_each_pass_ends_and_names_its_sources() {
     );
     let error = ended.unwrap_err().to_string();
     let named = format!(
-        "not all of '{}' may be at the target",
+        "'{}' may be incomplete at the target",
         spread.source().display()
     );
     assert!(error.contains("in each of 6 passes"), "{error}");

@@ -278,7 +278,9 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
         .map(|daemon| Proxy::cutting(daemon.address, 3 << 20))
         .collect();
     let push = spread.push_to(spread.target_by(&relays), &["--timeout", "6s"], "source");
-    push.outcome().expect(12).says(&["no receiver goes on: "]);
+    push.outcome()
+        .expect(12)
+        .says(&["no receiver can continue: "]);
     for daemon in &spread.daemons {
         daemon.wait_for_log("begun by sender");
         daemon.wait_for_log("broken off by sender");

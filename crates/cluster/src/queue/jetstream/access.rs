@@ -84,7 +84,7 @@ fn seed_in(text: &str) -> Result<&str, Error> {
     text.lines()
         .map(str::trim)
         .find(|line| KeyPair::from_seed(line).is_ok())
-        .ok_or_else(|| unfit("neither NATS credentials nor the seed of an nkey"))
+        .ok_or_else(|| unfit("not NATS credentials, and not the seed of an nkey"))
 }
 
 /// Returns a TLS configuration that trusts the given authorities.
@@ -95,7 +95,7 @@ fn trusting(pem: &str) -> Result<ClientConfig, Error> {
         roots.add(certificate).map_err(|error| unfit(&error))?;
     }
     if roots.is_empty() {
-        return Err(unfit("no certificate (PEM)"));
+        return Err(unfit("not a certificate in PEM format"));
     }
     let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(check("nats://b:1", Some(&creds)), Ok(()));
         assert_eq!(
             check("nats://b:1", Some("secret")),
-            Err("neither NATS credentials nor the seed of an nkey".to_owned())
+            Err("not NATS credentials, and not the seed of an nkey".to_owned())
         );
     }
 }

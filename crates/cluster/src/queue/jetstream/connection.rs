@@ -204,13 +204,13 @@ fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance
     match tls {
         rustls::Error::AlertReceived(_) => refused(tls.to_string()),
         rustls::Error::InvalidCertificate(_) => Some(Hindrance::Another(format!(
-            "at {broker} listens a server for whose certificate nobody vouches here: {tls}"
+            "the server at {broker} has a certificate that this host does not trust: {tls}"
         ))),
         _ => None,
     }
 }
 
-const LOST: &str = "it cannot be reached";
+const LOST: &str = "the broker cannot be reached";
 
 /// Maximum number of items in flight to the broker.
 const ITEMS_IN_FLIGHT_MAX: usize = 64;

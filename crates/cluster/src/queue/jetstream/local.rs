@@ -72,7 +72,7 @@ impl LocalBroker {
                 && let Some(lock) = self.lock()?
             {
                 if self.is_taken().await {
-                    let taken = format!("another program listens at {}", self.address);
+                    let taken = format!("another program is listening on {}", self.address);
                     return Err(Error::new(ErrorKind::AddrInUse, taken));
                 }
                 server.0 = Some(self.spawn(command(), lock)?);
@@ -86,7 +86,7 @@ impl LocalBroker {
                 return Ok(server);
             }
             if Instant::now() > until {
-                return Err(self.failed(&"it does not listen"));
+                return Err(self.failed(&"the program is not listening"));
             }
             sleep(LOOK_EVERY).await;
         }

@@ -311,7 +311,7 @@ impl NoticeBoard {
         match told {
             Err(error) if error.kind() != PublishErrorKind::MaxPayloadExceeded => {
                 Err(WorkError::Queue {
-                    operation: "tell the other nodes",
+                    operation: "notify the other nodes",
                     source: error.into(),
                 })
             }
