@@ -115,11 +115,11 @@ pub(crate) async fn copy(
 }
 
 fn no_copies() -> Refusal {
-    denied("copies between hosts are made by 'zmove serve' alone")
+    denied("only 'zmove serve' makes copies between hosts")
 }
 
 fn runs_already() -> Refusal {
-    Refusal::new(RefusalCode::Busy, "this copy runs already")
+    Refusal::new(RefusalCode::Busy, "this copy is already running")
 }
 
 /// Returns the client's read access if its key may have files sent to the destination `to`.
@@ -407,7 +407,7 @@ async fn finish(
         let kept = result.clone();
         let kept = tokio::task::spawn_blocking(move || copies.keep(client, id, kept)).await;
         if let Ok(Err(error)) = kept {
-            relaying.warn(format!("sender: keep the result: {error}"));
+            relaying.warn(format!("sender: store the result: {error}"));
         }
     }
     relaying.end_with(last_word(result));
@@ -465,7 +465,7 @@ pub(crate) async fn tell_result(
     stop: bool,
 ) -> Result<Sent, SendingError> {
     let look = move |copies: &Copies, claim: &Claim, _: &Authorized| {
-        let text = "no copy of this key and id is known here; results are kept for a day";
+        let text = "no copy with this key and id is known here (results are kept for one day)";
         let unknown = || Refusal::new(RefusalCode::Target, text);
         let result = copies.result(claim.key, id, stop)?;
         result.map(ToSender::Result).ok_or_else(unknown)
@@ -493,7 +493,7 @@ async fn answer(
     let found = finding.await.unwrap_or_else(|_panic| {
         Err(Refusal::new(
             RefusalCode::Failed,
-            "a thread panicked; its log says where",
+            "a thread of the sender panicked; see its log",
         ))
     });
     match found {

@@ -63,7 +63,7 @@ use waiting::Waiter;
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that a lane waits for its control connection to be opened.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
-const RUNNING_ALREADY: &str = "a transfer of that id is running already";
+const RUNNING_ALREADY: &str = "a transfer with that id is already running";
 /// Pause after the system has refused to accept a connection, for example because no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -293,12 +293,13 @@ impl Shared {
         };
         match greeting.role {
             _ if greeting.cipher == Cipher::None && stream.transport() == Transport::Quic => {
-                let reason = "it asks for lanes in clear over QUIC, which has none";
+                let reason =
+                    "the peer asked for unencrypted lanes over QUIC, which is always encrypted";
                 self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_QUIC))
                     .await;
             }
             _ if greeting.cipher == Cipher::None && !self.config.allow_clear => {
-                let reason = "it asks for lanes in clear, which need 'zmove serve --allow-clear'";
+                let reason = "the peer asked for unencrypted lanes, which require 'zmove serve --allow-clear'";
                 self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_LANES))
                     .await;
             }
@@ -623,7 +624,7 @@ impl Shared {
             // this lane.
             Found::Queued | Found::Ended => return,
             Found::Nothing => {
-                let reason = "a lane of a transfer that its key has not opened";
+                let reason = "a lane for a transfer that its key has not opened";
                 return self.reject(Rejection::Transfer, address, reason);
             }
         };
@@ -646,7 +647,7 @@ impl Shared {
             Ok(true) => self.reject(
                 Rejection::Transfer,
                 address,
-                "more lanes than its transfer may have",
+                "too many lanes for its transfer",
             ),
             Ok(false) => {}
             Err(error) => self.reject(Rejection::Transfer, address, error),
@@ -661,11 +662,11 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
              --root DIR --expires DATE"
         ),
         Denial::JobGrant { fault, .. } => {
-            format!("the grant by which this node comes does not count: {fault}")
+            format!("the grant of this node is not valid: {fault}")
         }
         Denial::Certificate { fault, .. } => format!("this key may not be used here: {fault}"),
         Denial::Authority { .. } => {
-            let text = "the receiver cannot read what its site's authority has issued; see its log";
+            let text = "the receiver cannot read the files of its site's authority; see its log";
             return Refusal::new(RefusalCode::Busy, text);
         }
         _ => format!(
@@ -696,13 +697,14 @@ fn with_causes(error: &dyn Error) -> String {
     })
 }
 
-const CLEAR_LANES: &str = "this receiver takes nothing in clear: leave out '--cipher none', or have it run with \
-                           'zmove serve --allow-clear'";
-const CLEAR_QUIC: &str =
-    "QUIC is always encrypted: leave out '--cipher none', or use '--transport tcp'";
+const CLEAR_LANES: &str = "this receiver refuses unencrypted data: omit '--cipher none', or start it with 'zmove \
+                           serve --allow-clear'";
+const CLEAR_QUIC: &str = "QUIC is always encrypted: omit '--cipher none', or use '--transport tcp'";
 
 fn crowded_out(max: usize) -> String {
-    format!("it made room for others: {max} connections had not proved a key (limits.unproven)")
+    format!(
+        "dropped to admit other connections: {max} connections had not proved a key (limits.unproven)"
+    )
 }
 
 fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {

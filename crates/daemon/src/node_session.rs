@@ -33,14 +33,12 @@ pub(crate) fn authorize(
         Ok(grant) => grant,
         Err(fault) => return denied(fault),
     };
-    let may_not = |what, name| denied(format!("{name}, who has signed it, may not {what}"));
+    let may_not = |what, name| denied(format!("its signer {name} may not {what}"));
     match authorizer.authorize(&grant.head)? {
         Ok(head) if head.may_lead() => Ok(Ok(Authorized::by_head(head.name, grant))),
         Ok(head) if head.may_write() => may_not("lead jobs here (zmove allow --lead)", head.name),
         Ok(head) => may_not("write here", head.name),
-        Err(denial) => denied(format!(
-            "the key that has signed it is not let in: {denial}"
-        )),
+        Err(denial) => denied(format!("its signing key is not allowed here: {denial}")),
     }
 }
 
@@ -64,7 +62,7 @@ impl Grants for NodeSession {
         let head = head.map_err(|_| rights_unreadable())?.ok();
         let head = head.filter(Authorized::may_lead);
         let head =
-            head.ok_or_else(|| denied("the key of the job's head may not lead here any more"))?;
+            head.ok_or_else(|| denied("the key of the leading node may no longer lead jobs here"))?;
         Ok(TakenUp {
             quota: self.around.charge(claim.key, &head.rights),
             rights: head.rights,
@@ -227,17 +225,19 @@ mod tests {
         let now = now();
         let ended = at(now - 3700, now - 65);
         assert!(
-            ended.contains(": it ended 1 min ago by the receiver's clock, which may be ahead"),
+            ended.contains(": it expired 1 min ago by the receiver's clock, which may be ahead"),
             "{ended}"
         );
-        assert!(at(now - 10, 0).contains(": it ended "));
+        assert!(at(now - 10, 0).contains(": it expired "));
         let ahead = at(now + AHEAD_SECS_MAX + 115, now + 3600);
         assert!(
-            ahead.contains(": the receiver's clock is 11 min or more behind that of the node"),
+            ahead.contains(
+                ": the receiver's clock is at least 11 min behind the clock of the leading node"
+            ),
             "{ahead}"
         );
-        assert!(at(now - 10, now + VALID_SECS_MAX).contains("for longer than a day"));
-        assert!(at(0, u64::MAX).contains("for longer than a day"));
+        assert!(at(now - 10, now + VALID_SECS_MAX).contains("for more than one day"));
+        assert!(at(0, u64::MAX).contains("for more than one day"));
         site.session(JobGrant {
             not_before: now + AHEAD_SECS_MAX - 60,
             ..usual()
@@ -249,7 +249,7 @@ mod tests {
         let site = Site::new(Access::ReadOnly);
         assert!(
             site.fault_of(usual())
-                .contains("ann, who has signed it, may not write here")
+                .contains("its signer ann may not write here")
         );
         let site = Site::new(Access::ReadWrite);
         let list = site.home.path().join("authorized_keys");
@@ -257,14 +257,14 @@ mod tests {
         std::fs::write(&list, lines.replace(" lead", "")).unwrap();
         assert!(
             site.fault_of(usual())
-                .contains("ann, who has signed it, may not lead jobs here")
+                .contains("its signer ann may not lead jobs here")
         );
         let stranger = Identity::for_once().unwrap();
         let encoded = stranger.sign_job_grant(usual()).unwrap().encode();
         let fault = site.judge(&encoded, (NODE, RECEIVER)).unwrap_err();
         assert!(
             fault.ends_with(&format!(
-                "is not let in: unknown key {}",
+                "is not allowed here: unknown key {}",
                 stranger.fingerprint()
             )),
             "{fault}"
@@ -287,7 +287,7 @@ mod tests {
         .encode();
         let fault = site.judge(&forged, (NODE, RECEIVER)).unwrap_err();
         assert!(
-            fault.ends_with("its signature is not right") && !fault.contains("ann"),
+            fault.ends_with("its signature is invalid") && !fault.contains("ann"),
             "{fault}"
         );
     }
@@ -308,7 +308,11 @@ mod tests {
         for length in 0..encoded.len() {
             assert!(judged(&encoded[..length]).is_err(), "{length}");
         }
-        assert!(judged(&[0; 64]).unwrap_err().contains("it cannot be read"));
+        assert!(
+            judged(&[0; 64])
+                .unwrap_err()
+                .contains("it cannot be decoded")
+        );
         assert!(judged(&[&encoded[..], &vec![0; SignedJobGrant::BYTES_MAX]].concat()).is_err());
     }
 
@@ -335,7 +339,7 @@ mod tests {
                 shared_job: None,
                 ..opening("t", 7)
             })
-            .contains("a part in a job")
+            .contains("a part of a job")
         );
         let shape = TargetShape::Single {
             name: Name::from_bytes(b"n").unwrap(),
@@ -414,9 +418,9 @@ mod tests {
         AuthorizedKeys::remove(site.home.path(), "ann").unwrap();
         let refusal = session.take_up(&opening("t", 7)).unwrap_err();
         assert!(
-            refusal.text.contains("may not lead here any more"),
+            refusal.text.contains("may no longer lead jobs here"),
             "{refusal:?}"
         );
-        assert!(site.fault_of(usual()).contains("is not let in"));
+        assert!(site.fault_of(usual()).contains("is not allowed here"));
     }
 }

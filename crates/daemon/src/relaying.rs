@@ -161,7 +161,7 @@ impl Relaying {
         self.say_to(Some(&words_in), Relay::Told(totals.events().collect()));
         drop(totals);
         if before.is_some() {
-            let refusal = denied("another client listens to this copy now");
+            let refusal = denied("another client now follows this copy");
             self.say_to(before.as_ref(), Relay::Broken(refusal));
         }
         words

@@ -89,16 +89,16 @@ pub enum SendingError {
     #[error("{0}")]
     Control(#[from] ControlError),
     /// The peer opened a connection and sent nothing.
-    #[error("the receiver did not say what it wants in time")]
+    #[error("the receiver did not send its request in time")]
     Silent,
     /// The operator of this host has ended the transfer. The reason is sent to the peer.
     #[error("{}", .0.text)]
     CutOff(Refusal),
     /// The peer has started over.
-    #[error("the receiver has begun anew over other connections")]
+    #[error("the receiver started again over other connections")]
     Superseded,
     /// The peer does not read its messages, or its key has no memory left for them.
-    #[error("the receiver does not read what it is told (limits.memory_per_identity)")]
+    #[error("the receiver does not read its messages (limits.memory_per_identity)")]
     Unread,
     /// The sending role failed.
     #[error("{0}")]
@@ -434,7 +434,7 @@ async fn prepare(
     prepared.await.unwrap_or_else(|_panic| {
         Err(Refusal::new(
             RefusalCode::Failed,
-            "a thread of the sender panicked; its log says where",
+            "a thread of the sender panicked; see its log",
         ))
     })
 }
@@ -530,14 +530,16 @@ fn sender_config(
     let full = |what: &str| {
         Refusal::new(
             RefusalCode::Full,
-            format!("the transfers of this key have as many {what} as they may; try again later"),
+            format!(
+                "the transfers of this key have reached the maximum number of {what}; try again later"
+            ),
         )
     };
     let files: Vec<_> = (0..OPEN_FILES)
         .map_while(|_| quota.book_file().ok())
         .collect();
     if files.len() < OPEN_FILES {
-        return Err(full("files open (limits.files_per_identity)"));
+        return Err(full("open files (limits.files_per_identity)"));
     }
     let wanted = usual.scan.threads + usual.readers_max;
     let threads: Vec<_> = (0..wanted).map_while(|_| quota.book_thread()).collect();

@@ -145,7 +145,7 @@ impl FoundSources {
             if path.len() > FETCH_SOURCE_BYTES_MAX || path.contains(&0) {
                 return Err(Refusal::new(
                     RefusalCode::Protocol,
-                    "a source is too long or holds a NUL byte",
+                    "a source path is too long or contains a NUL byte",
                 ));
             }
             let wanted = search.locate(path)?;
@@ -170,7 +170,7 @@ impl FoundSources {
         if found.is_empty() {
             let text = format!(
                 "nothing to send: {}",
-                missing.first().map_or("no source is there", |first| first)
+                missing.first().map_or("no source exists", |first| first)
             );
             return Err(Refusal::new(RefusalCode::Target, text));
         }
@@ -205,8 +205,8 @@ impl Search<'_> {
 
     fn book_descriptor(&mut self) -> Result<(), Refusal> {
         let booked = self.quota.book_descriptor().ok_or_else(|| {
-            let text = "the sources lie in more directories than this key may have open \
-                        (limits.files_per_identity): ask for the directory above them, or try again later";
+            let text = "the sources are in more directories than this key may have open (limits.files_per_identity): \
+                        request the directory above them, or try again later";
             Refusal::new(RefusalCode::Full, text)
         })?;
         self.descriptors.push(booked);
@@ -338,7 +338,7 @@ impl Search<'_> {
         self.matched += 1;
         if self.matched > FETCH_MATCHES_MAX {
             let text = format!(
-                "'{}' matches more than {FETCH_MATCHES_MAX} names, or sources before it do",
+                "'{}' and the sources before it match more than {FETCH_MATCHES_MAX} names",
                 Escaped(glob)
             );
             return Err(denied(text));
@@ -365,8 +365,9 @@ impl Search<'_> {
             self.ask_for_turn()?;
             self.looked_at += 1;
             if self.looked_at > LOOKED_AT_MAX {
-                let text =
-                    format!("the sources make this host look at more than {LOOKED_AT_MAX} names");
+                let text = format!(
+                    "this host would have to read more than {LOOKED_AT_MAX} names to find the sources"
+                );
                 return Err(denied(text));
             }
             each(self, name)?;
@@ -458,13 +459,13 @@ impl Search<'_> {
         self.book(PATH_BYTES + name.len())?;
         if !names.insert(name.to_vec()) {
             let text = format!(
-                "two of the sources would become '{}' at the target",
+                "two sources would both become '{}' at the target",
                 Escaped(name)
             );
             return Err(Refusal::new(RefusalCode::Target, text));
         }
         if names.len() > FETCH_MATCHES_MAX {
-            let text = "too many names to find out whether two sources have the same: ask for them one by one";
+            let text = "too many sources to check for duplicate names: request them one at a time";
             return Err(denied(text));
         }
         Ok(())
@@ -715,7 +716,7 @@ mod tests {
         let refusal = find(home.path(), &["b/*"; 300], &quota).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Denied);
         assert!(
-            refusal.text.contains("matches more than 65536 names"),
+            refusal.text.contains("match more than 65536 names"),
             "{refusal:?}"
         );
         let booked = quota.book_memory(60 << 20).unwrap();

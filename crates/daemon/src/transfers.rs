@@ -407,19 +407,19 @@ impl Cut {
         let (code, text) = match self {
             Self::Stopping => (
                 RefusalCode::Stopping,
-                "zmove is being stopped there, and takes no new transfers: try again later",
+                "the daemon there is being stopped and accepts no new transfers: try again later",
             ),
             Self::ByOperator => (
                 RefusalCode::Denied,
-                "the operator there has stopped this transfer; the same command goes on where it was",
+                "the operator there stopped this transfer; run the same command again to resume",
             ),
             Self::GrantOver => (
                 RefusalCode::Stopping,
-                "the grant by which this node takes part in the job has ended",
+                "the grant of this node for the job has expired",
             ),
             Self::KeyRemoved => (
                 RefusalCode::UnknownKey,
-                "the operator there has removed this key, and stopped its transfers",
+                "the operator there removed this key and stopped its transfers",
             ),
         };
         Refusal::new(code, text)

@@ -40,7 +40,8 @@ fn clear_lanes_need_the_permission_of_the_receiver() {
         ])
         .lines(1);
     assert!(names(&site.target()).is_empty());
-    site.the_daemon().wait_for_log("asks for lanes in clear");
+    site.the_daemon()
+        .wait_for_log("asked for unencrypted lanes");
     site.push_contents();
     assert_same(&site.source(), &site.target());
 }

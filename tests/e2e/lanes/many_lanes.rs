@@ -109,7 +109,7 @@ fn lanes_beyond_those_that_may_wait_are_turned_away() {
         for number in 0..=2 * LANES_MAX {
             held.push(greet(&dialler, Role::Lane(LaneId(number))).await);
         }
-        daemon.wait_for_log("more lanes than its transfer may have");
+        daemon.wait_for_log("too many lanes for its transfer");
     });
 }
 

@@ -107,7 +107,7 @@ fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
     finish(push)
         .expect(3)
         .says(&[
-            "the operator there has stopped this transfer",
+            "the operator there stopped this transfer",
             "the same command",
         ])
         .lines(1);
@@ -188,7 +188,7 @@ fn a_pull_has_totals_and_ends_with_its_key() {
     );
     finish(pull)
         .expect(5)
-        .says(&["the operator there has removed this key"]);
+        .says(&["the operator there removed this key"]);
     site.push(&[], site.contents(), "").expect(5);
 }
 
@@ -208,7 +208,7 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
     );
     site.push(&["--timeout", "0"], site.contents(), "other")
         .expect(13)
-        .says(&["is being stopped there", "try again later"]);
+        .says(&["is being stopped", "try again later"]);
     assert_eq!(status(&site)["draining"], true);
     relay.resume_without_busiest(0);
     finish(push).done();
@@ -250,7 +250,7 @@ fn a_queued_transfer_is_listed_and_can_be_stopped() {
     operator(&site, &["stop", shown["id"].as_str().unwrap()]).done();
     let ended = finish(waiting)
         .expect(3)
-        .says(&["the operator there has stopped this transfer"]);
+        .says(&["the operator there stopped this transfer"]);
     let last: Value = serde_json::from_str(ended.stdout.lines().last().unwrap()).unwrap();
     assert_eq!(
         (&last["event"], &last["transfer"]),

@@ -82,7 +82,7 @@ fn a_lane_presented_by_another_identity_finds_no_transfer() {
             assert_eq!(ended(lane).await, b"");
         });
         site.the_daemon()
-            .wait_for_log("a lane of a transfer that its key has not opened");
+            .wait_for_log("a lane for a transfer that its key has not opened");
         assert!(names(&site.target()).is_empty());
     }
 }
@@ -101,7 +101,7 @@ fn the_id_of_another_users_transfer_opens_a_transfer_of_ones_own() {
             let second = greet(&site, &tester, transport, Role::Control).await;
             assert_eq!(ended(second).await, b"");
             site.the_daemon()
-                .wait_for_log("a transfer of that id is running already");
+                .wait_for_log("a transfer with that id is already running");
             drop(theirs);
         });
         site.the_daemon().wait_for_log("broken off by tester");

@@ -199,7 +199,8 @@ const OWN_HEAD: Stop =
 const NO_ENTRY: Stop =
     Stop::PeerMisbehaved("the receiver reported a failure of a directory that was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
-const CAME_LATER: &str = ": the directory was created or removed during the push; run the same command again to send the current state";
+const CAME_LATER: &str = ": the directory was created or removed during the push; run the same command again to send \
+     the current state";
 const AS_THEY_CAME: &str = "the copies of the directories at the target keep their initial modes";
 /// Permissions that an owner needs to work inside a directory.
 const MAY_ENTER: u32 = 0o300;

@@ -358,7 +358,7 @@ impl fmt::Display for Full {
         let Self { what, limit, value } = self;
         write!(
             f,
-            "as many {what} as there may be are under way (limits.{limit} = {value})"
+            "the maximum number of {what} is reached (limits.{limit} = {value})"
         )
     }
 }
@@ -422,7 +422,7 @@ mod tests {
         let full = full(&admissions, one);
         assert_eq!(
             full.to_string(),
-            "as many data connections as there may be are under way (limits.lanes_per_identity = 70)"
+            "the maximum number of data connections is reached (limits.lanes_per_identity = 70)"
         );
         assert_eq!(slot(&admissions, other).portion.lanes, 8);
         drop(slots);

@@ -47,7 +47,7 @@ impl NodeGrant {
         now: u64,
     ) -> Result<Self, String> {
         let signed = SignedJobGrant::decode(encoded);
-        let signed = signed.map_err(|error| format!("it cannot be read: {error}"))?;
+        let signed = signed.map_err(|error| format!("it cannot be decoded: {error}"))?;
         let grant = &signed.grant;
         if grant.node != key.0 {
             return Err("it is for the key of another node".into());
@@ -58,19 +58,19 @@ impl NodeGrant {
         if grant.not_before > now.saturating_add(AHEAD_SECS_MAX) {
             let behind = (grant.not_before - now) / 60;
             return Err(format!(
-                "the receiver's clock is {behind} min or more behind that of the node that leads"
+                "the receiver's clock is at least {behind} min behind the clock of the leading node"
             ));
         }
         if now >= grant.not_after {
             let ago = (now - grant.not_after) / 60;
             return Err(format!(
-                "it ended {ago} min ago by the receiver's clock, which may be ahead of that of the node that leads"
+                "it expired {ago} min ago by the receiver's clock, which may be ahead of the clock of the leading node"
             ));
         }
         if grant.not_after.saturating_sub(grant.not_before) > VALID_SECS_MAX {
-            return Err("it is for longer than a day".into());
+            return Err("it is valid for more than one day".into());
         }
-        let head = job_grant_signer(&signed).ok_or("its signature is not right")?;
+        let head = job_grant_signer(&signed).ok_or("its signature is invalid")?;
         let not_after = grant.not_after;
         let open = signed.grant.open;
         match (&open.shared_job, &open.shape) {
@@ -103,7 +103,7 @@ impl NodeGrant {
         };
         let granted = self.open.shared_job.as_ref();
         let Some((granted, part)) = granted.zip(asked.shared_job.as_mut()) else {
-            return Err(denied("the grant is for a part in a job"));
+            return Err(denied("the grant is only for a part of a job"));
         };
         part.node = granted.node.clone();
         if part != granted {

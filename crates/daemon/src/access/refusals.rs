@@ -25,7 +25,7 @@ pub(crate) fn denied(text: impl Into<String>) -> Refusal {
 
 /// Returns the refusal for an opening other than the granted one.
 pub(crate) fn granted_otherwise() -> Refusal {
-    denied("the grant is for another target, or for other options")
+    denied("the grant is for another target or other options")
 }
 
 /// Returns the refusal for a peer whose rights cannot be read.

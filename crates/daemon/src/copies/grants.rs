@@ -189,7 +189,7 @@ impl Kept {
 }
 
 fn failed(error: &io::Error) -> Refusal {
-    Refusal::new(RefusalCode::Failed, format!("keep a grant: {error}"))
+    Refusal::new(RefusalCode::Failed, format!("store a grant: {error}"))
 }
 
 fn not_revoked(error: &io::Error) -> Refusal {
@@ -244,7 +244,8 @@ impl GrantBook {
             }));
         }
         if encode_message(&order).len() > ORDER_BYTES_MAX {
-            let text = format!("an order of more than {ORDER_BYTES_MAX} bytes: name fewer sources");
+            let text =
+                format!("the order is larger than {ORDER_BYTES_MAX} bytes: name fewer sources");
             return Err(denied(text));
         }
         let random = || fresh_transfer().map_err(|error| failed(&error));
@@ -369,7 +370,7 @@ impl GrantBook {
         let kept = self.grants.lock().get(token).cloned();
         // A missing grant and another key's grant get the same text, so that a peer cannot find out which grants exist.
         let kept = kept.filter(|kept| kept.order.source == source.0);
-        let kept = kept.ok_or_else(|| denied("there is no such grant for this key"))?;
+        let kept = kept.ok_or_else(|| denied("no such grant exists for this key"))?;
         // The transfer is listed under the client before the client's rights are read. If the key is removed, either
         // this reading fails or the removal finds the transfer and ends it.
         let client = GranterStatus {
@@ -386,10 +387,10 @@ impl GrantBook {
                 .get_mut(token)
                 .ok_or_else(|| denied("the grant has ended"))?;
             if kept.is_over(now()) {
-                return Err(denied("the grant has ended, or has not begun in time"));
+                return Err(denied("the grant has ended, or was not used in time"));
             }
             if kept.run.is_some_and(|run| run != open.run) {
-                return Err(denied("the grant has been used by another run"));
+                return Err(denied("the grant was already used by another run"));
             }
             let first_use = kept.run.replace(open.run).is_none();
             kept.sessions += 1;
@@ -489,7 +490,7 @@ fn make_room(
     );
     let limits = [
         (Some(client.0), GRANTS_PER_KEY_MAX, "this key"),
-        (None, GRANTS_MAX, "all keys together"),
+        (None, GRANTS_MAX, "the receiving daemon"),
     ];
     for (client, max, whose) in limits {
         let counted = || {
@@ -508,7 +509,7 @@ fn make_room(
 }
 
 fn too_many(whose: &str) -> Refusal {
-    let text = format!("{whose} has as many grants as there may be; try again later");
+    let text = format!("{whose} has the maximum number of grants; try again later");
     Refusal::new(RefusalCode::Full, text)
 }
 
@@ -518,11 +519,13 @@ fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Re
     let authorized = authorizer
         .authorize(&claim)
         .map_err(|_| rights_unreadable())?
-        .map_err(|_| denied("the key of the client that had this grant is not let in any more"))?;
+        .map_err(|_| {
+            denied("the key of the client that had this grant is no longer allowed here")
+        })?;
     if authorized.may_write() {
         Ok(authorized)
     } else {
-        Err(denied("the key of the client may not write here any more"))
+        Err(denied("the key of the client may no longer write here"))
     }
 }
 

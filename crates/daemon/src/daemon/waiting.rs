@@ -76,9 +76,10 @@ impl Shared {
         }
         let address = who.address;
         let key = who.key;
-        let reason = place
-            .full
-            .map_or_else(|| "others were first".to_owned(), |full| full.to_string());
+        let reason = place.full.map_or_else(
+            || "other transfers were first".to_owned(),
+            |full| full.to_string(),
+        );
         waiter.live.waits(&reason, place.ahead);
         (self.log)(&DaemonEvent::Waits {
             who,

@@ -100,7 +100,7 @@ fn a_copy_ends_without_its_client_and_both_hosts_have_the_result() {
     world
         .result(&[], &other, &world.sender)
         .expect(3)
-        .says(&["no copy of this key and id is known here"]);
+        .says(&["no copy with this key and id is known here"]);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn another_key_is_not_told_the_result() {
         ask.0.env("ZMOVE_HOME", world.site.path("stranger"));
         ask.outcome()
             .expect(3)
-            .says(&["no copy of this key and id is known here"])
+            .says(&["no copy with this key and id is known here"])
             .lines(1);
     }
 }

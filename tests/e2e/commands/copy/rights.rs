@@ -244,7 +244,7 @@ fn a_grant_is_used_once() {
     assert_eq!(granted.send(), Ok(()));
     let error = granted.send().unwrap_err();
     assert!(
-        error.contains("the grant has been used by another run"),
+        error.contains("the grant was already used by another run"),
         "{error}"
     );
 }
@@ -317,13 +317,13 @@ fn a_grant_is_worth_nothing_without_its_host_s_key() {
     granted.refused(ended, "this key is not known here");
     // The grant is not valid for a key that is authorized for other reasons either, such as the client's own key.
     let ended = granted.send_as("client", |open| open, "good");
-    granted.refused(ended, "there is no such grant for this key");
+    granted.refused(ended, "no such grant exists for this key");
     let other = Granted {
         token: [0; 32],
         ..granted
     };
     let ended = other.send();
-    other.refused(ended, "there is no such grant for this key");
+    other.refused(ended, "no such grant exists for this key");
 }
 
 #[test]
@@ -334,13 +334,13 @@ fn a_grant_is_for_one_target_and_its_options() {
         ..open
     };
     let ended = granted.send_as("third", elsewhere, "good");
-    granted.refused(ended, "for another target, or for other options");
+    granted.refused(ended, "for another target or other options");
     let in_place = |open| Open {
         inplace: true,
         ..open
     };
     let ended = granted.send_as("third", in_place, "good");
-    granted.refused(ended, "for another target, or for other options");
+    granted.refused(ended, "for another target or other options");
     let without = |open| Open {
         grant: None,
         ..open
@@ -447,7 +447,7 @@ fn a_grant_that_has_not_begun_in_ten_minutes_is_over() {
     )
     .unwrap();
     let ended = granted.send();
-    granted.refused(ended, "the grant has ended, or has not begun in time");
+    granted.refused(ended, "the grant has ended, or was not used in time");
 }
 
 #[test]
@@ -486,7 +486,7 @@ fn a_grant_ends_with_its_client_s_key() {
     let ended = granted.send();
     granted.refused(
         ended,
-        "the key of the client that had this grant is not let in any more",
+        "the key of the client that had this grant is no longer allowed here",
     );
 }
 
@@ -565,7 +565,7 @@ fn a_granted_host_removes_no_more_than_the_client_allows() {
     for most in [None, Some(u64::MAX)] {
         let error = push(most).unwrap_err();
         assert!(
-            error.contains("for another target, or for other options"),
+            error.contains("for another target or other options"),
             "{error}"
         );
     }
@@ -765,7 +765,7 @@ fn a_client_s_copy_ends_at_the_next_connection_once_its_key_is_gone() {
     world.receiver.kill();
     world.receiver = again("server", &world, &world.receiver);
     let outcome = crate::support::command::finish(client).expect(3);
-    outcome.says(&["the key of the client that had this grant is not let in any more"]);
+    outcome.says(&["the key of the client that had this grant is no longer allowed here"]);
     assert!(!world.site.target().join("large").exists());
 
     let mut world = World::new();
@@ -802,7 +802,7 @@ fn a_client_s_copy_ends_when_the_operator_of_the_receiver_removes_its_key() {
     let said = operator(&["allow", "remove", "tester", "--now"]);
     assert!(said.contains("stopped "), "{said}");
     let outcome = crate::support::command::finish(client).expect(5);
-    outcome.says(&["the operator there has removed this key"]);
+    outcome.says(&["the operator there removed this key"]);
     assert!(!world.site.target().join("large").exists());
 }
 
@@ -910,7 +910,7 @@ fn a_granted_host_may_nothing_else() {
         id: [7; 16],
         stop: true,
     };
-    assert!(ask(result).contains("no copy of this key and id is known here"));
+    assert!(ask(result).contains("no copy with this key and id is known here"));
     assert_eq!(granted.send(), Ok(()), "nor has it ended anything");
 }
 
@@ -984,13 +984,13 @@ fn grants_of_one_key_are_bounded() {
     assert!(
         give(64)
             .unwrap_err()
-            .contains("this key has as many grants as there may be")
+            .contains("this key has the maximum number of grants")
     );
     // The client waits for a free grant in the same way as for a busy receiver.
     paint(world.site.source().join("f"), 10);
     let waited = world.copy(&["--timeout", "2s"], &[""], "");
     waited.expect(13).says(&[
-        "this key has as many grants as there may be",
+        "this key has the maximum number of grants",
         "the receiver was busy for",
     ]);
 }
