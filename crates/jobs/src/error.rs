@@ -25,7 +25,8 @@ pub enum StoreError {
     },
     /// The directory is on a network file system, where locks and shared memory may not work.
     #[error(
-        "'{}' is on a network file system, where a database can be damaged: name a directory of this host by ZMOVE_JOBS",
+        "'{}' is on a network file system, which can damage a database: set ZMOVE_JOBS to a directory on a local file \
+         system",
         path.display()
     )]
     Network {
@@ -33,15 +34,15 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// The directory, or a file in it, belongs to another user or is writable by others.
-    #[error("'{}' belongs to another user, or could be written by one", path.display())]
+    #[error("'{}' belongs to another user or is writable by another user", path.display())]
     Foreign {
         /// The directory or file.
         path: PathBuf,
     },
     /// Other users have access to the directory and may have put files there.
     #[error(
-        "'{}' is open to other users, and what jobs do is read from there: if all in it is yours, chmod 700 closes it; \
-         else name another directory (ZMOVE_JOBS)",
+        "'{}' is accessible to other users, but jobs are read from it: if all its files are yours, run chmod 700 on \
+         it, or set ZMOVE_JOBS to another directory",
         path.display()
     )]
     Open {
@@ -63,7 +64,8 @@ pub enum StoreError {
     },
     /// The file is not a database, or the database is corrupt.
     #[error(
-        "'{}' is damaged: put a backup in its place ('zmove jobs backup' makes them), or move it away to begin anew: {why}",
+        "'{}' is damaged: restore a backup made with 'zmove jobs backup', or move the file away to start with an \
+         empty list of jobs: {why}",
         path.display()
     )]
     Damaged {
@@ -73,7 +75,7 @@ pub enum StoreError {
         why: String,
     },
     /// The disk is full. Nothing was changed.
-    #[error("no room to write '{}': nothing was changed", path.display())]
+    #[error("no space left to write '{}': nothing was changed", path.display())]
     Full {
         /// The database.
         path: PathBuf,
@@ -105,7 +107,7 @@ pub enum StoreError {
     },
     /// The id of the submission belongs to a different job.
     #[error(
-        "submission '{submission}' is job {id}, which has other arguments or another directory"
+        "submission id '{submission}' belongs to job {id}, which has other arguments or another directory"
     )]
     OtherSubmission {
         /// The submission's id.
@@ -114,7 +116,7 @@ pub enum StoreError {
         id: JobId,
     },
     /// The job has not ended, so it cannot be repeated.
-    #[error("job {0} has not ended: nothing is to be done again")]
+    #[error("job {0} has not ended yet, so it cannot be run again")]
     NotEnded(JobId),
 }
 

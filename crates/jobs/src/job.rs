@@ -33,7 +33,7 @@ impl FromStr for JobId {
     fn from_str(text: &str) -> Result<Self, &'static str> {
         text.parse()
             .map(Self)
-            .map_err(|_| "a job is named by its number, which 'zmove jobs' shows")
+            .map_err(|_| "write the number of a job, as 'zmove jobs' shows it")
     }
 }
 

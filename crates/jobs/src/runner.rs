@@ -87,13 +87,13 @@ pub enum RunEnd {
 #[non_exhaustive]
 pub enum RunnerError {
     /// Another runner is active.
-    #[error("a runner is at work already{}", pid.map_or_else(String::new, |pid| format!(", process {pid}")))]
+    #[error("a runner is already running{}", pid.map_or_else(String::new, |pid| format!(", process {pid}")))]
     Up {
         /// The runner's process.
         pid: Option<i32>,
     },
     /// The directory of jobs, or the runner's lock in it, was removed or replaced.
-    #[error("'{}' was removed or replaced while the runner was at work", path.display())]
+    #[error("'{}' was removed or replaced while the runner was running", path.display())]
     Replaced {
         /// The lock.
         path: PathBuf,
@@ -201,7 +201,7 @@ impl Runner {
                 Err(error) if error.is_passing() => {
                     let text = error.to_string();
                     if self.trouble.as_ref() != Some(&text) {
-                        warn(&format!("{text}; trying again"));
+                        warn(&format!("{text}; retrying"));
                         self.trouble = Some(text);
                     }
                     // The failed work is still due, so `rest` would return immediately.
@@ -371,7 +371,7 @@ impl Runner {
                 store.stall(
                     id,
                     attempt.number,
-                    &format!("nothing moved for {} s", idle.as_secs()),
+                    &format!("no progress for {} s", idle.as_secs()),
                     now,
                 )?;
                 attempt.stalled = true;

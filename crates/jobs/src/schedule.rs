@@ -34,7 +34,8 @@ impl FromStr for Schedule {
     fn from_str(text: &str) -> Result<Self, String> {
         let fail = |why: String| {
             format!(
-                "'{text}' is no schedule: write it as cron does, as '0 2 * * *' for each day at 2: {why}"
+                "'{text}' is not a valid schedule: use the syntax of cron, for example '0 2 * * *' for 02:00 each \
+                 day: {why}"
             )
         };
         refuse_what_cron_has_not(text).map_err(fail)?;
@@ -45,7 +46,7 @@ impl FromStr for Schedule {
         };
         match schedule.next(Moment::now()) {
             Some(_) => Ok(schedule),
-            None => Err(fail("there is no such time".to_owned())),
+            None => Err(fail("the schedule never matches".to_owned())),
         }
     }
 }
@@ -70,7 +71,7 @@ fn refuse_what_cron_has_not(text: &str) -> Result<(), String> {
         let count = fields.len();
         let word = if count == 1 { "field" } else { "fields" };
         return Err(format!(
-            "it has {count} {word}, and not five: minute, hour, day of the month, month, day of the week"
+            "expected five fields (minute, hour, day of the month, month, day of the week), found {count} {word}"
         ));
     }
     for (field, (name, values)) in fields.into_iter().zip(FIELDS) {
@@ -145,7 +146,9 @@ pub fn first_time(
 /// Parses the forms that `StartTime::parse` documents.
 fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
     let fail = || {
-        format!("'{text}' is no time: write '02:00', '2026-11-26 02:00' or '2026-11-26T02:00:00Z'")
+        format!(
+            "'{text}' is not a valid time: write '02:00', '2026-11-26 02:00' or '2026-11-26T02:00:00Z'"
+        )
     };
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(Moment(time.timestamp_millis()));
@@ -242,7 +245,7 @@ mod tests {
             "@noon",
         ] {
             let error = text.parse::<Schedule>().unwrap_err();
-            assert!(error.contains("is no schedule"), "{error}");
+            assert!(error.contains("is not a valid schedule"), "{error}");
         }
     }
 

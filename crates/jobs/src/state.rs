@@ -137,7 +137,7 @@ impl State {
 }
 
 fn unknown(word: &str) -> String {
-    format!("'{word}' is no state of a job")
+    format!("'{word}' is not a job state")
 }
 
 impl fmt::Display for Step {

@@ -145,7 +145,7 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
     refused(
         post(served.submission(&json!({ "every": "daily" }))),
         422,
-        "is no schedule",
+        "is not a valid schedule",
     );
     refused(
         post(served.submission(&json!({ "rsh": "sh" }))),
@@ -172,7 +172,7 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
     refused(
         served.client.get("/api/v1/jobs?state=gone"),
         422,
-        "is no state",
+        "is not a job state",
     );
     refused(served.client.get("/api/v2/jobs"), 404, "nothing is here");
 }

@@ -398,7 +398,7 @@ fn a_job_waits_for_another_and_fails_with_it() {
     yard.run(&["job", &first, "cancel"]).done();
     yard.wait(&second).expect(30);
     let job = yard.job(&second);
-    let why = format!("job {first}, which has to be done before, was cancelled");
+    let why = format!("job {first}, which must be done first, was cancelled");
     assert_eq!(
         (&job["message"], &job["attempts"]),
         (&why.into(), &0.into())
@@ -490,7 +490,7 @@ fn a_second_runner_refuses_to_start() {
     wait_for("a runner", || yard.runner().is_some());
     yard.run(&["runner"])
         .expect(13)
-        .says(&["a runner is at work already, process "]);
+        .says(&["a runner is already running, process "]);
     yard.run(&["job", &id, "cancel"]).done();
 }
 
@@ -621,7 +621,7 @@ fn a_database_that_is_damaged_or_of_another_version_is_told() {
     for words in [&["jobs"][..], &["submit", "source", "target"], &["runner"]] {
         yard.run(words)
             .expect(11)
-            .says(&["jobs.db' is damaged: put a backup in its place"])
+            .says(&["jobs.db' is damaged: restore a backup"])
             .lines(1);
     }
     assert!(yard.runner().is_none());

@@ -40,7 +40,7 @@ pub enum NotifyError {
         source: io::Error,
     },
     /// Other users can change the file, and could have their commands run.
-    #[error("'{}' names a command, and others can change it: chmod go-w", path.display())]
+    #[error("'{}' configures a command, but other users can write the file: run chmod go-w on it", path.display())]
     Writable {
         /// The file.
         path: PathBuf,
@@ -205,12 +205,12 @@ mod tests {
         assert_refused(
             "https://hooks",
             "http://hooks",
-            "the URL has to begin with https://",
+            "the URL must begin with https://",
         );
         assert_refused(
             "https://hooks",
             "https://user:word@hooks",
-            "the URL has a user",
+            "the URL contains a user name",
         );
         assert_refused("[\"/bin/true\"]", "[]", "the command is empty");
         assert_refused(

@@ -31,9 +31,9 @@ impl Hook {
         let program = &self.command[0];
         match self.run(event, timeout) {
             Ok(Some(status)) if status.success() => Ok(()),
-            Ok(Some(status)) => Err(format!("'{program}' ended with {status}")),
+            Ok(Some(status)) => Err(format!("'{program}' exited with {status}")),
             Ok(None) => Err(format!(
-                "'{program}' took more than {} s, and was killed",
+                "'{program}' ran for more than {} s and was killed",
                 timeout.as_secs()
             )),
             Err(error) => Err(format!("run '{program}': {error}")),
@@ -187,7 +187,7 @@ mod tests {
         );
         let has_begun = |seconds| {
             let result = run_script(&script, Duration::from_secs(seconds));
-            let killed = format!("'/bin/sh' took more than {seconds} s, and was killed");
+            let killed = format!("'/bin/sh' ran for more than {seconds} s and was killed");
             assert_eq!(result, Err(killed));
             let mut said = [0; 6];
             matches!((&held).read(&mut said), Ok(6)) && said == *b"begun\n"

@@ -11,7 +11,7 @@ pub(super) fn read_secret(path: &Path) -> Result<String, String> {
     let file = File::open(path).map_err(fail)?;
     if !is_closed_to_others(&file, 0o077).map_err(fail)? {
         return Err(format!(
-            "'{}' has a secret, and others can read it: chmod 600",
+            "'{}' contains a secret, but other users can read it: run chmod 600 on it",
             path.display()
         ));
     }
@@ -50,7 +50,7 @@ mod tests {
             match read_secret(file.path()) {
                 Ok(word) => assert!(is_private && word == "word", "{mode:o}"),
                 Err(why) => assert!(
-                    !is_private && why.contains("others can read it: chmod 600"),
+                    !is_private && why.contains("other users can read it: run chmod 600"),
                     "{mode:o}: {why}"
                 ),
             }

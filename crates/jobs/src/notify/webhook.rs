@@ -56,14 +56,14 @@ impl TryFrom<WebhookTable> for Webhook {
         let url: Uri = table
             .url
             .parse()
-            .map_err(|error| format!("the URL cannot be read: {error}"))?;
+            .map_err(|error| format!("invalid URL: {error}"))?;
         if url.scheme_str() != Some("https") {
-            return Err("the URL has to begin with https://".to_owned());
+            return Err("the URL must begin with https://".to_owned());
         }
         let authority = url.authority().ok_or("the URL has no host")?;
         if authority.as_str().contains('@') {
             return Err(
-                "the URL has a user: the server knows this host by the signature".to_owned(),
+                "the URL contains a user name: remove it (the server identifies this host by the signature)".to_owned(),
             );
         }
         let path = url.path_and_query().map_or("/", |path| path.as_str());
@@ -145,7 +145,7 @@ impl Webhook {
     async fn ask(&self, request: Request<Full<Bytes>>) -> Result<StatusCode, String> {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         let server = ServerName::try_from(host.to_owned())
-            .map_err(|_| format!("'{host}' is not a name of a host"))?;
+            .map_err(|_| format!("'{host}' is not a host name"))?;
         let config = trust::config(self.ca_file.as_deref())?;
         let stream = TcpStream::connect((host, self.port))
             .await
@@ -173,7 +173,7 @@ fn key(secret: &str) -> Result<Vec<u8>, String> {
     };
     BASE64_STANDARD
         .decode(encoded)
-        .map_err(|_| "the secret after 'whsec_' is not in base 64".to_owned())
+        .map_err(|_| "the secret after 'whsec_' is not valid base64".to_owned())
 }
 
 /// Returns the value of `webhook-signature`: the HMAC-SHA256 of the id, the timestamp and the body.

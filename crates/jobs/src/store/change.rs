@@ -392,12 +392,12 @@ impl Terms {
 /// reason.
 fn expired(deadline: Duration, ending: &Ending) -> String {
     let within = format!(
-        "no attempt has come further within its deadline of {} s",
+        "no attempt made progress within the deadline of {} s",
         deadline.as_secs_f64()
     );
     match (ending.exit, &ending.message) {
         (Some(INTERRUPTED), _) | (_, None) => within,
-        (_, Some(last)) => format!("{within}; the last one: {last}"),
+        (_, Some(last)) => format!("{within}; the last error: {last}"),
     }
 }
 

@@ -33,10 +33,7 @@ impl Store {
                 if let Some((needed, state)) = failed_need(transaction, id)?
                     && state_of(transaction, id)? == Some(State::Waiting)
                 {
-                    let why = format!(
-                        "job {needed}, which has to be done before, {}",
-                        state.phrase()
-                    );
+                    let why = format!("job {needed}, which must be done first, {}", state.phrase());
                     if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
                         do_again(transaction, id, now)?;
                     }
@@ -96,10 +93,8 @@ impl Store {
             for (id, why, further) in stalled {
                 // A user may have changed the job since the query.
                 if state_of(transaction, id)? == Some(State::Waiting) {
-                    let message = format!(
-                        "nothing moved for {} s: {why}",
-                        now.since(further).as_secs()
-                    );
+                    let message =
+                        format!("no progress for {} s: {why}", now.since(further).as_secs());
                     let number = add_event(transaction, id, "stalled", Some(&message), now)?;
                     notify(transaction, number, now)?;
                 }
@@ -118,7 +113,7 @@ fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusql
     if let Some(due) = due.flatten().map(Moment)
         && now.since(due) > MISSED_AFTER
     {
-        let why = format!("it was due at {}, and begins now", shown(due));
+        let why = format!("due at {}, starting now", shown(due));
         let number = add_event(transaction, id, "missed", Some(&why), now)?;
         notify(transaction, number, now)?;
     }

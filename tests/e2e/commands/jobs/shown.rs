@@ -158,7 +158,7 @@ fn a_job_that_has_failed_says_by_what() {
     );
     yard.run(&["jobs", "--state", "broken"])
         .expect(1)
-        .says(&["'broken' is no state of a job"]);
+        .says(&["'broken' is not a job state"]);
     let list = yard.run(&["jobs"]).done().stdout;
     for line in shown.lines().chain(list.lines()) {
         // A path is not broken.

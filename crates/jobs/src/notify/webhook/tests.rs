@@ -158,7 +158,7 @@ fn a_secret_that_others_can_read_signs_nothing() {
     let webhook = authority.webhook(([127, 0, 0, 1], 1).into(), "secret_file = 'secret'");
     assert_refused(
         webhook.send(&document(), TIMEOUT),
-        "others can read it: chmod 600",
+        "other users can read it: run chmod 600",
     );
 }
 

@@ -26,7 +26,7 @@ pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
     }
     if roots.is_empty() {
         return Err(
-            "no authority is known that vouches for a server: install ca-certificates, or name a ca_file"
+            "no trusted certificate authorities found: install ca-certificates, or set ca_file"
                 .to_owned(),
         );
     }

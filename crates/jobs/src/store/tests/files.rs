@@ -41,10 +41,7 @@ fn a_damaged_store_is_reported() {
     .unwrap();
     let error = Store::open(&site.place).unwrap_err();
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
-    assert!(
-        error.to_string().contains("put a backup in its place"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("restore a backup"), "{error}");
 }
 
 #[test]

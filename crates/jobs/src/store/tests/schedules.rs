@@ -69,7 +69,7 @@ fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
     assert_eq!(site.run(expiring, &stopped, now), State::Expired);
     assert_eq!(
         site.store.job(expiring).unwrap().message.as_deref(),
-        Some("no attempt has come further within its deadline of 3600 s; the last one: refused")
+        Some("no attempt made progress within the deadline of 3600 s; the last error: refused")
     );
     let needed = site.submit(&job("needed"));
     let vain = site.submit(&NewJob {

@@ -160,7 +160,7 @@ fn a_job_waits_for_others_and_fails_with_them() {
     assert_eq!(third.state, State::Failed);
     assert_eq!(
         third.message.unwrap(),
-        format!("job {second}, which has to be done before, has failed")
+        format!("job {second}, which must be done first, has failed")
     );
     let unknown = NewJob {
         after: vec![JobId(99)],
@@ -203,7 +203,7 @@ fn a_job_that_waits_and_comes_no_further_stalls_once() {
     let stalled = events.iter().find(|event| event.kind == "stalled").unwrap();
     assert_eq!(
         stalled.message.as_deref(),
-        Some("nothing moved for 300 s: no route")
+        Some("no progress for 300 s: no route")
     );
     site.store.cancel(stuck, later(9000)).unwrap();
     site.store
