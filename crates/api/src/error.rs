@@ -19,7 +19,7 @@ pub enum ApiError {
         source: io::Error,
     },
     /// The API cannot listen on the address.
-    #[error("listen at {address}: {source}")]
+    #[error("listen on {address}: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -28,9 +28,9 @@ pub enum ApiError {
     },
     /// Other hosts can reach the address.
     #[error(
-        "other hosts can reach {0}, and the runner speaks no TLS: name 127.0.0.1:{port} or [::1]:{port}, and reach it \
-         through a reverse proxy ('--http-name') or ssh (ssh -L {port}:127.0.0.1:{port} HOST), as 'The page from other \
-         hosts' in OPERATIONS.md shows",
+        "other hosts can reach {0}, but the runner does not support TLS: use 127.0.0.1:{port} or [::1]:{port}, and \
+         connect through a reverse proxy ('--http-name') or ssh (ssh -L {port}:127.0.0.1:{port} HOST); see 'The page \
+         from other hosts' in OPERATIONS.md",
         port = .0.port()
     )]
     Public(SocketAddr),

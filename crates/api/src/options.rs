@@ -59,7 +59,7 @@ impl SubmitOption {
             (Takes::Nothing, Value::Bool(true)) => return Ok(format!("--{}", self.word)),
             (Takes::Nothing, _) => "true or false",
             (Takes::File, Value::String(path)) if !path.starts_with('/') => {
-                "a path of this host from / on"
+                "an absolute path on this host"
             }
             (Takes::Number | Takes::Text(_) | Takes::File, Value::String(text)) => {
                 return Ok(format!("--{}={text}", self.word));
@@ -68,10 +68,10 @@ impl SubmitOption {
                 return Ok(format!("--{}={number}", self.word));
             }
             (Takes::Number, _) => "a number",
-            (Takes::Text(_) | Takes::File, _) => "a text",
+            (Takes::Text(_) | Takes::File, _) => "a string",
         };
         Err(Problem::bad(format!(
-            "`{}`: {wanted} is wanted",
+            "`{}`: expected {wanted}",
             self.name()
         )))
     }
@@ -193,15 +193,15 @@ mod tests {
             (json!({ "files-from": "/l" }), "unknown field `files-from`"),
             (
                 json!({ "files_from": "l" }),
-                "`files_from`: a path of this host from / on is wanted",
+                "`files_from`: expected an absolute path on this host",
             ),
             (
                 json!({ "files_from": "-" }),
-                "`files_from`: a path of this host from / on is wanted",
+                "`files_from`: expected an absolute path on this host",
             ),
-            (json!({ "delete": 1 }), "`delete`: true or false is wanted"),
-            (json!({ "limit": ["1M"] }), "`limit`: a text is wanted"),
-            (json!({ "after": [true] }), "`after`: a number is wanted"),
+            (json!({ "delete": 1 }), "`delete`: expected true or false"),
+            (json!({ "limit": ["1M"] }), "`limit`: expected a string"),
+            (json!({ "after": [true] }), "`after`: expected a number"),
         ] {
             assert_eq!(said(fields, false), Err(error.to_owned()));
         }

@@ -37,7 +37,7 @@ pub(crate) struct Submission {
 impl Submission {
     fn words(&self, command: &[&str], options: Vec<String>) -> Result<Vec<OsString>, Problem> {
         if self.sources.is_empty() {
-            return Err(Problem::bad("no source is named"));
+            return Err(Problem::bad("no source given"));
         }
         let paths = self.sources.iter().chain([&self.target]);
         for path in paths.clone() {
@@ -47,7 +47,7 @@ impl Submission {
                 .is_some_and(|head| head.contains(':'));
             if !is_remote && !path.starts_with('/') {
                 let text =
-                    format!("'{path}' is neither a path of this host from / on nor HOST:PATH");
+                    format!("'{path}' is neither an absolute path on this host nor HOST:PATH");
                 return Err(Problem::bad(text));
             }
         }
@@ -64,7 +64,7 @@ impl Submission {
             .chain(paths.cloned())
             .collect();
         if words.iter().any(|word| word.contains('\0')) {
-            return Err(Problem::bad("a word holds a NUL"));
+            return Err(Problem::bad("an argument contains a NUL byte"));
         }
         Ok(words.into_iter().map(OsString::from).collect())
     }
@@ -76,12 +76,20 @@ impl Submission {
         let words = self.words(&["submit", "--json"], options)?;
         let api = api.clone();
         let ran = tokio::spawn(async move { run(&api, words, SUBMIT_TIME_MAX).await });
-        let ran = ran
-            .await
-            .map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not submitted"))?;
+        let ran = ran.await.map_err(|_| {
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the job was not submitted",
+            )
+        })?;
         let last = ran?.last;
         let id = last.as_ref().and_then(|last| last["job"].as_i64());
-        id.ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not submitted"))
+        id.ok_or_else(|| {
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the job was not submitted",
+            )
+        })
     }
 
     /// Returns what the transfer would do.
@@ -164,7 +172,7 @@ async fn run(api: &Api, words: Vec<OsString>, time_max: Duration) -> Result<Ran,
     let late = || {
         Problem::new(
             StatusCode::GATEWAY_TIMEOUT,
-            format!("no end within {} s", time_max.as_secs()),
+            format!("zmove did not finish within {} s", time_max.as_secs()),
         )
     };
     tokio::time::timeout(time_max, attend(child))
@@ -318,7 +326,7 @@ mod tests {
         }
         assert_eq!(
             words(&Submission::default()),
-            Err("no source is named".to_owned())
+            Err("no source given".to_owned())
         );
     }
 }

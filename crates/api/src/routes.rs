@@ -95,7 +95,8 @@ pub async fn serve(api: Api, listeners: Vec<ApiListener>) -> io::Result<()> {
 
 /// Aborts a request whose body does not arrive or whose response takes too long.
 async fn in_time(request: Request, next: Next) -> Response {
-    let late = || Problem::new(StatusCode::REQUEST_TIMEOUT, "it took too long").into_response();
+    let late =
+        || Problem::new(StatusCode::REQUEST_TIMEOUT, "the request took too long").into_response();
     tokio::time::timeout(REQUEST_TIME_MAX, next.run(request))
         .await
         .unwrap_or_else(|_| late())
@@ -110,7 +111,11 @@ pub(crate) async fn at_work(
 ) -> Response {
     let (head, body) = request.into_parts();
     let Ok(body) = to_bytes(body, BODY_BYTES_MAX).await else {
-        return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long").into_response();
+        return Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the request body is too long",
+        )
+        .into_response();
     };
     let work = visitor.seat.work();
     let answer = next.run(Request::from_parts(head, body.into())).await;
@@ -126,14 +131,14 @@ pub(crate) async fn at_work(
 async fn nothing() -> Problem {
     Problem::new(
         StatusCode::NOT_FOUND,
-        "nothing is here: see /api/v1/openapi.json",
+        "no such resource: see /api/v1/openapi.json",
     )
 }
 
 async fn no_method() -> Problem {
     Problem::new(
         StatusCode::METHOD_NOT_ALLOWED,
-        "that cannot be done here: see /api/v1/openapi.json",
+        "method not allowed here: see /api/v1/openapi.json",
     )
 }
 

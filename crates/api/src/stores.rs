@@ -53,7 +53,7 @@ impl Stores {
         let broken = |_| {
             Problem::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
-                "the request was not done",
+                "the request was not carried out",
             )
         };
         done.await.map_err(broken)?

@@ -131,7 +131,7 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
         );
     };
     let post = |body: Value| served.client.post("/api/v1/jobs", &body);
-    refused(post(json!({})), 422, "no source is named");
+    refused(post(json!({})), 422, "no source given");
     refused(
         post(json!({ "sources": ["a"], "target": "/b" })),
         422,
@@ -174,7 +174,7 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
         422,
         "is not a job state",
     );
-    refused(served.client.get("/api/v2/jobs"), 404, "nothing is here");
+    refused(served.client.get("/api/v2/jobs"), 404, "no such resource");
 }
 
 #[test]
@@ -327,5 +327,5 @@ fn two_runners_do_not_share_a_socket() {
     let second = served.yard.site.zmove(&["runner", "--http"]).start();
     finish(second)
         .expect(11)
-        .says(&["another runner answers there"]);
+        .says(&["another runner is listening there"]);
 }

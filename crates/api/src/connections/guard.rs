@@ -90,7 +90,7 @@ fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
     if !is_own || !are_plain || !(is_near || is_visit) {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
-            "the request comes from another site",
+            "the request is from another site",
         ));
     }
     if let Proof::Token { token, .. } = proof
@@ -98,7 +98,7 @@ fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
     {
         let said = one(headers, &AUTHORIZATION).and_then(|said| said.strip_prefix("Bearer "));
         if !said.is_some_and(|said| token.is(said.trim().as_bytes())) {
-            let text = "no token, or not the one of the file 'token' in the directory of the jobs";
+            let text = "no token, or not the token in the file 'token' in the jobs directory";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, text));
         }
     }
@@ -115,7 +115,8 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
 /// Path prefix of the requests that need the token.
 const API: &str = "/api/";
 /// The error message for a refused `Host`.
-const OTHER_HOST: &str = "the Host is not localhost, 127.0.0.1 or [::1], nor the name of a proxy (zmove runner --http-name)";
+const OTHER_HOST: &str = "the Host header must be localhost, 127.0.0.1, [::1] or the name of a proxy (zmove runner \
+                          --http-name)";
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");

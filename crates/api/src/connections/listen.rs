@@ -52,10 +52,10 @@ pub fn socket(place: &Place) -> PathBuf {
 /// The socket cannot be created, or another runner listens on it.
 pub fn bind_unix(place: &Place) -> Result<ApiListener, ApiError> {
     let path = socket(place);
-    match bind_socket(&path, "another runner answers there") {
+    match bind_socket(&path, "another runner is listening there") {
         Ok(listener) => Ok(ApiListener::Unix(listener)),
         Err(source) => Err(ApiError::Io {
-            operation: "listen at",
+            operation: "listen on",
             path,
             source,
         }),

@@ -39,7 +39,7 @@ impl Token {
         };
         let mut bytes = [0_u8; 32];
         let filled = getrandom(&mut bytes[..], GetRandomFlags::empty()).map_err(io::Error::from);
-        filled.map_err(fail("draw a token for"))?;
+        filled.map_err(fail("generate a token for"))?;
         let mut text = String::new();
         bytes
             .iter()

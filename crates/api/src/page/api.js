@@ -4,8 +4,8 @@
 const KEY = "zmove-token";
 // Key of a flag that is set once a runner has accepted the token.
 const TAKEN = "zmove-token-taken";
-const BEGUN_ANEW = "the runner has begun anew: its word is in the file 'token' in the directory of the jobs";
-const NO_WORD = "what stands behind # is no word: that is all that the file 'token' holds";
+const BEGUN_ANEW = "the runner was restarted: its new token is in the file 'token' in the jobs directory";
+const NO_WORD = "the text after # is not a token: copy the entire contents of the file 'token'";
 
 // Reason why the user is asked for the token, or an empty string.
 let why = "";
@@ -46,7 +46,7 @@ function refused(error) {
   const had = sessionStorage.getItem(KEY) !== null;
   if (had) why = sessionStorage.getItem(TAKEN) ? BEGUN_ANEW : error;
   if (had && fromAddress && why === error) {
-    why = "the word behind # is not the one of the file 'token' in the directory of the jobs";
+    why = "the token after # is not the token in the file 'token' in the jobs directory";
   }
   sessionStorage.removeItem(KEY);
   sessionStorage.removeItem(TAKEN);
@@ -68,7 +68,7 @@ async function ask(path, kind, options) {
     return answer;
   }
   const error = !answer.ok && is(JSON_KIND) ? (await answer.json().catch(() => null))?.error : undefined;
-  if (typeof error !== "string") throw new Stranger("what answers here is not the runner");
+  if (typeof error !== "string") throw new Stranger("the server at this address is not the runner");
   throw answer.status === 401 ? refused(error) : new Refused(answer.status, error);
 }
 

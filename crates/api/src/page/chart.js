@@ -24,8 +24,8 @@ export function draw(node, points, { write, when, what, factor = 1, height = HEI
   const width = Math.max(280, Math.round(node.clientWidth || 640));
   const svg = part("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img" });
   if (points.length < 2) {
-    svg.setAttribute("aria-label", `${what}: not enough yet`);
-    svg.append(part("text", { x: 4, y: height / 2 }, "Not enough yet for a picture"));
+    svg.setAttribute("aria-label", `${what}: not enough data yet`);
+    svg.append(part("text", { x: 4, y: height / 2 }, "Not enough data for a chart yet"));
     node.replaceChildren(svg);
     return;
   }

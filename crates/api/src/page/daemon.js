@@ -21,9 +21,9 @@ export function show({ status, why }) {
   const table = byId("daemon");
   const transfers = status?.transfers ?? [];
   table.hidden = transfers.length === 0;
-  if (!status) return say(byId("daemon-why"), `Its transfers are left out: ${shown(why)}.`);
-  const draining = status.draining ? "; it takes no new ones" : "";
-  const more = transfers.length > SHOWN ? `, of which ${SHOWN} are shown` : "";
+  if (!status) return say(byId("daemon-why"), `Transfers of the daemon are not shown: ${shown(why)}.`);
+  const draining = status.draining ? "; draining: new transfers are refused" : "";
+  const more = transfers.length > SHOWN ? `, showing the first ${SHOWN}` : "";
   const word = transfers.length === 1 ? "transfer" : "transfers";
   say(byId("daemon-why"), `${shown(status.listen)}: ${count(transfers.length)} ${word}${more}${draining}`);
   table.tBodies[0].replaceChildren(...transfers.slice(0, SHOWN).map(row));

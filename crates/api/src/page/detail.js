@@ -67,15 +67,15 @@ export function show(job, done) {
   const more = [["Submitted", moment(job.submitted)]];
   if (job.started) more.push(["Began", moment(job.started)]);
   if (isOver(job)) more.push(["Ended", moment(job.ended)], ["Took", span(job.seconds)]);
-  if (job.schedule) more.push(["Again at", shown(job.schedule)]);
-  if (job.previous) more.push(["Again for", `#${job.previous}`]);
+  if (job.schedule) more.push(["Schedule", shown(job.schedule)]);
+  if (job.previous) more.push(["Rerun of", `#${job.previous}`]);
   if (job.exit !== null) more.push(["Exit code", String(job.exit)]);
   const had = facts(job).filter(([, value]) => value !== "–");
   fill(byId("job-facts"), [...had, ...more]);
   nodes(job.nodes);
   const word = job.limited_by;
   stages(byId("job-stages"), word);
-  const verb = isOver(job) ? "Most of the time it was limited by" : "Limited by";
+  const verb = isOver(job) ? "Limited most of the time by" : "Limited by";
   say(byId("job-limit"), word ? `${verb}: ${limit(word)}.${shares()}` : "Not known yet.");
 }
 
@@ -84,7 +84,7 @@ function nodes(all) {
   byId("job-nodes").hidden = !all;
   if (!all) return;
   const waiting = all.items_waiting === null ? "" : `, ${count(all.items_waiting)} items waiting`;
-  const rest = all.count > all.nodes.length ? `, of which ${all.nodes.length} are shown` : "";
+  const rest = all.count > all.nodes.length ? `, showing ${all.nodes.length}` : "";
   const kind = all.kind || "node";
   byId("job-nodes").querySelectorAll(".kind").forEach((word) => say(word, kind[0].toUpperCase() + kind.slice(1)));
   say(byId("job-nodes-waiting"), `${count(all.count)} ${kind}s${waiting}${rest}.`);
@@ -117,7 +117,7 @@ function pictures() {
     return [sample.seconds, took > 0 ? Math.max(0, sample.files - samples[at].files) / took : 0];
   });
   draw(byId("job-chart"), rates, { write: rate, when: span, what: "Rate", factor: 8 });
-  draw(byId("job-files"), speeds, { write: perSecond, when: span, what: "Files a second", height: 90 });
+  draw(byId("job-files"), speeds, { write: perSecond, when: span, what: "Files per second", height: 90 });
 }
 
 export function begin() {
@@ -128,7 +128,7 @@ export function begin() {
     byId("show-log").setAttribute("aria-expanded", String(!log.hidden));
     if (log.hidden || !current) return;
     try {
-      log.textContent = shownLog(await text(`/jobs/${current.id}/log`)) || "Nothing.";
+      log.textContent = shownLog(await text(`/jobs/${current.id}/log`)) || "The log is empty.";
     } catch (error) {
       log.textContent = error.message;
     }

@@ -70,11 +70,11 @@ export const STAGES = [
   ["receiver_cpu", "Check"], ["target_writes", "Write"],
 ];
 const LIMITS = {
-  start_up: "it is starting", scan: "the scan of the source", source_reads: "reading at the source",
-  sender_cpu: "the sender's processor", path: "the path", own_rate: "its own limit of the rate",
-  allowed_rate: "the rate that the other host allows", receiver_cpu: "the receiver's processor",
-  target_writes: "writing at the target", queue: "it is in line at a busy host", connection: "it has no connection",
-  unknown: "not known",
+  start_up: "start-up", scan: "the scan of the source", source_reads: "reading at the source",
+  sender_cpu: "the sender's processor", path: "the path", own_rate: "the rate limit of the job",
+  allowed_rate: "the rate limit of the other host", receiver_cpu: "the receiver's processor",
+  target_writes: "writing at the target", queue: "the queue of a busy host", connection: "a lost connection",
+  unknown: "unknown",
 };
 const STAGE_OF = { own_rate: "path", allowed_rate: "path", connection: "path", queue: "receiver_cpu" };
 

@@ -127,9 +127,9 @@ export function actions(node, job, done, fail) {
 function why(job) {
   const words = [];
   if (job.state === "running") words.push(job.limited_by ? `Limited by: ${limit(job.limited_by)}` : "Starting");
-  const begins = job.attempts > 0 ? "tries again" : "begins";
+  const begins = job.attempts > 0 ? "retries" : "starts";
   if (job.state === "waiting" && job.not_before) words.push(`${begins} ${moment(job.not_before)}`);
-  if (job.schedule) words.push(`again at ${shown(job.schedule)}`);
+  if (job.schedule) words.push(`repeats at ${shown(job.schedule)}`);
   if (job.message) words.push(shown(job.message));
   return words.join("; ");
 }
@@ -139,7 +139,7 @@ function make(job, open) {
     row: element("li", { "data-job": job.id }), name: element("button", { type: "button", class: "name", onclick: () => open(job.id) }),
     badge: element("span"), actions: element("div", { class: "actions" }), path: element("p", { class: "path" }),
     bar: element("progress", { max: 1 }), facts: element("dl", { class: "facts" }), why: element("p", { class: "quiet" }),
-    stages: element("ol", { class: "stages", "aria-label": "The pipeline; the stage that limits it is the current one" }),
+    stages: element("ol", { class: "stages", "aria-label": "Pipeline stages; the limiting stage is the current one" }),
     error: element("p", { class: "error", role: "alert" }),
   };
   const head = element("div", { class: "job-head" }, parts.name, parts.badge, parts.actions);
@@ -189,5 +189,5 @@ export function render(waitingCount, open, done) {
   byId("waiting-title").hidden = some.length === 0;
   const more = waitingCount - some.length;
   byId("more-waiting").hidden = more <= 0;
-  say(byId("more-waiting"), `and ${count(more)} more that wait`);
+  say(byId("more-waiting"), `and ${count(more)} more waiting`);
 }

@@ -117,7 +117,7 @@ async function live() {
   try {
     await followAll((event, data) => told[event]?.(data), (why) => {
       byId("link").dataset.state = "lost";
-      say(byId("link"), `${why}; trying again`);
+      say(byId("link"), `${why}; reconnecting`);
     });
   } catch (error) {
     if (error instanceof Stranger) stop(error.message);
@@ -129,7 +129,7 @@ async function live() {
 // Sends no further requests until the user asks for it.
 function stop(why) {
   byId("link").dataset.state = "off";
-  say(byId("link"), `${why}: nothing more is sent`);
+  say(byId("link"), `${why}: stopped sending requests`);
   byId("again").hidden = false;
 }
 
@@ -163,7 +163,7 @@ byId("history-filter").addEventListener("change", () => history.load(open, { mor
 byId("older").addEventListener("click", () => history.load(open, { more: true }).catch(fail));
 submit.begin((job, since) => {
   if (!isReported(job.id, since)) changed(job);
-  news(`Job ${job.id} is submitted`);
+  news(`Job ${job.id} was submitted`);
 });
 detail.begin();
 takeToken();

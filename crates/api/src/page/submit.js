@@ -22,7 +22,7 @@ function forget() {
   byId("submit").disabled = true;
   byId("plan").hidden = true;
   say(byId("new-error"), "");
-  say(byId("submit-help"), "A preview comes first, and changes nothing.");
+  say(byId("submit-help"), "Run a preview first. It changes nothing.");
 }
 
 function showPlan(plan) {
@@ -54,7 +54,7 @@ async function preview() {
   if (!byId("new-form").reportValidity()) return;
   forget();
   const asked = words();
-  await working(byId("preview"), "Looking…", async () => {
+  await working(byId("preview"), "Running preview…", async () => {
     showPlan(await post("/plans", asked));
     // The form has changed during the preview.
     if (JSON.stringify(words()) !== JSON.stringify(asked)) return forget();

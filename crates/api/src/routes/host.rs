@@ -71,7 +71,7 @@ pub(super) async fn daemon(Shared(api): Shared<Api>) -> Result<Json<Daemon>, Pro
     let broken = |_| {
         Problem::new(
             StatusCode::INTERNAL_SERVER_ERROR,
-            "the daemon was not asked",
+            "the daemon could not be queried",
         )
     };
     Ok(Json(match asked.map_err(broken)? {

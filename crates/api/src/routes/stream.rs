@@ -87,7 +87,7 @@ pub(super) async fn events(
 fn no_number() -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
-        "Last-Event-ID is no number of an event",
+        "Last-Event-ID is not the number of an event",
     )
 }
 
@@ -183,7 +183,7 @@ impl hyper::body::Body for Stream {
     }
 }
 
-const TOO_MANY: &str = "there are too many streams of events";
+const TOO_MANY: &str = "too many event streams are open";
 /// Maximum number of missed events to send. A client that has missed more must read the lists again.
 const CATCH_UP_MAX: i64 = 10_000;
 /// Maximum number of events to read from the store at a time.

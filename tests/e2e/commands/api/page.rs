@@ -140,7 +140,7 @@ fn the_page_asks_for_the_new_token_after_a_runner_restart() {
     );
     let why = browser.text("#token-error");
     assert!(
-        why.contains("the runner has begun anew: its word is in the file 'token'"),
+        why.contains("the runner was restarted: its new token is in the file 'token'"),
         "{why}"
     );
     browser.write("#word", &served.token());
@@ -341,7 +341,7 @@ fn over_tcp_the_page_asks_for_the_token() {
     browser.write("#word", "no-token-of-this-runner");
     browser.click("#token button");
     browser
-        .wait_until("document.querySelector('#token-error').textContent.includes('not the one')");
+        .wait_until("document.querySelector('#token-error').textContent.includes('not the token')");
     browser.write("#word", &served.token());
     browser.write("#word", ENTER);
     browser.wait_until(LIVE);
@@ -366,10 +366,10 @@ fn a_wrong_word_behind_the_address_is_told() {
     browser.script("sessionStorage.clear()");
     told(
         &"f".repeat(64),
-        "the word behind # is not the one of the file 'token'",
+        "the token after # is not the token in the file 'token'",
     );
-    told("short", "what stands behind # is no word");
-    told("%", "what stands behind # is no word");
+    told("short", "the text after # is not a token");
+    told("%", "the text after # is not a token");
     // The page accepts the correct token unchanged.
     browser.visit(&format!(
         "http://{}/#token={}",
