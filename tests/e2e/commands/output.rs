@@ -220,12 +220,12 @@ fn a_trace_is_summed_up_and_drawn(site: &Site) {
     for part in [
         "8.00 MiB in ",
         "Stored and verified, MiB",
-        "Lanes that are up",
+        "Connected lanes",
         "time since the command started, s",
     ] {
         assert!(picture.contains(part), "{part} in {picture}");
     }
-    assert_eq!(picture.contains("Sent again"), site.is_remote());
+    assert_eq!(picture.contains("Retransmitted segments"), site.is_remote());
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_trace_that_is_none_is_told_by_line_and_cause() {
             format!("{whole}{{\"seconds\":1}}\n"),
             vec!["line ", "missing field `bytes_read`"],
         ),
-        (format!("{whole}{whole}"), vec!["line ", "goes back from"]),
+        (format!("{whole}{whole}"), vec!["line ", "decreases from"]),
         (
             whole[..whole.len() - 5].to_owned(),
             vec!["line ", "has no end"],
@@ -253,7 +253,7 @@ fn a_trace_that_is_none_is_told_by_line_and_cause() {
             "# a table\n".to_owned(),
             vec!["line 1", "not a trace of 'zmove push --trace'"],
         ),
-        (String::new(), vec!["it is empty"]),
+        (String::new(), vec!["the file is empty"]),
     ];
     for (content, causes) in cases {
         std::fs::write(site.path("damaged"), &content).unwrap();

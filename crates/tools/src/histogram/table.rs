@@ -87,7 +87,7 @@ fn totals(histogram: &Histogram) -> String {
         counted(*specials, "special file"),
     );
     if errors + vanished > 0 {
-        text += &format!("{errors} could not be read, {vanished} vanished meanwhile\n");
+        text += &format!("{errors} could not be read, {vanished} vanished during the scan\n");
     }
     text
 }

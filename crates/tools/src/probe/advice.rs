@@ -26,7 +26,8 @@ pub(super) fn of(report: &ProbeReport, asked: u16, cores: usize) -> Vec<String> 
 
 fn clamped(report: &ProbeReport, asked: u16) -> Option<String> {
     let most = report.lanes_max;
-    (asked > most).then(|| format!("the receiver takes {most} lanes, and {asked} were asked for"))
+    (asked > most)
+        .then(|| format!("the receiver accepts at most {most} lanes, but {asked} were requested"))
 }
 
 /// Returns advice if one lane, or the smallest number of lanes, is much slower than the best.
@@ -58,7 +59,7 @@ fn why(path: &PathReport) -> &'static str {
         _ if path.retransmitted_share() >= LOSS => {
             ": loss makes each lane slow down: --congestion bbr may help"
         }
-        _ => ": a push finds the number by itself",
+        _ => ": a push chooses the number automatically",
     }
 }
 
@@ -66,7 +67,8 @@ fn lost(best: &Round) -> Option<String> {
     let share = best.path.as_ref()?.retransmitted_share();
     (share >= LOSS).then(|| {
         format!(
-            "{:.2} % was sent again by {}: the path loses packets or a queue on it is too short; --congestion bbr may help",
+            "{:.2} % was retransmitted by {}: the path loses packets, or a queue on it is too short; --congestion bbr \
+             may help",
             share * 100.0,
             counted(best.lanes.into(), "lane")
         )
@@ -100,7 +102,8 @@ fn queues(report: &ProbeReport, best: &Round) -> Option<String> {
         let idle = milliseconds(idle);
         let loaded = milliseconds(loaded);
         let rate = rate(best);
-        format!("a round trip takes {loaded} at {rate} and {idle} else: a queue on the path fills, or a host is late")
+        format!("the round trip takes {loaded} at {rate} but {idle} when idle: a queue on the path fills up, or a \
+                 host responds slowly")
     })
 }
 
@@ -181,7 +184,7 @@ mod tests {
                     by_quic: true,
                     ..path(60, 0, 0)
                 },
-                "a push finds the number by itself",
+                "a push chooses the number automatically",
             ),
         ];
         for (path, expected) in cases {
@@ -213,10 +216,10 @@ mod tests {
         report.round_trips = seen(50);
         let lines = of(&report, 80, 2);
         let begins = [
-            "the receiver takes 64 lanes",
-            "0.15 % was sent again by 16 lanes",
+            "the receiver accepts at most 64 lanes",
+            "0.15 % was retransmitted by 16 lanes",
             "the rate still grows",
-            "a round trip takes 200.0 ms",
+            "the round trip takes 200.0 ms",
             "this host's CPU was busy 95 %",
         ];
         assert_eq!(lines.len(), begins.len(), "{lines:?}");

@@ -69,11 +69,11 @@ impl StorageRates {
     pub(super) fn text(&self, name: &str) -> String {
         let mut text = format!("{name}: {}\n", Printable(&self.about));
         if let Some(fault) = &self.fault {
-            text += &format!("  it was not swept: {}\n", Printable(fault));
+            text += &format!("  not measured: {}\n", Printable(fault));
             return text;
         }
         if self.sizes.is_empty() {
-            return text + "  the time was too short to measure anything\n";
+            return text + "  not measured: the time was too short\n";
         }
         text += "     size        written    files/s           read    files/s\n";
         for size in &self.sizes {

@@ -121,15 +121,14 @@ fn prediction(found: &ProbeResults, tree: &str) -> String {
         duration(predicted.start_seconds)
     );
     if found.source.is_none() {
-        text +=
-            "source storage is not known: 'zmove sweep DIR' there or --source DIR measures it\n";
+        text += "source storage is not known: measure it with 'zmove sweep DIR' there, or with --source DIR\n";
     }
     if found
         .target
         .as_ref()
         .is_none_or(|storage| storage.ceiling(IoDirection::Write).is_none())
     {
-        text += "target storage is not known: it is swept where HOST:PATH names a directory\n";
+        text += "target storage is not known: give a directory (HOST:PATH) to measure it\n";
     }
     text
 }

@@ -20,7 +20,8 @@ pub enum SweepError {
         source: io::Error,
     },
     /// The free space is less than the budget plus the reserve.
-    #[error("'{}' has {free} free, and {budget} are to be written with {reserve} left for others: take a smaller --budget", path.display())]
+    #[error("not enough space in '{}': {free} free, but the sweep writes {budget} and leaves {reserve} for others \
+             (use a smaller --budget)", path.display())]
     NoRoom {
         /// The directory of the sweep.
         path: PathBuf,
@@ -32,19 +33,19 @@ pub enum SweepError {
         reserve: ByteCount,
     },
     /// The budget is too small for a single file.
-    #[error("a budget of {0} has no room for a file: take 1 MiB or more")]
+    #[error("a budget of {0} is too small for any file: use 1 MiB or more")]
     NothingFits(ByteCount),
     /// Another sweep is running in the same directory on this host.
-    #[error("another sweep is running in '{}': both would measure each other", path.display())]
+    #[error("another sweep is running in '{}' and would distort the results: wait until it has ended", path.display())]
     Running {
         /// The directory of that sweep.
         path: PathBuf,
     },
     /// The sweep was asked to stop.
-    #[error("interrupted; what it had written has been removed")]
+    #[error("interrupted; the files of the sweep were removed")]
     Interrupted,
     /// The files of the sweep could not be removed.
-    #[error("'{}' could not be removed, and may be by hand: {source}", path.display())]
+    #[error("'{}' could not be removed (remove it manually): {source}", path.display())]
     Left {
         /// The sweep's directory, which was left behind.
         path: PathBuf,

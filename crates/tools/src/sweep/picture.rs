@@ -21,7 +21,7 @@ impl Sweep {
 
 fn draw(sweep: &Sweep) -> String {
     let title = format!(
-        "What {} gives",
+        "Throughput of {}",
         fitted(&sweep.storage.path, TITLE_LETTERS - 11)
     );
     let below = format!(

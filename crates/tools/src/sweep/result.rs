@@ -130,10 +130,10 @@ pub enum ReadError {
         found: u64,
     },
     /// The file is not the JSON of a sweep.
-    #[error("it is no sweep: {0}")]
+    #[error("it is not the result of a sweep: {0}")]
     Json(#[from] serde_json::Error),
     /// A value in the sweep is impossible.
-    #[error("it says what cannot be: {0}")]
+    #[error("it contains an impossible value: {0}")]
     Impossible(&'static str),
 }
 
@@ -188,7 +188,7 @@ impl Sweep {
             .into_iter()
             .any(|moved| moved.seconds <= 0.0 || moved.bytes_per_second <= 0.0)
         {
-            return Err(ReadError::Impossible("a rate that is not above zero"));
+            return Err(ReadError::Impossible("a rate that is not positive"));
         }
         if self.sizes.iter().any(|size| size.file_bytes == 0) {
             return Err(ReadError::Impossible("a size of 0"));
@@ -198,7 +198,9 @@ impl Sweep {
             .windows(2)
             .any(|pair| pair[0].file_bytes >= pair[1].file_bytes)
         {
-            return Err(ReadError::Impossible("sizes that do not grow"));
+            return Err(ReadError::Impossible(
+                "sizes that are not in ascending order",
+            ));
         }
         Ok(())
     }

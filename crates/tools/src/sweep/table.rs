@@ -126,12 +126,13 @@ fn ways(sweep: &Sweep) -> String {
     let cached = cached.count();
     if cached > 0 {
         text += &format!(
-            "{cached} sizes were read from the page cache, which would not let go: that is memory\n"
+            "{cached} sizes were read from the page cache, which could not be dropped: these rates are those of \
+             memory\n"
         );
     }
     if !sweep.complete {
         text.push_str(
-            "not all that was planned has been measured in the time; --time gives it more\n",
+            "not all planned sizes were measured in the time limit; use a longer --time\n",
         );
     }
     text

@@ -71,7 +71,7 @@ fn rates(pieces: &Pieces<'_>) -> Panel {
             points: pieces.rates(|line| bytes(line.bytes_stored)),
         },
     ];
-    let mut panel = scaled("How fast", scale::RATES, curves);
+    let mut panel = scaled("Rate", scale::RATES, curves);
     panel
         .title
         .push_str(&format!(", over {:.1} s each", pieces.window()));
@@ -97,7 +97,7 @@ fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
     } else {
         curves.push(lag("for path and target", LANES, given, stored));
     }
-    scaled("What bytes wait for", scale::BYTES, curves)
+    scaled("Bytes waiting", scale::BYTES, curves)
 }
 
 fn lanes(pieces: &Pieces<'_>) -> Panel {
@@ -106,7 +106,7 @@ fn lanes(pieces: &Pieces<'_>) -> Panel {
         pen: LANES,
         points: pieces.means(|line| count(line.lanes)),
     }];
-    counted("Lanes that are up", 2.0, curves)
+    counted("Connected lanes", 2.0, curves)
 }
 
 fn resent(pieces: &Pieces<'_>) -> Panel {
@@ -116,7 +116,7 @@ fn resent(pieces: &Pieces<'_>) -> Panel {
         pen: RESENT,
         points,
     }];
-    counted("Sent again, segments per second", 4.0, curves)
+    counted("Retransmitted segments per second", 4.0, curves)
 }
 
 /// Returns a low panel of plain numbers. Its axis ends at `least` or above.
@@ -199,10 +199,10 @@ mod tests {
         let panels = panels(&steady(40, 12_500_000));
         let expected = [
             "Stored and verified, MiB",
-            "How fast, Gbit/s, over 0.1 s each",
-            "What bytes wait for, MiB",
-            "Lanes that are up",
-            "Sent again, segments per second",
+            "Rate, Gbit/s, over 0.1 s each",
+            "Bytes waiting, MiB",
+            "Connected lanes",
+            "Retransmitted segments per second",
         ];
         assert_eq!(titles(&panels), expected);
         let stored = panels[1].curves.last().unwrap();

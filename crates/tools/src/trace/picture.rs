@@ -230,7 +230,7 @@ mod tests {
     fn titles_axes_and_units_are_there() {
         let drawing = drawing(40);
         for part in [
-            "How fast, Gbit/s",
+            "Rate, Gbit/s",
             "Stored and verified, MiB",
             "time since the command started, s",
             "for the path",

@@ -29,7 +29,7 @@ impl About {
 #[non_exhaustive]
 pub enum ReadTraceError {
     /// The file has no lines.
-    #[error("it is empty: the push ended before its receiver answered")]
+    #[error("the file is empty: the push ended before its receiver answered")]
     Empty,
     /// The first line is not a line of a trace.
     #[error("not a trace of 'zmove push --trace': line 1: {0}")]
@@ -52,7 +52,7 @@ pub enum LineFault {
     #[error("{0}")]
     Read(io::Error),
     /// The line has no line break, or is too long.
-    #[error("it has no end, or more than {LINE_BYTES_MAX} bytes")]
+    #[error("the line has no end or is longer than {LINE_BYTES_MAX} bytes")]
     Endless,
     /// The line is not the JSON of a sample.
     // The position of the error counts within the line. It is removed, because it would be mistaken for a position in
@@ -63,7 +63,7 @@ pub enum LineFault {
     #[error("seconds is {0}")]
     Seconds(f64),
     /// The time is earlier than in the line before.
-    #[error("seconds goes back from {before} to {now}")]
+    #[error("seconds decreases from {before} to {now}")]
     TimeBack {
         /// The time of the previous line.
         before: f64,
@@ -71,7 +71,7 @@ pub enum LineFault {
         now: f64,
     },
     /// A count is smaller than in the line before.
-    #[error("{key} goes back from {before} to {now}")]
+    #[error("{key} decreases from {before} to {now}")]
     CountBack {
         /// The name of the count.
         key: &'static str,
@@ -226,16 +226,16 @@ mod tests {
         assert_eq!(damaged("\n"), "line 3: EOF while parsing a value");
         assert_eq!(
             damaged(&LINE[..40]),
-            "line 3: it has no end, or more than 65536 bytes"
+            "line 3: the line has no end or is longer than 65536 bytes"
         );
         assert_eq!(
             damaged(&LINE.replace("0.5", "0.4")),
-            "line 3: seconds goes back from 0.5 to 0.4"
+            "line 3: seconds decreases from 0.5 to 0.4"
         );
         assert_eq!(damaged(&LINE.replace("0.5", "-1")), "line 3: seconds is -1");
         assert_eq!(
             damaged(&LINE.replace("stored\":1", "stored\":0")),
-            "line 3: bytes_stored goes back from 1 to 0"
+            "line 3: bytes_stored decreases from 1 to 0"
         );
         assert!(
             damaged(&LINE.replace(":4", ":-4")).starts_with("line 3: invalid value: integer `-4`")
@@ -252,10 +252,10 @@ mod tests {
             refusal("\u{7f}ELF\n")
                 .starts_with("not a trace of 'zmove push --trace': line 1: expected value")
         );
-        assert!(refusal("").starts_with("it is empty"));
+        assert!(refusal("").starts_with("the file is empty"));
         assert!(
             refusal(&"x".repeat(200_000))
-                .ends_with("line 1: it has no end, or more than 65536 bytes")
+                .ends_with("line 1: the line has no end or is longer than 65536 bytes")
         );
     }
 }

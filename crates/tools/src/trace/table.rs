@@ -28,7 +28,7 @@ pub(super) fn heading(lines: &[TraceLine], about: &About) -> Heading {
         hosts.map(|(from, to)| format!("{} to {}, ", Printable(from), Printable(to))),
         about.at.map(|at| format!("{}, ", minute(at))),
         Some(counted(lanes as u64, "lane")),
-        resent.map(|number| format!(", {} sent again", counted(number, "segment"))),
+        resent.map(|number| format!(", {} retransmitted", counted(number, "segment"))),
     ];
     let below = below.into_iter().flatten().collect();
     Heading { title, below }
@@ -164,7 +164,7 @@ mod tests {
             .collect();
         let text = summary(&lines, &About::default());
         assert!(
-            !text.contains("acknowledged") && !text.contains("sent again"),
+            !text.contains("acknowledged") && !text.contains("retransmitted"),
             "{text}"
         );
     }
