@@ -20,28 +20,31 @@ pub(super) fn without_meaning() -> impl IntoIterator<Item = Arg> {
     [
         arg(
             "recursive",
-            "rsync's and scp's letter: directories are sent with what is in them anyway",
+            "rsync's and scp's -r: send directories recursively (always on)",
         )
         .short('r'),
         arg(
             "partial",
-            "rsync's word: large files go on where they were anyway",
+            "rsync's --partial: resume large files (always on)",
         ),
         arg(
             "progress",
-            "rsync's word: a terminal shows the progress anyway",
+            "rsync's --progress: show the progress on a terminal (always on)",
         ),
-        arg("stats", "rsync's word: the summary comes anyway"),
-        arg("human-readable", "rsync's word: sizes have units anyway"),
+        arg("stats", "rsync's --stats: print a summary (always on)"),
+        arg(
+            "human-readable",
+            "rsync's --human-readable: print sizes with units (always on)",
+        ),
         Arg::new("partial-progress")
             .short('P')
-            .help("rsync's letter: --partial and --progress")
+            .help("rsync's -P: --partial and --progress")
             .help_heading(HEADING)
             .action(ArgAction::SetTrue),
     ]
 }
 
-pub(crate) const HEADING: &str = "Habits from rsync and scp";
+pub(crate) const HEADING: &str = "Compatibility with rsync and scp";
 
 /// A rate in the syntax of rsync's `--bwlimit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

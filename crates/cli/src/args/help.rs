@@ -11,71 +11,71 @@ macro_rules! commands {
         "\
 Move     push     Send files and directories to a host or a local directory
          pull     Fetch files and directories from another host
-         copy     Either, or between other hosts, of which 'result' tells more
+         copy     Push, pull, or copy between two hosts; 'result' reports on it
          verify   Compare a tree with its copy by hash, and change nothing
-         cluster  Have many nodes send one job to receivers that share a storage
-Jobs     submit   In the background; 'jobs' lists, 'job' shows, 'runner' does it
-Receive  serve    Listen for senders, in the foreground
-         allow    Let a key write or read below some directories, or no more
-         status   What this host's daemon does; 'stop' one, 'drain' to the last
-         journal  Show or remove parts to resume; 'clean' removes leftovers
-Keys     key      Show the fingerprint of your key, or make a new one
-         trust    Get to know a host's key before the first push, or forget it
+         cluster  Send one job from many nodes to receivers with shared storage
+Jobs     submit   Run in background; 'jobs' lists, 'job' shows, 'runner' runs
+Receive  serve    Run the daemon in the foreground
+         allow    Grant a key access to directories on this host, or revoke it
+         status   Show the daemon; 'stop' ends a transfer, 'drain' shuts it down
+         journal  Show or remove partial transfers; 'clean' removes leftovers
+Keys     key      Show the fingerprint of your key, or create a new key
+         trust    Fetch and pin a host's key before the first push, or forget it
 Measure  scan     Count the files of a tree by size
-         doctor   Look for what would slow down or break a transfer
-         probe    Measure the path to a host, and predict how long a push takes
-         sweep    Measure what a storage gives, by file size
-         trace    Sum up or draw what 'push --trace' wrote
-Shell    completions  Print what completes zmove's words in bash, zsh or fish
+         doctor   Check for problems that slow down or break transfers
+         probe    Measure the path to a host, and predict the duration of a push
+         sweep    Measure storage throughput by file size
+         trace    Summarize or plot a trace written by 'push --trace'
+Shell    completions  Print the completion script for bash, zsh or fish
 "
     };
 }
 
 pub(super) const SHORT: &str = concat!(
     commands!(),
-    "'zmove COMMAND -h' is one screen, '--help' all; 'zmove --help' has exit codes."
+    "See 'zmove COMMAND -h' or '--help'; 'zmove --help' also lists exit codes."
 );
 
 pub(crate) const LONG: &str = concat!(
     commands!(),
     "
 Examples:
-  zmove push run7 dtn.example.org:/data/    run7 arrives as /data/run7
-  zmove push run7/ dtn.example.org:/data/x  what is in run7 arrives in /data/x
+  zmove push run7 dtn.example.org:/data/    creates /data/run7
+  zmove push run7/ dtn.example.org:/data/x  the contents of run7 go to /data/x
   zmove push a b 192.0.2.7:5870:in          below your first root there
   zmove push run7 alice@dtn.example.org:in  over ssh, below alice's home
   zmove push run7 /mnt/backup               to a local directory
-  zmove push run7 dtn1,dtn2:/data/          to both, which share that storage
-  zmove pull dtn.example.org:run7 .         run7 arrives here
+  zmove push run7 dtn1,dtn2:/data/          to two receivers with shared storage
+  zmove pull dtn.example.org:run7 .         creates ./run7
   zmove copy a.example.org:run7 b.example.org:/data
-                                            from one daemon to the other
-  zmove submit run7 dtn.example.org:/data/  in the background, whatever comes
-  zmove verify run7 dtn.example.org:/data/  whether that is still the same
+                                            directly from daemon to daemon
+  zmove submit run7 dtn.example.org:/data/  in the background, with retries
+  zmove verify run7 dtn.example.org:/data/  checks that both are still equal
   zmove trust dtn.example.org               before the first push
-  zmove doctor dtn.example.org              what would slow a push there
-  zmove probe dtn.example.org:x --for run7  how long a push of run7 takes
-  zmove trace t --svg t.svg                 draws what 'push --trace t' wrote
+  zmove doctor dtn.example.org              finds what would slow a push down
+  zmove probe dtn.example.org:x --for run7  predicts the duration of a push
+  zmove trace t --svg t.svg                 plots the trace of 'push --trace t'
 
 On the receiving host, once for each sender:
   zmove allow SHA256:... --name alice --root /data --write
   zmove serve --listen 0.0.0.0:5870
-The sender's fingerprint is what 'zmove key show' prints there.
+Run 'zmove key show' on the sender to print its fingerprint.
 
 Exit codes:
    0  all done and flushed           10  no connection
-   1  usage                          11  a file here failed
-   2  other protocol version         12  connection lost or protocol broken
-   3  target refused                 13  the receiver is busy
+   1  usage error                    11  a local file failed
+   2  incompatible protocol version  12  connection lost or protocol error
+   3  target refused                 13  receiver busy
    4  'doctor' found a problem       20  interrupted
-   5  not authenticated              23  some files failed (-v names each), or
+   5  authentication failed          23  some files failed (-v names each), or
    6  'verify' found a difference        --delete or --strict-metadata was not
-                                         met in full
-                                     24  directories here changed each time
+                                         fully met
+                                     24  source directories changed each time
                                          they were read
-                                     25  --max-delete kept some
+                                     25  --max-delete limit reached
 
-ZMOVE_HOME is where keys, known paths and journals are kept (default \
-~/.config/zmove; for a daemon run as root /etc/zmove)."
+ZMOVE_HOME is the directory of keys, known paths and journals (default ~/.config/zmove; /etc/zmove for a daemon of \
+root)."
 );
 
 pub(super) const PUSH_USAGE: &str = "zmove push [OPTIONS] <SRC>... <DST>";
@@ -90,16 +90,16 @@ zmove verify [OPTIONS] <SRC>... <DST>
 macro_rules! options {
     () => {
         "
-Choose   --exclude, --include PATTERN  as in a .gitignore: the last one decides
-         --files-from FILE, -x         a list of paths; one file system
-Compare  -c, -u, --ignore-existing     by contents; leave what is newer; or all
+Choose   --exclude, --include PATTERN  as in a .gitignore; last match decides
+         --files-from FILE, -x         a list of paths; one file system only
+Compare  -c, -u, --ignore-existing     by contents; skip newer; skip existing
          -n                            change nothing, list what would be done
-Keep     -a, --preserve LIST           owners, devices and so on, or some of it
-Replace  --inplace, --delta WHEN       in their place; only parts that differ
-Mirror   --delete, --max-delete N      remove what is not at the source
+Keep     -a, --preserve LIST           owners, devices etc., or a selection
+Replace  --inplace, --delta WHEN       update in place; send only changed parts
+Mirror   --delete, --max-delete N      remove entries that the source lacks
 Path     --limit RATE, -e 'ssh -i K'   500Mbit or 100MiB; over ssh
-         --accept-new, --strict        a host's new key: take it, or refuse
-Result   --manifest FILE, --json, -q   hashes; JSON lines; nothing but errors
+         --accept-new, --strict        pin or refuse a host's new key
+Result   --manifest FILE, --json, -q   hashes; JSON lines; errors only
          --verify media                read back from the target's storage
 "
     };
@@ -108,8 +108,8 @@ Result   --manifest FILE, --json, -q   hashes; JSON lines; nothing but errors
 macro_rules! places {
     () => {
         "\
-'dir' arrives under its name, 'dir/' means what is in it. DST is a directory,
-HOST:PATH (a daemon), HOST:PORT:PATH, [IPv6]:PATH, USER@HOST:PATH (over ssh).
+'dir' arrives under its name, 'dir/' stands for its contents. DST is a local
+directory, HOST:PATH, HOST:PORT:PATH, [IPv6]:PATH or USER@HOST:PATH (over ssh).
 "
     };
 }
@@ -122,8 +122,8 @@ pub(super) const PUSH_SHORT: &str = concat!(
 
 pub(super) const PULL_SHORT: &str = concat!(
     "\
-HOST:PATH is at a daemon, HOST:PORT:PATH and [IPv6]:PATH too, USER@HOST:PATH
-over ssh; ':PATH' is one more of that host. Put patterns in quotes: 'H:*.h5'.
+HOST:PATH, HOST:PORT:PATH and [IPv6]:PATH name a daemon, USER@HOST:PATH uses
+ssh. ':PATH' is another source on that host. Quote patterns: 'HOST:*.h5'.
 ",
     options!(),
     "\n'zmove pull --help' describes all options."
@@ -136,117 +136,119 @@ pub(super) const COPY_SHORT: &str = concat!(
 );
 
 pub(super) const VERIFY_SHORT: &str = "\
-The words are those of the push: 'zmove verify run7/ HOST:x' says whether the
-target of 'zmove push run7/ HOST:x' is what is in run7. Nothing is changed.
+The arguments are those of the push: 'zmove verify run7/ HOST:x' checks whether
+the target of 'zmove push run7/ HOST:x' equals run7. Nothing is changed.
 
-Choose   --exclude, --include PATTERN  as in a .gitignore: the last one decides
-         --files-from FILE, -x         a list of paths; one file system
-         --one-way                     nothing of what is at the target alone
+Choose   --exclude, --include PATTERN  as in a .gitignore; last match decides
+         --files-from FILE, -x         a list of paths; one file system only
+         --one-way                     ignore entries only at the target
 Compare  --manifest FILE               with hashes that were written earlier
-         -a, --preserve LIST           owners, devices and so on, or some of it
+         -a, --preserve LIST           owners, devices etc., or a selection
 Path     -e 'ssh -i KEY', --ssh        over ssh
-         --accept-new, --strict        a host's new key: take it, or refuse
-Result   --json, -q                    JSON lines; nothing but errors
+         --accept-new, --strict        pin or refuse a host's new key
+Result   --json, -q                    JSON lines; errors only
 
 'zmove verify --help' describes all options.";
 
 pub(super) const PUSH_LONG: &str = "\
-A path on the receiver that starts with '/' must lie in one of your roots there; another is below the first of them. \
-Missing directories are made. Running the same command again sends only what is missing or differs. Every byte is \
-hashed when read and again before it is stored; a file gets its name only when it is whole, but for what --inplace \
-changes.";
+An absolute path on the receiver must be inside one of your roots there. A relative path is below the first root. \
+Missing directories are created. If the same command runs again, it sends only files that are missing or differ. \
+Every byte is hashed when it is read and again before it is stored. A file is renamed into place only when it is \
+complete, except with --inplace.";
 
 pub(super) const PULL_LONG: &str = "\
-A source that starts with '/' must lie in a directory that you may read there; another is below the first of them. \
-'HOST:dir' arrives under its name, 'HOST:dir/' means what is in it, and 'HOST:*.h5', in quotes, what matches there; \
-further sources of the same host may be written ':SRC'. All options are those of a push, seen from the source: \
---limit, for example, is kept by the host that sends.";
+An absolute source path must be inside a directory that you may read there. A relative path is below the first of \
+them. 'HOST:dir' arrives under its name, 'HOST:dir/' stands for its contents, and 'HOST:*.h5', in quotes, for the \
+matching entries. Further sources on the same host may be written as ':SRC'. All options are those of a push, seen \
+from the source. For example, the sending host enforces --limit.";
 
 pub(super) const COPY_LONG: &str = "\
-With one end here this is 'zmove push' or 'zmove pull'. From HOST1:SRC to HOST2:DST the data goes straight between \
-two daemons, and on when this command has ended, whose first line says how to ask for the result. HOST1 must let you \
-read, and have files sent to HOST2: 'zmove allow KEY --name NAME --read-root DIR --to HOST2'; HOST2 must let you \
-write. HOST1 dials HOST2 under the name that you give here. The same command again goes on where it was, or listens \
-to the copy if it still runs.";
+If one end is local, this is 'zmove push' or 'zmove pull'. From HOST1:SRC to HOST2:DST, the data goes directly from \
+daemon to daemon. The copy continues after this command has ended. The first line of output shows how to ask for the \
+result. HOST1 must let you read, and have files sent to HOST2: 'zmove allow KEY --name NAME --read-root DIR --to \
+HOST2'. HOST2 must let you write. HOST1 connects to HOST2 under the name that you give here. The same command resumes \
+the copy, or follows it if it is still running.";
 
 pub(super) const VERIFY_LONG: &str = "\
-Both sides read all files from their storage, past the page cache, and compare hashes; no contents travel, and \
-nothing is changed. Each difference is a line: '+ ONLY AT THE SOURCE', '~ DIFFERS (HOW)', '- ONLY AT THE TARGET'; of \
-files larger than 4 MiB it names the bytes, in pieces of 4 MiB. What a push would keep is compared too: modes, times \
-and so on (see --preserve). Pages that are not flushed yet are read from memory.
+Both sides read all files from storage, past the page cache, and compare hashes. No contents are sent, and nothing is \
+changed. Each difference is one line: '+ ONLY AT THE SOURCE', '~ DIFFERS (HOW)' or '- ONLY AT THE TARGET'. For files \
+larger than 4 MiB, the line names the byte ranges that differ, in units of 4 MiB. The metadata that a push would \
+preserve, such as modes and times, is compared too (see --preserve). Pages that are not flushed yet are read from \
+memory.
 
-With --manifest the files of SRC are compared with hashes that were written earlier: 'dir/' for what is in dir, and \
-HOST:dir/ at a daemon that lets you read. '~ DIFFERS', '+ NOT LISTED', '- LISTED, BUT NOT THERE'.
+With --manifest, the files of SRC are compared with hashes that were written earlier. Write 'dir/' for the contents \
+of dir, and HOST:dir/ for a daemon that lets you read. The lines are '~ DIFFERS', '+ NOT LISTED' and '- LISTED, BUT \
+NOT THERE'.
 
-Exit codes: 0 all is the same; 6 something differs; 23 something could not be read; others as for push.";
+Exit codes: 0 no difference; 6 a difference; 23 some files could not be read; others as for push.";
 
 pub(super) const SUBMIT_SHORT: &str = "\
-All options of 'zmove copy' are options of this. It prints the job's number.
+All options of 'zmove copy' apply. The command prints the job's number.
 
-When     --at TIME, --every CRON       02:00; '0 2 * * *', each day at 2
+When     --at TIME, --every CRON       02:00; '0 2 * * *', each day at 2:00
          --after ID                    when that job is done
-         --deadline TIME               how long to try again [default: 24h]
-         --priority N                  those with a higher number begin first
-Watch    --watch, --rest TIME          move what is there, and then what comes
-Name     --label TEXT                  [default: that of the first source]
-         --submission-id ID            once only, however often it is submitted
+         --deadline TIME               time without progress [default: 24h]
+         --priority N                  higher numbers start first
+Watch    --watch, --rest TIME          move existing files, then new ones
+Name     --label TEXT                  [default: the name of the first source]
+         --submission-id ID            run once, even if submitted again
 
 'zmove jobs' lists jobs, 'zmove job ID' shows one, 'zmove job ID wait' waits.
 'zmove submit --help' describes all options.";
 
 pub(super) const SUBMIT_LONG: &str = "\
-The job is done by a process of its own, which a runner starts again until all is at the target, an error comes that \
-another attempt would meet too, or nothing has come further for as long as --deadline says. It outlives this terminal, \
-the runner and a restart of the host, where the runner is a service ('zmove runner --help'). Each attempt goes on where \
-the last one was. Paths are those of the directory in which this is typed. The key of a host that is not known is asked \
-about now, since a job can ask nobody.
+A separate process does the job. A runner restarts the process until everything is at the target, an error occurs \
+that a retry cannot solve, or there is no progress for the time of --deadline. The job survives the end of this \
+terminal and of the runner. It survives a reboot if the runner is a service ('zmove runner --help'). Each attempt \
+resumes the previous one. Relative paths start at the current directory. You are asked about unknown host keys now, \
+because a running job cannot ask.
 
-With --watch what is in SRC arrives in DST, and then each file once it has been closed, or has rested. What is renamed or \
-removed in SRC stays at the target.
+With --watch, the contents of SRC are moved to DST, and then each file after it was closed or has not changed for a \
+while. Entries that are renamed or removed in SRC stay at the target.
 
-Jobs are kept in $ZMOVE_JOBS, else in jobs below $ZMOVE_HOME, else in zmove/jobs below $XDG_STATE_HOME (default \
-~/.local/state). That must be on a file system of this host.";
+Jobs are stored in $ZMOVE_JOBS, else in $ZMOVE_HOME/jobs, else in $XDG_STATE_HOME/zmove/jobs (default \
+~/.local/state). The directory must be on a local file system.";
 
 pub(super) const JOB_LONG: &str = "\
-States: waiting (for a time, another job, or the next attempt), queued, running, paused; and at the end done, failed, \
-cancelled or expired.";
+States: waiting (for a time, another job, or the next attempt), queued, running, paused. Final states: done, failed, \
+cancelled, expired.";
 
 pub(super) const RUNNER_LONG: &str = "\
-There is one runner for a user's jobs. It may be killed at any time: the processes of jobs go on, and the next runner \
-takes them over. Without one, 'zmove submit' starts one in the background, which ends when there has been nothing to do \
-for 10 minutes. As a service it outlives restarts of the host: 'systemctl --user enable --now zmove-runner' with \
-'loginctl enable-linger', or for another user 'systemctl enable --now zmove-runner@USER'.";
+Each user has one runner. It may be killed at any time: the processes of the jobs continue, and the next runner takes \
+them over. If there is none, 'zmove submit' starts one in the background, which exits after 10 idle minutes. Run it \
+as a service to survive reboots: 'systemctl --user enable --now zmove-runner' with 'loginctl enable-linger', or for \
+another user 'systemctl enable --now zmove-runner@USER'.";
 
 pub(super) const SWEEP_LONG: &str = "\
-It works in one directory of its own below PATH, .zmove-sweep-NUMBER, and removes that at the end, after an \
-error and when it is interrupted; what a killed one left is removed by the next. It needs room for the budget and a \
-reserve for others. Every write is flushed, and no read comes from the page cache where that can be helped; the table \
-says which way. The result is kept in ZMOVE_HOME/sweeps, and later pushes from or to that storage say their share of \
-it.";
+The sweep uses one directory below PATH, .zmove-sweep-NUMBER, and removes it at the end, also after an error or an \
+interruption. The next sweep removes what a killed one left. It needs space for the budget, plus a reserve for other \
+users. Every write is flushed, and reads bypass the page cache if possible; the table shows which method was used. \
+The result is stored in ZMOVE_HOME/sweeps. Later pushes from or to this storage report the share of it that they \
+reached.";
 
 pub(super) const PROBE_LONG: &str = "\
-The bytes come from memory, are encrypted, hashed and counted as those of a push, and thrown away: a probe stores \
-nothing. It fills the path for some seconds a round, which others on it will notice. The receiver lets in whoever may \
-write there, and holds the key to its rate. With a path it writes at most 256 MiB below it for 5 s, in a hidden \
-directory that is removed. A prediction is the time of the slowest of source storage, path and target storage for \
-each class of sizes, as far as they are known.";
+The data comes from memory, is encrypted, hashed and counted like that of a push, and then discarded: a probe stores \
+nothing. It fills the path for a few seconds per round, which other users will notice. The receiver admits anyone who \
+may write there, and enforces the rate limit of the key. With a path, it writes at most 256 MiB there for 5 s, in a \
+hidden directory that is then removed. The prediction is the time of the slowest of source storage, path and target \
+storage for each size class, as far as they are known.";
 
 pub(super) const DOCTOR_LONG: &str = "\
-Each line begins with ok, note (may matter), slow (costs speed) or bad (breaks a transfer), and below it stands what \
-mends it. Nothing is changed, no key is pinned, and root is not needed. Exit code 4 when something is bad. What the \
-other end's settings are, only a 'zmove doctor' there can say.";
+Each line begins with ok, note (may matter), slow (costs throughput) or bad (breaks transfers). The remedy is below \
+it. Nothing is changed, no key is pinned, and root is not needed. The exit code is 4 if anything is bad. Run 'zmove \
+doctor' on the other host to check its settings.";
 
 pub(super) const CLEAN_LONG: &str = "\
-A killed transfer leaves entries with hidden names (.zmove-...). The next transfer removes them in the directories that \
-it enters; this command does so in the whole tree. What transfers that still run have made stays: on the target's \
-host their processes show that, and on other hosts an age of less than 7 days. Directories of jobs of several \
-receivers (.zmove-job-...) are watched for up to 25 s, also with -n. Parts of large files, from which the next \
-transfer resumes, are listed and stay until nothing has changed them for 7 days (journal-age of a daemon). Exit code 23 \
-if something could not be removed.";
+A killed transfer leaves entries with hidden names (.zmove-...). The next transfer removes them in the directories \
+that it enters. This command removes them in the whole tree. Entries of running transfers stay: on the target's host \
+they are recognized by their processes, on other hosts by an age of less than 7 days. Directories of jobs with \
+several receivers (.zmove-job-...) are watched for up to 25 s, also with -n. Parts of large files, from which the \
+next transfer resumes, are listed and stay until they have not changed for 7 days (journal-age of a daemon). The exit \
+code is 23 if something could not be removed.";
 
 pub(super) const JOURNAL_CLEAN_LONG: &str = "\
-A part file is removed only if it is the one that the journal means: by name, inode and time of birth, in the target \
-directory that it was made in. Anything else is named and left.";
+A part file is removed only if it is the file that the journal describes: by name, inode and birth time, in the \
+target directory in which it was created. Any other file is reported and stays.";
 
 #[cfg(test)]
 mod tests {

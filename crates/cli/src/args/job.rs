@@ -73,7 +73,7 @@ pub(crate) struct JobOptions {
     pub(crate) notify: Option<String>,
 }
 
-pub(crate) const JOB: &str = "The job";
+pub(crate) const JOB: &str = "Job";
 
 impl SubmitArgs {
     /// Returns a job for this copy with default options.

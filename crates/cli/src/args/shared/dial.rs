@@ -5,7 +5,7 @@ use zmove_engine::PortRange;
 
 /// Options for connecting to another host.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "The other host")]
+#[command(next_help_heading = "Remote host")]
 pub(crate) struct DialArgs {
     /// Pin the key of an unknown host without asking
     #[arg(long)]

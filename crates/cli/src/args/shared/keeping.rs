@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use crate::value::account::{AccountMap, NewOwner};
 
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "What is kept of files beside their contents")]
+#[command(next_help_heading = "Metadata")]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a switch of the command line"

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 
 /// Options for reading and writing large files on this host.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Storage of this host")]
+#[command(next_help_heading = "Local storage")]
 pub(crate) struct StorageArgs {
     /// I/O engine for large files on this host
     #[arg(

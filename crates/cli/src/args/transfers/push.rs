@@ -155,9 +155,9 @@ pub(crate) struct PushArgs {
     pub(crate) selection: SelectionArgs,
 }
 
-const PATH: &str = "The path";
-const REPLACED: &str = "What is replaced";
-const MIRROR: &str = "Mirrors";
+const PATH: &str = "Network path";
+const REPLACED: &str = "Existing files";
+const MIRROR: &str = "Mirroring";
 
 impl PushArgs {
     /// Returns the rate limit of all data connections together.
