@@ -35,7 +35,7 @@ fn a_key_is_replaced_only_by_force_and_the_old_one_is_kept() {
     let text = std::fs::read(site.path("client/key.pem")).unwrap();
     zmove(&site, &["key", "new"])
         .expect(11)
-        .says(&["zmove: there is a key", "--force"])
+        .says(&["already has a key", "--force"])
         .lines(1);
     assert_eq!(zmove(&site, &["key", "show"]).done().stdout, first);
     let forced = zmove(&site, &["key", "new", "--force"]).expect(0);
@@ -46,7 +46,7 @@ fn a_key_is_replaced_only_by_force_and_the_old_one_is_kept() {
         text
     );
     forced
-        .says(&["zmove: the key before is kept in", "key.pem.old"])
+        .says(&["zmove: the previous key is kept in", "key.pem.old"])
         .lines(1);
 }
 
@@ -100,7 +100,10 @@ fn a_host_is_trusted_by_its_fingerprint_and_only_by_that() {
         .stdout;
     assert_eq!(said, format!("pinned the key of {host}: {right}\n"));
     let said = zmove(&site, &["trust", &host]).done().stdout;
-    assert!(said.contains("is known") && said.contains(&right), "{said}");
+    assert!(
+        said.contains("is already known") && said.contains(&right),
+        "{said}"
+    );
     zmove(&site, &["trust", &host, "--fingerprint", &wrong]).expect(5);
     push(&site, &["--strict"], &host).done();
 }
@@ -110,7 +113,7 @@ fn known_hosts_are_listed_and_forgotten() {
     let (site, daemon, host) = unknown_host();
     assert_eq!(
         zmove(&site, &["trust", "list"]).done().stdout,
-        "no host is known\n"
+        "no known hosts\n"
     );
     zmove(&site, &["trust", &host, "--accept-new"]).done();
     let listed = format!("{host} {}\n", daemon.fingerprint);
@@ -131,7 +134,7 @@ fn known_hosts_are_listed_and_forgotten() {
     zmove(&site, &["trust", "remove", &host]).done();
     assert_eq!(
         zmove(&site, &["trust", "list"]).done().stdout,
-        "no host is known\n"
+        "no known hosts\n"
     );
     assert_eq!(
         std::fs::read_to_string(site.path("client/known_hosts.old")).unwrap(),

@@ -178,7 +178,7 @@ fn what_is_wrong_in_an_allow_command_is_named() {
         (vec![OTHER], "  --name <NAME>"),
         (vec![OTHER, "--name", "x"], "  --root <DIR>"),
         (with(&["--max-rate", "10"]), "'10' is not a rate"),
-        (with(&["--expires", "soon"]), "'soon' is no date"),
+        (with(&["--expires", "soon"]), "'soon' is not a date"),
         (with(&["--set-ids"]), "  --write"),
         (vec!["remove"], "required arguments were not provided"),
         (vec!["list", "--name", "x"], "unexpected argument '--name'"),

@@ -901,7 +901,7 @@ fn what_makes_no_cluster_is_refused() {
     let name = host.replace("127.0.0.1", "localhost");
     lab.init(&["--nats", "nats://b:4222", &name])
         .expect(1)
-        .says(&["they are one receiver"]);
+        .says(&["they are the same receiver"]);
     let made = lab.site.path("head/clusters/lab.toml");
     assert!(!made.exists());
     for missing in ["nosuch", "nosuch.toml"] {
@@ -911,7 +911,7 @@ fn what_makes_no_cluster_is_refused() {
             .says(&["there is no"]);
     }
     lab.init_with_own_broker();
-    let again = format!("remove '{}' to make it anew", made.display());
+    let again = format!("remove '{}' to create it again", made.display());
     lab.init(&["--nats", &lab.broker()])
         .expect(1)
         .says(&[&again]);
@@ -922,7 +922,7 @@ fn what_makes_no_cluster_is_refused() {
         lab.push(&[option])
             .outcome()
             .expect(1)
-            .says(&["--cluster", "has no meaning"]);
+            .says(&["--cluster", "has no effect"]);
     }
     lab.push(&["--delete"])
         .outcome()

@@ -828,7 +828,7 @@ fn what_several_receivers_cannot_do_is_refused() {
         .unwrap()
         .pin("localhost", port, key)
         .unwrap();
-    push_to(&format!("127.0.0.1:{port},localhost:{port}:t")).says(&["they are one receiver"]);
+    push_to(&format!("127.0.0.1:{port},localhost:{port}:t")).says(&["they are the same receiver"]);
     spread
         .push(&["-H"], "source")
         .outcome()

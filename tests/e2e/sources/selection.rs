@@ -432,14 +432,14 @@ fn what_cannot_be_meant_is_a_usage_error() {
     );
     refused(
         &["--min-size", "2", "--max-size", "1"],
-        &["--min-size is above --max-size"],
+        &["--min-size is larger than --max-size"],
     );
     let two = [site.source(), site.source().join("lib")];
     let two = two.each_ref().map(|path| path.as_os_str());
     site.push_command(&["--files-from", "rules"], &two, "")
         .outcome()
         .expect(1)
-        .says(&["takes one SRC"])
+        .says(&["needs exactly one SRC"])
         .lines(1);
     for option in ["--filter-from", "--files-from"] {
         let outcome = site

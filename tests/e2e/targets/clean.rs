@@ -521,7 +521,7 @@ fn what_is_no_tree_of_one_receiver_is_an_error() {
         ("missing", 3, "clean 'missing': no such directory"),
         ("file", 3, "'file' is a file and not a directory"),
         ("", 1, "a path is empty"),
-        ("one,two:/data", 1, "clean one receiver"),
+        ("one,two:/data", 1, "name only one receiver to clean"),
         ("alice@host", 1, "'alice@host' is a host without a path"),
     ] {
         clean_at(&site, &[], target.into())

@@ -93,7 +93,7 @@ const DEADLINE: Age = Age(Duration::from_secs(24 * 60 * 60));
 /// Parses an address with its port. A port alone is combined with the loopback address.
 fn parse_http(text: &str) -> Result<SocketAddr, &'static str> {
     parse_address(text, Ipv4Addr::LOCALHOST.into())
-        .ok_or("write ADDRESS:PORT, as 127.0.0.1:8470, or a port alone")
+        .ok_or("write ADDRESS:PORT, for example 127.0.0.1:8470, or only a port")
 }
 
 fn parse_at(text: &str) -> Result<StartTime, String> {

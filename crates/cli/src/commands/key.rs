@@ -24,7 +24,7 @@ pub(crate) fn run(command: &KeyCommand) -> Result<Exit> {
         KeyCommand::New { force: true } if Identity::exists(&home)? => {
             let identity = Identity::replace(&home)?;
             terminal::warn(format_args!(
-                "the key before is kept in '{}'",
+                "the previous key is kept in '{}'",
                 home.join("key.pem.old").display()
             ));
             identity
@@ -43,13 +43,13 @@ fn hint_at_daemon(state: &Path) -> Result<()> {
     if ownership::is_root() && Control::of(state)? != Control::Root {
         if state.is_dir() {
             terminal::warn(
-                "this is the key by which you send; 'zmove key show --daemon' prints that of this host's daemon",
+                "this is the key with which you send; 'zmove key show --daemon' prints the key of this host's daemon",
             );
         }
     } else if Identity::exists(state)? {
         let key = Identity::load_or_create(state)?.fingerprint();
         terminal::warn(format_args!(
-            "this is the key by which you send; the daemon of this host has {key}, in '{}'",
+            "this is the key with which you send; this host's daemon has the key {key}, in '{}'",
             state.display()
         ));
     }
@@ -58,7 +58,7 @@ fn hint_at_daemon(state: &Path) -> Result<()> {
 
 fn kept(home: &Path) -> anyhow::Error {
     let text = format!(
-        "there is a key in '{}' already, and whoever knows it would not know another: 'zmove key show' prints it, \
+        "'{}' already has a key, and hosts that know it would not recognize a new one: 'zmove key show' prints it, \
          --force replaces it",
         home.display()
     );

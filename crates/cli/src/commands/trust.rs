@@ -32,7 +32,7 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
                 });
             }
             if pins.is_empty() && !json {
-                terminal::say("no host is known");
+                terminal::say("no known hosts");
             }
             Ok(Exit::Done)
         }
@@ -49,9 +49,7 @@ fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     let Some(key) = known_hosts.remove(&host.host, host.port)? else {
         return Err(usage_error(format!("{host} is not known")));
     };
-    terminal::say(format_args!(
-        "{host} is not known any more; its key was {key}"
-    ));
+    terminal::say(format_args!("removed {host}; its key was {key}"));
     Ok(Exit::Done)
 }
 
@@ -87,13 +85,11 @@ async fn learn(
         return Err(failure(Exit::Authentication, text));
     }
     if known.is_some() {
-        terminal::say(format_args!(
-            "{host} is known, and has the key that it had: {key}"
-        ));
+        terminal::say(format_args!("{host} is already known with this key: {key}"));
         return Ok(Exit::Done);
     }
     if args.fingerprint.is_none() && !args.accept_new {
-        let otherwise = "run again with --fingerprint and that line's key, or with --accept-new";
+        let otherwise = "run again with --fingerprint and that key, or with --accept-new";
         let host = host.clone();
         // The prompt runs on a separate thread, so that interrupts are still handled.
         let asked = tokio::task::spawn_blocking(move || ask(&host, key, otherwise)).await;

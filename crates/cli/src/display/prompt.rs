@@ -22,14 +22,14 @@ impl Confirm for Prompt {
 pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) -> Result<()> {
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
         let text = format!(
-            "the key of {remote} is not known: {fingerprint}. If this is the line that 'zmove serve' prints there, \
+            "the key of {remote} is not known: {fingerprint}. If this is the key that 'zmove serve' prints there, \
              {otherwise}"
         );
         return Err(failure(Exit::Authentication, text));
     }
     eprint!(
-        "The host {remote} is not known yet. Its key is\n  {fingerprint}\n\
-         which should be the line that 'zmove serve' prints there. Go on and remember it (yes/no)? "
+        "The host {remote} is not known yet. Its key is\n  {fingerprint}\nwhich should be the key that 'zmove serve' \
+         prints there. Continue and pin this key (yes/no)? "
     );
     if !is_yes(&mut io::stdin().lock(), &mut io::stderr())? {
         return Err(failure(

@@ -22,7 +22,7 @@ pub(crate) fn clean(
     let (location, also) = Location::parse_several(&args.target, dial::start(&args.dial))?;
     refuse(&[(
         !also.is_empty(),
-        "clean one receiver: the others that you name share its storage",
+        "name only one receiver to clean: the receivers share their storage",
     )])?;
     refuse_host_without_path(&args.target)?;
     refuse_user_without_colon(&args.target)?;

@@ -70,7 +70,7 @@ impl Cluster {
         let path = file(name)?;
         if path.exists() {
             return Err(usage_error(format!(
-                "there is a cluster '{name}' already: remove '{}' to make it anew, or choose a name",
+                "cluster '{name}' already exists: remove '{}' to create it again, or choose another name",
                 path.display()
             )));
         }
@@ -88,7 +88,8 @@ impl Cluster {
         let text = match std::fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(usage_error(format!(
-                    "there is no cluster '{name}' here: 'zmove cluster init' makes one, and 'zmove cluster join' joins one"
+                    "cluster '{name}' does not exist on this host: create it with 'zmove cluster init', or join it \
+                     with 'zmove cluster join'"
                 )));
             }
             read => read.map_err(anyhow::Error::from),
@@ -101,7 +102,7 @@ impl Cluster {
         // The rest of the error quotes the line, which may contain a key.
         let cluster: Self =
             toml::from_str(text).map_err(|error| anyhow!(error.message().to_owned()))?;
-        cluster.read_key().context("its key is no key")?;
+        cluster.read_key().context("its key is invalid")?;
         file(&cluster.name)?;
         Ok(cluster)
     }
@@ -116,7 +117,7 @@ impl Cluster {
             let there = Self::load(&cluster.name)?;
             if there.key != cluster.key {
                 return Err(usage_error(format!(
-                    "there is another cluster '{}' here already: remove '{}' to take part in this one instead",
+                    "this host already has another cluster '{}': remove '{}' to join this one instead",
                     cluster.name,
                     path.display()
                 )));
@@ -227,7 +228,7 @@ fn file(name: &str) -> Result<PathBuf> {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     if name.is_empty() || name.len() > 64 || !name.bytes().all(is_part) {
         return Err(usage_error(format!(
-            "'{name}' is no name of a cluster: letters, digits, '-' and '_', 64 at most"
+            "'{name}' is not a valid cluster name: use letters, digits, '-' and '_', at most 64"
         )));
     }
     Ok(home(super::Role::Client)?

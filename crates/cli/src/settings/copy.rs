@@ -131,15 +131,15 @@ fn refuse_meaningless(args: &PushArgs) -> Result<()> {
     refuse(&[
         (
             args.manifest.is_some(),
-            "--manifest cannot be used between two other hosts: the copy goes on without this command",
+            "--manifest cannot be used between two other hosts: the copy continues without this command",
         ),
         (
             args.proofs.is_some(),
-            "--proofs cannot be used between two other hosts: the copy goes on without this command",
+            "--proofs cannot be used between two other hosts: the copy continues without this command",
         ),
         (
             args.dial.congestion.is_some(),
-            "--congestion is a setting of this host, which sends nothing here",
+            "--congestion is a setting of this host, but this host sends no data in this copy",
         ),
     ])
 }
@@ -228,7 +228,7 @@ mod tests {
             ("h:a b g:d", "'b' is on this host"),
             (
                 "h:a g,i:d",
-                "'g,i:d': only the target of a push has several hosts",
+                "'g,i:d': only the target of a push can have several hosts",
             ),
             ("--manifest m h:a g:d", "--manifest cannot be used"),
             ("--proofs m h:a g:d", "--proofs cannot be used"),

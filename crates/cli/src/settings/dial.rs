@@ -82,7 +82,7 @@ fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
     let program = words.next();
     if program.is_none() && remote.login.is_some() {
         return Err(usage_error(format!(
-            "--ssh-command: '{command}' is no command"
+            "--ssh-command: '{command}' is not a command"
         )));
     }
     Ok(SshSettings {

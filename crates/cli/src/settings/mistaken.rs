@@ -30,7 +30,7 @@ pub(super) fn refuse_host_without_path(target: &OsStr) -> Result<()> {
     };
     if name.split(',').any(is_host) {
         return Err(usage_error(format!(
-            "'{0}' is a host without a path: write '{0}:PATH' ('./{0}' for a directory of that name here)",
+            "'{0}' is a host without a path: write '{0}:PATH' (for a local directory with this name write './{0}')",
             Escaped(name.as_bytes())
         )));
     }
@@ -48,8 +48,8 @@ pub(super) fn refuse_user_without_colon(target: &OsStr) -> Result<()> {
     }
     let [host, path, target] = [host, path, bytes].map(Escaped);
     Err(usage_error(format!(
-        "'{target}' is a path on this host, where '{host}' has no such directory: write '{host}:{path}' ('./{target}' \
-         for a directory here)"
+        "'{target}' is a local path, but there is no local directory '{host}': for a path on that host write \
+         '{host}:{path}' (for a local directory write './{target}')"
     )))
 }
 

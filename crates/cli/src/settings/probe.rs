@@ -20,12 +20,12 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
     let remote = receiver(&args.host, dial::start(&args.dial))?;
     if args.streams.len() > ROUNDS_MAX {
         return Err(usage_error(format!(
-            "--streams takes {ROUNDS_MAX} numbers at most"
+            "--streams accepts at most {ROUNDS_MAX} numbers"
         )));
     }
     if let Some(tree) = args.tree.as_deref().filter(|tree| !tree.exists()) {
         return Err(usage_error(format!(
-            "--for '{}': there is no such tree",
+            "--for '{}': no such directory",
             Escaped::path(&tree)
         )));
     }
@@ -52,7 +52,7 @@ fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
     let Location::Remote(remote) = location else {
         let text = Escaped::path(text);
         return Err(usage_error(format!(
-            "'{text}' is no receiver: a probe is of HOST or HOST:PATH"
+            "'{text}' is not a receiver: write HOST or HOST:PATH"
         )));
     };
     if !remote.path.is_empty() && remote.path.iter().all(u8::is_ascii_digit) {

@@ -54,8 +54,8 @@ impl PullSettings {
             }
             Location::Remote(_) => {
                 return Err(usage_error(format!(
-                    "'{}' is on another host: a pull's target is a local directory (one that holds a colon is \
-                     written './NAME')",
+                    "'{}' is on another host: the target of a pull must be a local directory (for a name with a colon \
+                     write './NAME')",
                     Escaped::path(target)
                 )));
             }
@@ -107,7 +107,7 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
         }
         let Location::Remote(remote) = Location::parse(source, start)? else {
             return Err(usage_error(format!(
-                "'{}' is on this host: a pull's sources are on another one, as HOST:PATH",
+                "'{}' is on this host: the sources of a pull must be on another host (HOST:PATH)",
                 Escaped::path(source)
             )));
         };
@@ -121,14 +121,14 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
             Some(first) if same(first) => {}
             Some(first) => {
                 return Err(usage_error(format!(
-                    "the sources are on two hosts, {first} and {remote}: pull from one after the other"
+                    "the sources are on two hosts, {first} and {remote}: pull from each host separately"
                 )));
             }
         }
     }
     if paths.len() > FETCH_SOURCES_MAX {
         return Err(usage_error(format!(
-            "a pull has {FETCH_SOURCES_MAX} sources at most: use a glob"
+            "a pull accepts at most {FETCH_SOURCES_MAX} sources: use a glob"
         )));
     }
     Ok((first.expect("clap demands a source"), paths))
@@ -138,7 +138,7 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
 pub(super) fn refuse_several(place: &OsStr, start: Start) -> Result<()> {
     match Location::parse_several(place, start) {
         Ok((_, others)) if !others.is_empty() => Err(usage_error(format!(
-            "'{}': only the target of a push has several hosts; name one of them",
+            "'{}': only the target of a push can have several hosts: name one host",
             Escaped::path(&place)
         ))),
         _ => Ok(()),
@@ -155,7 +155,7 @@ pub(super) fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
     read.with_context(|| format!("read --files-from '{}'", Escaped::path(&path)))?;
     if list.len() as u64 > FETCH_LIST_BYTES_MAX {
         return Err(usage_error(format!(
-            "--files-from '{}' is longer than {} MiB, the most for a pull",
+            "--files-from '{}' is larger than {} MiB, the maximum for a pull",
             Escaped::path(&path),
             FETCH_LIST_BYTES_MAX >> 20
         )));
@@ -175,7 +175,7 @@ pub(super) fn fetch(
     let rules = rule_texts(selection.as_deref());
     if !are_within_limits(&rules) {
         return Err(usage_error(format!(
-            "the selection of a pull has {SELECTION_RULES_MAX} patterns and {} KiB at most",
+            "a pull accepts at most {SELECTION_RULES_MAX} patterns with {} KiB",
             SELECTION_RULE_BYTES_MAX >> 10
         )));
     }
@@ -183,7 +183,7 @@ pub(super) fn fetch(
     let instead = keeping::instead(&args.keeping);
     if owners.users.len().max(owners.groups.len()) > FETCH_MAPPINGS_MAX {
         return Err(usage_error(format!(
-            "a pull maps {FETCH_MAPPINGS_MAX} users or groups at most"
+            "a pull maps at most {FETCH_MAPPINGS_MAX} users or groups"
         )));
     }
     let open = Open {
@@ -273,11 +273,11 @@ mod tests {
             ("h:a g:d", "'g:d' is on another host"),
             (
                 "h,g:a d",
-                "'h,g:a': only the target of a push has several hosts",
+                "'h,g:a': only the target of a push can have several hosts",
             ),
             (
                 "h:7,g:9:a d",
-                "'h:7,g:9:a': only the target of a push has several hosts",
+                "'h:7,g:9:a': only the target of a push can have several hosts",
             ),
             (
                 "--delete --files-from f h:a d",

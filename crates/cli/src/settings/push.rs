@@ -82,11 +82,11 @@ impl PushSettings {
             refuse(&[
                 (
                     args.selection.reads_files(),
-                    "--cluster: the other nodes do not have the files of a selection",
+                    "--cluster cannot be used with a selection: the other nodes do not have its files",
                 ),
                 (
                     keeping::depends_on_accounts(&args.keeping),
-                    "--cluster: each node knows the names of owners by lists of its own: add --numeric-ids (or --chown)",
+                    "--cluster: the nodes may map user names differently: add --numeric-ids (or --chown)",
                 ),
             ])?;
         }
@@ -250,23 +250,23 @@ pub(super) fn refuse_contradictions(
     refuse(&[
         (
             args.delete && has_list,
-            "--delete cannot be used with --files-from: a list does not say what else may go",
+            "--delete cannot be used with --files-from: the list does not show which other entries may be removed",
         ),
         (
             has_list && sources.len() != 1,
-            "--files-from takes one SRC, the directory that its paths are relative to",
+            "--files-from needs exactly one SRC: the directory to which its paths are relative",
         ),
         (
             args.update && keeping::instead(&args.keeping).mtime.is_some(),
-            "--update compares times: it cannot be used where they are not kept",
+            "--update compares times: it cannot be used if times are not preserved",
         ),
         (
             args.proof == ProofArg::Media && args.durability == DurabilityArg::None,
-            "--verify media reads back what has been flushed: it cannot be used with --durability none",
+            "--verify media reads back flushed data: it cannot be used with --durability none",
         ),
         (
             args.limit().is_some() && is_local,
-            "--limit paces connections: it needs a target on another host",
+            "--limit applies to connections: it needs a target on another host",
         ),
         (
             wants_quic_in_clear && !is_local,
@@ -281,7 +281,7 @@ fn receivers_of(cluster: &Cluster, target: &OsStr) -> Result<(Location, Vec<Remo
         Location::Local(path) => path,
         Location::Remote(_) => {
             return Err(usage_error(format!(
-                "--cluster: '{}' names a host, and the cluster has its receivers: write the path alone",
+                "--cluster: '{}' names a host, but the cluster defines its receivers: write only the path",
                 Escaped::path(&target)
             )));
         }
@@ -328,7 +328,7 @@ pub(crate) fn refuse_same_key<'a>(
     for (receiver, key) in receivers {
         if let Some(other) = seen.insert(key, receiver) {
             return Err(usage_error(format!(
-                "{other} and {receiver} have the same key: they are one receiver"
+                "{other} and {receiver} have the same key: they are the same receiver"
             )));
         }
     }
@@ -345,7 +345,7 @@ fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> 
     ]);
     if let Some(what) = of_ssh.filter(|_| cluster.is_some()) {
         return Err(usage_error(format!(
-            "--cluster: each receiver is a daemon, so {what} has no meaning"
+            "--cluster: each receiver is a daemon, so {what} has no effect"
         )));
     }
     let links = args.keeping.hard_links || args.keeping.preserve.contains(&KindArg::Links);
@@ -524,12 +524,15 @@ mod tests {
                 "--delete --files-from f a h:b",
                 "--delete cannot be used with --files-from",
             ),
-            ("--files-from f a b h:c", "--files-from takes one SRC"),
+            (
+                "--files-from f a b h:c",
+                "--files-from needs exactly one SRC",
+            ),
             (
                 "--verify media --durability none a h:b",
                 "--verify media reads back",
             ),
-            ("--limit 1Gbit a /b", "--limit paces connections"),
+            ("--limit 1Gbit a /b", "--limit applies to connections"),
             (
                 "--cipher none --transport quic a h:b",
                 "--cipher none needs TCP",
@@ -540,7 +543,7 @@ mod tests {
             ),
             (
                 "--ssh --ssh-command= a h:b",
-                "--ssh-command: '' is no command",
+                "--ssh-command: '' is not a command",
             ),
             ("a h:0:b", "'0' is not a valid port"),
             ("a ::1:b", "'::1:b': write an IPv6 address in brackets"),

@@ -85,7 +85,7 @@ impl FromStr for AccountMap {
 fn mapping(text: &str) -> Result<Mapping, String> {
     let (from, to) = text
         .split_once(':')
-        .ok_or_else(|| format!("'{text}' is no FROM:TO"))?;
+        .ok_or_else(|| format!("'{text}' is not FROM:TO"))?;
     let number = |word: &str| word.parse::<u32>().ok();
     let range = from
         .split_once('-')
@@ -112,7 +112,7 @@ fn account(word: &str) -> Result<Account, String> {
         });
     }
     if word.is_empty() || word.len() > Account::NAME_BYTES_MAX || word.contains(['\0', ':', ',']) {
-        return Err(format!("'{word}' is no name of a user or group"));
+        return Err(format!("'{word}' is not a valid user or group name"));
     }
     Ok(Account {
         id: Account::NO_ID,

@@ -18,7 +18,7 @@ impl FromStr for Age {
 
     fn from_str(text: &str) -> Result<Self, String> {
         parse_span(text).map(Self).ok_or_else(|| {
-            format!("'{text}' is not a span of time: write a number with s, min, h, d or w")
+            format!("'{text}' is not a duration: write a number with s, min, h, d or w")
         })
     }
 }

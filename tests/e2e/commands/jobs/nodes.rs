@@ -88,8 +88,8 @@ fn what_cannot_be_done_by_nodes_is_refused_when_it_is_submitted() {
         submit.outcome().expect(1)
     };
     refused(&["--nodes", "elsewhere", "source/", "t"])
-        .says(&["there is no cluster 'elsewhere' here"]);
-    refused(&["--nodes", "lab", "source/", "h:t"]).says(&["write the path alone"]);
+        .says(&["cluster 'elsewhere' does not exist on this host"]);
+    refused(&["--nodes", "lab", "source/", "h:t"]).says(&["write only the path"]);
     refused(&["--nodes", "lab", "--delete", "source/", "t"]).says(&["--delete is not possible"]);
     refused(&["--nodes", "lab", "--watch", "source/", "t"])
         .says(&["--watch cannot be used with --cluster"]);

@@ -124,6 +124,7 @@ fn parse_expiry(text: &str) -> Result<Expiry, String> {
             .and_then(|Age(span)| Expiry::after(SystemTime::now(), span))
     };
     text.parse().or_else(|_| {
-        span().ok_or_else(|| format!("'{text}' is no date, time in UTC or span of time as 90d"))
+        span()
+            .ok_or_else(|| format!("'{text}' is not a date, a UTC time or a duration such as 90d"))
     })
 }

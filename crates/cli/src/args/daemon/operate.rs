@@ -48,7 +48,7 @@ fn parse_digits(text: &str) -> Result<String, String> {
     let digits = text.to_ascii_lowercase();
     if digits.len() < DIGITS_MIN || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(format!(
-            "'{text}' is no id: {DIGITS_MIN} or more hexadecimal digits"
+            "'{text}' is not a transfer id: write at least {DIGITS_MIN} hexadecimal digits"
         ));
     }
     Ok(digits)

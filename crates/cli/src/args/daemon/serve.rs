@@ -12,7 +12,7 @@ use crate::value::age::Age;
 
 fn parse_listen(text: &str) -> Result<SocketAddr, &'static str> {
     parse_address(text, Ipv6Addr::UNSPECIFIED.into())
-        .ok_or("write ADDRESS:PORT, as 192.0.2.7:5870 or [::]:5870, or a port alone")
+        .ok_or("write ADDRESS:PORT, for example 192.0.2.7:5870 or [::]:5870, or only a port")
 }
 
 /// Parses an address with its port. A port alone is combined with `host`.

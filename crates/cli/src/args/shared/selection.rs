@@ -102,7 +102,7 @@ impl SelectionArgs {
         let max = self.max_size.map_or(u64::MAX, |size| size.0);
         if min > max {
             return Err(usage_error(
-                "--min-size is above --max-size: no file can be both",
+                "--min-size is larger than --max-size: no file can match",
             ));
         }
         if self.files().filter(|path| is_stdin(path)).count() > 1 {
@@ -372,7 +372,7 @@ mod tests {
         );
         assert!(
             refused(&["--min-size", "2K", "--max-size", "2KB"])
-                .starts_with("--min-size is above --max-size")
+                .starts_with("--min-size is larger than --max-size")
         );
     }
 }

@@ -39,5 +39,5 @@ pub(crate) struct ResultArgs {
 
 fn parse_id(text: &str) -> Result<[u8; 16], String> {
     from_hex(text.to_ascii_lowercase().as_bytes())
-        .ok_or_else(|| format!("'{text}' is no id: 32 hexadecimal digits"))
+        .ok_or_else(|| format!("'{text}' is not the id of a copy: write 32 hexadecimal digits"))
 }
