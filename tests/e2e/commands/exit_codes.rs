@@ -64,7 +64,7 @@ fn a_missing_source_exits_with_23() {
     let said = yard.says("submit", &[], "none", "target").expect(23).stderr;
     assert_eq!(
         said,
-        "zmove: 'none' is not there\nzmove: nothing to send: no source exists\n"
+        "zmove: 'none' does not exist\nzmove: nothing to send: no source exists\n"
     );
     yard.says("submit", &[], "none", &format!("{daemon}:x"))
         .expect(23);

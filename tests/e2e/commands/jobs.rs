@@ -430,7 +430,7 @@ fn the_same_submission_is_done_once() {
     yard.assert_done(&id, 1);
     let again = submit().lines(1);
     assert_eq!(number(&again), id);
-    let head = format!("zmove: job {id} of this id is done (");
+    let head = format!("zmove: job {id} with this submission id is done (");
     let time = again
         .stderr
         .strip_prefix(&head)
@@ -473,11 +473,15 @@ fn a_submission_that_has_failed_is_told_and_not_done_again() {
     };
     let first = submit();
     let id = number(&first);
-    assert!(!first.stderr.contains("of this id"), "{}", first.stderr);
+    assert!(
+        !first.stderr.contains("with this submission id"),
+        "{}",
+        first.stderr
+    );
     yard.wait(&id);
     paint(yard.site.path("none"), 1000);
     submit().says(&[
-        &format!("job {id} of this id has failed ("),
+        &format!("job {id} with this submission id has failed ("),
         "nothing is sent again",
     ]);
     assert_eq!(yard.job(&id)["state"], "failed");

@@ -331,7 +331,7 @@ fn a_pull_that_is_killed_goes_on_where_it_was() {
         resumed >= GROUP_BYTES && moved + resumed == LARGE_BYTES,
         "{summary}"
     );
-    assert_eq!(journals_in(&journals), [], "nothing is unfinished");
+    assert_eq!(journals_in(&journals), [], "no unfinished transfers");
 }
 
 #[test]

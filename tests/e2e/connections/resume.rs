@@ -131,7 +131,7 @@ fn hidden(site: &Site) -> Vec<PathBuf> {
 #[track_caller]
 pub(crate) fn assert_done(site: &Site, summary: &Value) -> u64 {
     assert_same(&site.source(), &site.target());
-    assert_eq!(journals_of(site), [], "nothing is unfinished");
+    assert_eq!(journals_of(site), [], "no unfinished transfers");
     let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
     assert_eq!(moved + resumed, BYTES);
     resumed

@@ -130,7 +130,7 @@ fn what_is_unfinished_is_listed() {
     };
     assert_eq!(
         journals.run(&["list"]).done().stdout,
-        "nothing is unfinished\n"
+        "no unfinished transfers\n"
     );
     assert!(journals.listed().is_empty());
     journals.leave(1, 3 * DAY);
@@ -141,7 +141,7 @@ fn what_is_unfinished_is_listed() {
     let expected = [
         format!("{} into '{}'", TransferId([1; 16]), target.display()),
         "last written 3 d ago\n".to_owned(),
-        "  4.00 MiB of 8.00 MiB are here; the same command goes on with them\n".to_owned(),
+        "  4.00 MiB of 8.00 MiB received; run the same command again to resume\n".to_owned(),
         "  4.00 MiB of   8.00 MiB  sub/file 1\\u{1b}\n".to_owned(),
         " s ago, in use\n".to_owned(),
         format!(
@@ -153,7 +153,7 @@ fn what_is_unfinished_is_listed() {
         assert!(said.contains(&part), "'{part}' in:\n{said}");
     }
     assert_eq!(
-        said.matches("by key SHA256:abc, which is let in no more, begun ")
+        said.matches("by key SHA256:abc, which is no longer allowed, begun ")
             .count(),
         2,
         "{said}"

@@ -332,7 +332,7 @@ fn limits_are_read_again() {
         .says(&["limits.transfers = 1"]);
     configure(&site, "[limits]\ntransfer = 1\n");
     site.the_daemon().hang_up();
-    site.the_daemon().wait_for_log("reload: kept as it was: ");
+    site.the_daemon().wait_for_log("reload: not changed: ");
     site.push(&["--timeout", "0"], site.contents(), "")
         .expect(13)
         .says(&["limits.transfers = 1"]);
@@ -350,7 +350,7 @@ fn a_daemon_that_drains_lets_transfers_end_and_takes_no_more() {
     site.the_daemon().wait_for_log("begun by tester");
     site.the_daemon().ask_to_end();
     site.the_daemon()
-        .wait_for_log("stopping: transfers that run have 300 s");
+        .wait_for_log("stopping: running transfers have 300 s");
     let refused = site.push(&[], site.contents(), "").expect(13);
     refused.says(&["being stopped"]);
     relay.resume_without_busiest(0);
@@ -365,7 +365,7 @@ fn a_second_signal_ends_a_daemon_that_drains() {
     let mut long = begin_long(&site);
     site.the_daemon().ask_to_end();
     site.the_daemon()
-        .wait_for_log("stopping: transfers that run have 300 s");
+        .wait_for_log("stopping: running transfers have 300 s");
     assert_eq!(site.take_daemon().terminate(), Some(0));
     long.kill().unwrap();
     long.wait().unwrap();

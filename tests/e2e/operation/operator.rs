@@ -183,7 +183,7 @@ fn a_pull_has_totals_and_ends_with_its_key() {
         .done()
         .stdout;
     assert!(
-        said.contains("is let in no more") && said.contains("stopped "),
+        said.contains("is no longer allowed") && said.contains("stopped "),
         "{said}"
     );
     finish(pull)
@@ -203,7 +203,7 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
     wait_for(&site, has_moved);
     let said = operator(&site, &["drain"]).done().stdout;
     assert!(
-        said.contains("takes no new transfers, and ends after 1 transfer under way"),
+        said.contains("accepts no new transfers and exits after 1 transfer in progress"),
         "{said}"
     );
     site.push(&["--timeout", "0"], site.contents(), "other")
@@ -216,7 +216,7 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
     assert_eq!(site.take_daemon().wait(), Some(0));
     operator(&site, &["status"])
         .expect(10)
-        .says(&["no daemon answers here", "control.sock"])
+        .says(&["no daemon answers on this host", "control.sock"])
         .lines(1);
 }
 
@@ -259,7 +259,7 @@ fn a_queued_transfer_is_listed_and_can_be_stopped() {
     );
     operator(&site, &["stop", "abcdef"])
         .expect(1)
-        .says(&["no transfer here has the id abcdef"])
+        .says(&["no transfer on this host has the id abcdef"])
         .lines(1);
     operator(&site, &["stop", "xyz"]).expect(1);
     long.kill().unwrap();
@@ -442,7 +442,7 @@ fn a_socket_that_was_left_is_replaced_and_one_in_use_is_not() {
         &["--listen", "127.0.0.1:0", "--metrics", "off"],
         &crate::support::command::Runner::default(),
     );
-    second.wait_for_log("another daemon answers there");
+    second.wait_for_log("another daemon is listening there");
     drop(second);
     assert_eq!(inode(&socket), before);
     site.take_daemon().kill();

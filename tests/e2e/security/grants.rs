@@ -50,7 +50,10 @@ fn grants_are_listed_and_removed() {
     let site = Site::local();
     let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
     let root = root.to_str().unwrap();
-    assert_eq!(allow(&site, &["list"]).done().stdout, "nobody is let in\n");
+    assert_eq!(
+        allow(&site, &["list"]).done().stdout,
+        "no keys are allowed\n"
+    );
     let limits = [
         "--set-ids",
         "--max-rate",
@@ -67,7 +70,8 @@ fn grants_are_listed_and_removed() {
         .concat(),
     );
     let expected = format!(
-        "alice ({key}) may write below {root}, and set setuid and setgid bits, at 10Gbit/s at most, until 2099-01-31T00:00:00Z\n"
+        "alice ({key}) may write below {root}, and set setuid and setgid bits, at up to 10Gbit/s, until \
+         2099-01-31T00:00:00Z\n"
     );
     assert_eq!(said.done().stdout, expected);
     allow(
@@ -110,10 +114,13 @@ fn grants_are_listed_and_removed() {
         .lines(1);
     assert_eq!(
         allow(&site, &["remove", "bob"]).done().stdout,
-        format!("bob ({OTHER}) is let in no more\n")
+        format!("bob ({OTHER}) is no longer allowed\n")
     );
     allow(&site, &["remove", &key]).done();
-    assert_eq!(allow(&site, &["list"]).done().stdout, "nobody is let in\n");
+    assert_eq!(
+        allow(&site, &["list"]).done().stdout,
+        "no keys are allowed\n"
+    );
 }
 
 #[test]

@@ -750,7 +750,7 @@ fn root_asks_a_daemon_of_another_user() {
     finish(daemon).expect(0);
     host.zmove(&["status"])
         .expect(10)
-        .says(&["no daemon answers here"]);
+        .says(&["no daemon answers on this host"]);
     assert_eq!(
         host.path("home/authorized_keys").metadata().unwrap().uid(),
         0

@@ -412,8 +412,8 @@ fn a_broker_that_is_killed_and_loses_all_is_waited_for() {
     let _broker = lab.start_broker();
     let outcome = finish(push)
         .expect(0)
-        .says(&["the broker", "is away: the job waits for it"])
-        .says(&["the broker", "is there again after"])
+        .says(&["the broker", "is unreachable: the job is waiting for it"])
+        .says(&["the broker", "is reachable again after"])
         .says(&["scanning the sources again"]);
     assert_own_words(&outcome);
     let stdout = &outcome.stdout;
@@ -533,7 +533,7 @@ fn a_broker_of_others_that_stays_away_ends_the_push_with_its_name() {
     lab.daemons[0].wait_for_log("begun by head");
     drop(broker);
     let outcome = finish(push).expect(12);
-    let away = lab.broker() + " is away";
+    let away = lab.broker() + " is unreachable";
     let outcome = outcome.says(&["the broker", &away]).says(&[
         "the broker",
         &lab.broker(),
@@ -681,12 +681,12 @@ fn a_node_gives_up_a_job_that_nobody_leads_any_more() {
     loop {
         let status = lab.zmove(HEAD, &["cluster", "status", "lab"]);
         let status = status.outcome().done().stdout;
-        if status.contains(": its push is not heard of") {
+        if status.contains(": no report from its push") {
             break;
         }
         assert!(began.elapsed() < PATIENCE, "{status}");
     }
-    node.wait_for("has not been heard of for too long");
+    node.wait_for("has sent no report for too long");
     lab.push(&[]).outcome().expect(0);
     lab.assert_done();
 }
@@ -740,7 +740,7 @@ fn an_invitation_has_the_credentials_and_is_kept_from_others() {
     lab.zmove(HEAD, &again)
         .outcome()
         .expect(1)
-        .says(&["there is a file"]);
+        .says(&["already exists"]);
     // A pipe is private to its processes.
     lab.zmove(HEAD, &["cluster", "invite", "lab"])
         .outcome()

@@ -386,7 +386,7 @@ fn a_receiver_that_is_away_and_not_known_is_left_out() {
     spread.daemons[1].kill();
     let away = [
         &*address.to_string(),
-        "is away, and its key not known yet: left out",
+        "is unreachable and its key is not known yet: skipping it",
     ];
     spread
         .push(&[], "source")

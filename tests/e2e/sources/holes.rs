@@ -378,7 +378,7 @@ fn what_has_come_does_not_come_again() {
     break_off_after(8 * GROUP, &site, |relay| site.push_by(relay, &["--json"]));
     let summary = push(&site, &[]);
     let data_bytes = assert_same_holes(&site);
-    assert_eq!(journals_of(&site), [], "nothing is unfinished");
+    assert_eq!(journals_of(&site), [], "no unfinished transfers");
     let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| number(&summary, key));
     assert!(
         resumed >= GROUP && moved + resumed == data_bytes,

@@ -286,7 +286,7 @@ mod tests {
                 bytes_written: 0
             }
         );
-        assert!(listing("nothing is unfinished").is_err());
+        assert!(listing("no unfinished transfers").is_err());
     }
 
     #[test]

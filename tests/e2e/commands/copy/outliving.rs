@@ -222,7 +222,7 @@ fn a_copy_is_stopped_by_its_client_s_word() {
         .result(&["--stop"], &id, &world.sender)
         .expect(0)
         .stdout;
-    assert!(told.contains("is told to end"), "{told}");
+    assert!(told.contains("was asked to end"), "{told}");
     world.sender.wait_for_log("broken off");
     world.receiver.wait_for_log("broken off");
     world.result(&["--json"], &id, &world.sender).expect(12);

@@ -265,7 +265,7 @@ fn a_text_of_a_job_is_in_its_events_and_refused_where_nobody_gets_it() {
     assert_eq!(yard.documents()[0]["notify"], "alice@example.org");
     yard.submit_with("alice\nBcc: bob")
         .expect(1)
-        .says(&["--notify: one line of 1000 bytes at most"]);
+        .says(&["--notify: write one line of at most 1000 bytes"]);
     yard.configure("stalled_after_seconds = 60\n");
     yard.submit_with("alice@example.org")
         .expect(1)
@@ -291,7 +291,7 @@ fn a_test_event_is_sent_and_a_failure_is_reported() {
     let yard = Yard::with_hook(ADDS);
     prints(
         &yard.run(&["runner", "notify"]).done(),
-        "the hook has accepted a test event\n",
+        "the hook accepted a test event\n",
     );
     let [document] = &yard.documents()[..] else {
         panic!("one event")
@@ -303,7 +303,7 @@ fn a_test_event_is_sent_and_a_failure_is_reported() {
     yard.write_hook("", "exit 3");
     yard.run(&["runner", "notify"])
         .expect(10)
-        .says(&["the hook has not accepted a test event: '/bin/sh' ended with exit"]);
+        .says(&["the hook did not accept a test event: '/bin/sh' exited with exit"]);
     yard.configure("stalled_after_seconds = 60\n");
     yard.run(&["runner", "notify"])
         .expect(1)

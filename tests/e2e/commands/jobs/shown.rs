@@ -247,7 +247,7 @@ fn submit_warns_of_a_start_time_in_the_past() {
     let said = submit.outcome().expect(0);
     assert!(
         said.stderr
-            .contains("--at 2001-02-03 04:05:00 is past: it begins at once"),
+            .contains("--at 2001-02-03 04:05:00 is in the past: the job starts now"),
         "{}",
         said.stderr
     );

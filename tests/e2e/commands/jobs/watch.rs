@@ -342,10 +342,10 @@ fn what_makes_no_sense_with_watching_is_refused() {
     refused(
         &["source", "source", "target"],
         1,
-        "--watch watches one directory",
+        "--watch needs exactly one source directory",
     );
-    refused(&["none", "target"], 23, "'none' is not there");
-    refused(&["h:x", "target"], 1, "is no directory of this host");
+    refused(&["none", "target"], 23, "'none' does not exist");
+    refused(&["h:x", "target"], 1, "is not a directory on this host");
     yard.run(&["submit", "--rest", "1s", "source", "target"])
         .expect(1)
         .says(&["--watch"]);

@@ -159,7 +159,7 @@ fn a_daemon_of_another_user_has_no_terminal_and_ends_with_control_c() {
         assert!(is_below(script.id(), daemon));
         assert_has_no_terminal(daemon);
         keyboard.write_all(b"\x03").unwrap();
-        screen.wait_for(|line| line.contains("stopping: transfers that run have 1 s"));
+        screen.wait_for(|line| line.contains("stopping: running transfers have 1 s"));
         assert_eq!(wait_within_patience(&mut script), Some(0), "{line}");
         assert!(!is_nobody(daemon), "{line}");
     }

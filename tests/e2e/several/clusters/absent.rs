@@ -110,9 +110,9 @@ fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
     assert_eq!(node.exit(), Some(20));
     let outcome = finish(push)
         .expect(0)
-        .says(&[" was stopped: others do what it had to do"]);
+        .says(&[" was stopped: other nodes take over its work"]);
     assert!(
-        !outcome.stderr.contains("has not been heard of"),
+        !outcome.stderr.contains("has sent no report"),
         "{}",
         outcome.stderr
     );

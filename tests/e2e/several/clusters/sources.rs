@@ -113,7 +113,7 @@ fn a_node_with_a_copy_of_the_source_takes_no_part() {
     let Some((_lab, outcome)) = push_with_another(copy) else {
         return;
     };
-    let outcome = outcome.says(&["takes no part", "is not the same here", "perhaps a copy"]);
+    let outcome = outcome.says(&["takes no part", "is not the same here", "possibly a copy"]);
     assert!(
         outcome.stdout.contains(", by 1 node\n"),
         "{}",

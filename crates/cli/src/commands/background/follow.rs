@@ -35,27 +35,27 @@ use crate::value::exit::{Exit, failure, first, usage_error};
 pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     let push = &args.copy.push;
     let [source, _] = &push.paths[..] else {
-        return Err(usage_error("--watch watches one directory"));
+        return Err(usage_error("--watch needs exactly one source directory"));
     };
     let refused = [
         (
             push.delete,
-            "--delete: names that go here stay at the target",
+            "--delete: entries removed at the source stay at the target",
         ),
         (
             push.selection.files_from.is_some(),
-            "--files-from: it moves what comes",
+            "--files-from: it moves all new files",
         ),
         (
             push.cluster.is_some(),
-            "--cluster: the other nodes do not see what comes",
+            "--cluster: the other nodes do not see new files",
         ),
-        (push.manifest.is_some(), "--manifest: there is no end"),
-        (push.proofs.is_some(), "--proofs: there is no end"),
-        (push.trace.is_some(), "--trace: there is no end"),
+        (push.manifest.is_some(), "--manifest: the job has no end"),
+        (push.proofs.is_some(), "--proofs: the job has no end"),
+        (push.trace.is_some(), "--trace: the job has no end"),
         (
             args.job.every.is_some(),
-            "--every: it goes on until it is cancelled",
+            "--every: the job runs until it is cancelled",
         ),
     ];
     if let Some(why) = first(&refused) {
@@ -63,12 +63,12 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     }
     let is_missing = !names_other_host(source) && Path::new(source).symlink_metadata().is_err();
     if is_missing {
-        terminal::warn(format_args!("'{}' is not there", Escaped::path(source)));
+        terminal::warn(format_args!("'{}' does not exist", Escaped::path(source)));
         return Err(SourcesError::Nothing.into());
     }
     if !Path::new(source).is_dir() {
         return Err(usage_error(format!(
-            "--watch: '{}' is no directory of this host",
+            "--watch: '{}' is not a directory on this host",
             Escaped::path(source)
         )));
     }
@@ -141,7 +141,7 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
             }
         }
     }
-    Err(failure(Exit::Interrupted, "told to end"))
+    Err(failure(Exit::Interrupted, "the job was asked to end"))
 }
 
 /// A request to stop, which is forwarded to the process of the running batch.
@@ -301,7 +301,7 @@ fn move_batch(
         ..MovedBatch::default()
     };
     for line in BufReader::new(told).lines() {
-        moved.take(&line.context("read what a transfer tells")?, &mut tell);
+        moved.take(&line.context("read the events of a transfer")?, &mut tell);
     }
     // From here on, the process ID may belong to another process.
     stop.reaches(None);

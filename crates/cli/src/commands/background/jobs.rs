@@ -107,7 +107,7 @@ fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_th
         ),
         (
             all - unended - young,
-            "needed by others, or to be told still".to_owned(),
+            "needed by other jobs, or with pending notifications".to_owned(),
         ),
     ];
     let reasons = reasons.into_iter().filter(|(jobs, _)| *jobs > 0);
@@ -141,7 +141,9 @@ mod tests {
         let young = "2 ended less than 1 min ago, see --older-than";
         assert_eq!(
             all,
-            format!("kept 5 jobs: 2 not ended; {young}; 1 needed by others, or to be told still")
+            format!(
+                "kept 5 jobs: 2 not ended; {young}; 1 needed by other jobs, or with pending notifications"
+            )
         );
     }
 }

@@ -87,9 +87,9 @@ fn send_tests(place: &Place) -> Result<Exit> {
         .filter(|method| config.has(*method))
     {
         match config.send_test(method, &store) {
-            Ok(()) => terminal::say(format_args!("the {method} has accepted a test event")),
+            Ok(()) => terminal::say(format_args!("the {method} accepted a test event")),
             Err(why) => {
-                let text = format!("the {method} has not accepted a test event: {why}");
+                let text = format!("the {method} did not accept a test event: {why}");
                 result = result.and(Err(failure(Exit::Connection, text)));
             }
         }
@@ -122,7 +122,7 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
 fn succeed(place: &Place, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
     terminal::say(format_args!(
-        "another runner{process} is at work: this one goes on when that one ends"
+        "another runner{process} is running: this runner starts when the other one ends"
     ));
     loop {
         std::thread::sleep(FOLLOW_INTERVAL);

@@ -52,7 +52,7 @@ fn tell_end(store: &Store, id: JobId) -> Result<()> {
         let state = job.state.phrase();
         let time = shown(ended);
         terminal::warn(format_args!(
-            "job {id} of this id {state} ({time}): nothing is sent again"
+            "job {id} with this submission id {state} ({time}): nothing is sent again"
         ));
     }
     Ok(())
@@ -107,7 +107,7 @@ pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
         && let Err(error) = ensure_runner(place)
     {
         terminal::warn(format_args!(
-            "no runner is at work, so nothing begins: {error:#}"
+            "no runner is running, so no job starts: {error:#}"
         ));
     }
     Ok(())
@@ -188,7 +188,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
 fn tell_if_past(at: Moment) {
     if at < Moment::now() {
         terminal::warn(format_args!(
-            "--at {} is past: it begins at once",
+            "the time of --at {} is in the past: the job starts now",
             shown(at)
         ));
     }
@@ -209,7 +209,7 @@ fn hosts(copy: Copy) -> Vec<Remote> {
 fn checked_label(label: String) -> Result<String> {
     if label.len() > LABEL_BYTES_MAX {
         return Err(usage_error(format!(
-            "--label: {LABEL_BYTES_MAX} bytes at most"
+            "--label: at most {LABEL_BYTES_MAX} bytes"
         )));
     }
     Ok(label)
@@ -224,7 +224,7 @@ fn refuse_missing(args: &PushArgs) -> Result<()> {
     let is_missing = |source: &&OsString| Path::new(source).symlink_metadata().is_err();
     let missing: Vec<_> = sources.iter().filter(is_missing).collect();
     for source in &missing {
-        terminal::warn(format_args!("'{}' is not there", Escaped::path(source)));
+        terminal::warn(format_args!("'{}' does not exist", Escaped::path(source)));
     }
     if missing.len() == sources.len() {
         return Err(SourcesError::Nothing.into());
@@ -240,19 +240,20 @@ fn refuse_for_jobs(args: &PushArgs) -> Result<()> {
     refuse(&[
         (
             args.dry_run,
-            "--dry-run shows something to you: use 'zmove copy --dry-run'",
+            "--dry-run cannot be used in a job: use 'zmove copy --dry-run'",
         ),
         (
             args.selection.reads_stdin() || !args.selection.can_be_read_again(),
-            "a job reads --files-from and --filter-from when it begins, and perhaps again: name files",
+            "a job reads --files-from and --filter-from when it starts, and possibly again: name files instead of \
+             stdin",
         ),
         (
             paths.any(|path| has_password(&path)),
-            "a password in an address would be shown with the job: use a key",
+            "a password in an address would be visible in the job: use a key",
         ),
         (
             ssh.is_some_and(types_password),
-            "a password in --ssh-command would be kept with the job: use a key, or 'sshpass -f FILE'",
+            "a password in --ssh-command would be stored with the job: use a key, or 'sshpass -f FILE'",
         ),
     ])
 }
@@ -289,7 +290,7 @@ fn check_notify(text: Option<&str>) -> Result<()> {
     };
     if text.len() > NOTIFY_BYTES_MAX || text.chars().any(char::is_control) {
         return Err(usage_error(format!(
-            "--notify: one line of {NOTIFY_BYTES_MAX} bytes at most"
+            "--notify: write one line of at most {NOTIFY_BYTES_MAX} bytes"
         )));
     }
     settings::notify_config().map(drop)

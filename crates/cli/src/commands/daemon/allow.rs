@@ -33,7 +33,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
             };
             keys.grants().iter().map(line).for_each(terminal::say);
             if keys.grants().is_empty() && !json {
-                terminal::say("nobody is let in");
+                terminal::say("no keys are allowed");
             }
         }
         (
@@ -51,7 +51,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
             }
             for grant in &gone {
                 terminal::say(format_args!(
-                    "{} ({}) is let in no more",
+                    "{} ({}) is no longer allowed",
                     grant.name, grant.holder
                 ));
             }
@@ -70,7 +70,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
             terminal::say(sentence(&grant));
             if is_new_to_confined(&grant, &before, &home) {
                 terminal::say(
-                    "a daemon that runs confined (confine in zmove.toml) reaches a root that is new after a restart",
+                    "restart a confined daemon (confine in zmove.toml) to give it access to a new root",
                 );
             }
         }
@@ -189,7 +189,7 @@ fn sentence(grant: &Grant) -> String {
         text += ", and lead jobs of several receivers";
     }
     if let Some(rate) = grant.max_rate {
-        text += &format!(", at {rate}/s at most");
+        text += &format!(", at up to {rate}/s");
     }
     if let Some(expires) = grant.expires {
         let has_come = expires.has_come(SystemTime::now());

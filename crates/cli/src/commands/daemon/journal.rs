@@ -33,7 +33,7 @@ pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
                 }
             }
             if found.is_nothing() && !json && directory.is_none() {
-                terminal::say("nothing is unfinished");
+                terminal::say("no unfinished transfers");
             }
         }
         JournalCommand::Clean(args) => {

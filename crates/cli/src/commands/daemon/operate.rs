@@ -64,13 +64,13 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
         match ask(&args.control, &Request::Stop(id.clone()))? {
             Answer::Ended(ended) if ended.is_empty() => {
                 return Err(usage_error(format!(
-                    "no transfer here has the id {id}: see 'zmove status'"
+                    "no transfer on this host has the id {id}: see 'zmove status'"
                 )));
             }
             Answer::Ended(ended) => ended.iter().for_each(tell_ended),
             Answer::Ambiguous(found) => {
                 let ids: Vec<_> = found.iter().map(|status| status.id.as_str()).collect();
-                let text = format!("{id} fits {} transfers: {}", ids.len(), ids.join(", "));
+                let text = format!("{id} matches {} transfers: {}", ids.len(), ids.join(", "));
                 return Err(usage_error(text));
             }
             _ => return no_sense(),
@@ -82,7 +82,7 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
 /// Reports a transfer that is being stopped.
 pub(crate) fn tell_ended(TransferStatus { id, name, from, .. }: &TransferStatus) {
     terminal::say(format_args!(
-        "stopped {id} of {name} at {from}; the same command there goes on where it was"
+        "stopped {id} of {name} at {from}; the same command there resumes it"
     ));
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<Exit> {
     };
     let under_way = counted(running as u64, "transfer");
     terminal::say(format_args!(
-        "the daemon takes no new transfers, and ends after {under_way} under way"
+        "the daemon accepts no new transfers and exits after {under_way} in progress"
     ));
     while args.wait && ask(&args.control, &Request::Status).is_ok() {
         std::thread::sleep(WATCH_INTERVAL);
@@ -102,7 +102,7 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<Exit> {
 }
 
 fn no_sense<T>() -> Result<T> {
-    bail!("the daemon is of another release, and gives no answer that is understood here")
+    bail!("the daemon is of a different release, and its answer cannot be decoded")
 }
 
 /// Sends a request to the daemon of this host.
@@ -122,7 +122,7 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
         }
     }
     let text = format!(
-        "no daemon answers here ({}); only its own user and root can ask it (--socket)",
+        "no daemon answers on this host ({}); only the user of the daemon and root can connect to it (--socket)",
         failed.join("; ")
     );
     Err(failure(Exit::Connection, text))

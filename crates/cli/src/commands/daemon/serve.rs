@@ -235,7 +235,7 @@ async fn serve(
         Ok(copies) => daemon.with_copies(copies),
         Err(error) => {
             log::warning(format_args!(
-                "no copies between hosts: read what is kept of them: {error}"
+                "copies between hosts are disabled: read their records: {error}"
             ));
             daemon
         }
@@ -318,8 +318,8 @@ fn set_limits(daemon: &Daemon, limits: Limits) {
             .map(|(name, value)| format!("{name} = {value}"))
             .collect();
         log::warning(format_args!(
-            "this process may open too few files for its limits, which are now: {}; raise LimitNOFILE= of the unit, or \
-             'ulimit -n'",
+            "this process may not open enough files for its limits; the limits are reduced to: {} (raise LimitNOFILE= \
+             of the unit, or 'ulimit -n')",
             lowered.join(", ")
         ));
     }
@@ -343,7 +343,7 @@ fn warn_of_small_buffers(listener: &Listener) {
         .filter(|held| *held < UDP_BUFFER_BYTES_WANTED)
     {
         log::warning(format_args!(
-            "QUIC has {} of buffer here and will be slow: raise net.core.rmem_max to 8 MiB",
+            "QUIC has a buffer of only {} and will be slow: raise net.core.rmem_max to 8 MiB",
             ByteCount(held as u64)
         ));
     }
@@ -364,11 +364,11 @@ fn bind_control(own: &Belongings) -> Option<UnixListener> {
         .recursive(true)
         .mode(0o700)
         .create(&own.state);
-    bind_socket(&path, "another daemon answers there")
+    bind_socket(&path, "another daemon is listening there")
         .inspect_err(|error| {
             let path = path.display();
             log::warning(format_args!(
-                "no 'zmove status' and 'zmove stop' here: listen at '{path}': {error}"
+                "'zmove status' and 'zmove stop' are not available: listen on '{path}': {error}"
             ));
         })
         .ok()
@@ -398,7 +398,7 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
         () = operator.drains() => true,
     };
     if asked {
-        log::note("draining: transfers that run go on to their end, and new ones are refused");
+        log::note("draining: running transfers continue, new transfers are refused");
         let transfers = daemon.transfers();
         // The service manager must not know yet, because it would then limit the remaining time to TimeoutStopSec=.
         tokio::select! {
@@ -411,7 +411,7 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
         return;
     }
     log::note(format_args!(
-        "stopping: transfers that run have {} s",
+        "stopping: running transfers have {} s to finish",
         drain.as_secs()
     ));
     tokio::select! {
@@ -444,9 +444,7 @@ fn reload(
                         &format!("{:?}", daemon.limits()),
                     ));
                 }
-                Err(faults) => {
-                    log::warning(format_args!("reload: kept as it was: {}", list(&faults)))
-                }
+                Err(faults) => log::warning(format_args!("reload: not changed: {}", list(&faults))),
             }
             service::ready();
         }

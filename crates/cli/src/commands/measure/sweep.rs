@@ -47,7 +47,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
 /// Compares the sweeps of two files.
 fn compare_files(here: &Path, reference: &Path, rates: &[ReferenceRate]) -> Result<Exit> {
     let text = compare(&read(here)?, &read(reference)?, rates).ok_or_else(|| {
-        usage_error("the two sweeps have no file size in common, or do not say how fast a core is")
+        usage_error(
+            "the two sweeps have no file size in common, or do not contain the speed of a core",
+        )
     })?;
     terminal::print(text);
     Ok(Exit::Done)
@@ -104,7 +106,9 @@ fn told(error: SweepError) -> anyhow::Error {
 fn keep(measured: &Sweep) {
     let kept = saved_sweeps::in_home().map(|kept| kept.keep(measured));
     if let Some(Err(error)) = kept {
-        terminal::warn(format_args!("the sweep is not kept: {error}"));
+        terminal::warn(format_args!(
+            "the result of the sweep was not stored: {error}"
+        ));
     }
 }
 
@@ -113,14 +117,14 @@ fn show(bar: &ProgressBar, event: &SweepEvent) {
     match event {
         SweepEvent::Removed(path) => {
             say(&format!(
-                "what an earlier sweep had left is removed: '{}'",
+                "removed the files of an earlier sweep: '{}'",
                 Escaped::path(&path)
             ));
         }
         SweepEvent::Stays(path) => {
             let path = Escaped::path(&path);
             say(&format!(
-                "'{path}' may be left of a sweep, but is not known to be this user's on this host: it stays"
+                "'{path}' may be from an earlier sweep, but possibly of another user or host: not removed"
             ));
         }
         SweepEvent::Measuring {

@@ -113,14 +113,14 @@ fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
     let invitation = Cluster::load(name)?.invitation()?;
     let Some(output) = output else {
         if is_for_others(std::io::stdout()) {
-            terminal::warn("others can read the file that this is written to: use -o FILE");
+            terminal::warn("other users can read the output file: use -o FILE");
         }
         invitation.lines().for_each(terminal::say);
         return Ok(Exit::Done);
     };
     if output.symlink_metadata().is_ok() {
         return Err(usage_error(format!(
-            "there is a file '{}' already",
+            "the file '{}' already exists",
             output.display()
         )));
     }
@@ -155,7 +155,7 @@ fn read_invitation(path: &Path) -> Result<String> {
     let shown = Escaped::path(path);
     if File::open(path).is_ok_and(is_for_others) {
         return Err(usage_error(format!(
-            "others can read '{shown}', and take part as a node: 'chmod 600 {shown}' if nobody has"
+            "others can read '{shown}' and join the cluster with it: if no one has, run 'chmod 600 {shown}'"
         )));
     }
     read(path)

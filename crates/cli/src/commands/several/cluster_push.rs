@@ -259,7 +259,7 @@ async fn warn_of_outages(
         let news = *state.wait_for(|state| *state != BrokerState::Ready).await?;
         if news == BrokerState::Silent {
             warn(format!(
-                "the broker {broker} has items, and none was taken for a while: the job waits"
+                "the broker {broker} has items but has not delivered any for a while: the job is waiting"
             ));
             state
                 .wait_for(|state| *state != BrokerState::Silent)
@@ -267,16 +267,19 @@ async fn warn_of_outages(
             continue;
         }
         let lost = Instant::now();
-        warn(format!("the broker {broker} is away: the job waits for it"));
+        warn(format!(
+            "the broker {broker} is unreachable: the job is waiting for it"
+        ));
         state.wait_for(|state| *state == BrokerState::Ready).await?;
         let seconds = lost.elapsed().as_secs_f64();
         warn(format!(
-            "the broker {broker} is there again after {seconds:.1} s"
+            "the broker {broker} is reachable again after {seconds:.1} s"
         ));
     }
 }
 
-const TOO_MANY_SOURCES: &str = "there are more sources than the other nodes can be told of: push the directory that they are in";
+const TOO_MANY_SOURCES: &str =
+    "too many sources to send to the other nodes: push their parent directory";
 /// Maximum time for other nodes to join. Each of them has a session with one receiver. After this time, the head also
 /// serves the receivers that have no other node. A node that has lost the broker retries at intervals of up to 4 s.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);
@@ -312,7 +315,7 @@ mod tests {
             }
             let told = warnings.0.lock().clone();
             assert_eq!(told.len(), count, "{told:?}");
-            assert!(told[0].contains("the broker b has items, and none was taken"));
+            assert!(told[0].contains("the broker b has items but has not delivered any"));
             states.send_replace(BrokerState::Ready);
             tokio::task::yield_now().await;
         }

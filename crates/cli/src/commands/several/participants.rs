@@ -79,9 +79,8 @@ impl Participants {
 
     /// Reports once that there are more nodes than the job accepts.
     pub(crate) fn warn_of_too_many(&self) {
-        let message = format!(
-            "more than {NODES_MAX} nodes, by their names, ask for a part: the rest gets none"
-        );
+        let message =
+            format!("more than {NODES_MAX} nodes want to take part: the others get no work");
         if self.told.report_once(&message) {
             self.observer.on(&Event::Warned { message });
         }
@@ -145,7 +144,7 @@ impl Participants {
         entry.warnings = entry.warnings.saturating_add(1);
         let message = match entry.warnings.cmp(&WARNINGS_MAX) {
             Ordering::Less => format!("{message} (at {node})"),
-            Ordering::Equal => format!("{node} warns of more, which it says there"),
+            Ordering::Equal => format!("{node} has more warnings: see the output of the node"),
             Ordering::Greater => return,
         };
         drop(entries);
@@ -178,7 +177,7 @@ impl Participants {
                 let after = LOST_AFTER.as_secs();
                 self.warn_of(
                     name,
-                    format!("has not been heard of for {after} s: {BY_OTHERS}"),
+                    format!("has sent no report for {after} s: {BY_OTHERS}"),
                 );
             }
         }
@@ -318,7 +317,7 @@ fn sum<'a>(totals: impl Iterator<Item = &'a FileTotal>) -> FileTotal {
     })
 }
 
-const BY_OTHERS: &str = "others do what it had to do";
+const BY_OTHERS: &str = "other nodes take over its work";
 /// Time without a report after which a node counts as silent. Nodes report every [`TELL_EVERY`].
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which the user is warned. The items of the node are leased for twice this time.
@@ -418,7 +417,7 @@ mod tests {
         };
         participants.hear("n1", &part(1, NodeState::Works));
         assert_eq!([10, 20, 30].map(told_after), [0, 1, 1]);
-        assert!(warnings.0.lock()[0].contains("n1 has not been heard of for 15 s"));
+        assert!(warnings.0.lock()[0].contains("n1 has sent no report for 15 s"));
         participants.hear("n1", &part(2, NodeState::Works));
         assert_eq!([1, 20].map(told_after), [1, 2]);
         participants.hear("n1", &part(2, NodeState::HasEnded));
@@ -499,7 +498,7 @@ mod tests {
             (&*told[0], &*told[20]),
             ("lost 1 (at n1)", "lost 7 (at n2)")
         );
-        assert_eq!(told[19], "n1 warns of more, which it says there");
+        assert_eq!(told[19], "n1 has more warnings: see the output of the node");
     }
 
     #[test]

@@ -198,7 +198,7 @@ pub(crate) fn job(
     let job = settings.job(sources)?;
     let kinds = job.open.keeping.kinds;
     if settings.args.keeping.archive && kinds.has_any(Kinds::LINKS) {
-        terminal::warn("hard links become files of their own where several receivers write");
+        terminal::warn("with several receivers, hard links become separate files");
     }
     let keeping = Keeping {
         kinds: kinds.without(Kinds::LINKS),
@@ -277,7 +277,7 @@ pub(crate) fn as_failure(error: JobError) -> anyhow::Error {
             SessionEnd::Session(error) => return error.into(),
             SessionEnd::Stop(error) => return error.into(),
             SessionEnd::NoRoom { .. } => {
-                let remedy = "make room, and run the same command again";
+                let remedy = "free some space, and run the same command again";
                 return failure(Exit::Partial, format!("{text}; {remedy}"));
             }
             SessionEnd::InVain { .. } => Exit::Broken,

@@ -94,7 +94,7 @@ fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
             Err(error) if error.downcast_ref().is_some_and(is_away) => {
                 let why = terminal::causes(&error).to_string();
                 terminal::warn(format_args!(
-                    "{remote} is away, and its key not known yet: left out ({why})"
+                    "{remote} is unreachable and its key is not known yet: skipping it ({why})"
                 ));
                 away.get_or_insert(error);
             }

@@ -105,7 +105,7 @@ fn was_interrupted(error: &anyhow::Error) -> bool {
 
 /// Ends a copy between two other hosts that an earlier process started with these arguments.
 pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
-    let id = from_hex(id.as_bytes()).context("an id of a copy is wanted")?;
+    let id = from_hex(id.as_bytes()).context("write the id of a copy")?;
     let Copy::Between(copy) = Copy::new(args, Arc::new(Prompt))? else {
         return Ok(Exit::Done);
     };
@@ -129,7 +129,7 @@ fn exit_with(told: Exit, receipt: &Receipt, failed: u64) -> Exit {
         return told;
     }
     terminal::warn(format_args!(
-        "the target's host has signed {} faults, which the other does not tell",
+        "the receipt of the target host lists {} faults that the source host did not report",
         receipt.faults
     ));
     Exit::Partial
@@ -174,9 +174,9 @@ pub(crate) fn result(args: &ResultArgs) -> Result<Exit> {
     let (exit, told, said) = match result {
         CopyResult::Runs => {
             let text = if args.stop {
-                "it was running, and is told to end"
+                "the copy was running and was asked to end"
             } else {
-                "it runs"
+                "the copy is running"
             };
             (Exit::Done, text.to_owned(), json!({ "state": "runs" }))
         }
@@ -219,7 +219,7 @@ fn of_sender(
         Err(refusal) => {
             let text = printable(&refusal.text);
             let said = json!({ "state": "failed", "message": text });
-            return Ok((Exit::Broken, format!("it has failed: {text}"), said));
+            return Ok((Exit::Broken, format!("the copy failed: {text}"), said));
         }
     };
     let pinned = known.lookup(&to.host, to.port);
@@ -237,7 +237,7 @@ fn of_sender(
     match &receipt {
         Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),
         None if is_preview => {}
-        None => text += "; without a receipt of that host",
+        None => text += "; no receipt from that host",
     }
     if !summary.not_kept.is_empty() {
         text = text + "\n" + not_kept(&summary.not_kept).trim_end();

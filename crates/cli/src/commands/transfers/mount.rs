@@ -112,7 +112,7 @@ fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
     let word = words.join(&b'\n');
     if word.len() > WORD_BYTES_MAX {
         return Err(usage_error(format!(
-            "{} file systems are mounted in the sources, more than a job keeps in mind: name fewer of them, or add -x",
+            "{} file systems are mounted in the sources, more than a job can record: name fewer sources, or add -x",
             words.len()
         )));
     }

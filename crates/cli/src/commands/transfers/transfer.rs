@@ -28,7 +28,7 @@ pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
     if Exit::of(&error) == Exit::Interrupted && !args.dry_run {
         return failure(
             Exit::Interrupted,
-            "interrupted; run the same command again to go on",
+            "interrupted; run the same command again to resume",
         );
     }
     error

@@ -21,7 +21,7 @@ pub(crate) fn run(args: VerifyArgs, started: Instant) -> Result<Exit> {
     let listed = listed(&args)?;
     if listed.is_none() && args.paths.len() < 2 {
         return Err(usage_error(
-            "what is '<DST>' to be compared with? Name both, or --manifest",
+            "one path is missing: name SRC and DST, or use --manifest",
         ));
     }
     let mut push = PushArgs {

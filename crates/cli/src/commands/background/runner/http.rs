@@ -30,7 +30,7 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
         let (listener, address) = bind_tcp(address, token, args.http_name.clone())?;
         listeners.push(listener);
         terminal::say(format_args!(
-            "the page is at http://{address}/, for who has the word in '{}'",
+            "the page is at http://{address}/; its token is in '{}'",
             file.display()
         ));
     }
@@ -45,7 +45,7 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
     let runtime = runtime::build(Builder::new_multi_thread().max_blocking_threads(8), 1)?;
     let serve = move || {
         if let Err(error) = runtime.block_on(zmove_api::serve(api, listeners)) {
-            terminal::warn(format_args!("the API is not served any more: {error}"));
+            terminal::warn(format_args!("the API stopped: {error}"));
         }
     };
     std::thread::Builder::new()
@@ -64,7 +64,7 @@ fn daemon() -> Result<Value, String> {
         Ok(Answer::Status(status)) => {
             serde_json::to_value(status).map_err(|error| error.to_string())
         }
-        Ok(_) => Err("the daemon is of another release".to_owned()),
+        Ok(_) => Err("the daemon is of a different release".to_owned()),
         Err(error) => Err(format!("{error:#}")),
     }
 }

@@ -81,11 +81,11 @@ fn tell(cleaned: &Cleaned, mode: CleanMode) {
         let path = part_path(unfinished, file);
         let why: &dyn fmt::Display = match fate {
             PartFate::Removed | PartFate::Gone => continue,
-            PartFate::InUse => &"a transfer that runs has taken it over",
-            PartFate::Replaced => &"it is not the file that the journal means",
+            PartFate::InUse => &"a running transfer has taken it over",
+            PartFate::Replaced => &"it is not the file that the journal describes",
             PartFate::Foreign => &"its name is not that of a part file",
-            PartFate::Outside => &"its target is below none of the roots in authorized_keys",
-            PartFate::Elsewhere => &"its target is not the directory that the journal means",
+            PartFate::Outside => &"its target is not below a root in authorized_keys",
+            PartFate::Elsewhere => &"its target is not the directory that the journal describes",
             PartFate::Failed(error) => error,
         };
         terminal::warn(format_args!("left '{}': {why}", Escaped::path(&path)));

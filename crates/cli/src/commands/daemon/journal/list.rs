@@ -31,7 +31,7 @@ pub(super) fn show(journal: &FoundJournal, names: &Names) {
             ));
             let [done, all] = here(unfinished).map(ByteCount);
             terminal::say(format_args!(
-                "  {done} of {all} are here; the same command goes on with them"
+                "  {done} of {all} received; run the same command again to resume"
             ));
             show_files(&unfinished.files);
         }
@@ -65,7 +65,7 @@ fn owner(unfinished: &Unfinished, names: &Names) -> String {
     match (&*owner, names.get(&*owner)) {
         ("", _) => "a local push".to_owned(),
         (key, Some(name)) => format!("{name} (key {key})"),
-        (key, None) => format!("key {key}, which is let in no more"),
+        (key, None) => format!("key {key}, which is no longer allowed"),
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn of(status: &DaemonStatus) -> String {
     let up = Age(up.unwrap_or_default());
     let mut text = format!("zmove {version} at {listen}, pid {pid}, up {up}: {running}");
     if waiting > 0 {
-        text += &format!(", {waiting} in line");
+        text += &format!(", {waiting} queued");
     }
     if *draining {
         text += "; draining";
@@ -94,7 +94,7 @@ fn sentence(transfer: &TransferStatus) -> String {
         (Some(Direction::Send), _) => format!("to {from} from '{path}', for {lasted}{limit}"),
         (None, reason) => {
             let reason = reason.as_deref().unwrap_or_default();
-            format!("{from} has been in line for {lasted}: {reason}")
+            format!("{from} has been queued for {lasted}: {reason}")
         }
     }
 }
@@ -178,7 +178,7 @@ mod tests {
         );
         assert_eq!(
             lines[8].trim(),
-            "192.0.2.7:4711 has been in line for 1 min: full"
+            "192.0.2.7:4711 has been queued for 1 min: full"
         );
     }
 }

@@ -322,7 +322,7 @@ mod tests {
                 "a time from \"1s\" to \"600s\"",
             ),
             ("log.format", "\"xml\"", "one of \"text\", \"json\""),
-            ("metrics.listen", "5", "a text in quotes"),
+            ("metrics.listen", "5", "a string in quotes"),
         ] {
             let (table, name) = key.split_once('.').unwrap();
             let text = format!("[{table}]\n{name} = {value}\n");

@@ -24,8 +24,7 @@ use super::privileges::Belongings;
 use crate::args::ConfineArg;
 use crate::display::log;
 
-const NEEDED: &str =
-    "confine this process, which takes Landlock, in Linux 6.2 or later (--confine)";
+const NEEDED: &str = "confine this process (--confine needs Landlock, in Linux 6.2 or later)";
 /// The first Landlock version that controls truncation, in Linux 6.2.
 const LEAST: ABI = ABI::V3;
 /// The operations of a receiver below its roots. It creates no devices and executes nothing.
@@ -58,7 +57,7 @@ pub(super) fn confine(
     }
     match enforce(own, keys, log) {
         Ok(()) => {
-            log::note("confined to its roots by Landlock: a root that is new takes a restart")
+            log::note("confined to its roots by Landlock: restart the daemon to use a new root")
         }
         Err(error) if when == ConfineArg::Auto => {
             log::note(format_args!("not confined to its roots: {error}"))
@@ -152,7 +151,7 @@ fn allow<E: std::error::Error>(
         Err(error) => {
             let path = path.display();
             log::warning(format_args!(
-                "'{path}' stays out of reach until a restart (--confine): {error}"
+                "'{path}' is not accessible until a restart (--confine): {error}"
             ));
             Ok(rules)
         }

@@ -30,7 +30,7 @@ pub(super) fn known(name: &str) -> Result<User> {
     let user = found.ok_or_else(|| usage_error(format!("there is no user '{name}' (--user)")))?;
     if user.uid.is_root() {
         return Err(usage_error(format!(
-            "--user is there to give up the rights of root, and '{name}' is root"
+            "--user must name a user without root privileges, but '{name}' is root"
         )));
     }
     Ok(user)
@@ -106,7 +106,7 @@ impl Belongings {
             .and_then(|control| control.fault());
         if let Some(OwnershipFault { text, mend }) = fault {
             log::warning(format_args!(
-                "the settings of this host's daemon should be root's, and {text}; run: {mend}"
+                "the settings of this host's daemon should belong to root, but {text}; run: {mend}"
             ));
         }
     }
@@ -145,7 +145,7 @@ impl Belongings {
         };
         if self.state == self.home {
             let text = format!(
-                "'{}' has root's settings, so the state of a daemon with --user needs a directory of its own; run: {}, and \
+                "'{}' holds root's settings, so a daemon with --user needs a separate state directory; run: {}, and \
                  set STATE_DIRECTORY={}",
                 self.home.display(),
                 mend(Path::new(settings::SERVICE_STATE)),

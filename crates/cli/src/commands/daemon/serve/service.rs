@@ -34,7 +34,7 @@ pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
         };
         if doubled {
             return Err(io::Error::other(
-                "two sockets of a kind were handed over; zmove takes one of each",
+                "the service manager passed two sockets of the same type; zmove accepts one of each",
             ));
         }
     }

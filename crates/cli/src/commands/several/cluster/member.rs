@@ -165,7 +165,7 @@ impl<'a> Member<'a> {
                     Ok(Notice::Grant(grant)) => self.hold(&grant),
                     Ok(_) => {}
                     Err(other) => {
-                        let text = format!("{other}; its jobs are left to others");
+                        let text = format!("{other}; its jobs are left to other nodes");
                         warn_once(&mut self.warned_of_version, text);
                     }
                 },
@@ -196,7 +196,7 @@ impl<'a> Member<'a> {
                 // Its sessions may continue for a short time.
                 self.tell(id, &job, NodeState::HasLostSessions).await?;
             }
-            let why = "the node that leads it has not been heard of for too long";
+            let why = "the leading node has sent no report for too long";
             self.give_up(id, job, &failure(Exit::Broken, why)).await?;
         }
         for (id, job) in &self.jobs {
@@ -365,7 +365,7 @@ fn warn_once(warned: &mut String, text: String) {
 
 /// The message about a broker that cannot be used, including one that a push has not started yet.
 const WAITS: &str = "waiting for the broker";
-const STOPPED: &str = "it was stopped: others do what it had to do";
+const STOPPED: &str = "the node was stopped: other nodes take over its work";
 /// Interval between attempts to connect to a missing broker.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// Maximum time for a stopped node to leave its jobs to the others.

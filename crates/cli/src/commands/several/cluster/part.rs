@@ -67,7 +67,7 @@ impl Part {
         let what = what(&notice)?;
         let of_node = cluster.clone();
         let looked = spawn_blocking(move || look(&of_node, &notice)).await;
-        let (job, receivers, timeout) = looked.context("look at the sources")??;
+        let (job, receivers, timeout) = looked.context("examine the sources")??;
         let patience = cluster_push::broker_patience(timeout);
         let queue = Arc::new(cluster.queue(QueueRole::Mover, id, patience).await?);
         opened.get_or_init(|| OpenQueue {
@@ -174,7 +174,7 @@ fn words(notice: &JobNotice) -> Result<PushArgs> {
 const SILENCE_BEYOND: Duration = Duration::from_secs(20);
 /// Number of simultaneous sessions of a node. The head also has one with each receiver that no node serves.
 const SESSIONS: usize = 1;
-const MORE: &str = "more than is told at once: the node's own output has it all";
+const MORE: &str = "too many messages to report: see the output of the node";
 /// Maximum number of failures and warnings in one report. A node finds fewer in a second.
 const TROUBLE_MAX: usize = 10_000;
 

@@ -160,20 +160,20 @@ fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
     }
     if here.user != head.user {
         bail!(
-            "this node reads the sources as user {}, and the one that sends as user {}",
+            "this node reads the sources as user {}, but the sending node as user {}",
             here.user,
             head.user
         );
     }
     if head.reads_all {
         bail!(
-            "the node that sends may read all, and this one what user {} may",
+            "the sending node may read all files, but this node reads as user {}",
             here.user
         );
     }
     if let Some(group) = head.groups.difference(&here.groups).next() {
         bail!(
-            "the node that sends reads the sources in group {group}, in which user {} is not here",
+            "the sending node reads the sources in group {group}, but user {} is not in this group on this node",
             here.user
         );
     }
@@ -183,7 +183,7 @@ fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
 /// Returns the message about a source that is not the same here.
 pub(super) fn not_as_there(path: &Path) -> String {
     format!(
-        "the source '{}' is not here as at the node that sends",
+        "the source '{}' is not the same here as on the sending node",
         Escaped::path(&path)
     )
 }
@@ -201,8 +201,8 @@ pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Resu
     }
     if head.mounts.len() > MOUNTS {
         bail!(
-            "more than {MOUNTS} file systems are mounted below the sources, too many to be compared: the node that \
-             sends does it alone"
+            "more than {MOUNTS} file systems are mounted below the sources, too many to compare: the sending node \
+             works alone"
         );
     }
     compare_readers(reader, &head.reader)?;
@@ -236,7 +236,7 @@ fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
         && !there.names.iter().any(is_here)
     {
         bail!(
-            "'{shown}' is another directory here, or is not mounted: it has no '{}'",
+            "'{shown}' is another directory here, or is not mounted: it does not contain '{}'",
             Escaped(first)
         );
     }
@@ -245,14 +245,13 @@ fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
     };
     if there.local.is_some() && here.local.is_some() && there.local != here.local {
         bail!(
-            "'{shown}' is on a file system of this host alone, and at the node that sends on one of that host: all \
-             nodes need one file system that they share"
+            "'{shown}' is on a local file system here and on the sending node: all nodes need one shared file system"
         );
     }
     if there.inode != here.inode {
         bail!(
-            "'{shown}' is not the same here as at the node that sends, but perhaps a copy (inode {}, and {} there): \
-             all nodes need one file system that they share",
+            "'{shown}' is not the same here as on the sending node, but possibly a copy (inode {} here, {} there): \
+             all nodes need one shared file system",
             here.inode,
             there.inode
         );
@@ -340,19 +339,19 @@ mod tests {
         assert!(
             compared(&[&one])
                 .unwrap_err()
-                .contains("other' is not here")
+                .contains("other' is not the same here")
         );
         assert!(
             compared(&[&other])
                 .unwrap_err()
-                .contains("one' is not here")
+                .contains("one' is not the same here")
         );
         std::fs::remove_file(one.join("f")).unwrap();
         std::fs::write(one.join("lost+found"), "").unwrap();
         assert!(
             compared(&[&one, &other])
                 .unwrap_err()
-                .ends_with("is not mounted: it has no 'f'")
+                .ends_with("is not mounted: it does not contain 'f'")
         );
     }
 
@@ -453,17 +452,17 @@ mod tests {
         keeps_away(
             &reader(1000, &[1001, 2000]),
             &head,
-            "as user 1000, and the one that sends as user 1001",
+            "as user 1000, but the sending node as user 1001",
         );
         keeps_away(
             &reader(1001, &[1001]),
             &head,
-            "in group 2000, in which user 1001 is not here",
+            "in group 2000, but user 1001 is not in this group on this node",
         );
         keeps_away(
             &reader(0, &[0]),
             &root,
-            "may read all, and this one what user 0 may",
+            "may read all files, but this node reads as user 0",
         );
     }
 
@@ -501,7 +500,7 @@ mod tests {
         assert!(
             told_with(|mark| mark.inode += 1)
                 .unwrap_err()
-                .contains("perhaps a copy")
+                .contains("possibly a copy")
         );
         assert_eq!(told_with(|mark| mark.local = None), Ok(()));
         // A file system that only one host can mount.

@@ -47,7 +47,7 @@ pub(super) fn status(args: &ClusterStatusArgs) -> Result<Exit> {
             terminal::say(serde_json::to_string(job)?);
         }
     } else if jobs.is_empty() {
-        terminal::say("no node is there, and no job is under way");
+        terminal::say("no nodes are connected, and no jobs are running");
     } else {
         let lines = jobs.iter().flat_map(JobStatus::lines);
         lines.for_each(|line| terminal::print_lines(&line));
@@ -115,8 +115,9 @@ impl JobStatus {
         match &self.job {
             Some(job) if self.led => lines[0] = format!("job {job}: {}", lines[0]),
             Some(job) => {
-                lines[0] =
-                    format!("job {job}: its push is not heard of; if it was killed, run it again");
+                lines[0] = format!(
+                    "job {job}: no report from its push; if the push was killed, run it again"
+                );
             }
             None => {
                 let names = self.nodes.nodes.iter();
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(lines[0], "b has no work");
         assert_eq!(lines[1], "c has no work");
         assert!(lines[2].starts_with("job 01010101"), "{lines:?}");
-        assert!(lines[2].contains("its push is not heard of"), "{lines:?}");
+        assert!(lines[2].contains("no report from its push"), "{lines:?}");
         assert!(lines[3].contains("a  works: 1 file, 2.00 KiB"), "{lines:?}");
         let json = serde_json::to_value(&jobs).unwrap();
         assert_eq!(json[0]["job"], serde_json::Value::Null);

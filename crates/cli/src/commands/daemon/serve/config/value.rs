@@ -17,7 +17,7 @@ use crate::value::age::Age;
 pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
-    let text = string(from, "a text in quotes")?;
+    let text = string(from, "a string in quotes")?;
     text.parse()
         .map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
 }
