@@ -188,8 +188,8 @@ fn demand(
     Err(failure(
         Exit::File,
         format!(
-            "root does not use '{}' for {purpose}: others can change names in it, because {text}; run: {mend} (or use \
-             another directory: sudo -H, or ZMOVE_HOME)",
+            "root does not use '{}' for {purpose}: other users can change names in it, because {text}; run: {mend} \
+             (or use another directory: sudo -H, or ZMOVE_HOME)",
             directory.display()
         ),
     ))

@@ -217,7 +217,7 @@ fn a_selection_that_leaves_out_all_is_told() {
         .lines(1);
     // No pattern is reported as unused.
     push(&["-n", "--include", "*.h5", "--exclude", "*"])
-        .says(&["leaves out all"])
+        .says(&["excludes everything"])
         .lines(1);
     push(&["--exclude", "*", "--include", "*/", "--include", "*.h5"]).done();
     assert!(site.path("x/a.h5").exists());

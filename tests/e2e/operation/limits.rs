@@ -154,7 +154,7 @@ fn strangers_do_not_fill_the_log() {
     site.push_contents();
     (0..1000).for_each(|_| knock());
     site.the_daemon()
-        .wait_for_log("others of this kind in a second");
+        .wait_for_log("more of this kind in one second");
     assert_eq!(site.the_daemon().count_logged("received from"), 1);
     let told = site.the_daemon().count_logged("rejected");
     assert!(told < 50, "{told} lines");

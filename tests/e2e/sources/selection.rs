@@ -160,7 +160,7 @@ fn a_source_that_is_left_out_sends_nothing(site: &Site) {
     let summary = site
         .push(&["--json", "--exclude", "/main.o"], &file, "")
         .expect(0)
-        .says(&["leaves out all"])
+        .says(&["excludes everything"])
         .summary();
     assert_eq!(
         (&summary["files"], &summary["left_out"]),
@@ -169,7 +169,7 @@ fn a_source_that_is_left_out_sends_nothing(site: &Site) {
     let summary = site
         .push(&["--json", "--exclude", "source"], site.source(), "")
         .expect(0)
-        .says(&["leaves out all"])
+        .says(&["excludes everything"])
         .summary();
     assert_eq!(
         (&summary["files"], &summary["left_out"]),

@@ -183,7 +183,7 @@ fn names_that_b3sum_cannot_read_are_left_out_and_counted(site: &Site) {
         paint(site.source().join(name), 10);
     }
     push(site, &[])
-        .says(&["zmove: 5 names are not UTF-8", "left out of the manifest"])
+        .says(&["zmove: 5 names are not UTF-8", "omitted from the manifest"])
         .lines(1);
     expect_all_right(site, 4);
 }

@@ -176,7 +176,7 @@ impl Display {
             _ => OutputForm::Lines,
         };
         if args.compress && !args.quiet {
-            terminal::warn("-z: zmove does not compress, and sends the data as it is");
+            terminal::warn("-z: zmove does not compress data; the option has no effect");
         }
         let failures = (!args.json && !args.keeping.verbose).then(Failures::default);
         let watcher = Arc::new(Watcher {
@@ -343,7 +343,7 @@ impl Watcher {
         let state = self.state.lock();
         if let Some((since, why)) = &state.waits {
             let lasted = Age(since.elapsed());
-            return format!("in line for {lasted}: {why}");
+            return format!("queued for {lasted}: {why}");
         }
         let done = state.done();
         let found = state.found_bytes();
@@ -746,7 +746,7 @@ mod tests {
             |line| !line.contains("2 of the same key"),
         );
         assert!(
-            first.starts_with("in line for ") && first.contains("2 of the same key"),
+            first.starts_with("queued for ") && first.contains("2 of the same key"),
             "{first}"
         );
         assert!(second.contains("1 of the same key"), "{second}");

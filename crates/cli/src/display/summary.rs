@@ -80,21 +80,21 @@ fn warnings(summary: &Summary) -> Vec<String> {
     let mut warnings = Vec::new();
     if manifest_left_out > 0 {
         warnings.push(format!(
-            "{manifest_left_out} names are not UTF-8, hold U+FFFD or end in CR, and are left out of the manifest: \
+            "{manifest_left_out} names are not UTF-8, contain U+FFFD or end in CR, and are omitted from the manifest: \
              b3sum cannot read them"
         ));
     }
     if manifest_unread > 0 {
         let files = counted(manifest_unread, "file");
         warnings.push(format!(
-            "the manifest lacks {files}: they stay as they were there, whatever they hold"
+            "the manifest lacks {files}: their contents at the target were not read"
         ));
     }
     if has_left_all_out(summary) {
-        let patterns = "the last pattern that matches decides; only files that end in .h5: --exclude '*' --include '*/' \
-                        --include '*.h5'";
+        let patterns = "the last matching pattern decides; to send only files that end in .h5: --exclude '*' \
+                        --include '*/' --include '*.h5'";
         warnings.push(format!(
-            "the selection leaves out all that is in the sources ({patterns})"
+            "the selection excludes everything in the sources ({patterns})"
         ));
     }
     warnings
@@ -129,7 +129,7 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     } else if summary.is_preview {
         previewed(summary, args)
     } else if has_left_all_out(summary) {
-        "nothing was sent: the selection leaves out all\n".to_owned()
+        "nothing was sent: the selection excludes everything\n".to_owned()
     } else if files == 0 && (failed == 0 || bytes == 0) {
         not_moved(summary, args, transport)
     } else {
@@ -203,7 +203,7 @@ fn moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> St
     };
     let first_byte = match summary.first_byte {
         Some(time) => format!("first byte after {:.0} ms", time.as_secs_f64() * 1e3),
-        None => "nothing had to be sent".to_owned(),
+        None => "no data had to be sent".to_owned(),
     };
     let verified = if files > 0 {
         format!("verified ({}), ", proofs(args).join(", "))
@@ -254,9 +254,9 @@ fn verified(summary: &Summary, args: &PushArgs) -> String {
     } = summary.counters;
     let seconds = summary.elapsed.as_secs_f64();
     let how = if args.listed.is_some() {
-        "by hash with the manifest, as the storage holds them"
+        "by hash with the manifest, as read from storage"
     } else {
-        "by hash, as both storages hold them"
+        "by hash, as read from both storages"
     };
     if is_same(summary) {
         let compared = counted(compared, "file");
@@ -279,8 +279,8 @@ fn verified(summary: &Summary, args: &PushArgs) -> String {
          {same}, {how}; {seconds:.2} s\n"
     );
     if compared == 0 && changed == 0 && added > 0 {
-        text += "nothing of the source is at the target: is that the right path? ('SRC' is compared with DST/SRC, 'SRC/' \
-                 with DST)\n";
+        text += "no source entry exists at the target: check the path ('SRC' is compared with DST/SRC, 'SRC/' with \
+                 DST)\n";
     }
     text
 }

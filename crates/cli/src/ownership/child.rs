@@ -76,14 +76,14 @@ pub(crate) fn become_user(user: &User) -> Result<()> {
     terminal::leave()?;
     terminal::demand_none()?;
     let name = CString::new(user.name.as_str()).context("read the user's name")?;
-    rustix::thread::set_no_new_privs(true).context("rule out that rights are gained again")?;
+    rustix::thread::set_no_new_privs(true).context("prevent regaining privileges")?;
     // The groups are set first, because only root may change them.
-    nix::unistd::initgroups(&name, user.gid).context("take on the user's groups")?;
-    nix::unistd::setgid(user.gid).context("take on the user's group")?;
+    nix::unistd::initgroups(&name, user.gid).context("set the user's groups")?;
+    nix::unistd::setgid(user.gid).context("set the user's group")?;
     nix::unistd::setuid(user.uid).with_context(|| format!("become the user '{}'", user.name))?;
     ensure!(
         nix::unistd::setuid(ROOT).is_err(),
-        "the rights of root could not be given up"
+        "the privileges of root could not be dropped"
     );
     Ok(())
 }
@@ -116,7 +116,7 @@ pub(crate) fn run_as(
     let user = args.user;
     if !is_root() || user == 0 {
         return Err(usage_error(format!(
-            "only root becomes another user, and {} is root or this process is not",
+            "only root can become another user, and {} is root or this process is not",
             name_of(user)
         )));
     }

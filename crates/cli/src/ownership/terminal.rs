@@ -184,7 +184,7 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
             status = child.wait() => break status.context("wait for zmove as another user")?,
             Ok(true) = &mut stopped => {
                 child.kill().await.context("kill zmove as another user")?;
-                let text = "zmove as another user was stopped by a signal, and was killed: that user or root stopped it";
+                let text = "zmove as another user was stopped by a signal (by that user or root) and was killed";
                 return Err(failure(Exit::Broken, text));
             }
             signal = signals.next_to_pass() => {

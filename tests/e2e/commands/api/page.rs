@@ -251,7 +251,7 @@ fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
     );
     let printed = served.yard.run(&["job", &id.to_string()]).done().stdout;
     let slow =
-        "dtn3.beamline.example.org  slow: 1230 files, 31.0 GiB, 310 Mbit/s, 31 % of the others";
+        "dtn3.beamline.example.org  slow: 1230 files, 31.0 GiB, 310 Mbit/s, 31 % of the median";
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         words(&printed).contains(&words(slow))

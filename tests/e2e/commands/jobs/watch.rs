@@ -66,7 +66,7 @@ fn a_watching_job_sends_existing_and_new_files_until_it_is_cancelled() {
             .stdout
             .replace("\n         ", " ");
         assert!(
-            shown.contains("watches: the kernel tells of changes (4 directories)"),
+            shown.contains("watches: the kernel reports changes (4 directories)"),
             "{shown}"
         );
         yard.cancel(&id);

@@ -109,7 +109,7 @@ impl Details {
         let hidden = self.ends.len().saturating_sub(ENDS_SHOWN);
         if hidden > 0 {
             lines.push(format!(
-                "{hidden} attempts before these: 'zmove job {} log' has them",
+                "{hidden} earlier attempts: see 'zmove job {} log'",
                 row.job.id
             ));
         }
@@ -179,17 +179,17 @@ fn watched(
     }: &Watching,
 ) -> String {
     let how = match (why, directories) {
-        (None, 1) if by == "events" => "the kernel tells of changes (1 directory)".to_owned(),
+        (None, 1) if by == "events" => "the kernel reports changes (1 directory)".to_owned(),
         (None, _) if by == "events" => {
-            format!("the kernel tells of changes ({directories} directories)")
+            format!("the kernel reports changes ({directories} directories)")
         }
         _ => format!(
-            "the tree is walked at intervals: {}",
+            "the tree is scanned at intervals: {}",
             why.as_deref().unwrap_or_default()
         ),
     };
     format!(
-        "watches: {}, {} to be moved, {changing} changing",
+        "watches: {}, {} to move, {changing} changing",
         how,
         counted(*ready, "file")
     )
@@ -226,7 +226,7 @@ pub(crate) fn taking_part(
         let rate = ByteRate::new(*bytes_per_second, Duration::from_secs(1));
         let bytes = ByteCount(*bytes);
         let of_others = percent_of_others.map_or_else(String::new, |percent| {
-            format!(", {percent} % of the others")
+            format!(", {percent} % of the median")
         });
         let state = state.as_ref();
         format!(

@@ -92,7 +92,7 @@ impl LogRateLimit {
             let from = from.map(tracing::field::display);
             let others = match count {
                 1 => String::new(),
-                count => format!("; and {} others of this kind in a second", count - 1),
+                count => format!("; and {} more of this kind in one second", count - 1),
             };
             if kind == ACCEPT {
                 error!(event = "accept", count, "{text}{others}");

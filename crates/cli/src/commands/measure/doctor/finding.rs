@@ -76,7 +76,7 @@ impl Finding {
 
     /// Returns a note that a fact could not be determined, with the path of the file that should contain it.
     pub(crate) fn unknown(check: &'static str, place: &str) -> Self {
-        Self::note(check, format!("unknown: '{place}' cannot be read here"))
+        Self::note(check, format!("unknown: '{place}' cannot be read"))
     }
 
     /// Returns a note that a sysctl cannot be read.

@@ -58,7 +58,7 @@ fn judge_directory(directory: &Path) -> Finding {
             Severity::Bad,
             CHECK,
             format!(
-                "root works in '{}', and others can change names in it: {text}",
+                "root uses '{}', but other users can change names in it: {text}",
                 directory.display()
             ),
         )

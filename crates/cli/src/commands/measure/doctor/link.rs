@@ -52,7 +52,7 @@ impl Link {
             None => Finding::ok("link", format!("{name}, whose speed is unknown")),
             Some(rate) if rate.0 < wanted.0 => Finding::note(
                 "link",
-                format!("{name} carries {rate}, less than the {wanted} that are asked for"),
+                format!("{name} carries {rate}, less than the requested {wanted}"),
             ),
             Some(rate) => Finding::ok("link", format!("{name}, {rate}")),
         }
@@ -63,7 +63,7 @@ impl Link {
             None => Finding::unknown("MTU", &format!("/sys/class/net/{name}/mtu")),
             Some(mtu) if mtu < JUMBO_MTU && wanted.0 >= JUMBO_RATE => {
                 let text = format!(
-                    "{mtu}: at {wanted} larger packets save CPU at both ends, where all links of the path take them"
+                    "{mtu}: at {wanted}, larger packets save CPU at both ends if all links of the path support them"
                 );
                 Finding::note("MTU", text).mended_by(Mend::command(format!(
                     "ip link set dev {name} mtu {JUMBO_MTU}"
@@ -71,7 +71,7 @@ impl Link {
             }
             Some(mtu) if mtu < ETHERNET_MTU => Finding::note(
                 "MTU",
-                format!("{mtu}, less than Ethernet carries: a tunnel?"),
+                format!("{mtu}, less than that of Ethernet (possibly a tunnel)"),
             ),
             Some(mtu) => Finding::ok("MTU", mtu.to_string()),
         }

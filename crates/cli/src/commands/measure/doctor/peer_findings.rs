@@ -40,7 +40,7 @@ fn judge_name(peer: &Peer) -> Finding {
         Err(error) => Finding::new(
             Severity::Bad,
             "name",
-            format!("no address is found: {error}; is the name right?"),
+            format!("no address found: {error} (check the name)"),
         ),
     }
 }
@@ -53,7 +53,7 @@ fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: Option<&Reachability>) -> Fi
         ) => Finding::new(
             Severity::Slow,
             "TCP",
-            format!("{reason}; a push goes by QUIC, at 1.5 times the CPU"),
+            format!("{reason}; a push uses QUIC, with 1.5 times the CPU"),
         ),
         (Reachability::Unreached(_), _) => judge_way("TCP", peer, tcp).mended_by(Mend::there(
             format!("zmove serve --listen 0.0.0.0:{}", peer.host.port),
@@ -88,7 +88,7 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
             let host = &peer.host;
             Finding::new(Severity::Bad, check, reason)
                 .with_details(vec![
-                    "only once its administrator has said that the key is new:".to_owned(),
+                    "only after its administrator has confirmed that the key is new:".to_owned(),
                 ])
                 .mended_by(Mend::command(format!(
                     "zmove trust remove {host} && zmove trust {host}"
@@ -126,18 +126,18 @@ fn judge_mtu(reached: &Reached, link_mtu: Option<u32>) -> Option<Finding> {
             Severity::Slow,
             "path MTU",
             format!(
-                "{measured}, measured with data: packets of up to {mtu} bytes, which both hosts send, are lost, and no \
-                 ICMP message reports that. A push needs some seconds to find out. Let ICMP 'fragmentation needed' \
-                 through, or give the links of both hosts an MTU of {measured}"
+                "{measured}, measured with data: packets of up to {mtu} bytes, which both hosts send, are lost \
+                 without an ICMP message. A push needs a few seconds to detect this. Let ICMP 'fragmentation needed' \
+                 through, or set the MTU of the links of both hosts to {measured}"
             ),
         ),
         (None, _) => Finding::note(
             "path MTU",
-            format!("{mtu} by the links; not measured, since test data has not arrived"),
+            format!("{mtu} by the links; not measured, because test data did not arrive"),
         ),
         (_, Some(link)) if mtu < link.min(IP_BYTES_MAX) => Finding::note(
             "path MTU",
-            format!("{mtu}, of the {link} that the link here would take"),
+            format!("{mtu}, although the link here supports {link}"),
         ),
         _ => Finding::ok("path MTU", format!("{mtu}, measured with data")),
     })
@@ -145,16 +145,18 @@ fn judge_mtu(reached: &Reached, link_mtu: Option<u32>) -> Option<Finding> {
 
 /// Minimum round-trip time at which the growth of TCP's first windows is a noticeable part of most pushes.
 const LONG: Duration = Duration::from_millis(20);
-const FIRST_WINDOWS: &str = "10 packets for each lane over TCP; whoever administers the route may give it more ('ip route change ... initcwnd 64')";
+const FIRST_WINDOWS: &str = "10 packets for each lane over TCP; the administrator of the route can raise it ('ip \
+                             route change ... initcwnd 64')";
 
 fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
     match key {
         HostKey::Pinned(key) => Finding::ok("its key", format!("{key}, pinned")),
-        HostKey::Vouched(key) => Finding::ok("its key", format!("{key}, by the word of the site's authority")),
+        HostKey::Vouched(key) => Finding::ok("its key", format!("{key}, certified by the site's authority")),
         HostKey::Unknown(key) => Finding::new(
             Severity::Bad,
             "its key",
-            format!("{key}, not known here: a push asks, and fails where it cannot; compare it with what 'zmove serve' prints"),
+            format!("{key}, not known here: a push asks to confirm it, and fails without a terminal; compare it with \
+                     the key that 'zmove serve' prints"),
         )
         .mended_by(Mend::command(format!("zmove trust {}", peer.host))),
     }
@@ -165,7 +167,7 @@ fn judge_admission(peer: &Peer, admission: &Result<u16>) -> Finding {
     let error = match admission {
         Ok(lanes_max) => {
             let text = format!(
-                "{key}, let in, for up to {lanes_max} lanes; it speaks protocol version {PROTOCOL_VERSION}"
+                "{key}, allowed, for up to {lanes_max} lanes; protocol version {PROTOCOL_VERSION}"
             );
             return Finding::ok("our key", text);
         }
@@ -179,7 +181,7 @@ fn judge_admission(peer: &Peer, admission: &Result<u16>) -> Finding {
         _ => Finding::new(
             Severity::Bad,
             "our key",
-            format!("asking to be let in failed: {error}"),
+            format!("the access check failed: {error}"),
         ),
     }
 }

@@ -83,7 +83,7 @@ fn judge_mount(mount: &Mount) -> Finding {
     if options.iter().any(|option| option == "ro") {
         return Finding::note(
             "file system",
-            format!("{place} is mounted read-only: nothing can be received there"),
+            format!("{place} is mounted read-only: no files can be received there"),
         )
         .mended_by(Mend::command(format!(
             "mount -o remount,rw {}",
@@ -93,7 +93,7 @@ fn judge_mount(mount: &Mount) -> Finding {
     if kind == "tmpfs" {
         return Finding::note(
             "file system",
-            format!("{place}: what is received stays in memory"),
+            format!("{place}: received files stay in memory"),
         );
     }
     Finding::ok("file system", place)

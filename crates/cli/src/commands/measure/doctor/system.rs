@@ -27,8 +27,7 @@ fn judge_kernel(root: &Root) -> Finding {
         Some(version) if version < SYNCFS_TELLS => Finding::note(
             "kernel",
             format!(
-                "{kernel}: before 5.8 the last flush does not tell of write-back that failed; receive with \
-                 'push --durability file'"
+                "{kernel}: before 5.8, the last flush does not report failed write-back; use 'push --durability file'"
             ),
         ),
         _ => Finding::ok("kernel", kernel),
@@ -60,7 +59,7 @@ fn judge_open_files(limit: Option<u64>) -> Finding {
         _ => return Finding::ok("open files", format!("up to {files}")),
     };
     let text = format!(
-        "up to {files}: descriptors are held for directories, files and lanes, by a daemon for all its transfers"
+        "up to {files}: directories, files and lanes need descriptors, in a daemon for all its transfers"
     );
     Finding::new(level, "open files", text).mended_by(Mend::line(
         LIMITS_FILE,
@@ -70,11 +69,11 @@ fn judge_open_files(limit: Option<u64>) -> Finding {
 
 fn judge_aes(root: &Root) -> Finding {
     match root.text("proc/cpuinfo").and_then(|text| has_aes(&text)) {
-        Some(true) => Finding::ok("AES", "by instructions of the CPU"),
+        Some(true) => Finding::ok("AES", "by CPU instructions"),
         Some(false) => Finding::new(
             Severity::Slow,
             "AES",
-            "the CPU has no instructions for it: encryption costs several times as much CPU",
+            "the CPU has no AES instructions: encryption costs several times as much CPU",
         ),
         None => Finding::unknown("AES", "/proc/cpuinfo"),
     }
@@ -87,8 +86,7 @@ fn judge_clock(root: &Root) -> Finding {
     {
         return Finding::ok("clock", *sign);
     }
-    let text =
-        "nothing is known to set it; 'push --update', expiry dates and certificates go by it";
+    let text = "no time synchronization found; 'push --update', expiry dates and certificates depend on the clock";
     Finding::note("clock", text).mended_by(Mend::command("timedatectl set-ntp true"))
 }
 

@@ -23,14 +23,14 @@ const SWITCHES: [Switch; 4] = [
         name: "tcp_window_scaling",
         right: 1,
         level: Severity::Slow,
-        otherwise: "no lane can have more than 64 KiB under way",
+        otherwise: "no lane can have more than 64 KiB in flight",
     },
     Switch {
         check: "SACK",
         name: "tcp_sack",
         right: 1,
         level: Severity::Slow,
-        otherwise: "several losses in one round trip take several to mend",
+        otherwise: "several losses in one round trip take several round trips to repair",
     },
     Switch {
         check: "receive tuning",
@@ -44,7 +44,7 @@ const SWITCHES: [Switch; 4] = [
         name: "tcp_slow_start_after_idle",
         right: 0,
         level: Severity::Note,
-        otherwise: "a lane that had to wait for storage begins slowly again",
+        otherwise: "a lane that waited for storage restarts slowly",
     },
 ];
 
@@ -87,8 +87,8 @@ fn judge_mtu_probing(root: &Root, mtu: Option<u32>) -> Finding {
         None => Finding::unknown_sysctl("MTU probing", MTU_PROBING),
         Some(0) if jumbo => Finding::note(
             "MTU probing",
-            "off: if something on the path drops large packets and reports nothing, a transfer over TCP needs some \
-             seconds to find out, and then sends small packets",
+            "off: if the path drops large packets without a report, a transfer over TCP needs a few seconds to detect \
+             this, and then sends small packets",
         )
         .mended_by(Mend::sysctl(MTU_PROBING, "1")),
         Some(0) => Finding::ok("MTU probing", "off, and not needed for packets of this link"),
@@ -107,8 +107,8 @@ fn judge_queueing(root: &Root, usual: &str) -> Finding {
                 "lanes with bbr"
             };
             let text = format!(
-                "{other}: {who} are paced by TCP's own timers, at more CPU than by fq (which counts for links that come \
-                 up after the change)"
+                "{other}: {who} are paced by TCP's own timers, which costs more CPU than fq (the change applies to \
+                 links that come up later)"
             );
             Finding::note("queueing", text).mended_by(Mend::sysctl(QUEUEING, "fq"))
         }
@@ -127,11 +127,11 @@ fn judge_congestion(root: &Root, usual: &str) -> Finding {
     if is_loaded && has(&allowed) {
         return Finding::ok(
             CONGESTION,
-            format!("{usual}; lanes that loss slows go over to {LOSS_TOLERANT}"),
+            format!("{usual}; lanes slowed by loss switch to {LOSS_TOLERANT}"),
         );
     }
     let lacking = if is_loaded {
-        "is there, but users may not choose it"
+        "is available, but users may not choose it"
     } else {
         "is not loaded"
     };

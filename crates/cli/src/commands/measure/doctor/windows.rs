@@ -55,7 +55,7 @@ pub(crate) fn judge(root: &Root, paths: &Paths, part: Part) -> Vec<Finding> {
     );
     if part == Part::Sender {
         receive.level = receive.level.min(Severity::Note);
-        receive.text.push_str("; counts where this host receives");
+        receive.text.push_str("; matters if this host receives");
     }
     findings.extend([
         receive,
@@ -152,7 +152,7 @@ fn judge_fixed(root: &Root, check: &'static str) -> Finding {
         Some(allowed) if allowed.0 < QUIC_BYTES => {
             let asked = ByteCount(QUIC_BYTES);
             let text =
-                format!("{allowed}: QUIC asks for {asked}, which without this only root gets");
+                format!("{allowed}: QUIC requests {asked}, which only root gets with this limit");
             Finding::note(check, text).mended_by(Mend::sysctl(&name, &QUIC_BYTES.to_string()))
         }
         Some(allowed) => Finding::ok(check, allowed.to_string()),

@@ -263,7 +263,7 @@ mod tests {
             "{lines:?}"
         );
         assert!(
-            lines[2].ends_with("a     slow: 3 files, 1.00 MiB, 1.00 Mbit/s, 31 % of the others"),
+            lines[2].ends_with("a     slow: 3 files, 1.00 MiB, 1.00 Mbit/s, 31 % of the median"),
             "{lines:?}"
         );
         assert!(lines[5].starts_with("  dtn1  works: "), "{lines:?}");
