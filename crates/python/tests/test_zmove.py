@@ -431,7 +431,7 @@ class BehindProxy(unittest.TestCase):
                     await client.wait_for(1, PATIENCE)
                 for error in [plain.exception, stream.exception]:
                     self.assertEqual(error.status, 0)
-                    self.assertIn(f"TLS with '{client._wire}' has failed", str(error))
+                    self.assertIn(f"TLS with '{client._wire}' failed", str(error))
 
         self.through(use)
 
@@ -452,7 +452,7 @@ class NoRunner(unittest.TestCase):
         client = Client(socket="/nowhere/api.sock")
         with self.assertRaises(zmove.NotRunning) as error:
             client.status()
-        self.assertIn("is 'zmove runner --http' at work?", str(error.exception))
+        self.assertIn("is 'zmove runner --http' running?", str(error.exception))
         with self.assertRaises(zmove.NotRunning):
             asyncio.run(client.wait_for(1))
 

@@ -134,7 +134,7 @@ class Client:
         try:
             return await asyncio.wait_for(self._end_of(id), timeout)
         except asyncio.TimeoutError:
-            raise WaitTimeout(f"job {id} has not ended within {timeout} s") from None
+            raise WaitTimeout(f"job {id} did not end within {timeout} s") from None
 
     async def _end_of(self, id: int) -> "Job":
         notices = self.events()

@@ -54,7 +54,7 @@ class Wire:
         timeout: float,
     ) -> None:
         if address is not None and socket is not None:
-            raise ValueError("an address or a socket, not both")
+            raise ValueError("give an address or a socket, not both")
         self._timeout = timeout
         self._socket: Optional[Path] = None
         self._host = ("localhost", 80)
@@ -68,7 +68,7 @@ class Wire:
             self._socket = socket or jobs_directory() / "api.sock"
             return
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"'{address}' is no http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"'{address}' is not http://HOST:PORT or https://HOST:PORT")
         self._host = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
         self._headers = {"Host": parts.netloc}
         if parts.scheme == "https":
@@ -141,8 +141,8 @@ class Wire:
     def _gone(self, error: Exception) -> ZmoveError:
         # A TLS failure is permanent, but a missing TLS close_notify only means that a proxy was killed.
         if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return ApiError(0, f"TLS with '{self}' has failed: {error}")
-        return NotRunning(f"no answer from '{self}': {error}; is 'zmove runner --http' at work?")
+            return ApiError(0, f"TLS with '{self}' failed: {error}")
+        return NotRunning(f"no answer from '{self}': {error}; is 'zmove runner --http' running?")
 
     async def stream(self, path: str, last: Optional[int]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
         """Yields the name, number and data of each message in a stream of server-sent events, until it ends."""
@@ -228,8 +228,8 @@ def refusal(status: int, value: Any) -> ApiError:
 
 
 def stranger(status: int) -> ApiError:
-    """Returns the exception for a response that is not from a runner. It stops retries, which would send the token."""
-    return ApiError(status, f"what answers is not the runner (status {status})")
+    """The error of an answer that no runner gives. It ends what asks again by itself: the token went along."""
+    return ApiError(status, f"the server at this address is not the runner (status {status})")
 
 
 #: Maximum silence of a stream before it counts as lost, in seconds. The runner sends something every 15 s.
