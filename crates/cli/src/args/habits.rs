@@ -169,7 +169,7 @@ pub(crate) fn hint(error: &mut clap::Error) {
 const HINTS: &[(&[&str], &str)] = &[
     (
         &["cp", "scp", "mv", "rsync"],
-        "'zmove copy SRC... DST' takes either direction",
+        "'zmove copy SRC... DST' copies in either direction",
     ),
     (
         &["get", "fetch", "download", "recv"],
@@ -181,19 +181,19 @@ const HINTS: &[(&[&str], &str)] = &[
     ),
     (
         &["sync", "mirror"],
-        "'zmove push SRC/ HOST:DST' sends what differs; with --delete it makes a mirror",
+        "'zmove push SRC/ HOST:DST' sends only differences; add --delete for a mirror",
     ),
     (
         &["ps", "ls", "list"],
-        "'zmove jobs' shows what was submitted here, and 'zmove status' what this host's daemon does",
+        "'zmove jobs' lists the jobs on this host, and 'zmove status' the transfers of this host's daemon",
     ),
     (
         &["cancel", "pause", "resume", "wait", "attach", "kill"],
-        "'zmove job ID cancel', pause, resume, wait, attach",
+        "'zmove job ID cancel' (also pause, resume, wait, attach)",
     ),
     (
         &["rm", "delete"],
-        "nothing is removed but by 'zmove push --delete SRC/ HOST:DST'",
+        "only 'zmove push --delete SRC/ HOST:DST' removes files",
     ),
     (
         &["check", "diff", "cmp"],
@@ -202,23 +202,23 @@ const HINTS: &[(&[&str], &str)] = &[
     (&["daemon", "server", "listen"], "'zmove serve' receives"),
     (
         &["keygen", "keys"],
-        "'zmove key show' prints your key's fingerprint, and makes the key at first use",
+        "'zmove key show' prints the fingerprint of your key, and creates the key at first use",
     ),
     (
         &["ping", "test", "bench"],
-        "'zmove doctor HOST' and 'zmove probe HOST' look at the path",
+        "'zmove doctor HOST' and 'zmove probe HOST' test the path",
     ),
     (&["du", "stat"], "'zmove scan TREE' counts files by size"),
     (&["version"], "'zmove --version'"),
     // It takes a value here, but not in rsync.
     (
         &["--sparse <WHEN>"],
-        "holes are kept anyway; --sparse zeros makes holes of zeros, as rsync's --sparse does",
+        "holes are always preserved; --sparse zeros turns zeros into holes, like rsync's --sparse",
     ),
     // It is an option of other commands.
     (
         &["--timeout"],
-        "nothing waits here: a host that does not answer is left within seconds",
+        "not needed here: the command gives up within seconds if a host does not answer",
     ),
     (
         &[
@@ -228,23 +228,23 @@ const HINTS: &[(&[&str], &str)] = &[
             "--delete-after",
             "--delete-delay",
         ],
-        "--delete removes at the end",
+        "--delete always removes at the end",
     ),
     (
         &["--delete-excluded"],
-        "what --exclude leaves out stays at the target; leave the option out",
+        "not supported: entries excluded by --exclude always stay at the target",
     ),
     (
         &["--size-only"],
-        "zmove has no such option; -c compares contents, not size and time",
+        "not supported; -c compares contents instead of size and time",
     ),
     (
         &["-I", "--ignore-times"],
-        "-c compares contents, not size and time",
+        "-c compares contents instead of size and time",
     ),
     (
         &["-L", "--copy-links", "-k", "--copy-dirlinks"],
-        "symbolic links are sent as links; name what they lead to",
+        "symbolic links are sent as links; give their targets as sources instead",
     ),
     (
         &[
@@ -255,20 +255,20 @@ const HINTS: &[(&[&str], &str)] = &[
             "--copy-dest",
             "--compare-dest",
         ],
-        "zmove has no such option",
+        "not supported",
     ),
     (
         &["-R", "--relative"],
-        "--files-from FILE with the paths in FILE keeps them, relative to SRC",
+        "use --files-from FILE: the paths in FILE are preserved, relative to SRC",
     ),
-    (&["-W", "--whole-file"], "--delta never does so"),
+    (&["-W", "--whole-file"], "--delta never does this"),
     (
         &["-i", "--itemize-changes", "--list-only"],
-        "-n lists what would be done, and why",
+        "-n lists the changes and their reasons",
     ),
     (
         &["--append", "--append-verify", "--partial-dir"],
-        "leave it out: large files go on where they were",
+        "not needed: large files are always resumed",
     ),
     (
         &[
@@ -279,44 +279,41 @@ const HINTS: &[(&[&str], &str)] = &[
             "-C",
             "--cvs-exclude",
         ],
-        "--filter-from FILE has rules as a .gitignore; '!' takes in again",
+        "--filter-from FILE has rules as in a .gitignore; '!' includes again",
     ),
     (
         &["--rsync-path"],
-        "--remote-zmove PATH says where zmove is on that host",
+        "--remote-zmove PATH is the path of zmove on that host",
     ),
-    (
-        &["--port"],
-        "the port stands behind the host: HOST:PORT:PATH",
-    ),
+    (&["--port"], "write the port after the host: HOST:PORT:PATH"),
     (
         &["--root"],
-        "'zmove allow' says who may use which directories",
+        "'zmove allow' grants keys access to directories",
     ),
     (
         &["-E", "--executability", "--chmod"],
-        "modes are those of the source; --no-p leaves them out",
+        "modes are copied from the source; --no-p disables this",
     ),
     (
         &["--mkpath"],
-        "leave it out: directories on the way to the target are made",
+        "not needed: missing parent directories of the target are created",
     ),
     (
         &["-s", "--protect-args", "--secluded-args"],
-        "leave it out: no shell reads the paths",
+        "not needed: no shell interprets the paths",
     ),
-    (&["--specials", "--devices"], "-D keeps both"),
+    (&["--specials", "--devices"], "-D preserves both"),
     (
         &["--password-file"],
-        "keys are in the place of passwords: 'zmove key show', 'zmove allow'",
+        "zmove uses keys instead of passwords: 'zmove key show', 'zmove allow'",
     ),
     (
         &["--compress-level", "--compress-choice"],
-        "nothing is compressed",
+        "zmove does not compress data",
     ),
     (
         &["--checksum-choice", "--checksum-seed"],
-        "contents are compared and proven by BLAKE3",
+        "zmove always compares and verifies contents with BLAKE3",
     ),
     (
         &[
@@ -326,35 +323,35 @@ const HINTS: &[(&[&str], &str)] = &[
             "--iconv",
             "--stop-after",
         ],
-        "zmove has no such option",
+        "not supported",
     ),
     (
         &["-J", "-F"],
-        "the options of ssh stand in its command: -e 'ssh -J GATE'",
+        "write the options of ssh in its command: -e 'ssh -J GATE'",
     ),
     (
         &["--info", "--debug", "--out-format", "--log-file"],
-        "--json prints events for programs, --trace FILE the rates",
+        "--json prints events for programs, and --trace FILE records the rates",
     ),
     (
         &["--remove-source-files"],
-        "zmove never changes the source; 'zmove verify' says when it may go",
+        "zmove never changes the source; after 'zmove verify' succeeds, you can remove it",
     ),
     (
         &["-m", "--prune-empty-dirs"],
-        "directories that end up empty are made",
+        "not supported: empty directories are created",
     ),
     (
         &["--temp-dir", "-T", "--delay-updates"],
-        "leave it out: files get their names when they are whole",
+        "not needed: files are renamed into place when they are complete",
     ),
     (
         &["--fsync"],
-        "leave it out: all is flushed at the end, and --durability file flushes each file",
+        "not needed: all data is flushed at the end; --durability file flushes each file",
     ),
     (
         &["--parallel", "--threads", "-j", "--jobs"],
-        "--streams N, or leave it out: zmove finds the number",
+        "--streams N, or omit it: zmove chooses the number",
     ),
 ];
 
@@ -362,16 +359,16 @@ const HINTS: &[(&[&str], &str)] = &[
 const JOBS: &[(&str, &str)] = &[
     (
         "zmove jobs",
-        "'zmove jobs' lists all; 'zmove job ID' is about one, by its number",
+        "'zmove jobs' lists all jobs; 'zmove job ID' shows one job, by its number",
     ),
     (
         "zmove job ",
-        "'zmove job ID' shows it; ID log, wait, attach, pause, resume, cancel, rerun",
+        "'zmove job ID' shows the job; 'zmove job ID COMMAND' accepts log, wait, attach, pause, resume, cancel, rerun",
     ),
 ];
 
 /// Hint for a key after the host of `zmove trust`.
-const KEY: &str = "--fingerprint SHA256:... pins the key, if it is this one";
+const KEY: &str = "--fingerprint SHA256:... pins the key if it has this fingerprint";
 
 /// Returns whether the typed word is probably a typo of clap's guess. At most one letter in three may differ.
 fn is_typo(typed: &str, guess: &str) -> bool {
@@ -519,12 +516,12 @@ mod tests {
             ),
             (
                 "zmove push --delete-after a b",
-                "--delete removes at the end",
+                "--delete always removes at the end",
             ),
             ("zmove push -W a b", "--delta never"),
             (
                 "zmove push --sparse a b",
-                "holes are kept anyway; --sparse zeros",
+                "holes are always preserved; --sparse zeros",
             ),
             (
                 "zmove push --transport tcpp a b",
@@ -532,14 +529,14 @@ mod tests {
             ),
             ("zmove jobs nightly", "'zmove jobs' lists all"),
             ("zmove jobs 17", "'zmove jobs' lists all"),
-            ("zmove job 17 status", "'zmove job ID' shows it"),
-            ("zmove job 17 stop", "'zmove job ID' shows it"),
-            ("zmove job cancel 17", "'zmove job ID' shows it"),
+            ("zmove job 17 status", "'zmove job ID' shows the job"),
+            ("zmove job 17 stop", "'zmove job ID' shows the job"),
+            ("zmove job cancel 17", "'zmove job ID' shows the job"),
             (
                 "zmove job 17 cancle",
                 "a similar subcommand exists: 'cancel'",
             ),
-            ("zmove probe --timeout 5 h", "nothing waits here"),
+            ("zmove probe --timeout 5 h", "not needed here"),
         ] {
             let tip = tip(words).unwrap_or_default();
             assert!(tip.starts_with(expected), "{words}: {tip}");
