@@ -227,7 +227,7 @@ fn later_scans_say_how_long_reading_takes() {
     let site = Site::local();
     (0..20).for_each(|number| paint(site.source().join(number.to_string()), 5_000));
     let before = site.push(&[], site.contents(), "before").done().stdout;
-    assert!(!before.contains("storage gave"), "{before}");
+    assert!(!before.contains("measured rate"), "{before}");
     let scanned = site.zmove(&["scan", "source"]).outcome().done().stdout;
     assert!(
         scanned.contains("'zmove sweep source' measures"),
@@ -255,7 +255,7 @@ fn a_push_to_a_daemon_has_the_share_of_the_source_alone() {
         .find(|line| line.starts_with("reads: "))
         .unwrap();
     assert!(
-        share.contains(" % of what this storage gave (sweep of 20"),
+        share.contains(" % of the measured rate of this storage (sweep of 20"),
         "{said}"
     );
     let summary = |options: &[&str]| site.push(options, site.contents(), "json").done().summary();

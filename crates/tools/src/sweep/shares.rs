@@ -113,7 +113,7 @@ impl Shares {
         let told = |what, share: &Option<Share>, whose| {
             let Share { share, sweep } = share.as_ref()?;
             Some(format!(
-                "{what}: {:.0} % of what {whose} storage gave (sweep of {sweep})",
+                "{what}: {:.0} % of the measured rate of {whose} storage (sweep of {sweep})",
                 share * 100.0
             ))
         };
@@ -164,7 +164,7 @@ mod tests {
         let shares = Shares::of(&moved, Duration::from_secs(2), Some(&sweep), None);
         assert_eq!(
             shares.line(),
-            "reads: 50 % of what this storage gave (sweep of 2026-11-20)\n"
+            "reads: 50 % of the measured rate of this storage (sweep of 2026-11-20)\n"
         );
         let said = json!(shares);
         assert_eq!(
@@ -172,11 +172,9 @@ mod tests {
             (&json!("2026-11-20"), &Value::Null)
         );
         let both = Shares::of(&moved, Duration::from_secs(4), Some(&sweep), Some(&sweep));
-        assert!(
-            both.line().ends_with(
-                "; writes: 25 % of what the target's storage gave (sweep of 2026-11-20)\n"
-            )
-        );
+        assert!(both.line().ends_with(
+            "; writes: 25 % of the measured rate of the target's storage (sweep of 2026-11-20)\n"
+        ));
     }
 
     #[test]

@@ -105,14 +105,14 @@ fn ways(sweep: &Sweep) -> String {
         };
         let size = sweep.sizes.iter().find(direct)?;
         Some(format!(
-            "past the page cache (O_DIRECT) from {} on",
+            "past the page cache (O_DIRECT) from {}",
             size_label(size.file_bytes)
         ))
     };
     let writes = from(IoDirection::Write).unwrap_or_else(|| "through the page cache".to_owned());
     let reads = match from(IoDirection::Read) {
-        Some(direct) => format!("{direct}; of smaller files it had let go before"),
-        None => "through the page cache, which had let go of the files".to_owned(),
+        Some(direct) => format!("{direct}; smaller files were dropped from the page cache first"),
+        None => "through the page cache, after dropping the files from it".to_owned(),
     };
     let mut text = format!(
         "writes: with the flush (syncfs; fdatasync for each file above 4 MiB), {writes}\n\
