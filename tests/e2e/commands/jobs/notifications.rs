@@ -135,7 +135,7 @@ fn tried_again<'a>(shown: &'a str, notification: &str) -> &'a str {
     let not_delivered = format!("{notification} not delivered yet (");
     let rest = shown.split_once(&not_delivered);
     let (attempts, why) = rest
-        .and_then(|(_, rest)| rest.split_once("), again at 20"))
+        .and_then(|(_, rest)| rest.split_once("), next attempt at 20"))
         .unwrap_or_else(|| panic!("no {not_delivered}: {shown}"));
     assert!(
         attempts == "1 attempt" || attempts.ends_with(" attempts"),

@@ -111,7 +111,9 @@ impl CleanReport {
             LeftoverFate::Goes if self.is_preview => "would be removed".to_owned(),
             LeftoverFate::Goes => "removed".to_owned(),
             LeftoverFate::StaysUntil { seconds } => format!("kept until {}", minute(seconds)),
-            LeftoverFate::Foreign => "kept, another user's or not made by zmove".to_owned(),
+            LeftoverFate::Foreign => {
+                "kept, belongs to another user or was not created by zmove".to_owned()
+            }
         };
         let kind = match leftover.kind {
             LeftoverKind::Unfinished => "unfinished file",

@@ -260,10 +260,13 @@ fn notification(notification: &Notification) -> String {
     let state = match state {
         NotificationState::Waiting if error.is_none() => "waiting".to_owned(),
         NotificationState::Waiting => {
-            format!("not delivered yet ({attempts}), again at {}", shown(*due))
+            format!(
+                "not delivered yet ({attempts}), next attempt at {}",
+                shown(*due)
+            )
         }
         NotificationState::Delivered => "delivered".to_owned(),
-        NotificationState::GivenUp => format!("not delivered, given up ({attempts})"),
+        NotificationState::GivenUp => format!("not delivered, gave up ({attempts})"),
     };
     let error = after_colon(error.as_ref());
     format!("{method}: '{}' {state}{error}", event.kind)

@@ -101,27 +101,27 @@ impl Page {
         for (name, help, counts) in [
             (
                 "transfers",
-                "Transfers that have ended, by result",
+                "Finished transfers, by result",
                 &counts.transfers,
             ),
             (
                 "probes",
-                "Probes of the path that have ended, by result",
+                "Finished probes of the path, by result",
                 &counts.probes,
             ),
             (
                 "errors",
-                "Connections rejected and transfers broken off, by kind",
+                "Rejected connections and aborted transfers, by kind",
                 &counts.errors,
             ),
             (
                 "failures",
-                "Entries that have failed in transfers that have ended, by operation and cause",
+                "Failed entries of finished transfers, by operation and cause",
                 &counts.failures,
             ),
             (
                 "key_transfers",
-                "Transfers that have ended, by the name of their key and result",
+                "Finished transfers, by the name of their key and result",
                 &counts.by_name,
             ),
         ] {
@@ -131,7 +131,11 @@ impl Page {
             ("version", env!("CARGO_PKG_VERSION")),
             ("build", VERSION.as_str()),
         ];
-        registry.register("build", "The program that runs", Info::new(version));
+        registry.register(
+            "build",
+            "Version of the running program",
+            Info::new(version),
+        );
         registry.register_collector(Box::new(MetersCollector {
             transfers,
             journals,
@@ -160,7 +164,7 @@ impl Collector for MetersCollector {
         let to = &mut encoder;
         for (name, help, kind, read) in METERS_BY_KEY {
             single(to, name, help, kind, read(&now))?;
-            let help = format!("The same as {name}, by the name of the key");
+            let help = format!("{name} by the name of the key");
             let name = format!("key_{name}");
             let mut family = to.encode_descriptor(&name, &help, None, kind)?;
             for (key, now) in &by_key {
@@ -173,7 +177,7 @@ impl Collector for MetersCollector {
         }
         stages(to, &[("receive", now.receive), ("store", now.store)])?;
         let journals = journal_bytes(&self.journals);
-        let help = "Journals of transfers that are not complete";
+        let help = "Journals of incomplete transfers";
         single(to, "journals", help, Gauge, journals.len() as u64)?;
         let help = "Bytes of these journals";
         single(to, "journal_bytes", help, Gauge, journals.iter().sum())
@@ -192,29 +196,29 @@ type Meter = (
 const METERS_BY_KEY: [Meter; 5] = [
     (
         "bytes_received",
-        "Bytes of file contents that have come over lanes",
+        "Bytes of file contents received over lanes",
         MetricType::Counter,
         |now| now.bytes,
     ),
     (
         "files_received",
-        "Regular files that were given their names",
+        "Regular files renamed into place",
         MetricType::Counter,
         |now| now.files,
     ),
     (
         "bytes_sent",
-        "Bytes of file contents that were sent and stored there",
+        "Bytes of file contents sent and stored at the target",
         MetricType::Counter,
         |now| now.sent_bytes,
     ),
     (
         "files_sent",
-        "Regular files that were sent and have their names there",
+        "Regular files sent and renamed into place at the target",
         MetricType::Counter,
         |now| now.sent_files,
     ),
-    ("transfers_running", "Transfers that run", Gauge, |now| {
+    ("transfers_running", "Running transfers", Gauge, |now| {
         now.transfers as u64
     }),
 ];
@@ -223,16 +227,16 @@ const METERS_BY_KEY: [Meter; 5] = [
 const METERS: [Meter; 3] = [
     (
         "probe_bytes_received",
-        "Bytes of filler that probes have brought",
+        "Bytes of filler received by probes",
         MetricType::Counter,
         |now| now.probed,
     ),
-    ("lanes", "Lanes of the transfers that run", Gauge, |now| {
+    ("lanes", "Lanes of the running transfers", Gauge, |now| {
         now.lanes as u64
     }),
     (
         "write_queue_items",
-        "Batches and groups that wait for a writer",
+        "Batches and groups waiting for a writer",
         Gauge,
         |now| now.queued as u64,
     ),
@@ -259,7 +263,7 @@ fn put(to: MetricEncoder<'_>, kind: MetricType, value: u64) -> fmt::Result {
 
 /// Adds the time that the threads of each stage spent in each state, in seconds.
 fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)]) -> fmt::Result {
-    let help = "Seconds of the threads of a stage, by what they did";
+    let help = "Seconds of the threads of a stage, by activity";
     let mut family = to.encode_descriptor("stage_seconds", help, None, MetricType::Counter)?;
     for (stage, times) in stages {
         let states = [
