@@ -387,7 +387,8 @@ fn the_directories_of_dead_jobs_are_removed_and_that_of_a_live_one_stays() {
             assert!(said.contains(&line) && !said.contains("0 B"), "{said}");
         }
         assert!(!said.contains("'b/.zmove-job-"), "{said}");
-        let kept = "kept, belongs to another user or was not created by zmove: directory of a push to several receivers";
+        let kept = "kept, belongs to another user or was not created by zmove: directory of a push to \
+                    several receivers";
         assert!(said.contains(&format!("{kept} 'e/")), "{said}");
         assert!(with_data.join("parts/data").exists());
         assert!(

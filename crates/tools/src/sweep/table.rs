@@ -105,7 +105,7 @@ fn ways(sweep: &Sweep) -> String {
         };
         let size = sweep.sizes.iter().find(direct)?;
         Some(format!(
-            "past the page cache (O_DIRECT) from {}",
+            "past the page cache (O_DIRECT) for files of {} and larger",
             size_label(size.file_bytes)
         ))
     };
