@@ -569,5 +569,5 @@ fn a_node_without_a_line_and_with_nonsense_for_a_grant_is_a_stranger() {
         runtime().block_on(lab.take_part((lab.job("t"), &queue), signed, TransportChoice::Tcp));
     let refused = ended.unwrap_err().to_string();
     assert!(refused.contains("it cannot be decoded"), "{refused}");
-    lab.receivers[0].wait_for_log("with a grant that does not count");
+    lab.receivers[0].wait_for_log("with an invalid grant");
 }
