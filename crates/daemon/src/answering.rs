@@ -51,16 +51,16 @@ async fn asked(session: &mut SendingSession) -> Result<PeerOrder, SendingError> 
     writer
         .greet(&Greeting::new(Role::Control, session.transfer))
         .await?;
-    let mut held = session.share.quota.book_nothing();
+    let mut held = session.share.quota.empty_charge();
     Ok(match next(reader, &mut held).await? {
         ToSource::Fetch(fetch) => {
             let order = order(reader, *fetch, held).await?;
-            session.meter.opened(&shown(&order.fetch));
+            session.meter.set_target(&shown(&order.fetch));
             PeerOrder::Files(order)
         }
         ToSource::Copy(copy) => {
             let order = order(reader, copy.fetch.clone(), held).await?;
-            session.meter.opened(&shown(&order.fetch));
+            session.meter.set_target(&shown(&order.fetch));
             PeerOrder::Copy(copy, order)
         }
         ToSource::Grant(order) => PeerOrder::Grant(order),

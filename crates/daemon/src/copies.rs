@@ -276,10 +276,10 @@ impl fmt::Debug for Copies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_wire::{Place, TransferAccount};
+    use zmove_wire::{HostAddress, TransferAccount};
 
     fn ended(port: u16) -> EndedCopy {
-        let to = Place {
+        let to = HostAddress {
             host: "h".into(),
             port,
         };

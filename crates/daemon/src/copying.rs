@@ -23,8 +23,9 @@ use zmove_sender::{Beside, PeerQuota, PushJob, Run, SessionError, Summary};
 use zmove_transport::{Claim, DialError, Fingerprint, Identity, Reach};
 use zmove_types::RateLimit;
 use zmove_wire::{
-    Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Intent, Place, Refusal,
-    RefusalCode, Relay, ToReceiver, ToSender, ToSource, TransferAccount, WireError, encode_message,
+    Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, HostAddress, Intent,
+    Refusal, RefusalCode, Relay, ToReceiver, ToSender, ToSource, TransferAccount, WireError,
+    encode_message,
 };
 
 use crate::access::authorizer::{Authorized, Authorizer, Destinations};
@@ -123,7 +124,11 @@ fn runs_already() -> Refusal {
 }
 
 /// Returns the client's read access if its key may have files sent to the destination `to`.
-fn rights(authorized: &Authorized, key: Fingerprint, to: &Place) -> Result<ReadAccess, Refusal> {
+fn rights(
+    authorized: &Authorized,
+    key: Fingerprint,
+    to: &HostAddress,
+) -> Result<ReadAccess, Refusal> {
     let access = authorized
         .reads
         .clone()
@@ -160,7 +165,7 @@ async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
     writer
         .send(&encode_message(&ToSender::Copy(CopyState::Ready)))
         .await?;
-    let mut held = session.share.quota.book_nothing();
+    let mut held = session.share.quota.empty_charge();
     let said = tokio::time::timeout(BEGIN_TIMEOUT, next(reader, &mut held)).await;
     match said.map_err(|_| SendingError::Silent)?? {
         ToSource::Begin(begin) => Ok(begin),
@@ -230,7 +235,7 @@ async fn follow(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
 struct Checked {
     claim: Claim,
     authorizer: Arc<Authorizer>,
-    to: Place,
+    to: HostAddress,
     quota: Quota,
 }
 
@@ -294,7 +299,7 @@ async fn push(
     let started = Instant::now();
     let run = Run::begin(None, started);
     let (first, mut run) = start(job, config.clone(), run, started).await;
-    let Place { host, port } = order.to.clone();
+    let HostAddress { host, port } = order.to.clone();
     let remote = Remote {
         host,
         port,
@@ -515,7 +520,7 @@ mod tests {
         let checked = Checked {
             claim: Claim::again(key, Vec::new()),
             authorizer: Arc::new(Authorizer::Only(key)),
-            to: Place {
+            to: HostAddress {
                 host: "h".into(),
                 port: 1,
             },

@@ -28,7 +28,7 @@ use zmove_transport::{
     Transport, control_pair,
 };
 use zmove_types::TransferId;
-use zmove_wire::limits::LANES_UNASKED_MAX;
+use zmove_wire::limits::LANES_UNREQUESTED_MAX;
 use zmove_wire::{Cipher, Greeting, Refusal, RefusalCode, Role};
 
 use crate::access::admission::{Admissions, Slot};
@@ -373,7 +373,7 @@ impl Shared {
         };
         // Allows more lanes than were granted: lanes greet in any order, and before their sender knows the number of
         // granted lanes.
-        let room = usize::from(slot.portion.lanes.max(2 * LANES_UNASKED_MAX));
+        let room = usize::from(slot.portion.lanes.max(2 * LANES_UNREQUESTED_MAX));
         let admitted = AdmittedTransfer {
             who,
             live,
@@ -640,7 +640,7 @@ impl Shared {
                     .map(|lane| matches!(lanes.try_send(lane), Err(TrySendError::Full(_))))
             }
             LanesIn::Sending(lanes) => stream
-                .into_sink(greeting.cipher, LANES_UNASKED_MAX)
+                .into_sink(greeting.cipher, LANES_UNREQUESTED_MAX)
                 .map(|lane| matches!(lanes.try_send(Ok(lane)), Err(TrySendError::Full(_)))),
         };
         match is_one_too_many {

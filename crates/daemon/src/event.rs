@@ -7,11 +7,11 @@ use std::time::Duration;
 use zmove_disk::Mount;
 use zmove_transport::Fingerprint;
 use zmove_types::{Counters, Escaped};
-use zmove_wire::{Cipher, Place};
+use zmove_wire::{Cipher, HostAddress};
 
 use zmove_receiver::Failures;
 use zmove_receiver::SessionError;
-use zmove_receiver::{Looked, SessionReport};
+use zmove_receiver::{InspectionKind, SessionReport};
 
 use crate::sending::SendingError;
 use crate::transfers::Who;
@@ -137,7 +137,7 @@ pub enum TransferEnd {
     /// A copy to another host, ordered by the peer, was completed.
     Copied {
         /// The other host.
-        to: Place,
+        to: HostAddress,
         /// Number of failed entries.
         failed: u64,
     },
@@ -274,13 +274,13 @@ impl fmt::Display for EndedTransfer {
             TransferEnd::Received { cipher, report } => {
                 let faults = report.faults;
                 match report.looked {
-                    Some(Looked::Preview) => {
+                    Some(InspectionKind::Preview) => {
                         write!(f, "previewed by {who} into '{path}' in {seconds}")?;
                     }
-                    Some(Looked::Verification) => {
+                    Some(InspectionKind::Verification) => {
                         write!(f, "verified by {who} against '{path}' in {seconds}")?;
                     }
-                    Some(Looked::Cleaning) => write!(
+                    Some(InspectionKind::Cleaning) => write!(
                         f,
                         "cleaned by {who} at '{path}' in {seconds}, {} leftovers, {faults} faults",
                         report.items

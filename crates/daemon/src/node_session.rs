@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use zmove_disk::RemovalBudget;
-use zmove_receiver::{Grants, TakenUp};
+use zmove_receiver::{Grants, RedeemedGrant};
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint};
 use zmove_wire::{Open, Refusal};
 
@@ -51,11 +51,11 @@ pub(crate) struct NodeSession {
 }
 
 impl Grants for NodeSession {
-    fn are_for(&self, _open: &Open) -> bool {
+    fn covers(&self, _open: &Open) -> bool {
         true
     }
 
-    fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal> {
+    fn redeem(&self, open: &Open) -> Result<RedeemedGrant, Refusal> {
         self.grant.check_opening(open)?;
         let claim = &self.grant.head;
         let head = self.authorizer.authorize(claim);
@@ -63,7 +63,7 @@ impl Grants for NodeSession {
         let head = head.filter(Authorized::may_lead);
         let head =
             head.ok_or_else(|| denied("the key of the leading node may no longer lead jobs here"))?;
-        Ok(TakenUp {
+        Ok(RedeemedGrant {
             quota: self.around.charge(claim.key, &head.rights),
             rights: head.rights,
             top_names: self.grant.top_names(),
@@ -200,7 +200,7 @@ mod tests {
             (node.name.as_str(), node.by_grants_of[0].key),
             ("ann", site.head.fingerprint())
         );
-        let taken = site.session(usual()).take_up(&opening("t", 7)).unwrap();
+        let taken = site.session(usual()).redeem(&opening("t", 7)).unwrap();
         assert_eq!(taken.rights.owner, site.head.fingerprint().to_string());
         assert!(taken.rights.rate_max.is_some() && taken.allowance.is_none());
         assert_eq!(taken.removals.left(), 0);
@@ -320,7 +320,7 @@ mod tests {
     fn only_the_opening_that_was_granted_is_taken_up() {
         let site = Site::new(Access::ReadWrite);
         let session = site.session(usual());
-        let refused = |open: Open| session.take_up(&open).unwrap_err().text;
+        let refused = |open: Open| session.redeem(&open).unwrap_err().text;
         assert!(refused(opening("t", 8)).contains("another job"));
         let mut begins = opening("t", 7);
         begins.shared_job.as_mut().unwrap().beginning = Beginning::Allowed;
@@ -372,7 +372,7 @@ mod tests {
             ..opening("t", 7)
         };
         other.shared_job.as_mut().unwrap().node = NodeName::new("c").unwrap();
-        session.take_up(&other).unwrap();
+        session.redeem(&other).unwrap();
     }
 
     #[test]
@@ -402,7 +402,7 @@ mod tests {
                 ..opening("t", 7)
             };
             site.session(granted(open))
-                .take_up(&opening("t", 7))
+                .redeem(&opening("t", 7))
                 .unwrap()
                 .top_names
         };
@@ -416,7 +416,7 @@ mod tests {
         let site = Site::new(Access::ReadWrite);
         let session = site.session(usual());
         AuthorizedKeys::remove(site.home.path(), "ann").unwrap();
-        let refusal = session.take_up(&opening("t", 7)).unwrap_err();
+        let refusal = session.redeem(&opening("t", 7)).unwrap_err();
         assert!(
             refusal.text.contains("may no longer lead jobs here"),
             "{refusal:?}"

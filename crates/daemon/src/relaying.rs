@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
-use zmove_receiver::{Booking, Quota, TransferMeter};
+use zmove_receiver::{Charge, Quota, TransferMeter};
 use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
 use zmove_types::{Event, LISTED_MAX, Lock, Observer, RelPath, Root};
 use zmove_wire::limits::HASHED_MAX;
@@ -69,7 +69,7 @@ struct Waiting {
 struct Word {
     waiting: Arc<Waiting>,
     bytes: usize,
-    _booked: Booking,
+    _booked: Charge,
 }
 
 /// Number of queued bytes above which a sending thread must wait.
@@ -245,7 +245,7 @@ impl Relaying {
         if self.waiting.bytes.load(Ordering::Relaxed) > OVERFLOW_BYTES {
             return self.overflow();
         }
-        let Ok(booked) = self.quota.book_memory(amount) else {
+        let Ok(booked) = self.quota.charge_memory(amount) else {
             return self.overflow();
         };
         self.waiting.bytes.fetch_add(amount, Ordering::Relaxed);
@@ -300,7 +300,7 @@ const HASHED_AT_ONCE: usize = 256;
 
 impl Observer for Relaying {
     fn on(&self, event: &Event) {
-        self.meter.hear(event);
+        self.meter.record_event(event);
         match event {
             event if self.untold.lock().hear(event) => {}
             Event::ScanEnded | Event::Flushing => {
@@ -346,12 +346,14 @@ impl Drop for Word {
 pub(crate) struct KeyQuota(pub(crate) Quota);
 
 impl PeerQuota for KeyQuota {
-    fn book_memory(&self, bytes: usize) -> Result<Held, WireError> {
-        Ok(Box::new(self.0.book_memory(bytes)?))
+    fn charge_memory(&self, bytes: usize) -> Result<Held, WireError> {
+        Ok(Box::new(self.0.charge_memory(bytes)?))
     }
 
-    fn book_helper(&self) -> Option<Held> {
-        self.0.book_helper().map(|helper| Box::new(helper) as Held)
+    fn charge_helper(&self) -> Option<Held> {
+        self.0
+            .charge_helper()
+            .map(|helper| Box::new(helper) as Held)
     }
 }
 
@@ -401,7 +403,10 @@ mod tests {
             assert!(!thread.is_finished());
             std::thread::yield_now();
         }
-        assert!(quota.book_memory(5 << 20).is_err(), "what waits is booked");
+        assert!(
+            quota.charge_memory(5 << 20).is_err(),
+            "what waits is booked"
+        );
         let mut heard = 0;
         while !thread.is_finished() || !words.is_empty() {
             assert!(waiting_bytes() < WAITING_BYTES_MAX + (1 << 20));
@@ -410,7 +415,7 @@ mod tests {
         thread.join().unwrap();
         assert_eq!(heard, 20_000);
         assert!(
-            quota.book_memory(8 << 20).is_ok(),
+            quota.charge_memory(8 << 20).is_ok(),
             "all has been given back"
         );
         assert!(!*relaying.over.borrow());

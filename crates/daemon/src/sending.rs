@@ -14,7 +14,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use zmove_engine::{Causes, PushError};
 use zmove_receiver::{
-    Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter, book_rules,
+    Charge, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter, charge_rules,
 };
 use zmove_scan::{FileSystems, PathList, ScanConfig, Selection, Separator};
 use zmove_sender::{Instead, Owners, PushJob, Removals, SenderConfig, SessionError, Summary};
@@ -26,8 +26,8 @@ use zmove_wire::limits::{
     FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, within,
 };
 use zmove_wire::{
-    Cipher, Fetch, Open, OwnerOrder, Place, Refusal, RefusalCode, SourcePath, ToSender, ToSource,
-    WireError, decode_message_within, encode_message,
+    Cipher, Fetch, HostAddress, Open, OwnerOrder, Refusal, RefusalCode, SourcePath, ToSender,
+    ToSource, WireError, decode_message_within, encode_message,
 };
 
 use crate::access::authorizer::{Authorized, Authorizer};
@@ -138,7 +138,7 @@ impl SendingError {
 pub(crate) struct Order {
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
-    held: Booking,
+    held: Charge,
 }
 
 /// The result of a session.
@@ -146,7 +146,7 @@ pub(crate) enum Sent {
     /// Files were sent to the peer.
     Files(Box<Summary>),
     /// Files were sent to another host.
-    Copied(Place, Box<Summary>),
+    Copied(HostAddress, Box<Summary>),
     /// The peer was given a grant by which the holder of the key `source` may send to `target`.
     Granted {
         source: Fingerprint,
@@ -307,9 +307,9 @@ pub(crate) async fn say_last(
 pub(crate) async fn order(
     reader: &mut ControlReader,
     fetch: Fetch,
-    mut held: Booking,
+    mut held: Charge,
 ) -> Result<Order, SendingError> {
-    book_rules(&fetch.rules, &mut held)?;
+    charge_rules(&fetch.rules, &mut held)?;
     let Some(announced) = fetch.list else {
         return Ok(Order {
             fetch,
@@ -346,7 +346,7 @@ pub(crate) async fn order(
 /// Reads the next message. Twice its length is charged, because its strings are copied.
 pub(crate) async fn next(
     reader: &mut ControlReader,
-    held: &mut Booking,
+    held: &mut Charge,
 ) -> Result<ToSource, SendingError> {
     let received =
         tokio::time::timeout(ORDER_TIMEOUT, reader.receive_within(FETCH_BYTES_MAX)).await;
@@ -367,7 +367,7 @@ pub(crate) struct Prepared {
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) missing: Vec<String>,
     /// Reservations for the transfer, held until it ends.
-    pub(crate) held: Vec<Booking>,
+    pub(crate) held: Vec<Charge>,
 }
 
 /// The destination of a transfer.
@@ -461,7 +461,7 @@ pub(crate) struct Found {
     pub(crate) job: PushJob,
     /// The sources that cannot be opened.
     pub(crate) missing: Vec<String>,
-    held: Vec<Booking>,
+    held: Vec<Charge>,
 }
 
 /// Builds the job of one session. May block on files. Gives up when `stopping` is set.
@@ -524,7 +524,7 @@ fn sender_config(
         rate,
         ..
     }: &KeyShare,
-    held: &mut Vec<Booking>,
+    held: &mut Vec<Charge>,
 ) -> Result<SenderConfig, Refusal> {
     let usual = SenderConfig::default();
     let full = |what: &str| {
@@ -536,13 +536,13 @@ fn sender_config(
         )
     };
     let files: Vec<_> = (0..OPEN_FILES)
-        .map_while(|_| quota.book_file().ok())
+        .map_while(|_| quota.charge_file().ok())
         .collect();
     if files.len() < OPEN_FILES {
         return Err(full("open files (limits.files_per_identity)"));
     }
     let wanted = usual.scan.threads + usual.readers_max;
-    let threads: Vec<_> = (0..wanted).map_while(|_| quota.book_thread()).collect();
+    let threads: Vec<_> = (0..wanted).map_while(|_| quota.charge_thread()).collect();
     let scan_threads = (threads.len() / 2).clamp(THREADS_MIN, usual.scan.threads);
     let readers_max = threads
         .len()

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{CauseAt, Roots, Task, Turn, open_beneath};
-use zmove_receiver::{Booking, Quota, choose_root, without_dots};
+use zmove_receiver::{Charge, Quota, choose_root, without_dots};
 use zmove_scan::{ScanRoot, glob_matches, is_glob, means_contents};
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::limits::{FETCH_MATCHES_MAX, FETCH_SOURCE_BYTES_MAX};
@@ -42,7 +42,7 @@ pub(crate) struct FoundSources {
     /// The sources that cannot be opened, with the reason, one per line.
     pub(crate) missing: Vec<String>,
     /// The reservations for the sources.
-    pub(crate) held: Vec<Booking>,
+    pub(crate) held: Vec<Charge>,
 }
 
 /// A search for sources and the key's resources that it may use.
@@ -51,8 +51,8 @@ struct Search<'a> {
     quota: &'a Quota,
     turn: Turn<'a>,
     /// The reservations for memory and for descriptors.
-    memory: Booking,
-    descriptors: Vec<Booking>,
+    memory: Charge,
+    descriptors: Vec<Charge>,
     /// The opened roots of the key, and opened directories beneath them that hold sources.
     opened: HashMap<PathBuf, Arc<OwnedFd>>,
     /// Number of directory entries read, and number of entries matched by globs.
@@ -133,7 +133,7 @@ impl FoundSources {
             access,
             quota,
             turn: quota.turn(Task::Look, stopping),
-            memory: quota.book_nothing(),
+            memory: quota.empty_charge(),
             descriptors: Vec::new(),
             opened: HashMap::new(),
             looked_at: 0,
@@ -203,8 +203,8 @@ impl Search<'_> {
             .map_err(|error| Refusal::new(RefusalCode::Full, error.to_string()))
     }
 
-    fn book_descriptor(&mut self) -> Result<(), Refusal> {
-        let booked = self.quota.book_descriptor().ok_or_else(|| {
+    fn charge_descriptor(&mut self) -> Result<(), Refusal> {
+        let booked = self.quota.charge_descriptor().ok_or_else(|| {
             let text = "the sources are in more directories than this key may have open (limits.files_per_identity): \
                         request the directory above them, or try again later";
             Refusal::new(RefusalCode::Full, text)
@@ -248,7 +248,7 @@ impl Search<'_> {
         if let Some(opened) = self.opened.get(root) {
             return Ok(Arc::clone(opened));
         }
-        self.book_descriptor()?;
+        self.charge_descriptor()?;
         let tree = roots.open(root).map_err(|error| {
             let cause = CauseAt {
                 error: &error,
@@ -282,7 +282,7 @@ impl Search<'_> {
         if let Some(opened) = self.opened.get(&shown) {
             return Ok(Arc::clone(opened));
         }
-        self.book_descriptor()?;
+        self.charge_descriptor()?;
         let opened = open_beneath(root.as_fd(), parent, OFlags::PATH | OFlags::DIRECTORY);
         let opened = Arc::new(opened.map_err(io::Error::from)?);
         self.opened.insert(shown, Arc::clone(&opened));
@@ -423,7 +423,7 @@ impl Search<'_> {
         let path = relative(path)?;
         if is_directory {
             // A descriptor is charged for the walk, which opens the directory.
-            self.book_descriptor()?;
+            self.charge_descriptor()?;
         }
         let Some((parent, name)) = path.split() else {
             return Ok((self.open_parent(ground, &path)?, path));
@@ -679,7 +679,7 @@ mod tests {
         let quota = quota(64);
         let found = find(home.path(), &names, &quota).unwrap();
         assert_eq!(found.roots.len(), 200);
-        let left = std::iter::from_fn(|| quota.book_descriptor());
+        let left = std::iter::from_fn(|| quota.charge_descriptor());
         assert_eq!(
             left.collect::<Vec<_>>().len(),
             64 - 2,
@@ -719,7 +719,7 @@ mod tests {
             refusal.text.contains("match more than 65536 names"),
             "{refusal:?}"
         );
-        let booked = quota.book_memory(60 << 20).unwrap();
+        let booked = quota.charge_memory(60 << 20).unwrap();
         let refusal = find(home.path(), &["b/*"; 100], &quota).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Full);
         assert!(
@@ -728,11 +728,11 @@ mod tests {
         );
         drop(booked);
         assert!(
-            quota.book_memory(64 << 20).is_ok(),
+            quota.charge_memory(64 << 20).is_ok(),
             "all has been given back"
         );
         // Names that match the glob but do not contain the last component.
-        let _booked = quota.book_memory(63 << 20).unwrap();
+        let _booked = quota.charge_memory(63 << 20).unwrap();
         assert_eq!(
             find(home.path(), &["b/*/none"; 200], &quota)
                 .unwrap_err()

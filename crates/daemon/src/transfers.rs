@@ -311,7 +311,7 @@ impl Live {
 
     fn bytes(&self) -> u64 {
         let reading = self.meter.reading();
-        reading.bytes + self.meter.coming() + reading.sent_bytes + reading.probed
+        reading.bytes + self.meter.partial_frame_bytes() + reading.sent_bytes + reading.probed
     }
 
     fn reading(&self) -> MeterReading {
@@ -471,9 +471,14 @@ mod tests {
         assert_eq!(transfers.read().transfers, 0, "they wait");
         one.live.begins(Direction::Send);
         other.live.begins(Direction::Send);
-        one.live.meter.hear(&Event::Stored { files: 2, bytes: 7 });
-        one.live.meter.hear(&Event::LaneUp { lanes: 3 });
-        other.live.meter.hear(&Event::Stored { files: 0, bytes: 1 });
+        one.live
+            .meter
+            .record_event(&Event::Stored { files: 2, bytes: 7 });
+        one.live.meter.record_event(&Event::LaneUp { lanes: 3 });
+        other
+            .live
+            .meter
+            .record_event(&Event::Stored { files: 0, bytes: 1 });
         let before = transfers.read();
         assert_eq!((before.sent_bytes, before.sent_files), (8, 2));
         assert_eq!((before.transfers, before.lanes), (2, 3));
@@ -497,7 +502,10 @@ mod tests {
         let transfers = Arc::<Transfers>::default();
         for number in 0..NAMES_MAX + 5 {
             let guard = transfers.enter(TransferId([0; 16]), who(&number.to_string()), None);
-            guard.live.meter.hear(&Event::Stored { files: 1, bytes: 1 });
+            guard
+                .live
+                .meter
+                .record_event(&Event::Stored { files: 1, bytes: 1 });
         }
         let by_name = transfers.read_by_name();
         assert_eq!(

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_receiver::{
-    Owning, ReceiverConfig, Rights, SenderPlace, Session, SessionError as ReceiverError,
-    SessionReport, run_session,
+    OwnerPermission, ReceiverConfig, Rights, SenderLocation, Session,
+    SessionError as ReceiverError, SessionReport, run_session,
 };
 use zmove_sender::{CleanEvent, Link, NoQuota, Push, Run, SessionError, Summary, clean};
 use zmove_transport::{memory_control, memory_lane};
@@ -82,12 +82,12 @@ fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTas
             config: ReceiverConfig {
                 // The receiver runs as the user, so the permissions of the kernel are sufficient.
                 rights: Rights {
-                    owning: Owning::Allowed,
+                    owning: OwnerPermission::Allowed,
                     ..Rights::default()
                 },
                 ..receiver
             },
-            sender: SenderPlace::Here,
+            sender: SenderLocation::SameProcess,
             ..Session::new(transfer, control, sources)
         };
         run_session(session, pending()).await

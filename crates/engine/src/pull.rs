@@ -24,8 +24,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use zmove_disk::RemovalBudget;
 use zmove_receiver::{
-    NamedFiles, Opening, Owning, ReceiverConfig, Rights, Session, SessionError as ReceiverError,
-    run_session,
+    NamedFiles, Opening, OwnerPermission, ReceiverConfig, Rights, Session,
+    SessionError as ReceiverError, run_session,
 };
 use zmove_sender::{
     LaneNumber, LaneSupply, Link, Manifest, SessionError, SessionFate, Standing, Summary,
@@ -241,7 +241,7 @@ impl RemotePull<'_> {
             removals: Some(Arc::clone(removals)),
             // The receiver runs as the user, so the permissions of the kernel are sufficient.
             rights: Rights {
-                owning: Owning::Allowed,
+                owning: OwnerPermission::Allowed,
                 ..Rights::default()
             },
             top_names: self.sources.top_names(),

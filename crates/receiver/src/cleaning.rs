@@ -19,9 +19,9 @@ use crate::cleaning::cleaner::Cleaner;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::resume::journal::CleanMode;
-use crate::session::connections::{Connections, Looked, SessionReport, opened};
+use crate::session::connections::{Connections, InspectionKind, SessionReport, opened};
 use crate::session::leases::keeping::KeptLease;
-use crate::store::target::{SeenTarget, WriteAccess};
+use crate::store::target::{InspectedTarget, WriteAccess};
 
 /// Maximum number of results queued for a peer that does not read its control connection. Beyond that, the threads
 /// wait.
@@ -52,11 +52,11 @@ pub(crate) async fn run(
     let cleaner = Cleaner::new(tree, mode, config, Arc::clone(&stopping), told);
     let mut cleaning = tokio::task::spawn_blocking(move || cleaner.clean());
     let mut report = SessionReport {
-        looked: Some(Looked::Cleaning),
+        looked: Some(InspectionKind::Cleaning),
         ..SessionReport::default()
     };
     let ended = tokio::select! {
-        ended = converse(&mut connections, results, &mut cleaning, &mut report) => ended,
+        ended = handle_messages(&mut connections, results, &mut cleaning, &mut report) => ended,
         error = stop => Err(error),
     };
     if ended.is_err() {
@@ -67,13 +67,13 @@ pub(crate) async fn run(
             let _has_no_result = cleaning.await;
         }
     }
-    connections.part(&ended).await;
+    connections.end_session(&ended).await;
     ended.map(|()| report)
 }
 
 /// Opens the tree of a target, which must exist.
 fn target_tree(open: &Open, access: &WriteAccess) -> Result<Tree, Refusal> {
-    let seen = SeenTarget::look(open, access)?;
+    let seen = InspectedTarget::inspect(open, access)?;
     let why = if seen.is_closed {
         "its mode denies access to its owner"
     } else {
@@ -86,7 +86,7 @@ fn target_tree(open: &Open, access: &WriteAccess) -> Result<Tree, Refusal> {
 }
 
 /// Sends the results of a cleanup until it ends.
-async fn converse(
+async fn handle_messages(
     connections: &mut Connections,
     mut results: mpsc::Receiver<ToSender>,
     cleaning: &mut JoinHandle<()>,

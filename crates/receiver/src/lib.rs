@@ -20,19 +20,20 @@ mod store;
 mod sync;
 
 pub use comparison::entries::listed::{ListError, ListedFiles, Unlisted};
-pub use comparison::selection::{book_rules, selection};
+pub use comparison::selection::{charge_rules, selection};
 pub use config::{MeasureStorage, NamedFiles, ReceiverConfig, SweepTarget};
 pub use error::SessionError;
 pub use meters::{Failures, MeterReading, TransferMeter};
 pub use resume::journal;
 pub use rights::grant::{
-    Allowance, Amount, Grants, Leading, Owning, Rights, SetIds, Stored, TakenUp,
+    Allowance, Amount, Grants, LeaderPermission, OwnerPermission, RedeemedGrant, Rights, SetIds,
+    Stored,
 };
 pub use rights::quota::limits::{Limits, Portion, files_of_process};
-pub use rights::quota::{Booking, Quota, Quotas, ThreadBooking};
+pub use rights::quota::{Charge, Quota, Quotas, ThreadCharge};
 pub use rights::top_names::{ListedPaths, TopNames};
-pub use session::connections::{Looked, SessionReport, unless_stopped};
+pub use session::connections::{InspectionKind, SessionReport, unless_stopped};
 pub use session::leases::run_leases::{RunLease, RunLeases, RunLeasesByKey};
 pub use session::leases::target_sessions::TargetSessions;
-pub use session::{Opening, SenderPlace, Session, run_session};
+pub use session::{Opening, SenderLocation, Session, run_session};
 pub use store::target::{WriteAccess, choose_root, without_dots};

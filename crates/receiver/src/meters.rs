@@ -83,7 +83,7 @@ impl TransferMeter {
 
     /// Bytes received of frames that are still incomplete. This value rises and falls.
     #[must_use]
-    pub fn coming(&self) -> u64 {
+    pub fn partial_frame_bytes(&self) -> u64 {
         self.receive.at_hand()
     }
 
@@ -106,7 +106,7 @@ impl TransferMeter {
     }
 
     /// Records the target that the sender requested.
-    pub fn opened(&self, target: &[u8]) {
+    pub fn set_target(&self, target: &[u8]) {
         // A session is opened only once, so the cell is still empty.
         let _first = self.target.set(target.to_vec());
     }
@@ -123,7 +123,7 @@ impl TransferMeter {
     }
 
     /// Counts a failed entry.
-    pub(crate) fn failed(&self, operation: Operation, code: FaultCode) {
+    pub(crate) fn count_failure(&self, operation: Operation, code: FaultCode) {
         self.change_failures(operation, code, |failures| failures.count += 1);
     }
 
@@ -169,37 +169,37 @@ impl TransferMeter {
     }
 
     /// Marks the transfer as a probe.
-    pub(crate) fn probes(&self) {
+    pub(crate) fn mark_as_probe(&self) {
         self.probed.get_or_init(AtomicCounter::default);
     }
 
-    pub(crate) fn filled(&self, bytes: u64) {
+    pub(crate) fn count_filler(&self, bytes: u64) {
         self.probed.get_or_init(AtomicCounter::default).add(bytes);
     }
 
-    pub(crate) fn came(&self, bytes: usize) {
+    pub(crate) fn count_received(&self, bytes: usize) {
         self.bytes.add(bytes as u64);
     }
 
     /// Counts a file of `bytes` bytes that was renamed into place.
-    pub(crate) fn stored(&self, bytes: u64) {
+    pub(crate) fn count_stored(&self, bytes: u64) {
         self.named_bytes.add(bytes);
         self.files.add(1);
     }
 
     /// Returns the totals of the files that were renamed into place.
-    pub(crate) fn named(&self) -> Stored {
+    pub(crate) fn stored_total(&self) -> Stored {
         Stored {
             files: self.files(),
             bytes: self.named_bytes.get(),
         }
     }
 
-    pub(crate) fn lanes_are(&self, lanes: usize) {
+    pub(crate) fn set_lane_count(&self, lanes: usize) {
         self.lanes.store(lanes, Ordering::Relaxed);
     }
 
-    pub(crate) fn queue(&self) {
+    pub(crate) fn count_queued(&self) {
         self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -208,12 +208,12 @@ impl TransferMeter {
         self.queued.load(Ordering::Relaxed) > 0
     }
 
-    pub(crate) fn take(&self) {
+    pub(crate) fn count_dequeued(&self) {
         self.queued.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Counts an event of a sender on this side.
-    pub fn hear(&self, event: &Event) {
+    pub fn record_event(&self, event: &Event) {
         match event {
             Event::Found { files, bytes } => {
                 let mut found = self.found.lock();
@@ -229,7 +229,7 @@ impl TransferMeter {
             Event::Skipped { bytes, .. } => {
                 self.change_found(|found| found.skipped_bytes += bytes);
             }
-            Event::LaneUp { lanes } => self.lanes_are(*lanes),
+            Event::LaneUp { lanes } => self.set_lane_count(*lanes),
             _ => {}
         }
     }
@@ -241,7 +241,7 @@ impl TransferMeter {
     }
 
     /// Replaces the scan totals with those reported by a remote sender.
-    pub(crate) fn told(&self, found: FoundSoFar) {
+    pub(crate) fn set_found(&self, found: FoundSoFar) {
         *self.found.lock() = Some(found);
     }
 

@@ -15,9 +15,11 @@ use tokio::sync::mpsc;
 use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
 use zmove_types::{BufferPool, Doing};
 use zmove_wire::limits::{
-    LANES_UNASKED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX,
+    LANES_UNREQUESTED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX,
 };
-use zmove_wire::{Finished, Moment, Open, Sampled, TargetState, ToReceiver, ToSender, WireError};
+use zmove_wire::{
+    Finished, Open, SampleTime, Sampled, TargetState, ToReceiver, ToSender, WireError,
+};
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
@@ -25,8 +27,8 @@ use crate::meters::TransferMeter;
 use crate::session::connections::{Connections, SessionReport, cpu_time, micros, opened};
 use crate::session::threads::{LaneThreads, PanicGuard};
 use crate::session::verify::is_filler;
-use crate::store::reports::{BookedOutcome, Outcome, Reports};
-use crate::store::target::SeenTarget;
+use crate::store::reports::{ChargedReport, Reports, ThreadReport};
+use crate::store::target::InspectedTarget;
 
 mod sweeping;
 
@@ -39,13 +41,13 @@ pub(crate) async fn run(
     config: &ReceiverConfig,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    config.meter.probes();
+    config.meter.mark_as_probe();
     let target = open.target.clone();
     let access = config.rights.access.clone();
-    let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
+    let lanes_max = config.lanes_max.max(LANES_UNREQUESTED_MAX);
     let opened = opened(TargetState::Empty, lanes_max);
     tokio::pin!(stop);
-    let look_at = move || SeenTarget::look(&open, &access);
+    let look_at = move || InspectedTarget::inspect(&open, &access);
     let (connections, seen) = connections
         .open_after(stop.as_mut(), look_at, |_| opened)
         .await?;
@@ -73,7 +75,7 @@ pub(crate) async fn run(
         sweeping: Sweeping::new(place, config.measure_storage),
     };
     let ended = tokio::select! {
-        ended = probe.converse() => ended,
+        ended = probe.handle_messages() => ended,
         () = tokio::time::sleep(Duration::from_secs(PROBE_SECONDS_MAX)) => Err(SessionError::ProbeTooLong),
         error = stop => Err(error),
     };
@@ -96,7 +98,7 @@ struct Probe {
     lanes_ended: u32,
     tally: Arc<ProbeTally>,
     reports: Reports,
-    outcomes: mpsc::Receiver<BookedOutcome>,
+    outcomes: mpsc::Receiver<ChargedReport>,
     lanes_max: usize,
     /// Samples that wait for lanes to end, each with the number of lanes that must have ended.
     waiting: Vec<(u64, u32)>,
@@ -104,29 +106,29 @@ struct Probe {
 }
 
 impl Probe {
-    async fn converse(&mut self) -> Result<(), SessionError> {
+    async fn handle_messages(&mut self) -> Result<(), SessionError> {
         loop {
             tokio::select! {
                 Some(lane) = self.connections.lanes.recv(), if self.lanes.count() < self.lanes_max => {
                     self.add_lane(lane)?;
                 }
                 Some(told) = self.outcomes.recv() => {
-                    let Outcome::LaneEnded { number, ended, .. } = told.outcome else {
+                    let ThreadReport::LaneEnded { number, ended, .. } = told.outcome else {
                         return Err(SessionError::Panicked);
                     };
                     self.lanes.ended(number);
                     self.lanes_ended += 1;
                     ended?;
-                    self.answer_those_that_waited().await?;
+                    self.answer_waiting_samples().await?;
                 }
                 swept = self.sweeping.done() => {
                     self.connections.send(&ToSender::Swept(swept?)).await?;
                 }
                 message = self.connections.inbox.recv() => match message.ok_or(ControlError::Closed)??.message {
-                    ToReceiver::Sample { sample, when: Moment::Now } => self.answer(sample).await?,
-                    ToReceiver::Sample { sample, when: Moment::Ended(lanes) } => {
+                    ToReceiver::Sample { sample, when: SampleTime::Now } => self.answer(sample).await?,
+                    ToReceiver::Sample { sample, when: SampleTime::Ended(lanes) } => {
                         self.wait(sample, lanes)?;
-                        self.answer_those_that_waited().await?;
+                        self.answer_waiting_samples().await?;
                     }
                     ToReceiver::Sweep(order) => self.sweeping.begin(order)?,
                     ToReceiver::Announce { items: 0, mismatches: 0 } if !self.sweeping.is_under_way() => break,
@@ -149,9 +151,9 @@ impl Probe {
         let reports = self.reports.clone();
         self.lanes.add(lane, move |number, source| {
             let _guard = PanicGuard(&reports);
-            reports.tell(Outcome::LaneEnded {
+            reports.report(ThreadReport::LaneEnded {
                 number,
-                has_brought: true,
+                has_delivered: true,
                 ended: tally.count_all(source),
             });
         })
@@ -167,7 +169,7 @@ impl Probe {
         Ok(())
     }
 
-    async fn answer_those_that_waited(&mut self) -> Result<(), ControlError> {
+    async fn answer_waiting_samples(&mut self) -> Result<(), ControlError> {
         let ended = self.lanes_ended;
         let (due, left) = self.waiting.iter().partition(|(_, lanes)| *lanes <= ended);
         self.waiting = left;
@@ -186,7 +188,7 @@ impl Probe {
     /// Stops the sweep and the lanes, and waits until their threads have ended.
     async fn close(mut self, ended: &Result<(), SessionError>) {
         self.sweeping.stop();
-        self.connections.part(ended).await;
+        self.connections.end_session(ended).await;
         drop((self.connections, self.outcomes));
         self.sweeping.end().await;
         self.tally.stopping.store(true, Ordering::Relaxed);
@@ -248,7 +250,7 @@ impl ProbeTally {
     fn count(&self, bytes: u64) -> Result<(), SessionError> {
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.first.get_or_init(Instant::now);
-        self.meter.filled(bytes);
+        self.meter.count_filler(bytes);
         if before + bytes > self.bytes_max {
             Err(SessionError::ProbeTooLarge)
         } else {

@@ -28,18 +28,18 @@ use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pa
 use zmove_types::{Lock, TransferId};
 use zmove_wire::{Greeting, Intent, Open, Role, ToSender};
 
-use crate::comparison::selection::book_rules;
+use crate::comparison::selection::charge_rules;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::rights::grant::Rights;
 use crate::rights::quota::messages::messages;
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 use crate::session::connections::{Connections, SessionReport, cpu_time, next, unless_stopped};
 use crate::session::leases::keeping::KeptLease;
-pub use crate::session::leases::keeping::SenderPlace;
+pub use crate::session::leases::keeping::SenderLocation;
 use crate::session::leases::run_leases::{RunLease, RunLeases};
 pub use crate::session::opening::Opening;
-use crate::session::opening::{Resolved, by_grant, is_under_way, resolve, take_opening, take_up};
+use crate::session::opening::{OpenTarget, by_grant, is_under_way, resolve, take_opening, take_up};
 use crate::session::running::{RunningSession, SessionThreads};
 use crate::shared_job::other_jobs::OtherJobs;
 use crate::shared_job::session::not_in_a_job;
@@ -60,7 +60,7 @@ pub struct Session {
     /// If this side dialed: a notification for each lane that could not be established.
     pub failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
     /// Whether the sender runs in this process.
-    pub sender: SenderPlace,
+    pub sender: SenderLocation,
     /// Access to the state of the control connection.
     pub connection: PathProbe,
     /// The leases of the runs that the peer has in progress at this receiver.
@@ -83,7 +83,7 @@ impl Session {
             opening: Opening::Sent,
             lanes,
             failed_lanes: None,
-            sender: SenderPlace::Elsewhere,
+            sender: SenderLocation::OtherProcess,
             connection: PathProbe::default(),
             run_leases: RunLeases::default(),
             config: ReceiverConfig::default(),
@@ -126,7 +126,7 @@ async fn run(
         inbox: messages(reader, Arc::clone(&booked_on), opening.sent_max()),
         lanes,
         failed_lanes,
-        held_up: None,
+        wait_notices: None,
     };
     tokio::pin!(stop);
     let begun = begin(
@@ -137,7 +137,7 @@ async fn run(
         &booked_on,
         config,
     );
-    let Begun {
+    let BegunSession {
         open,
         held,
         rules_held,
@@ -169,12 +169,12 @@ async fn run(
 }
 
 /// A session whose opening has been accepted.
-struct Begun {
+struct BegunSession {
     open: Open,
     /// Memory reserved for the opening until the target is open.
-    held: Booking,
+    held: Charge,
     /// Memory reserved for the opening's rules until the session ends.
-    rules_held: Booking,
+    rules_held: Charge,
     lease: RunLease,
     /// The settings, with the permissions by which the session was opened.
     config: ReceiverConfig,
@@ -189,13 +189,13 @@ async fn begin(
     run_leases: RunLeases,
     booked_on: &Lock<Quota>,
     mut config: ReceiverConfig,
-) -> Result<Begun, SessionError> {
+) -> Result<BegunSession, SessionError> {
     let greeting = Greeting::new(Role::Control, transfer);
     connections.writer.greet(&greeting).await?;
     let (open, held) = take_opening(opening, &mut connections.inbox, &config.quota).await?;
-    let mut rules_held = config.quota.book_nothing();
-    book_rules(&open.protected, &mut rules_held)?;
-    config.meter.opened(&open.target);
+    let mut rules_held = config.quota.empty_charge();
+    charge_rules(&open.protected, &mut rules_held)?;
+    config.meter.set_target(&open.target);
     let lease = run_leases.acquire(open.run).await;
     // Wait for the lease first: by then, the previous session has counted what it stored.
     let taken_up = take_up(&config, &open).await;
@@ -215,7 +215,7 @@ async fn begin(
             "a preview, probe or cleanup",
         )));
     }
-    Ok(Begun {
+    Ok(BegunSession {
         open,
         held,
         rules_held,
@@ -230,7 +230,7 @@ struct OpenedSession {
     connections: Connections,
     open: Open,
     /// Memory reserved for the opening.
-    held: Booking,
+    held: Charge,
     kept: KeptLease,
 }
 
@@ -273,7 +273,7 @@ async fn receive(
     let stop = async {
         tokio::select! {
             error = stop => error,
-            () = working.is_lost() => ControlError::from(io::Error::from(io::ErrorKind::TimedOut)).into(),
+            () = working.wait_until_lost() => ControlError::from(io::Error::from(io::ErrorKind::TimedOut)).into(),
         }
     };
     receive_files(session, config, stop).await
@@ -312,7 +312,7 @@ async fn receive_files(
     if let Err(error) = said.unwrap_or_else(Err) {
         return Err(connections.refuse(error).await);
     }
-    let Resolved {
+    let OpenTarget {
         open,
         target,
         parts,
@@ -322,7 +322,7 @@ async fn receive_files(
     } = resolved;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Transfer::new(transfer, &open, target, parts, &config, outcomes_in);
-    let transfer = Arc::new(transfer.beside(other_jobs));
+    let transfer = Arc::new(transfer.with_other_jobs(other_jobs));
     if !is_under_way(&open) {
         transfer.note_entered();
     }
@@ -346,7 +346,7 @@ async fn receive_files(
         quota.keep_threads(&file_system);
         grants
             .into_iter()
-            .for_each(|grants| grants.ended(meter.named()));
+            .for_each(|grants| grants.ended(meter.stored_total()));
     };
     // A panic has already been reported. Only less is recorded in that case.
     let _best_effort = tokio::task::spawn_blocking(remember).await;
@@ -364,15 +364,15 @@ async fn open_target(
     config: ReceiverConfig,
     lease: Lease,
     mut stop: Pin<&mut impl Future<Output = SessionError>>,
-) -> Result<Resolved, SessionError> {
-    let (told, held_up) = mpsc::unbounded_channel();
-    connections.held_up = Some(held_up);
+) -> Result<OpenTarget, SessionError> {
+    let (told, wait_notices) = mpsc::unbounded_channel();
+    connections.wait_notices = Some(wait_notices);
     let own = open.shared_job.as_ref().map(|part| part.job);
     let other_jobs = OtherJobs::new(own, &lease, Some(told));
-    let is_over = other_jobs.end_of_waiting();
+    let is_over = other_jobs.over_flag();
     let resolving = resolve(open, transfer, config, lease.clone(), other_jobs);
     tokio::pin!(resolving);
-    let mut looks = tokio::time::interval(LOOK_EVERY);
+    let mut looks = tokio::time::interval(CHECK_INTERVAL);
     loop {
         tokio::select! {
             _ = looks.tick() => is_over.store(connections.inbox.is_closed(), Ordering::Relaxed),
@@ -383,7 +383,7 @@ async fn open_target(
                 let _given_up = resolving.await;
                 return Err(error);
             }
-            Some(text) = next(&mut connections.held_up) => {
+            Some(text) = next(&mut connections.wait_notices) => {
                 connections.send(&ToSender::HeldUp { text }).await?;
             }
         }
@@ -403,7 +403,7 @@ impl Drop for UnlockJournals {
 }
 
 /// Interval at which a waiting session checks whether its sender has disconnected.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of outcomes queued for a peer that does not read its control connection. Beyond that, the writers
 /// wait.
 const OUTCOMES_WAITING_MAX: usize = 4096;

@@ -33,11 +33,11 @@ use zmove_wire::{
 };
 
 use crate::shared_job::flushing::flush_file_systems;
-use crate::shared_job::other_jobs::PATIENCE;
+use crate::shared_job::other_jobs::END_TIMEOUT;
 use crate::shared_job::session::SharedJobSession;
-use crate::store::failure::{Failure, FaultCause, failed_to, failure};
+use crate::store::failure::{Failure, FaultCause, failure, with_operation};
 use crate::store::publishing::publish_all;
-use crate::store::target::keeper::At;
+use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::transfer::Transfer;
 
 impl SharedJobSession {
@@ -45,7 +45,7 @@ impl SharedJobSession {
     ///
     /// # Errors
     /// Returns an error if the order is malformed or out of order.
-    pub(crate) fn obey(
+    pub(crate) fn execute(
         &self,
         transfer: &Transfer,
         order: SharedJobOrder,
@@ -86,7 +86,7 @@ impl SharedJobSession {
         // The flush may have failed only because the job has ended. Other receivers then do the work.
         self.check(Operation::Rename)?;
         flushed?;
-        Ok(transfer.target.view.keeper.take_counts())
+        Ok(transfer.target.view.policy.take_counts())
     }
 
     /// Fails if the job has ended.
@@ -111,7 +111,7 @@ impl SharedJobSession {
         self.flush_parts(transfer)?;
         // An order sets the directories at the end of the job.
         drop(transfer.target.directories.take());
-        flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
+        flush_file_systems(transfer).map_err(with_operation(Operation::Flush))?;
         *covered = asked;
         Ok(())
     }
@@ -123,26 +123,26 @@ impl SharedJobSession {
         };
         let flushed = transfer.parts.flush_shared(shared);
         let flushed = flushed.inspect_err(|_told_once| transfer.parts.flush_failed());
-        flushed.map_err(failed_to(Operation::Flush))
+        flushed.map_err(with_operation(Operation::Flush))
     }
 
     fn close(&self, transfer: &Transfer) -> Result<(), Failure> {
         // The mark of the end needs some space, and the space reserved for the journal may be all that is left.
-        transfer.parts.give_back_room();
-        if let Some(heart) = &self.heart {
-            heart.stop();
+        transfer.parts.release_allocation();
+        if let Some(heartbeat_writer) = &self.heartbeat_writer {
+            heartbeat_writer.stop();
         }
-        let cannot = failed_to(Operation::Delete);
+        let cannot = with_operation(Operation::Delete);
         let tree = &transfer.target.tree;
         let root = tree.open_directory(&RelPath::root()).map_err(&cannot)?;
         self.directory
-            .close(tree.lease(), &root, self.job, PATIENCE)
+            .close(tree.lease(), &root, self.job, END_TIMEOUT)
             .map_err(cannot)
     }
 }
 
 /// A directory whose mode and time are to be set.
-struct DirectoryToSet {
+struct DirectoryMetadata {
     /// The number of its entry in the batch.
     entry: u32,
     path: RelPath,
@@ -152,13 +152,13 @@ struct DirectoryToSet {
 /// Sets the mode and time of directories, deepest first. Calls `check` before each one.
 fn set_directories(
     transfer: &Transfer,
-    mut directories: Vec<DirectoryToSet>,
+    mut directories: Vec<DirectoryMetadata>,
     check: impl Fn() -> Result<(), Failure>,
 ) -> Result<SharedJobResult, Failure> {
     directories.sort_by_key(|directory| Reverse(directory.path.depth()));
     let target = &transfer.target;
     let mut faults = Vec::new();
-    for DirectoryToSet {
+    for DirectoryMetadata {
         entry,
         path,
         metadata,
@@ -167,19 +167,19 @@ fn set_directories(
         check()?;
         let directory = target.tree.open_own_directory(path);
         let set = directory.and_then(|directory| {
-            target.set_directory(&directory, metadata, At(path, None))?;
-            target.flush_if_each(&directory)
+            target.set_directory(&directory, metadata, EntryLocation(path, None))?;
+            target.flush_if_per_file(&directory)
         });
         if let Err(error) = set {
             faults.push(failure(Operation::SetMetadata, &error).of_entry(*entry));
         }
     }
-    flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
+    flush_file_systems(transfer).map_err(with_operation(Operation::Flush))?;
     Ok(SharedJobResult::DirectoriesSet(faults))
 }
 
 /// Returns the directories of a batch, which must not contain any other entries.
-fn directories(batch: Batch) -> Result<Vec<DirectoryToSet>, WireError> {
+fn directories(batch: Batch) -> Result<Vec<DirectoryMetadata>, WireError> {
     let mut directories = Vec::new();
     for group in batch.groups {
         for entry in group.entries {
@@ -189,7 +189,7 @@ fn directories(batch: Batch) -> Result<Vec<DirectoryToSet>, WireError> {
                 });
             };
             let entry = u32::try_from(directories.len()).unwrap_or(u32::MAX);
-            directories.push(DirectoryToSet {
+            directories.push(DirectoryMetadata {
                 entry,
                 path: group.directory.clone(),
                 metadata,

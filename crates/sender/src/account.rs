@@ -18,7 +18,7 @@ use zmove_types::{
     ByteCount, ByteOrigins, Escaped, Event, GroupSpan, Kinds, Lock, Observer, RelPath, Root,
 };
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
-use zmove_wire::{FoundSoFar, Lack, Missed, NotKept};
+use zmove_wire::{FoundSoFar, Missed, NotKept, NotKeptReason};
 
 use self::failure::FileError;
 use self::file_ledger::{FileLedger, Unconfirmed};
@@ -295,7 +295,12 @@ impl PushAccount {
     }
 
     /// Counts an entry that is sent without some of the requested attributes.
-    pub(crate) fn lacking(&self, extras: &Extras, path: &RelPath, lacks: &[(Kinds, Lack)]) {
+    pub(crate) fn lacking(
+        &self,
+        extras: &Extras,
+        path: &RelPath,
+        lacks: &[(Kinds, NotKeptReason)],
+    ) {
         let lacks: Vec<_> = lacks
             .iter()
             .map(|(kind, why)| NotKept::new(*kind, *why, 1))

@@ -41,4 +41,6 @@ pub use push::piece::{AtTarget, LargeFound, Progress, Settled, Unnamed};
 pub use push::run::{Run, SessionFate, Standing};
 
 pub use tune::congestion_controls::LOSS_TOLERANT;
-pub use zmove_wire::{AtBest, Bottleneck, Finding, Learnt, Limit, PathReport, Summary};
+pub use zmove_wire::{
+    BestRate, Bottleneck, LearnedSettings, Limit, PathAdvice, PathReport, Summary,
+};

@@ -17,7 +17,7 @@ use tokio::time::{sleep_until, timeout};
 use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink, blocking};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
-    Intent, Moment, Open, Overwrite, Sampled, SweepOrder, Swept, ToReceiver, ToSender,
+    Intent, Open, Overwrite, SampleTime, Sampled, SweepOrder, Swept, ToReceiver, ToSender,
     encode_message, out_of_order,
 };
 
@@ -152,11 +152,11 @@ impl Probing {
         let first = self.lanes(1).await?.swap_remove(0);
         blocking(move || send_one(first)).await?;
         self.lanes_ended += 1;
-        self.sample(Moment::Ended(self.lanes_ended)).await?;
+        self.sample(SampleTime::Ended(self.lanes_ended)).await?;
         let begun = Instant::now();
         let mut pings = Vec::new();
         while pings.len() < PINGS_MIN || (pings.len() < PINGS_MAX && begun.elapsed() < PINGS_TIME) {
-            pings.push(self.sample(Moment::Now).await?);
+            pings.push(self.sample(SampleTime::Now).await?);
         }
         let best = pings
             .iter()
@@ -180,7 +180,7 @@ impl Probing {
         let asked = self.more.as_ref().map(|more| more.send(count));
         asked.and_then(Result::ok).ok_or(SessionError::NoLane)?;
         let lanes = self.lanes(count).await?;
-        let before = self.sample(Moment::Now).await?.sampled;
+        let before = self.sample(SampleTime::Now).await?.sampled;
         let fillers = Fillers::start(lanes, &self.broken_in)?;
         let mut round = Round {
             lanes: count,
@@ -189,13 +189,13 @@ impl Probing {
         self.wait((self.round_trip * RAMP_ROUND_TRIPS).max(RAMP_MIN))
             .await?;
         let cpu = cpu_time();
-        let grown = self.sample(Moment::Now).await?;
+        let grown = self.sample(SampleTime::Now).await?;
         let until = Instant::now() + time;
         let mut last = grown.sampled;
         while Instant::now() < until {
             self.wait(PING_EVERY.min(until.saturating_duration_since(Instant::now())))
                 .await?;
-            let ping = self.sample(Moment::Now).await?;
+            let ping = self.sample(SampleTime::Now).await?;
             round.round_trips.add(ping.round_trip);
             last = ping.sampled;
         }
@@ -214,14 +214,14 @@ impl Probing {
         round.congestion = fillers.probes.iter().find_map(|probe| probe.congestion());
         fillers.end();
         self.lanes_ended += u32::from(round.lanes);
-        self.sample(Moment::Ended(self.lanes_ended)).await?;
+        self.sample(SampleTime::Ended(self.lanes_ended)).await?;
         round.path = path::gather(fillers.probes.iter());
         // All sent data has arrived, so the threads no longer wait for anything.
         drop(fillers);
         Ok(round)
     }
 
-    async fn sample(&mut self, when: Moment) -> Result<Ping, SessionError> {
+    async fn sample(&mut self, when: SampleTime) -> Result<Ping, SessionError> {
         self.samples += 1;
         let sample = self.samples;
         let asked = Instant::now();

@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
 use zmove_types::{Counters, Event, Observer, RateLimit, Sample, Side};
-use zmove_wire::limits::LANES_UNASKED_MAX;
+use zmove_wire::limits::LANES_UNREQUESTED_MAX;
 use zmove_wire::{
     Cipher, Extraneous, Finished, FoundSoFar, Limit, Open, Opened, Refusal, RefusalCode,
     SharedJobOrder, SharedJobResult, Summary, TargetShape, TargetState, ToReceiver, ToSender,
@@ -129,7 +129,7 @@ impl Push {
             lanes_open: true,
             steering: Steering::new(supply),
             lanes_early: cipher == Cipher::Tls,
-            lanes_max: if inspects { 0 } else { LANES_UNASKED_MAX },
+            lanes_max: if inspects { 0 } else { LANES_UNREQUESTED_MAX },
             known_state,
             begins_job,
             pipeline,

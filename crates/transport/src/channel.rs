@@ -57,7 +57,7 @@ impl Claim {
 
     fn new(key: Fingerprint, mut chain: Vec<CertificateDer<'static>>) -> Self {
         let job_grant = chain
-            .pop_if(|last| SignedJobGrant::is_one(last))
+            .pop_if(|last| SignedJobGrant::is_job_grant(last))
             .map(|grant| grant.to_vec());
         Self {
             key,

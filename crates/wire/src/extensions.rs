@@ -49,7 +49,7 @@ impl Extensions {
     /// message.
     ///
     /// # Errors
-    /// The numbers do not ascend, or an extension is critical. For a critical extension, [`take_refusal`] returns the
+    /// The numbers do not ascend, or an extension is critical. For a critical extension, [`take_extension_error`] returns the
     /// error that names it.
     pub(crate) fn deserialize<'de, E: Extensible, D: Deserializer<'de>>(
         deserializer: D,
@@ -65,17 +65,17 @@ impl Extensions {
             what: E::NAME,
             number: critical.number,
         };
-        REFUSAL.set(Some(refusal));
+        EXTENSION_ERROR.set(Some(refusal));
         Err(D::Error::custom(refusal))
     }
 }
 
 thread_local! {
     /// The error of a message that was refused because of an extension. Serde's own errors cannot carry it.
-    static REFUSAL: Cell<Option<WireError>> = const { Cell::new(None) };
+    static EXTENSION_ERROR: Cell<Option<WireError>> = const { Cell::new(None) };
 }
 
 /// Returns the error of the extension that caused the last decoding on this thread to fail, if one did.
-pub(crate) fn take_refusal() -> Option<WireError> {
-    REFUSAL.take()
+pub(crate) fn take_extension_error() -> Option<WireError> {
+    EXTENSION_ERROR.take()
 }

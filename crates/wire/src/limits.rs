@@ -85,7 +85,7 @@ pub const PROCESS_CHARS_MAX: usize = 4 * 16 + 3;
 pub const LANES_MAX: u16 = 64;
 /// Maximum number of lanes that a sender uses before the receiver has announced its own limit. Every receiver accepts
 /// this number.
-pub const LANES_UNASKED_MAX: u16 = 8;
+pub const LANES_UNREQUESTED_MAX: u16 = 8;
 /// Maximum number of entries that a sender sends before it knows whether they exist at the target.
 pub const GUESSED_ENTRIES_MAX: usize = 1024;
 /// Maximum number of file bytes that a sender sends before it knows whether the files exist at the target.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zmove_types::{bytes, list};
 
 use crate::error::WireError;
-use crate::extensions::take_refusal;
+use crate::extensions::take_extension_error;
 use crate::limits::{MESSAGE_BYTES_MAX, REASON_CHARS_MAX, within};
 
 mod copy;
@@ -31,12 +31,12 @@ mod shared_job;
 mod summary;
 
 pub use copy::{
-    Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Place, Receipt,
-    SignedReceipt, TransportChoice,
+    Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, HostAddress,
+    Receipt, SignedReceipt, TransportChoice,
 };
-use counted::Counted;
+use counted::StringCounter;
 pub use counters::CounterList;
-pub use entries::kept::{Keeping, Lack, Missed, NotKept};
+pub use entries::kept::{Missed, NotKept, NotKeptReason, PreserveOptions};
 pub use entries::mirror::{Extraneous, Remove, RemoveGroup};
 pub use entries::request::{
     Answer, EntryGroup, ExtraneousName, ExtraneousNames, FileGroups, GroupHashes, Held, NameRange,
@@ -45,24 +45,24 @@ pub use entries::request::{
 pub use entries::verdict::{Differences, Verdict};
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use fetch::{
-    AfterErrors, EmptySources, Fetch, Fetching, LaneOrder, ListOrder, Mapped, Mapping, OwnerOrder,
-    RemovalOrder, RuleText, SourcePath, ToSource, Zeros,
+    AccountMatch, AfterErrors, EmptySources, Fetch, Fetching, LaneOrder, ListOrder, Mapping,
+    OwnerOrder, RemovalOrder, RuleText, SourcePath, ToSource, Zeros,
 };
 pub(crate) use form::check as check_form;
 pub use job_grant::{JobGrant, SignedJobGrant};
 pub use leftover::{Leftover, LeftoverFate, LeftoverKind};
 pub use open::{
-    Compare, Durability, EarlierSession, FoundSoFar, InTheWay, Intent, Open, Opened, Overwrite,
-    Proof, TargetShape, TargetState,
+    Compare, DirectoryReplacement, Durability, EarlierSession, FoundSoFar, Intent, Open, Opened,
+    Overwrite, Proof, TargetShape, TargetState,
 };
-pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
+pub use probe::{SampleTime, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{FileHash, FileTotal, Relay, TransferProgress};
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
     SharedJobResult, WorkCounts,
 };
 pub use summary::{
-    AtBest, Bottleneck, Finding, Learnt, Limit, PathReport, Summary, TransferAccount,
+    BestRate, Bottleneck, LearnedSettings, Limit, PathAdvice, PathReport, Summary, TransferAccount,
 };
 
 /// A message from the sender to the receiver.
@@ -102,7 +102,7 @@ pub enum ToReceiver {
         /// The number of the request, for its answer.
         sample: u64,
         /// The moment at which the receiver takes the sample.
-        when: Moment,
+        when: SampleTime,
     },
     /// An order to measure the target's storage. Only for probes.
     Sweep(SweepOrder),
@@ -340,8 +340,8 @@ pub fn decode_message_within<M: Serialize + DeserializeOwned>(
     room: impl FnMut(usize) -> Result<(), WireError>,
 ) -> Result<M, WireError> {
     within("message", bytes.len(), MESSAGE_BYTES_MAX)?;
-    take_refusal();
-    let mut decoder = postcard::Deserializer::from_flavor(Counted::new(bytes, room));
+    take_extension_error();
+    let mut decoder = postcard::Deserializer::from_flavor(StringCounter::new(bytes, room));
     let message = M::deserialize(&mut decoder);
     match (message, decoder.finalize()) {
         (_, Ok((_, Some(refused)))) => Err(refused),
@@ -350,7 +350,7 @@ pub fn decode_message_within<M: Serialize + DeserializeOwned>(
             Ok(message)
         }
         (Ok(_), Ok((rest, None))) => Err(WireError::Trailing { left: rest.len() }),
-        (Err(_), _) | (_, Err(_)) => Err(take_refusal().unwrap_or(WireError::Message)),
+        (Err(_), _) | (_, Err(_)) => Err(take_extension_error().unwrap_or(WireError::Message)),
     }
 }
 
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(
             tag(&ToReceiver::Sample {
                 sample: 0,
-                when: Moment::Now
+                when: SampleTime::Now
             }),
             6
         );
@@ -628,7 +628,7 @@ mod tests {
         assert_eq!(encode_message(&Intent::Measure)[4..], [2]);
         let sample = ToReceiver::Sample {
             sample: 300,
-            when: Moment::Ended(7),
+            when: SampleTime::Ended(7),
         };
         assert_eq!(encode_message(&sample), [5, 0, 0, 0, 6, 0xAC, 2, 1, 7]);
         let sweep = ToReceiver::Sweep(SweepOrder {

@@ -9,6 +9,6 @@ mod sender;
 #[cfg(test)]
 mod tests;
 
-pub use arrivals::Arrivals;
+pub use arrivals::ReceivedItems;
 pub use receiver::{ReceiverAction, ReceiverTransfer};
-pub use sender::{LastWord, Load, Receipt, Resend, SenderTransfer};
+pub use sender::{FinalReport, ItemReceipt, Resend, SenderTransfer, UnpublishedLoad};

@@ -66,7 +66,7 @@ fn a_lossy_path_gets_more_lanes() {
 fn lanes_beyond_those_that_the_receiver_takes_end_in_order() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
-    let lanes_max = zmove_wire::limits::LANES_UNASKED_MAX;
+    let lanes_max = zmove_wire::limits::LANES_UNREQUESTED_MAX;
     let ended = Arc::new((Mutex::new(0), Condvar::new()));
     let wrap = {
         let ended = Arc::clone(&ended);

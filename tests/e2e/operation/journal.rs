@@ -68,10 +68,10 @@ impl Journals<'_> {
             inode: self.part_file(transfer).metadata().unwrap().ino(),
             born: Timestamp::default(),
         };
-        journal.part(1, &part).unwrap();
-        journal.groups(1, 0, &[Cv([1; 32])]).unwrap();
-        journal.flushed(journal.mark()).unwrap();
-        journal.groups(1, 2, &[Cv([3; 32])]).unwrap();
+        journal.record_part(1, &part).unwrap();
+        journal.record_groups(1, 0, &[Cv([1; 32])]).unwrap();
+        journal.record_flushed(journal.mark()).unwrap();
+        journal.record_groups(1, 2, &[Cv([3; 32])]).unwrap();
         journal
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use zmove_transport::Access;
-use zmove_wire::{FrameHeader, FrameKind, Moment, SweepOrder, ToReceiver};
+use zmove_wire::{FrameHeader, FrameKind, SampleTime, SweepOrder, ToReceiver};
 
 use crate::connections::breakage::{Appearance, interrupt, kill};
 use crate::security::intruder::{Deed, Intruder, frame, message};
@@ -304,7 +304,7 @@ fn what_belongs_to_probes_ends_a_transfer() {
     ));
     let sample = message(&ToReceiver::Sample {
         sample: 1,
-        when: Moment::Now,
+        when: SampleTime::Now,
     });
     let sweep = message(&ToReceiver::Sweep(SweepOrder {
         bytes: 1 << 20,

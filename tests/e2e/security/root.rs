@@ -131,7 +131,7 @@ impl Host {
             inode,
             born: Timestamp::default(),
         };
-        journal.part(1, &part).unwrap();
+        journal.record_part(1, &part).unwrap();
         journal
     }
 

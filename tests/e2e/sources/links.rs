@@ -20,8 +20,8 @@ use rustix::fs::{XattrFlags, getxattr, setxattr};
 use serde_json::Value;
 use zmove_types::{GROUP_BYTES, RelPath};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, EntryFault, FaultCode, Keeping, LinkEntry, Operation,
-    ToSender,
+    Batch, BatchEntry, DirectoryGroup, EntryFault, FaultCode, LinkEntry, Operation,
+    PreserveOptions, ToSender,
 };
 
 use crate::connections::resume::break_off_after;
@@ -744,7 +744,7 @@ fn link(text: &str, first: &str) -> BatchEntry {
 fn intruder(root: &Path) -> Intruder {
     let mut intruder = Intruder::new(root);
     intruder.open.target = root.as_os_str().as_encoded_bytes().to_vec();
-    intruder.open.keeping = Keeping::default();
+    intruder.open.keeping = PreserveOptions::default();
     intruder
 }
 

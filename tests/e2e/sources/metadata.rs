@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid, XattrFlags, chownat};
 use serde_json::Value;
 use zmove_types::{Account, Extra, Kinds, Metadata, Xattr};
-use zmove_wire::{BatchEntry, FileEntry, Keeping, Lack, NotKept, ToSender};
+use zmove_wire::{BatchEntry, FileEntry, NotKept, NotKeptReason, PreserveOptions, ToSender};
 
 use crate::security::intruder::{Intruder, batch, metadata, name};
 use crate::support::harness::{Site, both_ways, has_program, is_root, skip};
@@ -513,9 +513,9 @@ fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
 
 fn intrude(root: &Path, entries: Vec<BatchEntry>) -> Vec<NotKept> {
     let mut intruder = Intruder::new(root);
-    intruder.open.keeping = Keeping {
+    intruder.open.keeping = PreserveOptions {
         kinds: Kinds::ALL,
-        ..Keeping::default()
+        ..PreserveOptions::default()
     };
     let intruded = intruder.does(vec![batch(0, "", entries)]);
     assert!(
@@ -563,7 +563,7 @@ fn a_sender_that_claims_rights_without_the_grant_gets_none() {
         BatchEntry::Directory(name("d"), claimed(0o755, &rights[1..])),
         BatchEntry::Symlink(name("l"), claimed(0o777, &[]), b"f".as_slice().into()),
     ];
-    let why = Lack::NotGranted;
+    let why = NotKeptReason::NotGranted;
     let counts = [
         (Kinds::OWNER, 3),
         (Kinds::GROUP, 3),
@@ -614,8 +614,8 @@ fn what_a_file_system_does_not_take_is_counted() {
     ];
     let counts = intrude(&site.target(), entries);
     let expected = [
-        NotKept::new(Kinds::ACLS, Lack::Unsupported, 1),
-        NotKept::new(Kinds::ACLS, Lack::Invalid, 1),
+        NotKept::new(Kinds::ACLS, NotKeptReason::Unsupported, 1),
+        NotKept::new(Kinds::ACLS, NotKeptReason::Invalid, 1),
     ];
     assert_eq!(counts, expected);
     let mode = |text: &str| site.target().join(text).metadata().unwrap().mode() & 0o777;
@@ -629,7 +629,7 @@ fn what_a_file_system_does_not_take_is_counted() {
     let counts = intrude(&site.target(), vec![file_with("many", plain(0o600, &many))]);
     let taken = xattr_names(&site.target().join("many"));
     assert!(
-        counts == [NotKept::new(Kinds::XATTRS, Lack::NoRoom, 1)] || taken == names.len(),
+        counts == [NotKept::new(Kinds::XATTRS, NotKeptReason::NoRoom, 1)] || taken == names.len(),
         "{counts:?}, {taken}"
     );
 }

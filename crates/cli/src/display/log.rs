@@ -23,7 +23,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use zmove_daemon::{DaemonEvent, EndedTransfer, TransferEnd};
-use zmove_receiver::Looked;
+use zmove_receiver::InspectionKind;
 use zmove_types::Lock;
 use zmove_wire::Cipher;
 
@@ -172,9 +172,9 @@ fn tell_end(ended: &EndedTransfer) {
             of = Some(word_of(*cipher));
             match report.looked {
                 None => "received",
-                Some(Looked::Preview) => "previewed",
-                Some(Looked::Verification) => "verified",
-                Some(Looked::Cleaning) => "cleaned",
+                Some(InspectionKind::Preview) => "previewed",
+                Some(InspectionKind::Verification) => "verified",
+                Some(InspectionKind::Cleaning) => "cleaned",
             }
         }
         TransferEnd::Probed => "probed",

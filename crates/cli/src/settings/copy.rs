@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use zmove_engine::{Confirm, DialSettings, Location, Remote, Start, fresh_transfer};
 use zmove_types::Escaped;
-use zmove_wire::{CopyOrder, Place};
+use zmove_wire::{CopyOrder, HostAddress};
 
 use super::dial;
 use super::pull::{PullSettings, fetch, list, one_host, refuse_several};
@@ -103,7 +103,7 @@ impl CopySettings {
                 &paths,
                 list.as_deref(),
             )?,
-            to: Place {
+            to: HostAddress {
                 host: target.host.clone(),
                 port: target.port,
             },

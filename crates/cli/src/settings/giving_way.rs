@@ -3,7 +3,7 @@
 
 use zmove_scan::{Effect, Rule, Selection};
 use zmove_wire::limits::{SELECTION_RULE_BYTES_MAX, SELECTION_RULES_MAX};
-use zmove_wire::{InTheWay, Open, RuleText};
+use zmove_wire::{DirectoryReplacement, Open, RuleText};
 
 use crate::args::PushArgs;
 
@@ -12,11 +12,11 @@ use crate::args::PushArgs;
 pub(super) fn giving_way(args: &PushArgs, rules: Vec<RuleText>, open: Open) -> Open {
     let stays = args.verify || args.ignore_existing || !are_within_limits(&rules);
     let in_the_way = if stays {
-        InTheWay::Stays
+        DirectoryReplacement::Stays
     } else if args.delete || args.force {
-        InTheWay::Goes
+        DirectoryReplacement::Goes
     } else {
-        InTheWay::EmptyGoes
+        DirectoryReplacement::EmptyGoes
     };
     Open {
         in_the_way,

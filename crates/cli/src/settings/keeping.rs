@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use zmove_sender::{Instead, Owners};
 use zmove_types::{Kinds, NoAccounts, Timestamp, unix_now};
-use zmove_wire::Keeping;
+use zmove_wire::PreserveOptions;
 
 use crate::args::{KeepingArgs, KindArg, SparseArg};
 use crate::value::account::{AccountMap, SystemAccounts};
 
 /// Returns the metadata that the receiver is asked to preserve.
-pub(super) fn keeping(args: &KeepingArgs) -> Keeping {
+pub(super) fn keeping(args: &KeepingArgs) -> PreserveOptions {
     let wanted = wanted(args);
     let kinds = Kinds::USUAL.and(wanted).without(unwanted(args));
-    Keeping {
+    PreserveOptions {
         kinds,
         named: args.verbose,
         strict: args.strict_metadata,
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
     use crate::args::{Args, Command};
 
-    fn kept(words: &str) -> Keeping {
+    fn kept(words: &str) -> PreserveOptions {
         let typed = ["zmove", "push"]
             .into_iter()
             .chain(words.split_whitespace())
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn options_add_up_and_what_is_not_wanted_wins() {
-        assert_eq!(kept(""), Keeping::default());
+        assert_eq!(kept(""), PreserveOptions::default());
         let usual = Kinds::USUAL;
         for (words, kinds) in [
             ("-a", KEPT),
@@ -202,9 +202,9 @@ mod tests {
         ] {
             assert_eq!(
                 kept(words),
-                Keeping {
+                PreserveOptions {
                     kinds,
-                    ..Keeping::default()
+                    ..PreserveOptions::default()
                 },
                 "{words}"
             );

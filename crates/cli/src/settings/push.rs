@@ -18,8 +18,8 @@ use zmove_sender::{Guard, Removals, SenderConfig};
 use zmove_transport::{Fingerprint, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
 use zmove_wire::{
-    AfterErrors, Cipher, Compare, Durability, EmptySources, Intent, Keeping, Open, Overwrite,
-    Proof, RemovalOrder, Zeros,
+    AfterErrors, Cipher, Compare, Durability, EmptySources, Intent, Open, Overwrite,
+    PreserveOptions, Proof, RemovalOrder, Zeros,
 };
 
 use super::cluster::Cluster;
@@ -223,9 +223,9 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         keeping: match args.listed {
             None => keeping::keeping(&args.keeping),
             // A manifest describes only contents.
-            Some(_) => Keeping {
+            Some(_) => PreserveOptions {
                 kinds: Kinds::NONE,
-                ..Keeping::LEAST
+                ..PreserveOptions::LEAST
             },
         },
         verify: args.verify,

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use nix::unistd::{Gid, Group, Uid, User};
 use zmove_types::{Account, Accounts};
-use zmove_wire::{Mapped, Mapping};
+use zmove_wire::{AccountMatch, Mapping};
 
 /// The accounts of this host.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ impl FromStr for NewOwner {
             if word.is_empty() {
                 Ok(None)
             } else {
-                let from = Mapped::All;
+                let from = AccountMatch::All;
                 account(word).map(|to| Some(AccountMap(vec![Mapping { from, to }])))
             }
         };
@@ -91,11 +91,11 @@ fn mapping(text: &str) -> Result<Mapping, String> {
         .split_once('-')
         .and_then(|(first, last)| Some((number(first)?, number(last)?)));
     let from = match (from, number(from), range) {
-        ("*", ..) => Mapped::All,
-        ("", ..) => Mapped::Nameless,
-        (_, Some(id), _) => Mapped::Ids(id, id),
-        (_, _, Some((first, last))) if first <= last => Mapped::Ids(first, last),
-        _ => Mapped::Name(from.to_owned()),
+        ("*", ..) => AccountMatch::All,
+        ("", ..) => AccountMatch::Nameless,
+        (_, Some(id), _) => AccountMatch::Ids(id, id),
+        (_, _, Some((first, last))) if first <= last => AccountMatch::Ids(first, last),
+        _ => AccountMatch::Name(from.to_owned()),
     };
     Ok(Mapping {
         from,
@@ -145,7 +145,7 @@ mod tests {
                 .map(|owner| [owner.users, owner.groups])
         };
         let all = |to| {
-            let from = Mapped::All;
+            let from = AccountMatch::All;
             Some(AccountMap(vec![Mapping { from, to }]))
         };
         assert_eq!(owner("ann"), Ok([all(named("ann")), None]));
@@ -164,14 +164,17 @@ mod tests {
         let to = |from, to| Mapping { from, to };
         let read = map("ann:bob,1000-1999:5,7:root,:nobody,*:99").unwrap();
         let expected = [
-            to(Mapped::Name("ann".into()), named("bob")),
-            to(Mapped::Ids(1000, 1999), number(5)),
-            to(Mapped::Ids(7, 7), named("root")),
-            to(Mapped::Nameless, named("nobody")),
-            to(Mapped::All, number(99)),
+            to(AccountMatch::Name("ann".into()), named("bob")),
+            to(AccountMatch::Ids(1000, 1999), number(5)),
+            to(AccountMatch::Ids(7, 7), named("root")),
+            to(AccountMatch::Nameless, named("nobody")),
+            to(AccountMatch::All, number(99)),
         ];
         assert_eq!(read, expected);
-        assert_eq!(map("9-7:1").unwrap()[0].from, Mapped::Name("9-7".into()));
+        assert_eq!(
+            map("9-7:1").unwrap()[0].from,
+            AccountMatch::Name("9-7".into())
+        );
         assert!(
             ["", "a", "a:", "a:b,"]
                 .into_iter()

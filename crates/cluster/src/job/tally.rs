@@ -101,7 +101,7 @@ fn moved(counts: &WorkCounts) -> FileTotal {
 mod tests {
     use super::*;
     use zmove_types::Kinds;
-    use zmove_wire::Lack;
+    use zmove_wire::NotKeptReason;
 
     fn counts(files: u64, skipped: u64, failed: u64) -> WorkCounts {
         WorkCounts {
@@ -134,7 +134,13 @@ mod tests {
 
     #[test]
     fn what_was_not_kept_adds_up_by_kind_and_reason() {
-        let lack = |entries| vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, entries)];
+        let lack = |entries| {
+            vec![NotKept::new(
+                Kinds::OWNER,
+                NotKeptReason::NotPermitted,
+                entries,
+            )]
+        };
         let mut tally = Tally::default();
         tally.lack(lack(2));
         tally.lack(lack(3));

@@ -329,7 +329,7 @@ impl Observer for SessionEvents {
             Event::Found { files, bytes } => {
                 let found = of(files, bytes);
                 self.state.lock().unsettled.add(found);
-                let FileTotal { files, bytes } = self.events.unsettled.lock().found_again(found);
+                let FileTotal { files, bytes } = self.events.unsettled.lock().subtract_found(found);
                 return self.events.observer.on(&Event::Found { files, bytes });
             }
             Event::Stored { files, bytes } => {

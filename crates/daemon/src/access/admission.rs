@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 use zmove_transport::Fingerprint;
-use zmove_wire::limits::LANES_UNASKED_MAX;
+use zmove_wire::limits::LANES_UNREQUESTED_MAX;
 
 use crate::access::wait_queue::WaitQueue;
 use zmove_receiver::{Limits, Portion};
@@ -303,7 +303,7 @@ impl Book {
                 limit,
                 value,
             };
-            full.unless_above(used + usize::from(LANES_UNASKED_MAX) - 1)?;
+            full.unless_above(used + usize::from(LANES_UNREQUESTED_MAX) - 1)?;
             Ok(value - used)
         };
         let of_all = left(limits.lanes, all.lanes, "lanes")?;

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use zmove_disk::{OwnPaths, RootGuard, Roots};
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 
-use zmove_receiver::{Leading, Owning, Rights, SetIds, WriteAccess};
+use zmove_receiver::{LeaderPermission, OwnerPermission, Rights, SetIds, WriteAccess};
 
 use crate::access::node_grant::NodeGrant;
 use crate::sources::ReadAccess;
@@ -99,14 +99,14 @@ impl Authorized {
             SetIds::Dropped
         };
         let owning = if grant.set_owner {
-            Owning::Allowed
+            OwnerPermission::Allowed
         } else {
-            Owning::Denied
+            OwnerPermission::Denied
         };
         let leading = if grant.lead {
-            Leading::Allowed
+            LeaderPermission::Allowed
         } else {
-            Leading::Denied
+            LeaderPermission::Denied
         };
         Self {
             name: grant.name.clone(),
@@ -131,7 +131,7 @@ impl Authorized {
         Self {
             name: "the user".to_owned(),
             rights: Rights {
-                owning: Owning::Allowed,
+                owning: OwnerPermission::Allowed,
                 ..Rights::default()
             },
             reads: Some(ReadAccess::Anywhere),
@@ -151,7 +151,7 @@ impl Authorized {
             // The other rights are those of the client whose grant the session uses.
             rights: Rights {
                 access: WriteAccess::ReadOnly,
-                leading: Leading::Denied,
+                leading: LeaderPermission::Denied,
                 ..Rights::default()
             },
             reads: None,
@@ -188,7 +188,7 @@ impl Authorized {
 
     /// Returns whether the peer's own line allows it to open jobs that several receivers write together.
     pub(crate) fn may_lead(&self) -> bool {
-        self.may_write() && self.rights.leading == Leading::Allowed
+        self.may_write() && self.rights.leading == LeaderPermission::Allowed
     }
 
     pub(crate) fn may_write(&self) -> bool {

@@ -19,7 +19,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zmove_disk::RemovalBudget;
 use zmove_engine::{RemoteSources, fresh_transfer};
-use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, Rights, Stored, TakenUp};
+use zmove_receiver::{
+    Allowance, Amount, Grants, Limits, Quota, Quotas, RedeemedGrant, Rights, Stored,
+};
 use zmove_transport::{Claim, Fingerprint, Identity, SharedRate, Signed};
 use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
@@ -359,14 +361,14 @@ impl GrantBook {
     }
 
     /// Uses a grant for a session, and returns the client's rights for it; see the module.
-    fn take_up(
+    fn redeem(
         &self,
         token: &GrantToken,
         source: Fingerprint,
         open: &Open,
         authorizer: &Authorizer,
         around: &Around,
-    ) -> Result<(TakenUp, Taken), Refusal> {
+    ) -> Result<(RedeemedGrant, Taken), Refusal> {
         let kept = self.grants.lock().get(token).cloned();
         // A missing grant and another key's grant get the same text, so that a peer cannot find out which grants exist.
         let kept = kept.filter(|kept| kept.order.source == source.0);
@@ -408,7 +410,7 @@ impl GrantBook {
         let removals = Arc::new(RemovalBudget::new(
             removals_max.saturating_sub(before.removed),
         ));
-        let taken_up = TakenUp {
+        let taken_up = RedeemedGrant {
             quota: around.charge(Fingerprint(kept.client), &authorized.rights),
             rights: authorized.rights,
             top_names,
@@ -584,14 +586,14 @@ impl PeerGrants {
 }
 
 impl Grants for PeerGrants {
-    fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal> {
+    fn redeem(&self, open: &Open) -> Result<RedeemedGrant, Refusal> {
         let token = open
             .grant
             .as_ref()
             .ok_or_else(|| denied("the opening names no grant"))?;
         let book = &self.book.grants;
         let (taken, session) =
-            book.take_up(token, self.source, open, &self.authorizer, &self.around)?;
+            book.redeem(token, self.source, open, &self.authorizer, &self.around)?;
         if let Err(second) = self.taken.set(session) {
             // A session has only one opening.
             book.leave(&second.token);
@@ -718,12 +720,12 @@ mod tests {
         };
         let grants = PeerGrants::new(Arc::clone(&copies), authorizer, source, around);
         let taken = grants
-            .take_up(&Open {
+            .redeem(&Open {
                 grant: Some(token),
                 ..open
             })
             .unwrap();
-        let _held = taken.quota.book_memory(40 << 20).unwrap();
+        let _held = taken.quota.charge_memory(40 << 20).unwrap();
         assert_eq!(
             [client, other].map(|key| quotas.is_crowded(key)),
             [true, false]

@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use zmove_sender::{Learnt, Link, Need, Summary};
+use zmove_sender::{LearnedSettings, Link, Need, Summary};
 use zmove_transport::{
     BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity,
     KnownHosts, LaneSink, PathEnds, PathProbe, Reach, Resumption, SavedWindow, Transport,
@@ -418,7 +418,7 @@ impl Route {
             .max(1);
         let rate = summary.counters.bytes * 1000 / millis;
         let learnt = summary.learnt.map(
-            |Learnt {
+            |LearnedSettings {
                  lanes,
                  loss_tolerant,
              }| Known::new(lanes, loss_tolerant, self.round_trip, rate),

@@ -139,7 +139,7 @@ mod tests {
     use std::fs;
     use std::time::Duration;
 
-    use zmove_sender::AtBest;
+    use zmove_sender::BestRate;
     use zmove_transport::{PathEnds, Transport};
 
     use super::*;
@@ -286,7 +286,7 @@ mod tests {
             here: [192, 0, 2, 1].into(),
             there: [192, 0, 2, 9].into(),
         };
-        let at_best = Some(AtBest {
+        let at_best = Some(BestRate {
             bytes_per_second: 100_000_000,
             round_trip: Duration::from_millis(90),
         });

@@ -4,7 +4,7 @@
 //! ssh, a copy therefore ends with the command that ordered it.
 
 use zmove_transport::{Channel, ChannelDialler};
-use zmove_wire::Place;
+use zmove_wire::HostAddress;
 
 use crate::connecting::dial::Connector;
 use crate::connecting::location::Remote;
@@ -119,9 +119,9 @@ impl<'a> Host<'a> {
     }
 
     /// Returns the address with which the other host can dial this host.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> HostAddress {
         let Remote { host, port, .. } = self.connector().remote;
-        Place {
+        HostAddress {
             host: host.clone(),
             port: *port,
         }

@@ -8,18 +8,19 @@ use zmove_types::{
     Sample, SharedJobId, Timestamp,
 };
 use zmove_wire::{
-    AfterErrors, Answer, AtBest, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
-    Durability, EarlierSession, EmptySources, EndedCopy, EntryFault, EntryGroup, Extension,
-    Extensions, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching,
-    FileDone, FileGroups, FileHash, Finished, FoundSoFar, GrantOrder, GroupHashes, GroupRange,
-    Held, InTheWay, Intent, JobGrant, Keeping, Lack, LaneOrder, Learnt, Leftover, LeftoverFate,
-    LeftoverKind, ListOrder, Mapped, Mapping, Missed, Moment, NameRange, NodeName, NotKept, Open,
-    Opened, Operation, Overwrite, OwnerOrder, PathReport, Place, Proof, PublishedItem, Question,
-    Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Reply, Request, Role, RuleText,
-    Sampled, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult,
-    SignedJobGrant, SignedReceipt, SourceEntry, SourceKind, SourceMark, SourceMetadata, SourcePath,
-    StageReport, Stored, StoredItem, Summary, SweepOrder, Swept, SweptSize, TargetShape,
-    TargetState, ToReceiver, ToSender, ToSource, TransportChoice, Verdict, Zeros, encode_message,
+    AccountMatch, AfterErrors, Answer, Begin, BestRate, Compare, CopyOrder, CopyResult, CopyState,
+    Differences, DirectoryReplacement, Durability, EarlierSession, EmptySources, EndedCopy,
+    EntryFault, EntryGroup, Extension, Extensions, Extraneous, ExtraneousName, ExtraneousNames,
+    Fault, FaultCode, Fetch, Fetching, FileDone, FileGroups, FileHash, Finished, FoundSoFar,
+    GrantOrder, GroupHashes, GroupRange, Held, HostAddress, Intent, JobGrant, LaneOrder,
+    LearnedSettings, Leftover, LeftoverFate, LeftoverKind, ListOrder, Mapping, Missed, NameRange,
+    NodeName, NotKept, NotKeptReason, Open, Opened, Operation, Overwrite, OwnerOrder, PathReport,
+    PreserveOptions, Proof, PublishedItem, Question, Refusal, RefusalCode, Relay, RemovalOrder,
+    Remove, RemoveGroup, Reply, Request, Role, RuleText, SampleTime, Sampled, SharedJobAnswer,
+    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant,
+    SignedReceipt, SourceEntry, SourceKind, SourceMark, SourceMetadata, SourcePath, StageReport,
+    Stored, StoredItem, Summary, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
+    ToReceiver, ToSender, ToSource, TransportChoice, Verdict, Zeros, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_file, whole_metadata};
@@ -111,8 +112,11 @@ fn fetch() -> Fetch {
         }),
         owners: OwnerOrder {
             numeric: true,
-            users: vec![mapping(Mapped::All), mapping(Mapped::Ids(1, 2))],
-            groups: vec![mapping(Mapped::Nameless), mapping(Mapped::Name("g".into()))],
+            users: vec![mapping(AccountMatch::All), mapping(AccountMatch::Ids(1, 2))],
+            groups: vec![
+                mapping(AccountMatch::Nameless),
+                mapping(AccountMatch::Name("g".into())),
+            ],
         },
         zeros: Zeros::MadeHoles,
         umask: Some(0o22),
@@ -145,7 +149,7 @@ fn copy_order() -> CopyOrder {
     CopyOrder {
         id: [1; 16],
         fetch: fetch(),
-        to: Place {
+        to: HostAddress {
             host: "h".into(),
             port: 300,
         },
@@ -221,17 +225,17 @@ fn relays() -> Vec<ToReceiver> {
             changed: 300,
             ..Counters::default()
         },
-        not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 1)],
+        not_kept: vec![NotKept::new(Kinds::OWNER, NotKeptReason::NotPermitted, 1)],
         path: Some(PathReport {
             bytes_acked: vec![1],
             ..PathReport::default()
         }),
         is_preview: true,
-        learnt: Some(Learnt {
+        learnt: Some(LearnedSettings {
             lanes: 3,
             loss_tolerant: true,
         }),
-        at_best: Some(AtBest {
+        at_best: Some(BestRate {
             bytes_per_second: 4,
             round_trip: Duration::from_micros(5),
         }),
@@ -309,11 +313,11 @@ fn requests() -> Vec<ToReceiver> {
         }),
         ToReceiver::Sample {
             sample: 1,
-            when: Moment::Now,
+            when: SampleTime::Now,
         },
         ToReceiver::Sample {
             sample: 300,
-            when: Moment::Ended(21),
+            when: SampleTime::Ended(21),
         },
         request(Question::Send(vec![files_with_owners()])),
         request(Question::Report(vec![entries_with_attributes()])),
@@ -384,7 +388,7 @@ fn job_answers() -> Vec<ToSender> {
         SharedJobResult::Committed { inode: 300 },
         SharedJobResult::Missing(vec![GroupRange::new(1, 300)]),
         SharedJobResult::DirectoriesSet(vec![fault]),
-        SharedJobResult::Settled(vec![NotKept::new(Kinds::OWNER, Lack::NoRoom, 1)]),
+        SharedJobResult::Settled(vec![NotKept::new(Kinds::OWNER, NotKeptReason::NoRoom, 1)]),
     ];
     (1..)
         .zip(results)
@@ -408,14 +412,14 @@ fn open(shape: TargetShape) -> Open {
         intent: Intent::Inspect,
         extraneous: Extraneous::Goes,
         inplace: true,
-        keeping: Keeping::default(),
+        keeping: PreserveOptions::default(),
         verify: false,
         proof: Proof::Media,
         grant: None,
         removals_max: Some(7),
         known_state: None,
         shared_job: None,
-        in_the_way: InTheWay::Goes,
+        in_the_way: DirectoryReplacement::Goes,
         protected: vec![RuleText {
             pattern: b"*.o".to_vec(),
             includes: false,
@@ -561,7 +565,7 @@ fn replies_to_orders() -> Vec<ToSender> {
         ToSender::Result(CopyResult::Runs),
         ToSender::Result(CopyResult::Received(receipt())),
         ToSender::Result(CopyResult::Ended(Box::new(EndedCopy {
-            to: Place {
+            to: HostAddress {
                 host: "h".into(),
                 port: 300,
             },
@@ -594,12 +598,12 @@ fn replies_to_openings() -> Vec<ToSender> {
             extensions: later(),
         }),
         ToSender::NotKept {
-            counts: vec![NotKept::new(Kinds::ACLS, Lack::Os(5), 300)],
+            counts: vec![NotKept::new(Kinds::ACLS, NotKeptReason::Os(5), 300)],
         },
         ToSender::Missed {
             entries: vec![Missed {
                 path: path("d/f"),
-                lacks: vec![NotKept::new(Kinds::OWNER, Lack::NoRoom, 1)],
+                lacks: vec![NotKept::new(Kinds::OWNER, NotKeptReason::NoRoom, 1)],
             }],
         },
         ToSender::Refused(Refusal {

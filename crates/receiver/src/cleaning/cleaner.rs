@@ -27,8 +27,8 @@ use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operati
 
 use crate::config::ReceiverConfig;
 use crate::resume::journal::{CleanMode, birth, parts_in_use};
-use crate::rights::quota::{Booking, Quota};
-use crate::shared_job::other_jobs::{LOOK_EVERY, PATIENCE};
+use crate::rights::quota::{Charge, Quota};
+use crate::shared_job::other_jobs::{CHECK_INTERVAL, END_TIMEOUT};
 
 /// A running cleanup of one tree.
 #[derive(Debug)]
@@ -39,11 +39,11 @@ pub(super) struct Cleaner {
     parts_kept: Duration,
     quota: Quota,
     stopping: Arc<AtomicBool>,
-    told: Sender<ToSender>,
+    messages: Sender<ToSender>,
     /// Directories still to be entered. The newest is entered first, which keeps this list short.
-    pending: Lock<Vec<(RelPath, Booking)>>,
+    pending: Lock<Vec<(RelPath, Charge)>>,
     /// The jobs that were found, with the directories that contain them.
-    jobs: Lock<Vec<(RelPath, SharedJobId, Booking)>>,
+    jobs: Lock<Vec<(RelPath, SharedJobId, Charge)>>,
     /// Parts of running transfers, read when the first part was found.
     in_use: OnceLock<PartsInUse>,
 }
@@ -65,7 +65,7 @@ impl Cleaner {
         mode: CleanMode,
         config: &ReceiverConfig,
         stopping: Arc<AtomicBool>,
-        told: Sender<ToSender>,
+        messages: Sender<ToSender>,
     ) -> Self {
         Self {
             tree,
@@ -74,7 +74,7 @@ impl Cleaner {
             parts_kept: config.parts_kept,
             quota: config.quota.clone(),
             stopping,
-            told,
+            messages,
             pending: Lock::default(),
             jobs: Lock::default(),
             in_use: OnceLock::new(),
@@ -102,7 +102,7 @@ impl Cleaner {
     }
 
     fn enter_later(&self, path: RelPath) {
-        match self.quota.book_memory(KEPT_BYTES + path.as_bytes().len()) {
+        match self.quota.charge_memory(KEPT_BYTES + path.as_bytes().len()) {
             Ok(booked) => self.pending.lock().push((path, booked)),
             Err(_no_room) => self.failed(path, Operation::List, &Errno::NOMEM.into()),
         }
@@ -129,7 +129,7 @@ impl Cleaner {
             self.clean_part(path, directory.as_fd(), name);
         }
         for job in hidden.jobs {
-            match self.quota.book_memory(KEPT_BYTES + path.as_bytes().len()) {
+            match self.quota.charge_memory(KEPT_BYTES + path.as_bytes().len()) {
                 Ok(booked) => self.jobs.lock().push((path.clone(), job, booked)),
                 Err(_no_room) => self.failed(path.clone(), Operation::List, &Errno::NOMEM.into()),
             }
@@ -209,7 +209,7 @@ impl Cleaner {
     }
 
     fn report(&self, path: RelPath, kind: LeftoverKind, bytes: u64, fate: LeftoverFate) {
-        self.tell(ToSender::Leftover(Leftover {
+        self.send(ToSender::Leftover(Leftover {
             path,
             kind,
             bytes,
@@ -229,19 +229,21 @@ impl Cleaner {
                 .and_then(|parent| WatchedJob::begin(parent.as_fd(), job, began));
             watched.extend(job.map(|job| (path, job, booked)));
         }
-        let mut has_told = false;
+        let mut has_notified = false;
         loop {
             watched.retain_mut(|(path, job, _)| self.is_unclear(path, job));
             if watched.is_empty() || self.stopping.load(Ordering::Relaxed) {
                 return;
             }
-            if !has_told {
-                has_told = true;
-                self.tell(ToSender::HeldUp {
-                    text: waits_for(watched.len()),
+            if !has_notified {
+                has_notified = true;
+                self.send(ToSender::HeldUp {
+                    text: wait_notice(watched.len()),
                 });
             }
-            self.tree.lease().during(|| std::thread::sleep(LOOK_EVERY));
+            self.tree
+                .lease()
+                .during(|| std::thread::sleep(CHECK_INTERVAL));
         }
     }
 
@@ -282,7 +284,7 @@ impl Cleaner {
         let lease = self.tree.lease();
         let goes = match (self.mode, sign) {
             (CleanMode::Remove, Sign::Dead) => {
-                match SharedJobDirectory::end_dead(lease, parent, job, PATIENCE) {
+                match SharedJobDirectory::end_dead(lease, parent, job, END_TIMEOUT) {
                     Err(SharedJobError::Io(error)) => {
                         return self.failed(path, Operation::Delete, &error);
                     }
@@ -321,7 +323,7 @@ impl Cleaner {
                 let Some(name) = name_of(&entry) else {
                     continue;
                 };
-                let Ok(stat) = look_at(directory.as_fd(), &name) else {
+                let Ok(stat) = stat_entry(directory.as_fd(), &name) else {
                     continue;
                 };
                 blocks += stat.stx_blocks;
@@ -338,15 +340,15 @@ impl Cleaner {
             io::ErrorKind::CrossesDevices => FaultCode::Mounted,
             _ => FaultCode::os(error),
         };
-        self.tell(ToSender::Fault(Fault {
+        self.send(ToSender::Fault(Fault {
             path,
             operation,
             code,
         }));
     }
 
-    fn tell(&self, message: ToSender) {
-        if self.told.blocking_send(message).is_err() {
+    fn send(&self, message: ToSender) {
+        if self.messages.blocking_send(message).is_err() {
             self.stopping.store(true, Ordering::Relaxed);
         }
     }
@@ -360,10 +362,10 @@ fn is_gone(error: &io::Error) -> bool {
 
 /// Returns the path and status of an entry that still exists.
 fn find(path: &RelPath, directory: BorrowedFd<'_>, name: &Name) -> Option<(RelPath, Statx)> {
-    path.join(name).ok().zip(look_at(directory, name).ok())
+    path.join(name).ok().zip(stat_entry(directory, name).ok())
 }
 
-fn look_at(directory: BorrowedFd<'_>, name: &Name) -> rustix::io::Result<Statx> {
+fn stat_entry(directory: BorrowedFd<'_>, name: &Name) -> rustix::io::Result<Statx> {
     let asked = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     rustix::fs::statx(
         directory,
@@ -386,14 +388,14 @@ fn name_of(entry: &DirEntry) -> Option<Name> {
 fn subdirectory(directory: BorrowedFd<'_>, entry: &DirEntry) -> Option<Name> {
     let is_directory = |name: &Name| match entry.file_type() {
         FileType::Unknown => {
-            look_at(directory, name).is_ok_and(|stat| form(&stat) == FileType::Directory)
+            stat_entry(directory, name).is_ok_and(|stat| form(&stat) == FileType::Directory)
         }
         known => known == FileType::Directory,
     };
     name_of(entry).filter(is_directory)
 }
 
-fn waits_for(jobs: usize) -> String {
+fn wait_notice(jobs: usize) -> String {
     let seconds = DEAD_AFTER.as_secs();
     if jobs == 1 {
         format!(

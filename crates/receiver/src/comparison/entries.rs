@@ -1,6 +1,6 @@
 //! Compares entries of the source with those at the target.
 //!
-//! Sessions that write and sessions that inspect use the same [`View`], so a dry run and a verification judge a file
+//! Sessions that write and sessions that inspect use the same [`Comparator`], so a dry run and a verification judge a file
 //! exactly as a push does. In a push, [`send`] acts on the verdicts: it sets metadata, claims parts of earlier
 //! transfers, and remembers the files whose contents it compares. In an inspection, [`inspection`] opens directories
 //! without changing them.
@@ -31,17 +31,17 @@ use zmove_disk::{
 use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Differences, Verdict, XattrDigest};
 
-use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::links::Claims;
+use crate::store::target::metadata_policy::{EntryLocation, MetadataPolicy};
 use crate::store::target::renamed;
 
 /// The rules for comparing entries with those at the target, and the properties of the target learned so far.
 #[derive(Debug)]
-pub(crate) struct View {
+pub(crate) struct Comparator {
     /// For a single entry: its name at the source and its name at the target.
     pub(crate) rename: Option<(Name, Name)>,
     pub(crate) times: KeptTimes,
-    pub(crate) keeper: Keeper,
+    pub(crate) policy: MetadataPolicy,
     pub(crate) claims: Claims,
 }
 
@@ -61,37 +61,37 @@ pub(crate) enum Purpose {
 pub(crate) struct SourceFile<'a> {
     pub(crate) bytes: u64,
     pub(crate) metadata: &'a Metadata,
-    pub(crate) xattrs: Xattrs<'a>,
+    pub(crate) xattrs: SourceXattrs<'a>,
 }
 
-impl View {
+impl Comparator {
     /// Returns the name of an entry at the target.
     pub(crate) fn name<'a>(&'a self, directory: &RelPath, name: &'a Name) -> &'a Name {
         renamed(self.rename.as_ref(), directory, name)
     }
 
     /// Returns whether an existing entry must not be replaced by a source file with this modification time.
-    pub(crate) fn spares(
+    pub(crate) fn must_keep(
         &self,
         directory: &OwnedFd,
         there: &FileIdentity,
         mtime: Timestamp,
     ) -> bool {
-        self.keeper
+        self.policy
             .rules
-            .spare(there, || self.times.kept(directory, mtime))
+            .must_keep(there, || self.times.kept(directory, mtime))
     }
 
     /// Returns whether another name in the sender's requests leads to the same file as this one. Call this once for
     /// each name, after everything else was found to match.
-    pub(crate) fn is_of_another(
+    pub(crate) fn is_claimed(
         &self,
         directory: &OwnedFd,
         name: &Name,
         there: &FileIdentity,
     ) -> bool {
-        self.keeper.rules.kinds.has_any(Kinds::LINKS)
-            && self.claims.is_of_another(directory, name, there)
+        self.policy.rules.kinds.has_any(Kinds::LINKS)
+            && self.claims.is_claimed(directory, name, there)
     }
 
     /// Compares a source file with the existing regular file of its name. If contents decide and the sizes are equal,
@@ -104,41 +104,41 @@ impl View {
         source: SourceFile<'_>,
         contents: Option<impl FnOnce(Differences) -> Verdict>,
     ) -> Verdict {
-        if self.spares(directory, there, source.metadata.mtime) {
+        if self.must_keep(directory, there, source.metadata.mtime) {
             return Verdict::Stays;
         }
         let all = purpose != Purpose::Send;
         // A file with other names may stay only if all its metadata matches.
         let is_shared = there.names > 1;
         let mut differences =
-            Differences::default().and_if(Differences::SIZE, &there.bytes, &source.bytes);
+            Differences::default().add_if_unequal(Differences::SIZE, &there.bytes, &source.bytes);
         let is_time_asked =
-            contents.is_none() || is_shared && self.keeper.rules.kinds.has_any(Kinds::TIMES);
+            contents.is_none() || is_shared && self.policy.rules.kinds.has_any(Kinds::TIMES);
         if all || is_time_asked && differences.is_empty() {
             let has_time = self
                 .times
                 .is_kept(directory, there.mtime, source.metadata.mtime);
-            differences = differences.and_if(Differences::TIME, &has_time, &true);
+            differences = differences.add_if_unequal(Differences::TIME, &has_time, &true);
         }
         let decisive = if contents.is_some() {
             Differences::SIZE
         } else {
             Differences::SIZE.and(Differences::TIME)
         };
-        if !differences.has_any(decisive) && self.is_of_another(directory, name, there) {
+        if !differences.has_any(decisive) && self.is_claimed(directory, name, there) {
             differences = differences.and(Differences::LINKS);
         }
         let is_needed = differences.has_any(decisive.and(Differences::LINKS));
         let entry = NameAt::new(directory, name);
         if all || (contents.is_none() || is_shared) && !is_needed {
-            let metadata = self.keeper.rules.of_file(source.metadata);
-            let beside = self.beside(purpose, there, &metadata, source.xattrs, entry);
+            let metadata = self.policy.rules.of_file(source.metadata);
+            let beside = self.compare_metadata(purpose, there, &metadata, source.xattrs, entry);
             differences = differences.and(beside);
         }
         match contents {
             _ if is_needed => Verdict::Replace(differences),
             _ if purpose != Purpose::Verify
-                && self.lacks_for_its_names(entry, there, source.metadata, differences) =>
+                && self.needs_new_file(entry, there, source.metadata, differences) =>
             {
                 Verdict::Replace(differences)
             }
@@ -157,7 +157,7 @@ impl View {
     ///
     /// Other names may belong to snapshots of the tree, so a difference is fixed in a new file. A difference that
     /// cannot be fixed does not count; otherwise, each transfer would send the file again.
-    fn lacks_for_its_names(
+    fn needs_new_file(
         &self,
         entry: NameAt<'_>,
         there: &FileIdentity,
@@ -168,13 +168,13 @@ impl View {
             return false;
         }
         let gets_owner = || {
-            let wanted = self.keeper.wanted(metadata, None);
+            let wanted = self.policy.wanted(metadata, None);
             wanted.owners_out_of_reach(there.ids).len() < wanted.missing_owners(there.ids).len()
         };
         let lacks_xattrs = differences.has_any(Differences::XATTRS);
-        let gets_xattrs = lacks_xattrs && entry.may_have(self.keeper.rules.xattr_kinds());
+        let gets_xattrs = lacks_xattrs && entry.may_have(self.policy.rules.xattr_kinds());
         let mut others = Differences::OWNER.and(Differences::XATTRS);
-        if !self.keeper.rules.kinds.has_any(Kinds::TIMES) {
+        if !self.policy.rules.kinds.has_any(Kinds::TIMES) {
             others = others.and(Differences::TIME);
         }
         if lacks_xattrs && !gets_xattrs {
@@ -187,8 +187,13 @@ impl View {
     }
 
     /// Counts an entry that stays although its file system cannot store the source's modification time.
-    pub(crate) fn note_time(&self, there: &FileIdentity, source: &Metadata, at: At<'_>) {
-        if self.keeper.rules.kinds.has_any(Kinds::TIMES)
+    pub(crate) fn count_unstorable_time(
+        &self,
+        there: &FileIdentity,
+        source: &Metadata,
+        at: EntryLocation<'_>,
+    ) {
+        if self.policy.rules.kinds.has_any(Kinds::TIMES)
             && !is_held_everywhere(source.mtime)
             && is_beyond_range(there.mtime, source.mtime)
         {
@@ -196,51 +201,51 @@ impl View {
                 kind: Kinds::TIMES,
                 error: Miss::BEYOND_RANGE,
             }];
-            self.keeper.note(&Wanted::default(), &misses, at);
+            self.policy.note(&Wanted::default(), &misses, at);
         }
     }
 
     /// Returns the differences of an existing entry in everything except contents and time.
-    pub(crate) fn beside(
+    pub(crate) fn compare_metadata(
         &self,
         purpose: Purpose,
         there: &FileIdentity,
         metadata: &Metadata,
-        xattrs: Xattrs<'_>,
+        xattrs: SourceXattrs<'_>,
         entry: impl HasXattrs,
     ) -> Differences {
-        let wanted = self.keeper.wanted(metadata, None);
+        let wanted = self.policy.wanted(metadata, None);
         let is_owned = wanted.is_met(there.ids, wanted.mode)
-            || purpose == Purpose::Report && self.would_stay_owned(there, &wanted);
-        let has_xattrs = xattrs.are_those_of(entry, metadata, self.keeper.rules.kinds);
-        let has_mode = there.mode == metadata.mode || !self.keeper.rules.kinds.has_any(Kinds::MODE);
+            || purpose == Purpose::Report && self.keeps_all_owners(there, &wanted);
+        let has_xattrs = xattrs.match_entry(entry, metadata, self.policy.rules.kinds);
+        let has_mode = there.mode == metadata.mode || !self.policy.rules.kinds.has_any(Kinds::MODE);
         Differences::default()
-            .and_if(Differences::MODE, &has_mode, &true)
-            .and_if(Differences::OWNER, &is_owned, &true)
-            .and_if(Differences::XATTRS, &has_xattrs, &true)
+            .add_if_unequal(Differences::MODE, &has_mode, &true)
+            .add_if_unequal(Differences::OWNER, &is_owned, &true)
+            .add_if_unequal(Differences::XATTRS, &has_xattrs, &true)
     }
 
     /// Returns whether a transfer would leave all owners of an entry unchanged because it is not permitted to set
     /// others. Counts the owners that it cannot set.
-    fn would_stay_owned(&self, there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
+    fn keeps_all_owners(&self, there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
         let misses = wanted.owners_out_of_reach(there.ids);
-        self.keeper.foresee(&misses);
+        self.policy.count_expected(&misses);
         misses.len() == wanted.missing_owners(there.ids).len()
     }
 }
 
 /// The available information about a source's extended attributes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Xattrs<'a> {
+pub(crate) enum SourceXattrs<'a> {
     /// The attributes are part of the metadata.
     Known,
     /// A digest of the attributes, or `None` if there are none.
     Digest(Option<&'a XattrDigest>),
 }
 
-impl Xattrs<'_> {
+impl SourceXattrs<'_> {
     /// Returns whether an entry has the same attributes.
-    pub(crate) fn are_those_of(
+    pub(crate) fn match_entry(
         self,
         entry: impl HasXattrs,
         metadata: &Metadata,

@@ -5,7 +5,7 @@
 //! a link, or if a name that stays leads to the same entry under another spelling. The number of removals stays within
 //! the budget of the run.
 
-pub(crate) mod spared;
+pub(crate) mod aliased;
 mod work_budget;
 
 use std::collections::BinaryHeap;
@@ -19,10 +19,10 @@ use zmove_types::{ALLOCATION_BYTES, Name, RelPath};
 use zmove_wire::limits::{EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX};
 use zmove_wire::{ExtraneousName, ExtraneousNames, Fault, FaultCode, NameRange, Operation, Remove};
 
-use crate::comparison::mirror::spared::Spared;
+use crate::comparison::mirror::aliased::AliasedEntries;
 pub(crate) use crate::comparison::mirror::work_budget::WorkBudget;
 use crate::store::publishing::publish_all;
-use crate::store::reports::Outcome;
+use crate::store::reports::ThreadReport;
 use crate::store::transfer::Transfer;
 
 /// Removes the listed names. Returns the number of entries removed.
@@ -36,7 +36,7 @@ pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
     let has_ended = || turn.is_over();
     for group in remove.groups.iter().take_while(|_| !has_ended()) {
         let stays = transfer
-            .spared
+            .aliased
             .among(&transfer.target.tree, &group.directory, has_ended);
         let names = group.names.iter().take_while(|_| !has_ended());
         let names = names.filter(|name| !is_hidden(name.as_bytes()) && !stays(name));
@@ -50,7 +50,7 @@ pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
                 io::ErrorKind::CrossesDevices => FaultCode::Mounted,
                 _ => FaultCode::os(&error),
             };
-            transfer.reports.tell(Outcome::Fault(Fault {
+            transfer.reports.report(ThreadReport::Fault(Fault {
                 path,
                 operation: Operation::Delete,
                 code,
@@ -69,7 +69,7 @@ pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
 pub(crate) fn extraneous(
     tree: Option<&Tree>,
     ranges: &[NameRange],
-    spared: &Spared,
+    aliased: &AliasedEntries,
     budget: &mut WorkBudget<'_>,
 ) -> ExtraneousNames {
     let mut answer = ExtraneousNames::default();
@@ -82,11 +82,11 @@ pub(crate) fn extraneous(
             names: EXTRANEOUS_NAMES_MAX.saturating_sub(answer.names.len()),
             name_bytes: EXTRANEOUS_NAME_BYTES_MAX.saturating_sub(name_bytes),
         };
-        let booked = budget.booked();
-        let ExtraNames { names, more, .. } = match first_extra(tree, range, room, spared, budget) {
+        let charged = budget.charged();
+        let ExtraNames { names, more, .. } = match first_extra(tree, range, room, aliased, budget) {
             Ok(found) => found,
             Err(error) => {
-                budget.shrink_to(booked);
+                budget.shrink_to(charged);
                 answer.faults.push((number, FaultCode::os(&error)));
                 continue;
             }
@@ -176,7 +176,7 @@ fn first_extra(
     tree: &Tree,
     range: &NameRange,
     room: AnswerRoom,
-    spared: &Spared,
+    aliased: &AliasedEntries,
     budget: &mut WorkBudget<'_>,
 ) -> io::Result<ExtraNames> {
     let directory = match tree.open_directory(&range.directory) {
@@ -196,7 +196,7 @@ fn first_extra(
     // One flag for each name that stays: true while it has not been listed in this spelling. One byte each is reserved.
     budget.grow(range.names.len())?;
     let mut unlisted = vec![true; range.names.len()];
-    let booked = budget.booked();
+    let charged = budget.charged();
     let mut found = list(&directory, range, room, budget, &mut unlisted, |_| false)?;
     let is_whole = range.after.is_none() && range.open;
     if !is_whole || !found.names.is_empty() {
@@ -205,11 +205,11 @@ fn first_extra(
             .iter()
             .zip(&unlisted)
             .filter(|(_, unlisted)| **unlisted);
-        spared.look_for(&directory, names.map(|(name, _)| name), budget)?;
-        if !spared.is_empty() {
+        aliased.look_for(&directory, names.map(|(name, _)| name), budget)?;
+        if !aliased.is_empty() {
             drop(found);
-            budget.shrink_to(booked);
-            let stays = |name: &Name| spared.has(&directory, name);
+            budget.shrink_to(charged);
+            let stays = |name: &Name| aliased.has(&directory, name);
             found = list(&directory, range, room, budget, &mut unlisted, stays)?;
         }
     }
@@ -228,7 +228,7 @@ fn list(
 ) -> io::Result<ExtraNames> {
     let mut found = ExtraNames::default();
     for entry in Dir::read_from(directory)? {
-        budget.go_on()?;
+        budget.count_entry()?;
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
         // Entries whose names cannot be sent stay.
@@ -262,12 +262,12 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::rights::quota::{Booking, Quota};
+    use crate::rights::quota::{Charge, Quota};
     use zmove_disk::{StorageThreads, number_at};
     use zmove_types::{FileNumber, RelPath};
 
-    fn no_spared() -> Spared {
-        Spared::new(&Quota::default())
+    fn no_spared() -> AliasedEntries {
+        AliasedEntries::new(&Quota::default())
     }
 
     fn name(text: &str) -> Name {
@@ -284,21 +284,25 @@ mod tests {
         }]
     }
 
-    fn extra(tree: Option<&Tree>, ranges: &[NameRange], spared: &Spared) -> ExtraneousNames {
-        extra_on(&mut Quota::default().book_nothing(), tree, ranges, spared)
+    fn extra(
+        tree: Option<&Tree>,
+        ranges: &[NameRange],
+        aliased: &AliasedEntries,
+    ) -> ExtraneousNames {
+        extra_on(&mut Quota::default().empty_charge(), tree, ranges, aliased)
     }
 
     /// Returns the answer of a session that has not ended.
     fn extra_on(
-        held: &mut Booking,
+        held: &mut Charge,
         tree: Option<&Tree>,
         ranges: &[NameRange],
-        spared: &Spared,
+        aliased: &AliasedEntries,
     ) -> ExtraneousNames {
-        with_budget(held, |budget| extraneous(tree, ranges, spared, budget))
+        with_budget(held, |budget| extraneous(tree, ranges, aliased, budget))
     }
 
-    fn with_budget<T>(held: &mut Booking, work: impl FnOnce(&mut WorkBudget<'_>) -> T) -> T {
+    fn with_budget<T>(held: &mut Charge, work: impl FnOnce(&mut WorkBudget<'_>) -> T) -> T {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         work(&mut WorkBudget::new(
             threads.turn(Task::Look, &stopping),
@@ -316,7 +320,7 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let quota = Quota::default();
-        let mut held = quota.book_nothing();
+        let mut held = quota.empty_charge();
         let mut told = extra_on(&mut held, Some(&tree), &names_of(&[], None), &no_spared());
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name)).sum();
         assert_eq!(held.amount(), takes);
@@ -341,7 +345,7 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        let mut held = Quota::default().book_nothing();
+        let mut held = Quota::default().empty_charge();
         let mut budget = WorkBudget::new(threads.turn(Task::Look, &stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
@@ -393,7 +397,7 @@ mod tests {
         };
         let quota = crate::rights::quota::Quotas::default()
             .of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let mut held = quota.book_nothing();
+        let mut held = quota.empty_charge();
         let tree = Tree::open(home.path()).unwrap();
         let told = extra_on(&mut held, Some(&tree), &names_of(&[], None), &no_spared());
         assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
@@ -441,12 +445,12 @@ mod tests {
         number_at(directory, OsStr::from_bytes(entry.file_name().to_bytes())).ok()
     }
 
-    fn caseless() -> Spared {
-        Spared::by(look_caseless, &Quota::default())
+    fn caseless() -> AliasedEntries {
+        AliasedEntries::by(look_caseless, &Quota::default())
     }
 
-    fn told(tree: &Tree, ranges: &[NameRange], spared: &Spared) -> Vec<String> {
-        let ExtraneousNames { names, faults, .. } = extra(Some(tree), ranges, spared);
+    fn told(tree: &Tree, ranges: &[NameRange], aliased: &AliasedEntries) -> Vec<String> {
+        let ExtraneousNames { names, faults, .. } = extra(Some(tree), ranges, aliased);
         assert_eq!(faults, []);
         names
             .into_iter()
@@ -487,13 +491,13 @@ mod tests {
                 .of(zmove_transport::Fingerprint([1; 32]), &limits)
         };
         let look = |found: usize| {
-            let quota = quota((2 + found * spared::FOUND_BYTES) as u64);
-            let spared = Spared::by(look_caseless, &quota);
-            let mut held = quota.book_memory(2).unwrap();
+            let quota = quota((2 + found * aliased::FOUND_BYTES) as u64);
+            let aliased = AliasedEntries::by(look_caseless, &quota);
+            let mut held = quota.charge_memory(2).unwrap();
             let directory = tree.open_directory(&RelPath::root()).unwrap();
             let names = asked[0].names.iter();
             let looked = with_budget(&mut held, |budget| {
-                spared.look_for(&directory, names, budget)
+                aliased.look_for(&directory, names, budget)
             });
             looked
                 .map(|()| held.amount())
@@ -501,9 +505,9 @@ mod tests {
         };
         assert_eq!((look(0), look(1)), (Err(Some(Errno::NOMEM)), Ok(2)));
         let quota = quota(1 << 20);
-        let mut held = quota.book_nothing();
-        let spared = Spared::by(look_caseless, &Quota::default());
-        let told = extra_on(&mut held, Some(&tree), &asked, &spared);
+        let mut held = quota.empty_charge();
+        let aliased = AliasedEntries::by(look_caseless, &Quota::default());
+        let told = extra_on(&mut held, Some(&tree), &asked, &aliased);
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name)).sum();
         assert_eq!((told.names.len(), held.amount()), (999, takes));
     }
@@ -520,17 +524,17 @@ mod tests {
         // A hard link spares nothing on a file system that distinguishes letter case.
         std::fs::hard_link(home.path().join("Bar/f"), home.path().join("Bar/g")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
-        let spared = caseless();
+        let aliased = caseless();
         let mut first = names_of(&["a"], None);
         first[0].open = false;
-        assert_eq!(told(&tree, &first, &spared), ["Bar", "Foo"]);
+        assert_eq!(told(&tree, &first, &aliased), ["Bar", "Foo"]);
         assert_eq!(
-            told(&tree, &names_of(&["foo"], Some("a")), &spared),
+            told(&tree, &names_of(&["foo"], Some("a")), &aliased),
             [""; 0]
         );
         let stays = |path: &str, text: &str| {
             let path = RelPath::from_bytes(path.as_bytes()).unwrap();
-            spared.among(&tree, &path, || false)(&name(text))
+            aliased.among(&tree, &path, || false)(&name(text))
         };
         assert!(stays("", "Foo") && stays("Foo", "f") && stays("Foo/d", "f"));
         assert!(!stays("", "Bar") && !stays("Bar", "f"));
@@ -543,15 +547,15 @@ mod tests {
         let tree = Tree::open(home.path()).unwrap();
         let deep = RelPath::from_bytes(&["d"; 1_000].join("/").into_bytes()).unwrap();
         tree.ensure_directory(&deep).unwrap();
-        let spared = caseless();
+        let aliased = caseless();
         assert_eq!(
-            told(&tree, &names_of(&["d", "foo"], None), &spared),
+            told(&tree, &names_of(&["d", "foo"], None), &aliased),
             [""; 0]
         );
         let stays = |most: usize| {
             let asked = std::cell::Cell::new(0);
             let has_ended = || asked.replace(asked.get() + 1) >= most;
-            let stays = spared.among(&tree, &deep, has_ended)(&name("f"));
+            let stays = aliased.among(&tree, &deep, has_ended)(&name("f"));
             (stays, asked.get())
         };
         assert_eq!(
@@ -571,13 +575,13 @@ mod tests {
             number.inode += u64::from(name.as_encoded_bytes()[0].is_ascii_uppercase());
             Some(number)
         };
-        let spared = Spared::by(made_up, &Quota::default());
-        let answer = extra(Some(&tree), &names_of(&["foo"], None), &spared);
+        let aliased = AliasedEntries::by(made_up, &Quota::default());
+        let answer = extra(Some(&tree), &names_of(&["foo"], None), &aliased);
         assert_eq!(
             (answer.names, answer.faults),
             (vec![], vec![(0, FaultCode::Os(76))])
         );
-        assert!(spared.among(&tree, &RelPath::root(), || false)(&name(
+        assert!(aliased.among(&tree, &RelPath::root(), || false)(&name(
             "Foo"
         )));
     }

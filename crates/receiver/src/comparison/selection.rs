@@ -6,7 +6,7 @@ use zmove_scan::{Effect, PatternError, Rule, Selection};
 use zmove_wire::limits::{SELECTION_RULE_BYTES_MAX, within};
 use zmove_wire::{RuleText, WireError};
 
-use crate::rights::quota::Booking;
+use crate::rights::quota::Charge;
 
 /// Memory used by a compiled rule for each byte of its pattern.
 const RULE_BYTES_PER_BYTE: usize = 64;
@@ -15,7 +15,7 @@ const RULE_BYTES_PER_BYTE: usize = 64;
 ///
 /// # Errors
 /// The patterns are longer than [`SELECTION_RULE_BYTES_MAX`] in total, or the key's memory quota is exceeded.
-pub fn book_rules(rules: &[RuleText], held: &mut Booking) -> Result<(), WireError> {
+pub fn charge_rules(rules: &[RuleText], held: &mut Charge) -> Result<(), WireError> {
     let bytes = rules.iter().map(|rule| rule.pattern.len()).sum();
     within("patterns of a selection", bytes, SELECTION_RULE_BYTES_MAX)?;
     held.grow(bytes * RULE_BYTES_PER_BYTE)

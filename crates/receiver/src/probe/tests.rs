@@ -67,7 +67,7 @@ impl Peer {
         decode_message(&self.reader.receive().await.unwrap().unwrap()).unwrap()
     }
 
-    async fn sample(&mut self, sample: u64, when: Moment) -> Sampled {
+    async fn sample(&mut self, sample: u64, when: SampleTime) -> Sampled {
         self.say(&ToReceiver::Sample { sample, when }).await;
         match self.hear().await {
             ToSender::Sampled(sampled) => sampled,
@@ -127,7 +127,7 @@ fn beneath(home: &tempfile::TempDir) -> WriteAccess {
 async fn what_comes_is_counted_and_nothing_is_stored() {
     let home = tempfile::tempdir().unwrap();
     let mut peer = Peer::opened(beneath(&home)).await;
-    let before = peer.sample(1, Moment::Now).await;
+    let before = peer.sample(1, SampleTime::Now).await;
     assert_eq!((before.sample, before.bytes, before.first_us), (1, 0, None));
     for _ in 0..3 {
         let mut lane = peer.lane().await;
@@ -137,7 +137,7 @@ async fn what_comes_is_counted_and_nothing_is_stored() {
             lane.finish().unwrap();
         });
     }
-    let after = peer.sample(2, Moment::Ended(3)).await;
+    let after = peer.sample(2, SampleTime::Ended(3)).await;
     assert_eq!((after.sample, after.bytes), (2, 4500));
     assert!(
         after
@@ -220,7 +220,7 @@ async fn no_more_samples_wait_than_may() {
     let mut peer = Peer::opened(beneath(&home)).await;
     let waiting = |sample, lanes| ToReceiver::Sample {
         sample,
-        when: Moment::Ended(lanes),
+        when: SampleTime::Ended(lanes),
     };
     let most = SAMPLES_OUTSTANDING_MAX as u64;
     for sample in 0..most {

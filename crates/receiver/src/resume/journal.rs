@@ -66,9 +66,9 @@ pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, 
 pub(crate) use clean::{birth, parts_in_use};
 pub use error::JournalError;
 pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};
-pub(crate) use reader::{flushed_files, read_on};
+pub(crate) use reader::{flushed_files, read_new_records};
 pub(crate) use record::Record;
-pub use writer::{Journal, JournalRoom, Mark};
+pub use writer::{Journal, JournalLimits, Mark};
 
 /// The first record of a journal: the transfer, its owner and its target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -42,8 +42,8 @@ use crate::resume::journal::{
     orphans_like,
 };
 use crate::resume::parts::shared::SharedParts;
-use crate::rights::quota::{Booking, Quota};
-use crate::store::large_files::came::GROUP_KEPT_BYTES;
+use crate::rights::quota::{Charge, Quota};
+use crate::store::large_files::received_hashes::GROUP_KEPT_BYTES;
 use crate::store::target::file_systems::Flush;
 use crate::sync::run_on_several;
 use zmove_types::Lock;
@@ -81,7 +81,7 @@ struct PartsState {
     /// Files that were given up but whose parts could not be removed.
     staying: HashSet<FileId>,
     /// Memory reserved for this state.
-    held: Option<Booking>,
+    held: Option<Charge>,
 }
 
 #[derive(Debug)]
@@ -99,7 +99,7 @@ struct Prepared {
 
 /// A part from which a file resumes.
 #[derive(Debug)]
-pub(crate) struct Prior {
+pub(crate) struct ResumedPart {
     pub(crate) staged: Staged,
     /// The existing groups, with their values.
     pub(crate) groups: Vec<(u32, Cv)>,
@@ -136,7 +136,7 @@ impl PartStore {
                 Err(error) => state.trouble = Some(error),
             }
         }
-        match quota.book_memory(state.bytes()) {
+        match quota.charge_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
             Err(error) => {
                 state = PartsState {
@@ -194,7 +194,7 @@ impl PartStore {
         direct: Direct,
         hashing: impl Fn() -> Stop + Sync,
     ) -> BTreeMap<u32, Cv> {
-        let Ok(descriptors) = self.quota.book_file() else {
+        let Ok(descriptors) = self.quota.charge_file() else {
             return BTreeMap::new();
         };
         let Some(mut earlier) = self.take_earlier(path) else {
@@ -255,7 +255,7 @@ impl PartStore {
         if groups.is_empty() {
             return Some(HashSet::new());
         }
-        let _booked = self.quota.book_memory(BUFFER_BYTES).ok()?;
+        let _booked = self.quota.charge_memory(BUFFER_BYTES).ok()?;
         let next = AtomicUsize::new(0);
         let look = || {
             let stop = hashing();
@@ -273,8 +273,8 @@ impl PartStore {
         };
         let hold = |_| {
             self.quota
-                .book_thread()
-                .zip(self.quota.book_memory(BUFFER_BYTES).ok())
+                .charge_thread()
+                .zip(self.quota.charge_memory(BUFFER_BYTES).ok())
         };
         let helpers = (1..READERS_MAX.min(groups.len())).map_while(hold);
         Some(
@@ -285,7 +285,12 @@ impl PartStore {
     }
 
     /// Returns the part from which a newly declared file resumes.
-    pub(crate) fn take_up(&self, id: FileId, path: &RelPath, head: &FileHead) -> Option<Prior> {
+    pub(crate) fn resume(
+        &self,
+        id: FileId,
+        path: &RelPath,
+        head: &FileHead,
+    ) -> Option<ResumedPart> {
         let Prepared { earlier, staged } = self.state.lock().prepared.remove(path)?;
         if earlier.file.part.source != source_of(head) {
             return None;
@@ -307,7 +312,7 @@ impl PartStore {
             Some(Err(error)) => self.note(error),
             None => {}
         }
-        Some(Prior {
+        Some(ResumedPart {
             staged,
             groups: earlier
                 .file
@@ -330,7 +335,7 @@ impl PartStore {
         directory: &Arc<OwnedFd>,
         names: &LastingNames,
     ) -> io::Result<Staged> {
-        let descriptors = self.quota.book_file()?;
+        let descriptors = self.quota.charge_file()?;
         let journal = (head.bytes >= JOURNALLED_BYTES_MIN)
             .then(|| self.journal())
             .flatten();
@@ -352,7 +357,7 @@ impl PartStore {
             born: birth_of(staged.file()),
         };
         self.look_where(&staged);
-        match journal.part(id.0, &part) {
+        match journal.record_part(id.0, &part) {
             // Only a part that a journal lists may get a persistent name. Any other part would stay forever.
             Ok(()) => staged.last_as(&self.lease, part.part)?,
             Err(error) => self.note(error),
@@ -393,7 +398,7 @@ impl PartStore {
     /// not count.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) -> io::Result<()> {
         let Some(shared) = &self.shared else {
-            self.record(|journal| journal.groups(id.0, group, &[cv]));
+            self.record(|journal| journal.record_groups(id.0, group, &[cv]));
             return Ok(());
         };
         // Only the parts in this map are flushed, so groups of other parts do not count.
@@ -402,14 +407,14 @@ impl PartStore {
             return Ok(());
         };
         part.is_dirty = true;
-        self.record_work(|journal| journal.groups(id.0, group, &[cv]))
+        self.record_work(|journal| journal.record_groups(id.0, group, &[cv]))
     }
 
     /// Releases the storage that is preallocated for the journal of a session in a shared job. The session is about to
     /// end.
-    pub(crate) fn give_back_room(&self) {
+    pub(crate) fn release_allocation(&self) {
         // If this fails, removing the journal frees the space.
-        let _best_effort = self.running().map(|journal| journal.give_back_room());
+        let _best_effort = self.running().map(|journal| journal.release_allocation());
     }
 
     /// Records that nothing more will be written to the part of a file.
@@ -417,7 +422,7 @@ impl PartStore {
         if self.shared.is_some() {
             return;
         }
-        self.record(|journal| journal.left(id.0, there.ctime));
+        self.record(|journal| journal.record_left(id.0, there.ctime));
     }
 
     /// Removes the part of a file that was given up. If that fails, the part stays in the journal for a later transfer.
@@ -442,7 +447,7 @@ impl PartStore {
             return shared.ended(id);
         }
         if !self.state.lock().staying.remove(&id) {
-            self.record(|journal| journal.ended(id.0));
+            self.record(|journal| journal.record_end(id.0));
         }
     }
 
@@ -454,7 +459,7 @@ impl PartStore {
     /// Records that everything written to the target's own file system before `mark` has been flushed.
     pub(crate) fn flushed(&self, mark: Mark) {
         if !self.unflushed.load(Ordering::Relaxed) {
-            self.record(|journal| journal.flushed(mark));
+            self.record(|journal| journal.record_flushed(mark));
         }
     }
 
@@ -492,7 +497,7 @@ impl PartStore {
     fn look_where(&self, staged: &Staged) {
         let is_with_target =
             rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
-        if !is_with_target || Flush::of(staged.file()) == Flush::Each {
+        if !is_with_target || Flush::of(staged.file()) == Flush::PerFile {
             self.unflushed.store(true, Ordering::Relaxed);
         }
     }
@@ -542,7 +547,7 @@ impl PartStore {
         let directory = self.journals.as_ref()?;
         let mut state = self.state.lock();
         if state.journal.is_none() && state.trouble.is_none() {
-            match Journal::create_within(directory, &self.begin, self.quota.room()) {
+            match Journal::create_within(directory, &self.begin, self.quota.journal_limits()) {
                 Ok(journal) => state.journal = Some(Arc::new(journal)),
                 Err(error) => state.trouble = Some(error),
             }
@@ -616,7 +621,7 @@ impl PartsState {
     fn forget(&mut self, earlier: &Earlier) {
         if let Some(orphan) = &mut self.orphans[earlier.orphan] {
             // If this fails, a later transfer inspects the part again and finds that it no longer exists.
-            let _told_again = orphan.ended(earlier.file.file);
+            let _told_again = orphan.record_end(earlier.file.file);
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::store::target::WriteAccess;
 pub trait Grants: fmt::Debug + Send + Sync {
     /// Returns whether an opening relies on one of these grants: it names a grant, or the peer may not open a transfer
     /// without one.
-    fn are_for(&self, open: &Open) -> bool {
+    fn covers(&self, open: &Open) -> bool {
         open.grant.is_some()
     }
 
@@ -32,7 +32,7 @@ pub trait Grants: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// There is no such grant, or it is not valid for this peer, this opening or the current time.
-    fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal>;
+    fn redeem(&self, open: &Open) -> Result<RedeemedGrant, Refusal>;
 
     /// Records the files that a session has stored so far, so that they stay counted even if this process is killed.
     /// May block on file access.
@@ -67,10 +67,10 @@ pub struct Rights {
     /// Whether files keep their setuid and setgid bits. Default: no.
     pub set_ids: SetIds,
     /// Whether the sender may set owners, create devices and set privileged attributes. Default: no.
-    pub owning: Owning,
+    pub owning: OwnerPermission,
     /// Whether the sender may open jobs that several receivers write together. Default: yes, for transfers within one
     /// process.
-    pub leading: Leading,
+    pub leading: LeaderPermission,
     /// Maximum rate of the sender's lanes. The sender is notified of it, so that it can limit itself. Default: none.
     pub rate_max: Option<RateLimit>,
 }
@@ -81,8 +81,8 @@ impl Default for Rights {
             access: WriteAccess::Anywhere,
             owner: String::new(),
             set_ids: SetIds::default(),
-            owning: Owning::default(),
-            leading: Leading::default(),
+            owning: OwnerPermission::default(),
+            leading: LeaderPermission::default(),
             rate_max: None,
         }
     }
@@ -103,7 +103,7 @@ pub enum SetIds {
 /// Whether a key may lead jobs that several receivers write together. The head of a job begins it, ends it and signs
 /// the grants of its nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Leading {
+pub enum LeaderPermission {
     /// Openings of such jobs are refused.
     Denied,
     /// The key may lead such jobs.
@@ -113,7 +113,7 @@ pub enum Leading {
 
 /// Whether a sender may set owners, create devices and set attributes that grant privileges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Owning {
+pub enum OwnerPermission {
     /// All entries belong to the receiver's user.
     #[default]
     Denied,
@@ -123,7 +123,7 @@ pub enum Owning {
 
 /// A grant that was taken up, with the permissions of the session that uses it.
 #[derive(Clone, Debug)]
-pub struct TakenUp {
+pub struct RedeemedGrant {
     /// The permissions of the key that issued the grant.
     pub rights: Rights,
     /// The quota against which the session's resources are charged.
@@ -149,7 +149,7 @@ pub struct Amount {
 #[derive(Debug)]
 pub struct Allowance {
     most: Amount,
-    book: Lock<AllowanceBook>,
+    state: Lock<AllowanceState>,
     /// Keyed randomly, so that a sender cannot choose directory names with equal hashes.
     hashes: RandomState,
 }
@@ -158,10 +158,10 @@ pub struct Allowance {
 pub(crate) const DIRECTORY_BYTES: usize = 32;
 
 #[derive(Debug)]
-struct AllowanceBook {
+struct AllowanceState {
     stored: Amount,
     /// Received data that is not stored yet, by item or large file. `sum` is its total.
-    coming: HashMap<Coming, Received>,
+    pending: HashMap<PendingId, Received>,
     sum: Amount,
     /// Hashes of the paths of directories that have been named.
     directories: HashSet<u64>,
@@ -169,7 +169,7 @@ struct AllowanceBook {
 
 /// The item or large file to which received data belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Coming {
+pub(crate) enum PendingId {
     Item(u64),
     File(u64),
 }
@@ -190,7 +190,7 @@ pub(crate) enum Received {
 pub(crate) enum Fate<'a> {
     Stored,
     /// A batch was stored, except for the entries with these faults, such as guessed files that already exist.
-    StoredBut(&'a [EntryFault]),
+    StoredExcept(&'a [EntryFault]),
     Dropped,
 }
 
@@ -220,7 +220,7 @@ impl Received {
         let faults = match fate {
             Fate::Dropped => return Amount::default(),
             Fate::Stored => &[],
-            Fate::StoredBut(faults) => faults,
+            Fate::StoredExcept(faults) => faults,
         };
         let all = self.amount();
         let Self::Batch(bytes) = self else {
@@ -241,9 +241,9 @@ impl Allowance {
     pub fn new(most: Amount, stored: Amount) -> Self {
         Self {
             most,
-            book: Lock::new(AllowanceBook {
+            state: Lock::new(AllowanceState {
                 stored,
-                coming: HashMap::new(),
+                pending: HashMap::new(),
                 sum: Amount::default(),
                 directories: HashSet::new(),
             }),
@@ -254,57 +254,57 @@ impl Allowance {
     /// Returns the amount stored so far.
     #[must_use]
     pub fn stored(&self) -> Amount {
-        self.book.lock().stored
+        self.state.lock().stored
     }
 
     /// Records received data, unless it exceeds the allowance.
-    pub(crate) fn take(&self, what: Coming, taken: Received) -> Result<(), WireError> {
-        let mut book = self.book.lock();
-        self.check(book.stored.with(book.sum).with(taken.amount()))?;
-        book.sum = book.sum.with(taken.amount());
-        if let Some(before) = book.coming.insert(what, taken) {
-            book.sum = book.sum.without(before.amount());
+    pub(crate) fn charge(&self, what: PendingId, taken: Received) -> Result<(), WireError> {
+        let mut state = self.state.lock();
+        self.check(state.stored.with(state.sum).with(taken.amount()))?;
+        state.sum = state.sum.with(taken.amount());
+        if let Some(before) = state.pending.insert(what, taken) {
+            state.sum = state.sum.without(before.amount());
         }
         Ok(())
     }
 
     /// Records the directories that a batch names. Returns the number of new ones. If entries are not limited, none are
     /// recorded.
-    pub(crate) fn take_directories(&self, batch: &Batch) -> Result<usize, WireError> {
+    pub(crate) fn charge_directories(&self, batch: &Batch) -> Result<usize, WireError> {
         if self.most.entries == u64::MAX {
             return Ok(0);
         }
-        let mut book = self.book.lock();
-        let before = book.directories.len();
+        let mut state = self.state.lock();
+        let before = state.directories.len();
         for DirectoryGroup { directory, entries } in &batch.groups {
             let mut path = self.hashes.build_hasher();
             for name in directory.components() {
-                self.take_directory(&mut book, &mut path, name)?;
+                self.charge_directory(&mut state, &mut path, name)?;
             }
             for entry in entries {
                 if let BatchEntry::Directory(name, _) = entry {
-                    self.take_directory(&mut book, &mut path.clone(), name.as_bytes())?;
+                    self.charge_directory(&mut state, &mut path.clone(), name.as_bytes())?;
                 }
             }
         }
-        Ok(book.directories.len() - before)
+        Ok(state.directories.len() - before)
     }
 
     /// Records the directory of this name in `path`, and appends the name to `path`.
-    fn take_directory(
+    fn charge_directory(
         &self,
-        book: &mut AllowanceBook,
+        state: &mut AllowanceState,
         path: &mut DefaultHasher,
         name: &[u8],
     ) -> Result<(), WireError> {
         path.write(name);
         path.write_u8(b'/');
-        if book.directories.insert(path.finish()) {
-            book.stored = book.stored.with(Amount {
+        if state.directories.insert(path.finish()) {
+            state.stored = state.stored.with(Amount {
                 bytes: 0,
                 entries: 1,
             });
-            self.check(book.stored.with(book.sum))?;
+            self.check(state.stored.with(state.sum))?;
         }
         Ok(())
     }
@@ -325,13 +325,13 @@ impl Allowance {
     }
 
     /// Records the result for received data. Data that was not stored is sent again, if at all.
-    pub(crate) fn settle(&self, what: Coming, fate: Fate<'_>) {
-        let mut book = self.book.lock();
-        let Some(taken) = book.coming.remove(&what) else {
+    pub(crate) fn settle(&self, what: PendingId, fate: Fate<'_>) {
+        let mut state = self.state.lock();
+        let Some(taken) = state.pending.remove(&what) else {
             return;
         };
-        book.sum = book.sum.without(taken.amount());
-        book.stored = book.stored.with(taken.stored(fate));
+        state.sum = state.sum.without(taken.amount());
+        state.stored = state.stored.with(taken.stored(fate));
     }
 }
 
@@ -379,7 +379,7 @@ mod tests {
             let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
             let entries = named.map(|text| BatchEntry::Directory(name(text), Metadata::default()));
             let entries = entries.into_iter().collect();
-            allowance.take_directories(&Batch {
+            allowance.charge_directories(&Batch {
                 groups: vec![DirectoryGroup { directory, entries }],
             })
         };
@@ -410,18 +410,21 @@ mod tests {
             },
             before,
         );
-        allowance.take(Coming::Item(1), batch(&[6])).unwrap();
+        allowance.charge(PendingId::Item(1), batch(&[6])).unwrap();
         let error = WireError::OverLimit {
             what: "number of bytes of this copy",
             value: 11,
             limit: 10,
         };
-        assert_eq!(allowance.take(Coming::Item(2), batch(&[4])), Err(error));
-        allowance.settle(Coming::Item(1), Fate::Dropped);
-        allowance.take(Coming::Item(2), batch(&[6])).unwrap();
+        assert_eq!(
+            allowance.charge(PendingId::Item(2), batch(&[4])),
+            Err(error)
+        );
+        allowance.settle(PendingId::Item(1), Fate::Dropped);
+        allowance.charge(PendingId::Item(2), batch(&[6])).unwrap();
         assert_eq!(allowance.stored(), before);
-        allowance.settle(Coming::Item(2), Fate::Stored);
-        allowance.settle(Coming::Item(2), Fate::Stored);
+        allowance.settle(PendingId::Item(2), Fate::Stored);
+        allowance.settle(PendingId::Item(2), Fate::Stored);
         assert_eq!(
             allowance.stored(),
             Amount {
@@ -429,14 +432,21 @@ mod tests {
                 entries: 2
             }
         );
-        allowance.take(Coming::File(2), Received::File).unwrap();
-        allowance.take(Coming::Item(3), Received::Group(3)).unwrap();
+        allowance
+            .charge(PendingId::File(2), Received::File)
+            .unwrap();
+        allowance
+            .charge(PendingId::Item(3), Received::Group(3))
+            .unwrap();
         let error = WireError::OverLimit {
             what: "number of entries of this copy",
             value: 4,
             limit: 3,
         };
-        assert_eq!(allowance.take(Coming::File(3), Received::File), Err(error));
+        assert_eq!(
+            allowance.charge(PendingId::File(3), Received::File),
+            Err(error)
+        );
     }
 
     #[test]
@@ -448,15 +458,17 @@ mod tests {
             },
             Amount::default(),
         );
-        allowance.take(Coming::Item(1), batch(&[1, 2, 4])).unwrap();
+        allowance
+            .charge(PendingId::Item(1), batch(&[1, 2, 4]))
+            .unwrap();
         let fault = |entry| EntryFault {
             entry,
             operation: Operation::Rename,
             code: FaultCode::AlreadyThere,
         };
         allowance.settle(
-            Coming::Item(1),
-            Fate::StoredBut(&[fault(1), fault(1), fault(9)]),
+            PendingId::Item(1),
+            Fate::StoredExcept(&[fault(1), fault(1), fault(9)]),
         );
         assert_eq!(
             allowance.stored(),

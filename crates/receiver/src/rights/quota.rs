@@ -8,7 +8,7 @@
 //!
 //! With io_uring, each key has its own ring, because storage that does not respond keeps slots of the ring occupied.
 //!
-//! **Invariant:** everything that is kept is charged, and is released by dropping its [`Booking`], so that no exit path
+//! **Invariant:** everything that is kept is charged, and is released by dropping its [`Charge`], so that no exit path
 //! of a task can forget to release it.
 
 pub(crate) mod limits;
@@ -26,24 +26,24 @@ use zmove_transport::Fingerprint;
 use zmove_types::RelPath;
 use zmove_wire::WireError;
 
-use crate::resume::journal::JournalRoom;
+use crate::resume::journal::JournalLimits;
 use crate::rights::quota::limits::{Limits, files_of_process};
 use zmove_types::Lock;
 
 /// The quotas of all keys that have transfers in progress.
 #[derive(Debug)]
 pub struct Quotas {
-    books: Lock<HashMap<Fingerprint, Weak<QuotaBook>>>,
+    by_key: Lock<HashMap<Fingerprint, Weak<QuotaState>>>,
     /// Descriptors used by all keys together.
     files: Arc<Gauge>,
 }
 
 /// The quota of one key. Clones share it. The default quota belongs to no key and has the default limits.
 #[derive(Clone, Debug)]
-pub struct Quota(Arc<QuotaBook>);
+pub struct Quota(Arc<QuotaState>);
 
 #[derive(Debug)]
-struct QuotaBook {
+struct QuotaState {
     memory: Arc<Gauge>,
     /// The windows of lanes, in bytes. They limit the data waiting in this process.
     windows: Arc<Gauge>,
@@ -56,7 +56,7 @@ struct QuotaBook {
     file_io: OnceLock<Arc<dyn FileIo>>,
     transfers_max: AtomicUsize,
     /// The limits on the key's journals. The journals themselves are counted in their directory.
-    room: Lock<JournalRoom>,
+    room: Lock<JournalLimits>,
 }
 
 /// The used amount of one resource, and its limit.
@@ -64,22 +64,22 @@ struct QuotaBook {
 struct Gauge {
     used: AtomicUsize,
     max: AtomicUsize,
-    /// The gauge that contains this one and others. Each must leave some of it to the others; see [`fits`](Self::fits).
-    whole: Option<Arc<Self>>,
+    /// The gauge that contains this one and others. Each must leave some of it to the others; see [`add_for_child`](Self::add_for_child).
+    parent: Option<Arc<Self>>,
 }
 
 /// A reserved amount. It is released on drop.
 #[derive(Debug)]
-pub struct Booking {
+pub struct Charge {
     gauge: Arc<Gauge>,
     amount: usize,
 }
 
 /// The reservations for a thread and for the descriptors that it opens.
-pub type ThreadBooking = [Booking; 2];
+pub type ThreadCharge = [Charge; 2];
 
 /// The reservations for the descriptors of a staging directory and for its path.
-pub(crate) type StagingBooking = [Booking; 2];
+pub(crate) type StagingCharge = [Charge; 2];
 
 /// Number of descriptors of a large file that is being written: its own, one that bypasses the page cache, that of its
 /// directory, and two of the version that it replaces.
@@ -108,21 +108,21 @@ impl Quotas {
     /// Returns the quota of a key, updated to the current limits.
     #[must_use]
     pub fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
-        let mut quotas = self.books.lock();
+        let mut quotas = self.by_key.lock();
         quotas.retain(|_, quota| quota.strong_count() > 0);
         let known = quotas.get(&key).and_then(Weak::upgrade);
-        let book =
-            known.unwrap_or_else(|| Arc::new(QuotaBook::new(limits, Gauge::part_of(&self.files))));
-        book.set_limits(limits);
-        quotas.insert(key, Arc::downgrade(&book));
-        Quota(book)
+        let state = known
+            .unwrap_or_else(|| Arc::new(QuotaState::new(limits, Gauge::child_of(&self.files))));
+        state.set_limits(limits);
+        quotas.insert(key, Arc::downgrade(&state));
+        Quota(state)
     }
 
     /// Returns whether the transfers of a key use more than half of its memory limit.
     #[must_use]
     pub fn is_crowded(&self, key: Fingerprint) -> bool {
-        let book = self.books.lock().get(&key).and_then(Weak::upgrade);
-        book.is_some_and(|book| book.memory.used() > book.memory.max() / 2)
+        let state = self.by_key.lock().get(&key).and_then(Weak::upgrade);
+        state.is_some_and(|state| state.memory.used() > state.memory.max() / 2)
     }
 }
 
@@ -133,7 +133,7 @@ impl Default for Quotas {
             ..Gauge::default()
         };
         Self {
-            books: Lock::default(),
+            by_key: Lock::default(),
             files: Arc::new(files),
         }
     }
@@ -141,7 +141,7 @@ impl Default for Quotas {
 
 impl Default for Quota {
     fn default() -> Self {
-        Self(Arc::new(QuotaBook::new(
+        Self(Arc::new(QuotaState::new(
             &Limits::default(),
             Gauge::default(),
         )))
@@ -153,16 +153,16 @@ impl Quota {
     ///
     /// # Errors
     /// The limit would be exceeded.
-    pub fn book_memory(&self, bytes: usize) -> Result<Booking, WireError> {
-        let mut held = self.book_nothing();
+    pub fn charge_memory(&self, bytes: usize) -> Result<Charge, WireError> {
+        let mut held = self.empty_charge();
         held.grow(bytes)?;
         Ok(held)
     }
 
-    /// Returns an empty reservation of memory, which can [grow](Booking::grow).
+    /// Returns an empty reservation of memory, which can [grow](Charge::grow).
     #[must_use]
-    pub fn book_nothing(&self) -> Booking {
-        Booking {
+    pub fn empty_charge(&self) -> Charge {
+        Charge {
             gauge: Arc::clone(&self.0.memory),
             amount: 0,
         }
@@ -170,50 +170,50 @@ impl Quota {
 
     /// Reserves the window of a lane. Returns `None` if the windows would exceed their limit, which is half of the
     /// memory limit.
-    pub(crate) fn book_window(&self, bytes: usize) -> Option<Booking> {
-        self.0.windows.hold(bytes)
+    pub(crate) fn charge_window(&self, bytes: usize) -> Option<Charge> {
+        self.0.windows.charge(bytes)
     }
 
     /// Reserves the descriptors of a large file.
     ///
     /// # Errors
     /// `EMFILE`, as if the process had no descriptors left.
-    pub fn book_file(&self) -> io::Result<Booking> {
+    pub fn charge_file(&self) -> io::Result<Charge> {
         self.0
             .files
-            .hold(DESCRIPTORS_PER_FILE)
+            .charge(DESCRIPTORS_PER_FILE)
             .ok_or_else(|| Errno::MFILE.into())
     }
 
     /// Reserves one descriptor that stays open. Returns `None` if a limit would be exceeded.
     #[must_use]
-    pub fn book_descriptor(&self) -> Option<Booking> {
-        self.0.files.hold(1)
+    pub fn charge_descriptor(&self) -> Option<Charge> {
+        self.0.files.charge(1)
     }
 
     /// Reserves the descriptors of a staging directory and memory for its path. Returns `None` if a limit would be
     /// exceeded.
-    pub(crate) fn book_staging(&self, path: &RelPath) -> Option<StagingBooking> {
+    pub(crate) fn charge_staging(&self, path: &RelPath) -> Option<StagingCharge> {
         let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
         Some([
-            self.0.files.hold(DESCRIPTORS_PER_STAGING)?,
-            self.0.memory.hold(path_bytes)?,
+            self.0.files.charge(DESCRIPTORS_PER_STAGING)?,
+            self.0.memory.charge(path_bytes)?,
         ])
     }
 
     /// Reserves the descriptors of a staging directory whose files could also be renamed into place one by one. Returns
     /// `None` unless most descriptors are free for large files, which cannot do without them.
-    pub(crate) fn book_spare_staging(&self, path: &RelPath) -> Option<StagingBooking> {
+    pub(crate) fn charge_spare_staging(&self, path: &RelPath) -> Option<StagingCharge> {
         self.leaves_most_descriptors()
-            .then(|| self.book_staging(path))?
+            .then(|| self.charge_staging(path))?
     }
 
     /// Reserves a thread and the descriptors that it opens. Returns `None` if a limit would be exceeded.
     #[must_use]
-    pub fn book_thread(&self) -> Option<ThreadBooking> {
+    pub fn charge_thread(&self) -> Option<ThreadCharge> {
         Some([
-            self.0.threads.hold(1)?,
-            self.0.files.hold(DESCRIPTORS_PER_THREAD)?,
+            self.0.threads.charge(1)?,
+            self.0.files.charge(DESCRIPTORS_PER_THREAD)?,
         ])
     }
 
@@ -248,7 +248,7 @@ impl Quota {
     }
 
     fn work_and_threads(&self) -> [(StorageWork, &StorageThreads); 3] {
-        let QuotaBook {
+        let QuotaState {
             storage_threads,
             naming_threads,
             ..
@@ -261,7 +261,7 @@ impl Quota {
     }
 
     /// Returns whether the storage that this key writes to has a high latency.
-    pub(crate) fn writes_late(&self) -> bool {
+    pub(crate) fn has_slow_writes(&self) -> bool {
         self.0.storage_threads.is_late(Task::Write)
     }
 
@@ -276,7 +276,7 @@ impl Quota {
     ) -> Vec<T> {
         self.0
             .storage_threads
-            .side_by_side(task, name, stopping, || self.book_helper(), work)
+            .side_by_side(task, name, stopping, || self.charge_helper(), work)
     }
 
     /// Runs `work`, which renames files into place, like [`side_by_side`](Self::side_by_side) but with separate turns:
@@ -288,7 +288,7 @@ impl Quota {
         let task = (Task::Write, "zmove-publish");
         self.0
             .naming_threads
-            .side_by_side(task.0, task.1, &NEVER, || self.book_helper(), work)
+            .side_by_side(task.0, task.1, &NEVER, || self.charge_helper(), work)
     }
 
     /// Runs `work`, which removes the leftovers of a session that has ended, on as many threads as the session used for
@@ -304,8 +304,9 @@ impl Quota {
 
     /// Reserves a helper thread. Returns `None` unless most descriptors are free for large files.
     #[must_use]
-    pub fn book_helper(&self) -> Option<ThreadBooking> {
-        self.leaves_most_descriptors().then(|| self.book_thread())?
+    pub fn charge_helper(&self) -> Option<ThreadCharge> {
+        self.leaves_most_descriptors()
+            .then(|| self.charge_thread())?
     }
 
     fn leaves_most_descriptors(&self) -> bool {
@@ -313,7 +314,7 @@ impl Quota {
     }
 
     /// Returns the limits on this key's journals.
-    pub(crate) fn room(&self) -> JournalRoom {
+    pub(crate) fn journal_limits(&self) -> JournalLimits {
         *self.0.room.lock()
     }
 
@@ -332,9 +333,9 @@ impl Quota {
 /// A flag that is never set, for work that also runs after the session has ended.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-impl QuotaBook {
+impl QuotaState {
     fn new(limits: &Limits, files: Gauge) -> Self {
-        let book = Self {
+        let state = Self {
             memory: Arc::default(),
             windows: Arc::default(),
             files: Arc::new(files),
@@ -343,10 +344,10 @@ impl QuotaBook {
             naming_threads: StorageThreads::in_turns(),
             file_io: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
-            room: Lock::new(JournalRoom::of(limits)),
+            room: Lock::new(JournalLimits::of(limits)),
         };
-        book.set_limits(limits);
-        book
+        state.set_limits(limits);
+        state
     }
 
     fn set_limits(&self, limits: &Limits) {
@@ -363,11 +364,11 @@ impl QuotaBook {
             .store(limits.threads_per_identity, Ordering::Relaxed);
         self.transfers_max
             .store(limits.transfers_per_identity, Ordering::Relaxed);
-        *self.room.lock() = JournalRoom::of(limits);
+        *self.room.lock() = JournalLimits::of(limits);
     }
 }
 
-impl JournalRoom {
+impl JournalLimits {
     fn of(limits: &Limits) -> Self {
         Self {
             journals: limits.journals_per_identity,
@@ -381,15 +382,15 @@ impl Default for Gauge {
         Self {
             used: AtomicUsize::new(0),
             max: AtomicUsize::new(usize::MAX),
-            whole: None,
+            parent: None,
         }
     }
 }
 
 impl Gauge {
-    fn part_of(whole: &Arc<Self>) -> Self {
+    fn child_of(parent: &Arc<Self>) -> Self {
         Self {
-            whole: Some(Arc::clone(whole)),
+            parent: Some(Arc::clone(parent)),
             ..Self::default()
         }
     }
@@ -402,8 +403,8 @@ impl Gauge {
         self.max.load(Ordering::Relaxed)
     }
 
-    fn hold(self: &Arc<Self>, amount: usize) -> Option<Booking> {
-        self.take(amount).then(|| Booking {
+    fn charge(self: &Arc<Self>, amount: usize) -> Option<Charge> {
+        self.take(amount).then(|| Charge {
             gauge: Arc::clone(self),
             amount,
         })
@@ -419,9 +420,9 @@ impl Gauge {
             return false;
         };
         let fits = self
-            .whole
+            .parent
             .as_ref()
-            .is_none_or(|whole| whole.fits(amount, before + amount));
+            .is_none_or(|parent| parent.add_for_child(amount, before + amount));
         if !fits {
             self.used.fetch_sub(amount, Ordering::Relaxed);
         }
@@ -430,7 +431,7 @@ impl Gauge {
 
     /// Adds `amount` for a part that then uses `part` in total, unless that is more than half of what the other parts
     /// leave free. Each additional part therefore finds some space.
-    fn fits(&self, amount: usize, part: usize) -> bool {
+    fn add_for_child(&self, amount: usize, part: usize) -> bool {
         let max = self.max();
         let more = |used: usize| {
             let with_it = used.checked_add(amount)?;
@@ -445,20 +446,22 @@ impl Gauge {
     /// Returns the current limit of this gauge, given the usage of the other parts.
     fn most(&self) -> usize {
         let max = self.max();
-        let Some(whole) = &self.whole else { return max };
-        let others = whole.used().saturating_sub(self.used());
-        max.min(whole.max().saturating_sub(others) / 2)
+        let Some(parent) = &self.parent else {
+            return max;
+        };
+        let others = parent.used().saturating_sub(self.used());
+        max.min(parent.max().saturating_sub(others) / 2)
     }
 
     fn release(&self, amount: usize) {
         self.used.fetch_sub(amount, Ordering::Relaxed);
-        if let Some(whole) = &self.whole {
-            whole.release(amount);
+        if let Some(parent) = &self.parent {
+            parent.release(amount);
         }
     }
 }
 
-impl Booking {
+impl Charge {
     /// Reserves more.
     ///
     /// # Errors
@@ -501,7 +504,7 @@ impl Booking {
     }
 }
 
-impl Drop for Booking {
+impl Drop for Charge {
     fn drop(&mut self) {
         self.gauge.release(self.amount);
     }
@@ -515,9 +518,9 @@ mod tests {
     impl Quota {
         /// Returns a quota with which only one thread works at a time, however long its work takes.
         pub(crate) fn with_one_place() -> Self {
-            let mut book = QuotaBook::new(&Limits::default(), Gauge::default());
-            book.storage_threads = StorageThreads::one_at_a_time();
-            Self(Arc::new(book))
+            let mut state = QuotaState::new(&Limits::default(), Gauge::default());
+            state.storage_threads = StorageThreads::one_at_a_time();
+            Self(Arc::new(state))
         }
 
         /// Makes the key's storage count as slow for writes.
@@ -543,27 +546,27 @@ mod tests {
             [1, 2].map(|byte| Fingerprint([byte; 32])),
         );
         let (first, second) = (quotas.of(one, &limits), quotas.of(one, &limits));
-        let mut held = first.book_memory(60).unwrap();
-        assert!(second.book_memory(41).is_err() && held.grow(41).is_err());
+        let mut held = first.charge_memory(60).unwrap();
+        assert!(second.charge_memory(41).is_err() && held.grow(41).is_err());
         let (files, thread) = (
-            [first.book_file().unwrap(), second.book_file().unwrap()],
-            first.book_thread(),
+            [first.charge_file().unwrap(), second.charge_file().unwrap()],
+            first.charge_thread(),
         );
-        let error = second.book_file().unwrap_err();
+        let error = second.charge_file().unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
-        assert!(second.book_thread().is_none());
+        assert!(second.charge_thread().is_none());
         // Other keys are not affected.
         let stranger = quotas.of(other, &limits);
         drop((
-            stranger.book_memory(100).unwrap(),
-            stranger.book_file().unwrap(),
-            stranger.book_thread().unwrap(),
+            stranger.charge_memory(100).unwrap(),
+            stranger.charge_file().unwrap(),
+            stranger.charge_thread().unwrap(),
         ));
         drop((held, files, thread));
         drop((
-            second.book_memory(100).unwrap(),
-            second.book_file().unwrap(),
-            second.book_thread().unwrap(),
+            second.charge_memory(100).unwrap(),
+            second.charge_file().unwrap(),
+            second.charge_thread().unwrap(),
         ));
     }
 
@@ -584,8 +587,8 @@ mod tests {
         };
         let of = |byte, limits: &Limits| quotas.of(Fingerprint([byte; 32]), limits);
         let all = |quota: &Quota| {
-            let held: Vec<_> = std::iter::from_fn(|| quota.book_file().ok()).collect();
-            let error = quota.book_file().unwrap_err();
+            let held: Vec<_> = std::iter::from_fn(|| quota.charge_file().ok()).collect();
+            let error = quota.charge_file().unwrap_err();
             assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
             held
         };
@@ -615,8 +618,8 @@ mod tests {
         };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
         let staged: Vec<_> =
-            std::iter::from_fn(|| quota.book_spare_staging(&RelPath::root())).collect();
-        let files: Vec<_> = std::iter::from_fn(|| quota.book_file().ok()).collect();
+            std::iter::from_fn(|| quota.charge_spare_staging(&RelPath::root())).collect();
+        let files: Vec<_> = std::iter::from_fn(|| quota.charge_file().ok()).collect();
         assert!(
             !staged.is_empty() && files.len() >= 5,
             "{} {}",
@@ -625,7 +628,7 @@ mod tests {
         );
         drop(files);
         assert!(
-            quota.book_staging(&RelPath::root()).is_some(),
+            quota.charge_staging(&RelPath::root()).is_some(),
             "a directory that has to be staged is"
         );
     }
@@ -648,11 +651,11 @@ mod tests {
         let [one, other, last] = [1, 2, 3].map(|byte| quotas.of(Fingerprint([byte; 32]), &limits));
         let _theirs: Vec<_> = [one, other]
             .iter()
-            .flat_map(|quota| std::iter::from_fn(|| quota.book_file().ok()).collect::<Vec<_>>())
+            .flat_map(|quota| std::iter::from_fn(|| quota.charge_file().ok()).collect::<Vec<_>>())
             .collect();
         let staged: Vec<_> =
-            std::iter::from_fn(|| last.book_spare_staging(&RelPath::root())).collect();
-        let files = std::iter::from_fn(|| last.book_file().ok())
+            std::iter::from_fn(|| last.charge_spare_staging(&RelPath::root())).collect();
+        let files = std::iter::from_fn(|| last.charge_file().ok())
             .collect::<Vec<_>>()
             .len();
         assert!(!staged.is_empty() && files >= 2, "{} {files}", staged.len());
@@ -666,11 +669,11 @@ mod tests {
             ..Limits::default()
         };
         let first = quotas.of(key, &limits(10));
-        let held = first.book_memory(10).unwrap();
+        let held = first.charge_memory(10).unwrap();
         drop(quotas.of(key, &limits(20)));
-        let more = first.book_memory(10).unwrap();
+        let more = first.charge_memory(10).unwrap();
         drop(quotas.of(key, &limits(5)));
         drop((held, more));
-        assert!(first.book_memory(6).is_err() && first.book_memory(5).is_ok());
+        assert!(first.charge_memory(6).is_err() && first.charge_memory(5).is_ok());
     }
 }

@@ -22,12 +22,12 @@ pub struct SessionReport {
     /// large files.
     pub journal_trouble: Option<String>,
     /// The purpose of the session, if it stores nothing.
-    pub looked: Option<Looked>,
+    pub looked: Option<InspectionKind>,
 }
 
 /// The purpose of a session that stores nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Looked {
+pub enum InspectionKind {
     /// To report what a transfer would do.
     Preview,
     /// To compare the target with the source.
@@ -44,7 +44,7 @@ pub(crate) struct Connections {
     /// If this side dialed: a notification for each lane that could not be established.
     pub(crate) failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
     /// Reasons why the session is waiting, as texts for the sender.
-    pub(crate) held_up: Option<mpsc::UnboundedReceiver<String>>,
+    pub(crate) wait_notices: Option<mpsc::UnboundedReceiver<String>>,
 }
 
 /// How long a peer may take to close its end of the connection.
@@ -105,7 +105,7 @@ impl Connections {
 
     /// Ends the conversation. After an error, sends the peer the reason. After success, waits until the peer closes
     /// first, so that nothing that it sent is left unread.
-    pub(crate) async fn part(&mut self, ended: &Result<(), SessionError>) {
+    pub(crate) async fn end_session(&mut self, ended: &Result<(), SessionError>) {
         let said = async {
             if let Err(error) = ended {
                 return self.send_last(&ToSender::Refused(refusal_of(error))).await;

@@ -14,9 +14,9 @@ use zmove_wire::{Extraneous, Fault, FaultCode, Operation};
 use crate::store::failure::{FaultCause, failure};
 use crate::store::large_files::LargeFile;
 use crate::store::publishing::publish_all;
-use crate::store::reports::Outcome;
+use crate::store::reports::ThreadReport;
 use crate::store::target::directories::Remembered;
-use crate::store::target::keeper::At;
+use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
 use zmove_types::Lock;
@@ -25,11 +25,11 @@ use zmove_types::Lock;
 ///
 /// # Errors
 /// Returns an error if the flush fails. In that case, no file can be reported as durable.
-pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)> {
+pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<ThreadReport>)> {
     let target = &transfer.target;
     let incomplete = |file: Arc<LargeFile>| {
         let cause = FaultCause::new(Operation::Verify, FaultCode::Incomplete);
-        Outcome::File(cause.of_file(file.id))
+        ThreadReport::File(cause.of_file(file.id))
     };
     let unfinished = transfer.files.retire_all().into_iter();
     // In a job of several receivers, an order completes a file, and another receiver may get that order.
@@ -53,15 +53,15 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
         outcomes.extend(
             finish_level(transfer, level)?
                 .into_iter()
-                .map(Outcome::Fault),
+                .map(ThreadReport::Fault),
         );
     }
     if target.shared_job.is_none() && directories.last().is_none_or(|last| last.depth > 0) {
-        outcomes.extend(set_mode_of_target(target)?.map(Outcome::Fault));
+        outcomes.extend(set_mode_of_target(target)?.map(ThreadReport::Fault));
     }
     let started = Instant::now();
-    if target.view.keeper.rules.flushes() {
-        target.file_systems.flush_to_the_end()?;
+    if target.view.policy.rules.flushes() {
+        target.file_systems.flush_without_timeout()?;
     }
     transfer.parts.finish();
     Ok((started.elapsed(), outcomes))
@@ -80,7 +80,7 @@ fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
         let cause = failure(Operation::SetMetadata, &error);
         return Ok(Some(cause.at(RelPath::root())));
     }
-    target.flush_if_each(&directory)?;
+    target.flush_if_per_file(&directory)?;
     Ok(None)
 }
 
@@ -108,7 +108,7 @@ fn finish_part(
 ) -> io::Result<Vec<Fault>> {
     let target = &transfer.target;
     let mut faults = Vec::new();
-    let mirrors = target.view.keeper.rules.extraneous == Extraneous::Goes;
+    let mirrors = target.view.policy.rules.extraneous == Extraneous::Goes;
     let mut opener = Opener {
         tree: &target.tree,
         last: None,
@@ -119,7 +119,7 @@ fn finish_part(
         }
         turn.get_help();
         let opened = opener.open(remembered);
-        let at = At(&remembered.path, remembered.name.as_ref());
+        let at = EntryLocation(&remembered.path, remembered.name.as_ref());
         let set = |opened: Arc<OwnedFd>| {
             target
                 .set_directory(&opened, &remembered.metadata, at)
@@ -129,7 +129,7 @@ fn finish_part(
             // This also adds the directory's file system to the final flush. The directory may be the only change
             // there. If files are flushed one by one, only this call makes its links and subdirectories durable.
             Ok(directory) => {
-                target.flush_if_each(&directory)?;
+                target.flush_if_per_file(&directory)?;
             }
             // The directory existed only at the target and has been removed: the source lost it after it was sent.
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
@@ -137,7 +137,7 @@ fn finish_part(
                 let path = remembered.path();
                 target
                     .directories
-                    .book(path.as_bytes().len())
+                    .charge(path.as_bytes().len())
                     .map_err(io::Error::other)?;
                 faults.push(failure(Operation::SetMetadata, &error).at(path));
             }

@@ -17,18 +17,18 @@ use zmove_wire::{
 use crate::comparison::entries::inspection::Inspection;
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::rights::quota::Booking;
-use crate::rights::quota::messages::BookedMessage;
+use crate::rights::quota::Charge;
+use crate::rights::quota::messages::ChargedMessage;
 use crate::rights::top_names::TopNames;
-use crate::session::connections::{Connections, Looked, SessionReport, opened};
+use crate::session::connections::{Connections, InspectionKind, SessionReport, opened};
 use crate::session::opening::free_bytes;
 use crate::session::requests::OpenRequests;
 use crate::session::threads::{Reporter, Workers};
-use crate::store::reports::{BookedOutcome, Outcome, Reports};
-use crate::store::target::SeenTarget;
+use crate::store::reports::{ChargedReport, Reports, ThreadReport};
+use crate::store::target::InspectedTarget;
 
 /// A running inspection.
-struct Inspecting {
+struct InspectionSession {
     connections: Connections,
     inspection: Arc<Inspection>,
     /// The names that the sender may ask about.
@@ -36,7 +36,7 @@ struct Inspecting {
     requests: OpenRequests,
     /// The threads that inspect the target.
     workers: Workers,
-    outcomes: mpsc::Receiver<BookedOutcome>,
+    outcomes: mpsc::Receiver<ChargedReport>,
 }
 
 /// Maximum number of outcomes waiting to be sent.
@@ -50,9 +50,9 @@ pub(crate) async fn run(
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let looked = Some(if open.verify {
-        Looked::Verification
+        InspectionKind::Verification
     } else {
-        Looked::Preview
+        InspectionKind::Preview
     });
     tokio::pin!(stop);
     let is_listed = config.listed.is_some();
@@ -60,9 +60,9 @@ pub(crate) async fn run(
     let access = config.rights.access.clone();
     let look_at = move || {
         if is_listed {
-            Ok(SeenTarget::default())
+            Ok(InspectedTarget::default())
         } else {
-            SeenTarget::look(&asked, &access)
+            InspectedTarget::inspect(&asked, &access)
         }
     };
     let (connections, seen) = connections
@@ -73,7 +73,7 @@ pub(crate) async fn run(
         outcomes: told,
         quota: config.quota.clone(),
     };
-    let mut inspecting = Inspecting {
+    let mut inspecting = InspectionSession {
         connections,
         inspection: Arc::new(Inspection::new(&open, seen, config, reports)),
         names: config.top_names.clone(),
@@ -82,7 +82,7 @@ pub(crate) async fn run(
         outcomes,
     };
     let ended = tokio::select! {
-        ended = inspecting.converse() => ended,
+        ended = inspecting.handle_messages() => ended,
         error = stop => Err(error),
     };
     inspecting.end(&ended).await;
@@ -93,7 +93,7 @@ pub(crate) async fn run(
 }
 
 /// Returns the description of the target that is sent to the sender.
-fn answer(seen: &SeenTarget, open: &Open, config: &ReceiverConfig) -> Opened {
+fn answer(seen: &InspectedTarget, open: &Open, config: &ReceiverConfig) -> Opened {
     let state = if seen.tree.is_some() || config.listed.is_some() {
         TargetState::Populated
     } else {
@@ -107,13 +107,13 @@ fn answer(seen: &SeenTarget, open: &Open, config: &ReceiverConfig) -> Opened {
     }
 }
 
-impl Inspecting {
-    async fn converse(&mut self) -> Result<(), SessionError> {
+impl InspectionSession {
+    async fn handle_messages(&mut self) -> Result<(), SessionError> {
         let mut announced = false;
-        while !announced || !self.requests.are_answered() {
+        while !announced || !self.requests.has_no_questions() {
             tokio::select! {
                 message = self.connections.inbox.recv() => {
-                    let BookedMessage { message, held } = message.ok_or(ControlError::Closed)??;
+                    let ChargedMessage { message, held } = message.ok_or(ControlError::Closed)??;
                     self.names.check_message(&message)?;
                     match message {
                         ToReceiver::Request(request) if !announced => self.take(request, held)?,
@@ -125,7 +125,7 @@ impl Inspecting {
                 Some(lane) = self.connections.lanes.recv() => drop(lane),
             }
         }
-        let counts = self.inspection.view.keeper.counts();
+        let counts = self.inspection.view.policy.counts();
         if !counts.is_empty() {
             self.connections.send(&ToSender::NotKept { counts }).await?;
         }
@@ -139,7 +139,7 @@ impl Inspecting {
     fn take(
         &mut self,
         Request { number, question }: Request,
-        question_held: Booking,
+        question_held: Charge,
     ) -> Result<(), SessionError> {
         let open = self.requests.ask(&question)?;
         let is_allowed = match &question {
@@ -147,7 +147,7 @@ impl Inspecting {
             Question::Report(_) => true,
             Question::Hash(_) => self.inspection.verifies(),
             Question::Extraneous(_) => {
-                self.inspection.view.keeper.rules.extraneous == Extraneous::Goes
+                self.inspection.view.policy.rules.extraneous == Extraneous::Goes
             }
         };
         if !is_allowed {
@@ -156,7 +156,7 @@ impl Inspecting {
             ));
         }
         self.workers.start_for(&self.inspection, move |inspection| {
-            let mut held = inspection.reports().quota.book_nothing();
+            let mut held = inspection.reports().quota.empty_charge();
             let answer = match &question {
                 Question::Send(groups) | Question::Report(groups) => {
                     Answer::Verdicts(inspection.verdicts(groups))
@@ -167,16 +167,16 @@ impl Inspecting {
                 }
             };
             drop((question, question_held));
-            let reply = Outcome::reply(number, answer);
-            inspection.reports().answer(reply, held, Some(open));
+            let reply = ThreadReport::reply(number, answer);
+            inspection.reports().report_charged(reply, held, Some(open));
         })
     }
 
-    async fn reply(&mut self, report: BookedOutcome) -> Result<(), SessionError> {
+    async fn reply(&mut self, report: ChargedReport) -> Result<(), SessionError> {
         let _until_it_is_sent = report.held;
         match report.outcome {
-            Outcome::Message(reply) => Ok(self.connections.send(&reply).await?),
-            Outcome::OverLimit(error) => Err(error.into()),
+            ThreadReport::Message(reply) => Ok(self.connections.send(&reply).await?),
+            ThreadReport::OverLimit(error) => Err(error.into()),
             _ => Err(SessionError::Panicked),
         }
     }
@@ -186,6 +186,6 @@ impl Inspecting {
         self.inspection.stopping.store(true, Ordering::Relaxed);
         self.outcomes.close();
         self.workers.end().await;
-        self.connections.part(ended).await;
+        self.connections.end_session(ended).await;
     }
 }

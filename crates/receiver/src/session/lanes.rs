@@ -10,12 +10,12 @@ use zmove_types::Doing;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
 use crate::error::SessionError;
-use crate::rights::grant::{Coming, Received};
+use crate::rights::grant::{PendingId, Received};
 use crate::session::verify::{
-    NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged,
+    UnchangedGroup, VerifiedBatch, VerifiedChunk, check_declaration, mismatch_report,
 };
 use crate::store::large_files::Undeclarable;
-use crate::store::reports::Outcome;
+use crate::store::reports::ThreadReport;
 use crate::store::transfer::Transfer;
 use crate::store::writer::WriterJob;
 
@@ -26,15 +26,15 @@ pub(crate) fn run_lane(
     source: Box<dyn LaneSource>,
     queue: &Sender<WriterJob>,
 ) {
-    let mut has_brought = false;
-    let ended = match receive_all(transfer, source, queue, &mut has_brought) {
+    let mut has_delivered = false;
+    let ended = match receive_all(transfer, source, queue, &mut has_delivered) {
         // While the session is stopping, a broken lane is not an error.
         Err(_) if transfer.stopping.load(Ordering::Relaxed) => Ok(()),
         ended => ended.map_err(SessionError::from),
     };
-    transfer.reports.tell(Outcome::LaneEnded {
+    transfer.reports.report(ThreadReport::LaneEnded {
         number,
-        has_brought,
+        has_delivered,
         ended,
     });
 }
@@ -43,11 +43,11 @@ fn receive_all(
     transfer: &Transfer,
     mut source: Box<dyn LaneSource>,
     queue: &Sender<WriterJob>,
-    has_brought: &mut bool,
+    has_delivered: &mut bool,
 ) -> Result<(), LaneError> {
     let mut watch = transfer.meter.receive.start();
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
-        *has_brought = true;
+        *has_delivered = true;
         watch.has_at_hand(0);
         // A socket that has been shut down still returns data that arrived before.
         if transfer.stopping.load(Ordering::Relaxed) {
@@ -55,11 +55,11 @@ fn receive_all(
         }
         // An item may arrive twice, or after it was given up.
         let has_item = !matches!(frame.header.kind, FrameKind::Declare | FrameKind::Filler);
-        if has_item && !transfer.let_in(frame.header.item.0)? {
+        if has_item && !transfer.accept_item(frame.header.item.0)? {
             continue;
         }
-        transfer.meter.came(frame.data.len());
-        let item = Coming::Item(frame.header.item.0);
+        transfer.meter.count_received(frame.data.len());
+        let item = PendingId::Item(frame.header.item.0);
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => {
                 let checked =
@@ -67,8 +67,8 @@ fn receive_all(
                 if let Ok(batch) = &checked {
                     transfer.top_names.check_batch(batch.batch())?;
                     if transfer.allowance.is_some() {
-                        transfer.allow_directories(batch.batch())?;
-                        transfer.allow(item, Received::Batch(batch.entry_bytes()))?;
+                        transfer.charge_directories(batch.batch())?;
+                        transfer.charge(item, Received::Batch(batch.entry_bytes()))?;
                     }
                 }
                 Some(checked.map(WriterJob::Batch))
@@ -78,7 +78,7 @@ fn receive_all(
                 None
             }
             FrameKind::Chunk | FrameKind::Same => {
-                transfer.allow(item, Received::Group(frame.data.len() as u64))?;
+                transfer.charge(item, Received::Group(frame.data.len() as u64))?;
                 check_group(transfer, frame)
             }
             FrameKind::Filler => {
@@ -91,12 +91,14 @@ fn receive_all(
         watch.lap(Doing::Busy);
         match job {
             Some(Ok(job)) => {
-                transfer.meter.queue();
+                transfer.meter.count_queued();
                 let sent = queue.send(job);
                 watch.lap(Doing::Blocked);
                 sent.map_err(|_| LaneError::Stopped)?;
             }
-            Some(Err(damaged)) => transfer.reports.tell(Outcome::Item(damaged)),
+            Some(Err(mismatch_report)) => {
+                transfer.reports.report(ThreadReport::Item(mismatch_report))
+            }
             None => {}
         }
     }
@@ -117,24 +119,28 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     transfer.top_names.check(&head.path)?;
     let mut allowed = Ok(());
     // Each lane carries a declaration, but this closure runs only for the first declaration of a file.
-    let base = |head: &FileHead| {
-        allowed = transfer.allow_way_to(&head.path);
+    let old_version = |head: &FileHead| {
+        allowed = transfer.charge_parents(&head.path);
         if allowed.is_ok() {
-            allowed = transfer.allow(Coming::File(id.0), Received::File);
+            allowed = transfer.charge(PendingId::File(id.0), Received::File);
         }
-        transfer.bases.take(&transfer.target.final_path(head))
+        transfer
+            .old_versions
+            .take(&transfer.target.final_path(head))
     };
     let prior = |head: &FileHead| {
         let path = transfer.target.final_path(head);
-        let prior = transfer.parts.take_up(id, &path, head)?;
+        let prior = transfer.parts.resume(id, &path, head)?;
         let origins = transfer.origins_of_held(head, &prior.groups);
         Some((prior, origins))
     };
-    let declared = transfer.files.declare(id, head, base, prior);
+    let declared = transfer.files.declare(id, head, old_version, prior);
     allowed?;
     match declared {
         Err(Undeclarable::OverLimit(error)) => return Err(error),
-        Err(Undeclarable::Contradicted(fault)) => transfer.reports.tell(Outcome::Fault(fault)),
+        Err(Undeclarable::Contradicted(fault)) => {
+            transfer.reports.report(ThreadReport::Fault(fault))
+        }
         Ok(()) => {}
     }
     Ok(())
@@ -144,7 +150,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
 fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<WriterJob, StoredItem>> {
     let item = frame.header.item;
     let Ok(found) = transfer.files.find(frame.header.file) else {
-        return Some(Err(damaged(item)));
+        return Some(Err(mismatch_report(item)));
     };
     let Some(file) = found else {
         // The file has already failed, so its data is useless. Settle the item so that the sender does not wait for it.
@@ -152,8 +158,12 @@ fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<WriterJob, St
         return None;
     };
     Some(if frame.header.kind == FrameKind::Same {
-        let told = |group| file.base.as_ref().and_then(|base| base.cv(group));
-        let checked = NamedGroup::check(&frame.header, file.head.bytes, told);
+        let told = |group| {
+            file.old_version
+                .as_ref()
+                .and_then(|old_version| old_version.cv(group))
+        };
+        let checked = UnchangedGroup::check(&frame.header, file.head.bytes, told);
         checked.map(|named| WriterJob::Named(file, named))
     } else {
         VerifiedChunk::check(frame, &file.head, &transfer.turn(Task::Look))

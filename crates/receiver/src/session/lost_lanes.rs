@@ -21,19 +21,19 @@ pub(crate) struct LostLanes {
 }
 
 /// How long a sender may take to report a lost lane.
-const EXPLANATION_MAX: Duration = Duration::from_secs(60);
+const LANE_REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl LostLanes {
     /// Records that this side has lost a lane.
     pub(crate) fn note(&mut self, error: SessionError) {
         self.ahead -= 1;
         if self.ahead < 0 && self.waiting.is_none() {
-            self.waiting = Some((Instant::now() + EXPLANATION_MAX, error));
+            self.waiting = Some((Instant::now() + LANE_REPORT_TIMEOUT, error));
         }
     }
 
     /// Records that the sender has reported a lost lane.
-    pub(crate) fn explained(&mut self) {
+    pub(crate) fn note_reported(&mut self) {
         self.ahead += 1;
         if self.ahead >= 0 {
             self.waiting = None;
@@ -62,18 +62,18 @@ mod tests {
         lost.note(LaneError::Closed.into());
         let start = Instant::now();
         lost.overdue().await;
-        assert_eq!(start.elapsed(), EXPLANATION_MAX);
+        assert_eq!(start.elapsed(), LANE_REPORT_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_does_not_matter_who_is_first() {
         let mut lost = LostLanes::default();
         lost.note(LaneError::Closed.into());
-        lost.explained();
-        lost.explained();
+        lost.note_reported();
+        lost.note_reported();
         lost.note(LaneError::Closed.into());
         assert!(
-            tokio::time::timeout(EXPLANATION_MAX * 2, lost.overdue())
+            tokio::time::timeout(LANE_REPORT_TIMEOUT * 2, lost.overdue())
                 .await
                 .is_err()
         );

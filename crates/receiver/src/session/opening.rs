@@ -14,9 +14,9 @@ use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::resume::journal::Begin;
 use crate::resume::parts::{PartStore, begin};
-use crate::rights::grant::{Leading, Rights, TakenUp};
-use crate::rights::quota::messages::{BookedMessage, Messages};
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::grant::{LeaderPermission, RedeemedGrant, Rights};
+use crate::rights::quota::messages::{ChargedMessage, Messages};
+use crate::rights::quota::{Charge, Quota};
 use crate::session::connections::{look, opened};
 use crate::session::leases::earlier::wait_for_earlier;
 use crate::shared_job::other_jobs::OtherJobs;
@@ -51,11 +51,11 @@ impl Opening {
 pub(super) async fn take_up(
     config: &ReceiverConfig,
     open: &Open,
-) -> Result<Option<TakenUp>, Refusal> {
+) -> Result<Option<RedeemedGrant>, Refusal> {
     match config.grants.clone() {
-        Some(grants) if grants.are_for(open) => {
+        Some(grants) if grants.covers(open) => {
             let open = open.clone();
-            look(move || grants.take_up(&open)).await.map(Some)
+            look(move || grants.redeem(&open)).await.map(Some)
         }
         None if open.grant.is_some() => Err(Refusal::new(
             RefusalCode::Denied,
@@ -66,7 +66,7 @@ pub(super) async fn take_up(
 }
 
 /// Returns the settings of a session that was opened by a grant.
-pub(super) fn by_grant(config: ReceiverConfig, grant: TakenUp) -> ReceiverConfig {
+pub(super) fn by_grant(config: ReceiverConfig, grant: RedeemedGrant) -> ReceiverConfig {
     ReceiverConfig {
         rights: grant.rights,
         top_names: grant.top_names,
@@ -83,13 +83,13 @@ pub(super) async fn take_opening(
     from: Opening,
     inbox: &mut Messages,
     quota: &Quota,
-) -> Result<(Open, Booking), SessionError> {
+) -> Result<(Open, Charge), SessionError> {
     let opened = async {
         match from {
             Opening::Sent => sent(inbox).await,
             Opening::Ordered { open, shape } => {
                 let shape = shape.await.map_err(|_ended| ControlError::Closed)?;
-                Ok((Open { shape, ..*open }, quota.book_nothing()))
+                Ok((Open { shape, ..*open }, quota.empty_charge()))
             }
         }
     };
@@ -97,9 +97,9 @@ pub(super) async fn take_opening(
     in_time.unwrap_or(Err(SessionError::Silent))
 }
 
-async fn sent(inbox: &mut Messages) -> Result<(Open, Booking), SessionError> {
+async fn sent(inbox: &mut Messages) -> Result<(Open, Charge), SessionError> {
     match inbox.recv().await {
-        Some(Ok(BookedMessage {
+        Some(Ok(ChargedMessage {
             message: ToReceiver::Open(open),
             held,
         })) => Ok((open, held)),
@@ -111,7 +111,7 @@ async fn sent(inbox: &mut Messages) -> Result<(Open, Booking), SessionError> {
 }
 
 /// An open target.
-pub(super) struct Resolved {
+pub(super) struct OpenTarget {
     pub(super) open: Open,
     pub(super) target: Target,
     pub(super) parts: PartStore,
@@ -121,7 +121,7 @@ pub(super) struct Resolved {
     pub(super) free_bytes: Option<u64>,
 }
 
-impl Resolved {
+impl OpenTarget {
     /// Returns the description of the target that is sent to the sender.
     pub(super) fn opened(&self, lanes_max: u16) -> Opened {
         let Self { target, parts, .. } = self;
@@ -147,7 +147,7 @@ pub(super) async fn resolve(
     config: ReceiverConfig,
     lease: Lease,
     other_jobs: OtherJobs,
-) -> Result<Resolved, Refusal> {
+) -> Result<OpenTarget, Refusal> {
     // Several sessions of a shared job run at the same time, so they do not wait for each other.
     if let Some(earlier) = open.earlier.as_ref().filter(|_| open.shared_job.is_none()) {
         wait_for_earlier(earlier, &other_jobs).await?;
@@ -162,8 +162,8 @@ pub(super) async fn resolve(
         if open.shared_job.is_some() {
             // A node's permissions are those of the head that signed its grant, so this check covers all sessions of a
             // job.
-            if leading == Leading::Denied {
-                return Err(Refusal::new(RefusalCode::Denied, MAY_NOT_LEAD));
+            if leading == LeaderPermission::Denied {
+                return Err(Refusal::new(RefusalCode::Denied, LEADING_DENIED));
             }
             check(&open)?;
         }
@@ -208,7 +208,7 @@ pub(super) async fn resolve(
         if let TargetShape::Directory { tops } = &mut open.shape {
             *tops = Vec::new();
         }
-        Ok(Resolved {
+        Ok(OpenTarget {
             free_bytes: free_bytes(target.tree.fd()),
             open,
             target,
@@ -235,5 +235,5 @@ pub(crate) fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
 
 /// How long a peer may take to send its opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
-const MAY_NOT_LEAD: &str = "this key may not lead a job of several receivers here (ask an operator of this receiver \
+const LEADING_DENIED: &str = "this key may not lead a job of several receivers here (ask an operator of this receiver \
     to run `zmove allow KEY --lead`)";

@@ -12,21 +12,21 @@ use zmove_wire::limits::{
 use crate::error::SessionError;
 
 /// A request of the peer. It counts as outstanding until this value is dropped.
-pub(crate) type Unanswered = Arc<()>;
+pub(crate) type PendingRequest = Arc<()>;
 
 /// The outstanding requests of each kind. Each counter has one reference here and one for each outstanding request.
 #[derive(Debug, Default)]
 pub(super) struct OpenRequests {
-    entries: Unanswered,
-    hashes: Unanswered,
-    listings: Unanswered,
-    removals: Unanswered,
-    orders: Unanswered,
+    entries: PendingRequest,
+    hashes: PendingRequest,
+    listings: PendingRequest,
+    removals: PendingRequest,
+    orders: PendingRequest,
 }
 
 impl OpenRequests {
     /// Checks a question against the limits and counts it as outstanding.
-    pub(super) fn ask(&self, question: &Question) -> Result<Unanswered, SessionError> {
+    pub(super) fn ask(&self, question: &Question) -> Result<PendingRequest, SessionError> {
         question.check()?;
         let (open, most) = match question {
             Question::Send(_) | Question::Report(_) => (&self.entries, REQUESTS_OUTSTANDING_MAX),
@@ -41,7 +41,7 @@ impl OpenRequests {
     }
 
     /// Counts a list of names to remove as outstanding.
-    pub(super) fn remove(&self) -> Result<Unanswered, SessionError> {
+    pub(super) fn remove(&self) -> Result<PendingRequest, SessionError> {
         count(
             &self.removals,
             REMOVES_OUTSTANDING_MAX,
@@ -50,29 +50,33 @@ impl OpenRequests {
     }
 
     /// Counts an order about a shared job as outstanding.
-    pub(super) fn order(&self) -> Result<Unanswered, SessionError> {
+    pub(super) fn order(&self) -> Result<PendingRequest, SessionError> {
         let what = "an order before the replies to earlier orders";
         count(&self.orders, JOB_ORDERS_OUTSTANDING_MAX, what)
     }
 
     /// Returns whether no listings and no removals are outstanding.
-    pub(super) fn mirrors_nothing(&self) -> bool {
+    pub(super) fn is_mirror_idle(&self) -> bool {
         [&self.listings, &self.removals].into_iter().all(is_idle)
     }
 
     /// Returns whether all questions have been answered.
-    pub(super) fn are_answered(&self) -> bool {
+    pub(super) fn has_no_questions(&self) -> bool {
         [&self.entries, &self.hashes, &self.listings]
             .into_iter()
             .all(is_idle)
     }
 }
 
-fn is_idle(open: &Unanswered) -> bool {
+fn is_idle(open: &PendingRequest) -> bool {
     Arc::strong_count(open) == 1
 }
 
-fn count(open: &Unanswered, most: usize, what: &'static str) -> Result<Unanswered, SessionError> {
+fn count(
+    open: &PendingRequest,
+    most: usize,
+    what: &'static str,
+) -> Result<PendingRequest, SessionError> {
     if Arc::strong_count(open) > most {
         return Err(SessionError::out_of_order(what));
     }
@@ -90,11 +94,11 @@ mod tests {
         let mut open: Vec<_> = (0..REMOVES_OUTSTANDING_MAX)
             .map(|_| ask().unwrap())
             .collect();
-        assert!(ask().is_err() && !requests.mirrors_nothing());
+        assert!(ask().is_err() && !requests.is_mirror_idle());
         open.pop();
         open.push(ask().unwrap());
         assert!(ask().is_err());
         drop(open);
-        assert!(requests.mirrors_nothing() && requests.are_answered());
+        assert!(requests.is_mirror_idle() && requests.has_no_questions());
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use zmove_disk::Task;
 use zmove_transport::{ControlError, LaneSource, blocking};
 use zmove_types::{Counters, FileId, StageTimes};
-use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, within};
+use zmove_wire::limits::{ITEMS_OUTSTANDING_MAX, LANES_UNREQUESTED_MAX, within};
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, EntryFault, Extraneous, FaultCode, FileDone, Finished, Open, Operation, Question,
@@ -26,10 +26,10 @@ use crate::comparison::entries::send::answer;
 use crate::comparison::mirror::{WorkBudget, extraneous, remove_all};
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::rights::grant::{Coming, Fate, Grants, Stored};
-use crate::rights::quota::Booking;
+use crate::rights::grant::{Fate, Grants, PendingId, Stored};
+use crate::rights::quota::Charge;
 use crate::rights::quota::limits::BUFFERS_BESIDE_LANES;
-use crate::rights::quota::messages::BookedMessage;
+use crate::rights::quota::messages::ChargedMessage;
 use crate::session::connections::{Connections, SessionReport, cpu_time, micros, next};
 use crate::session::finish;
 use crate::session::lanes::run_lane;
@@ -38,12 +38,12 @@ use crate::session::lost_lanes::LostLanes;
 use crate::session::requests::OpenRequests;
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
 use crate::store::publishing::{self, discard_all};
-use crate::store::reports::{BookedOutcome, Outcome};
+use crate::store::reports::{ChargedReport, ThreadReport};
 use crate::store::transfer::Transfer;
 use crate::store::writer::{WriterJob, write_all};
 
 /// The task that runs [`finish::finish`].
-type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
+type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<ThreadReport>)>>;
 
 /// Maximum number of outcomes handled before the next send, so that many receipts are sent in one message.
 const OUTCOMES_PER_TURN: usize = 1024;
@@ -91,9 +91,9 @@ impl SessionThreads {
         wanted: usize,
     ) -> Result<(), SessionError> {
         self.spawn("zmove-publish".into(), transfer, publishing::run)?;
-        if let Some(heart) = transfer.heart() {
+        if let Some(heartbeat_writer) = transfer.heartbeat_writer() {
             let lease = transfer.target.tree.lease().clone();
-            let beat = move |_: &Transfer| heart.run(&lease);
+            let beat = move |_: &Transfer| heartbeat_writer.run(&lease);
             self.spawn("zmove-heartbeat".into(), transfer, beat)?;
         }
         for number in 0..wanted {
@@ -124,7 +124,7 @@ impl SessionThreads {
         source: Box<dyn LaneSource>,
     ) -> Result<(), SessionError> {
         let lanes = self.lanes.count() + 1;
-        if lanes > usize::from(LANES_UNASKED_MAX) {
+        if lanes > usize::from(LANES_UNREQUESTED_MAX) {
             // Each lane holds one buffer while it receives.
             transfer
                 .pool
@@ -154,8 +154,8 @@ impl SessionThreads {
 
     fn join(self, transfer: &Transfer) {
         transfer.publisher.stop();
-        if let Some(heart) = transfer.heart() {
-            heart.stop();
+        if let Some(heartbeat_writer) = transfer.heartbeat_writer() {
+            heartbeat_writer.stop();
         }
         drop(self.queue);
         self.lanes.join();
@@ -166,12 +166,12 @@ impl SessionThreads {
 /// A session with a transfer in progress.
 pub(super) struct RunningSession {
     connections: Connections,
-    outcomes: mpsc::Receiver<BookedOutcome>,
+    outcomes: mpsc::Receiver<ChargedReport>,
     threads: SessionThreads,
     pub(super) transfer: Arc<Transfer>,
     ledger: ReceiverTransfer,
     /// Memory reserved for messages of the ledger that have not been sent.
-    unsent: Booking,
+    unsent: Charge,
     report: SessionReport,
     requests: OpenRequests,
     /// The threads that answer requests.
@@ -190,7 +190,7 @@ impl RunningSession {
     /// Creates the session for a transfer whose threads are running.
     pub(super) fn new(
         connections: Connections,
-        outcomes: mpsc::Receiver<BookedOutcome>,
+        outcomes: mpsc::Receiver<ChargedReport>,
         transfer: Arc<Transfer>,
         threads: SessionThreads,
         open: &Open,
@@ -203,13 +203,13 @@ impl RunningSession {
             threads,
             transfer,
             ledger: ReceiverTransfer::default(),
-            unsent: config.quota.book_nothing(),
+            unsent: config.quota.empty_charge(),
             report: SessionReport::default(),
             requests: OpenRequests::default(),
             workers: Workers::new(&config.quota),
             finishing: None,
             lost: LostLanes::default(),
-            lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
+            lanes_max: usize::from(config.lanes_max.max(LANES_UNREQUESTED_MAX)),
             grants: config.grants.filter(|_| is_granted),
             noted: None,
         }
@@ -223,9 +223,9 @@ impl RunningSession {
                 Some(lane) = self.connections.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
                     self.threads.add_lane(&self.transfer, lane)?;
                 }
-                Some(()) = next(&mut self.connections.failed_lanes) => self.ledger.tell(ToSender::LaneFailed),
+                Some(()) = next(&mut self.connections.failed_lanes) => self.ledger.queue_message(ToSender::LaneFailed),
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
-                Some(text) = next(&mut self.connections.held_up) => self.ledger.tell(ToSender::HeldUp { text }),
+                Some(text) = next(&mut self.connections.wait_notices) => self.ledger.queue_message(ToSender::HeldUp { text }),
                 error = self.lost.overdue() => return Err(error),
                 message = self.connections.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
             }
@@ -243,7 +243,7 @@ impl RunningSession {
     /// Records stored and removed entries before the sender is notified, so that they stay counted even if this process
     /// is killed. The sender does not resend a file once it knows that the file is stored.
     async fn note_stored(&mut self) {
-        let stored = self.transfer.meter.named();
+        let stored = self.transfer.meter.stored_total();
         let so_far = (stored, self.transfer.removals.left());
         if let Some(grants) = self.grants.clone()
             && self.noted != Some(so_far)
@@ -257,7 +257,7 @@ impl RunningSession {
 
     fn take_message(
         &mut self,
-        BookedMessage { message, held }: BookedMessage,
+        ChargedMessage { message, held }: ChargedMessage,
     ) -> Result<(), SessionError> {
         // Checked here rather than during decoding: the names that a grant or the target's shape allows are known only
         // after the first messages.
@@ -268,12 +268,12 @@ impl RunningSession {
             ToReceiver::Remove(remove) => self.remove(remove, held),
             ToReceiver::Relay(_) => Err(SessionError::out_of_order("a relay message in a push")),
             ToReceiver::Found(found) => {
-                self.transfer.meter.told(found);
+                self.transfer.meter.set_found(found);
                 Ok(())
             }
             ToReceiver::Abandon { file } => {
-                self.transfer.files.hear_of(FileId(file))?;
-                self.transfer.settle(Coming::File(file), Fate::Dropped);
+                self.transfer.files.register_abandoned(FileId(file))?;
+                self.transfer.settle(PendingId::File(file), Fate::Dropped);
                 let Some(file) = self.transfer.files.retire(FileId(file)) else {
                     return Ok(());
                 };
@@ -296,9 +296,9 @@ impl RunningSession {
     /// stored.
     fn take_lost(&mut self, items: Vec<u64>) -> Result<(), SessionError> {
         within("lost items", items.len(), ITEMS_OUTSTANDING_MAX)?;
-        self.lost.explained();
+        self.lost.note_reported();
         for item in items {
-            if self.transfer.let_in(item)? {
+            if self.transfer.accept_item(item)? {
                 self.ledger.settled(StoredItem {
                     item,
                     mismatch: true,
@@ -312,25 +312,25 @@ impl RunningSession {
     fn take_request(
         &mut self,
         Request { number, question }: Request,
-        held: Booking,
+        held: Charge,
     ) -> Result<(), SessionError> {
         let open = self.requests.ask(&question)?;
-        let may_list = self.transfer.target.view.keeper.rules.extraneous == Extraneous::Goes;
+        let may_list = self.transfer.target.view.policy.rules.extraneous == Extraneous::Goes;
         match question {
             Question::Send(groups) => self.start(held, move |transfer| {
                 answer(transfer, number, &groups, open);
             }),
             Question::Extraneous(ranges) if may_list => {
                 self.start(held, move |transfer| {
-                    let mut held = transfer.quota.book_nothing();
+                    let mut held = transfer.quota.empty_charge();
                     let mut budget = WorkBudget::new(transfer.turn(Task::Look), &mut held);
                     let tree = Some(&transfer.target.tree);
-                    let names = extraneous(tree, &ranges, &transfer.spared, &mut budget);
+                    let names = extraneous(tree, &ranges, &transfer.aliased, &mut budget);
                     // Release the core first, because reporting may have to wait.
                     drop(budget);
                     let answer = Answer::Extraneous(names);
-                    let reply = Outcome::reply(number, answer);
-                    transfer.reports.answer(reply, held, Some(open));
+                    let reply = ThreadReport::reply(number, answer);
+                    transfer.reports.report_charged(reply, held, Some(open));
                 })
             }
             Question::Report(_) | Question::Hash(_) | Question::Extraneous(_) => Err(
@@ -342,7 +342,7 @@ impl RunningSession {
     /// Starts work on a request and keeps its memory reserved until the request is answered.
     fn start(
         &mut self,
-        held: Booking,
+        held: Charge,
         work: impl FnOnce(&Transfer) + Send + 'static,
     ) -> Result<(), SessionError> {
         self.workers.start_for(&self.transfer, move |transfer| {
@@ -352,10 +352,10 @@ impl RunningSession {
     }
 
     /// Starts to remove the listed names.
-    fn remove(&mut self, remove: Remove, held: Booking) -> Result<(), SessionError> {
+    fn remove(&mut self, remove: Remove, held: Charge) -> Result<(), SessionError> {
         remove.check()?;
         let open = self.requests.remove()?;
-        if self.transfer.target.view.keeper.rules.extraneous == Extraneous::Stays {
+        if self.transfer.target.view.policy.rules.extraneous == Extraneous::Stays {
             return Err(SessionError::out_of_order("a list of names to remove"));
         }
         self.start(held, move |transfer| {
@@ -367,7 +367,7 @@ impl RunningSession {
         })
     }
 
-    fn take_order(&mut self, request: SharedJobRequest, held: Booking) -> Result<(), SessionError> {
+    fn take_order(&mut self, request: SharedJobRequest, held: Charge) -> Result<(), SessionError> {
         if self.transfer.target.shared_job.is_none() {
             return Err(SessionError::out_of_order(
                 "an order about a job of several receivers",
@@ -379,7 +379,7 @@ impl RunningSession {
                 number: request.number,
                 result: SharedJobResult::Done,
             };
-            self.ledger.tell(ToSender::SharedJob(answer));
+            self.ledger.queue_message(ToSender::SharedJob(answer));
             return Ok(());
         }
         let open = self.requests.order()?;
@@ -387,7 +387,7 @@ impl RunningSession {
             let Some(job) = &transfer.target.shared_job else {
                 return;
             };
-            match job.obey(transfer, request.order) {
+            match job.execute(transfer, request.order) {
                 Ok(result) => {
                     let answer = SharedJobAnswer {
                         number: request.number,
@@ -397,12 +397,12 @@ impl RunningSession {
                         .reports
                         .send(ToSender::SharedJob(answer), Some(open));
                 }
-                Err(error) => transfer.reports.tell(Outcome::OverLimit(error)),
+                Err(error) => transfer.reports.report(ThreadReport::OverLimit(error)),
             }
         })
     }
 
-    fn take_outcomes(&mut self, first: BookedOutcome) -> Result<(), SessionError> {
+    fn take_outcomes(&mut self, first: ChargedReport) -> Result<(), SessionError> {
         let mut next = Some(first);
         for _ in 0..OUTCOMES_PER_TURN {
             match next {
@@ -415,23 +415,23 @@ impl RunningSession {
     }
 
     /// Handles a report. Its memory stays reserved until the ledger has been sent, because the peer may not read.
-    fn take_report(&mut self, report: BookedOutcome) -> Result<(), SessionError> {
+    fn take_report(&mut self, report: ChargedReport) -> Result<(), SessionError> {
         self.unsent.join(report.held);
         self.take_outcome(report.outcome)
     }
 
-    fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
+    fn take_outcome(&mut self, outcome: ThreadReport) -> Result<(), SessionError> {
         match outcome {
-            Outcome::Item(item) => {
+            ThreadReport::Item(item) => {
                 let fate = if item.mismatch {
                     Fate::Dropped
                 } else {
                     Fate::Stored
                 };
-                self.transfer.settle(Coming::Item(item.item), fate);
+                self.transfer.settle(PendingId::Item(item.item), fate);
                 self.take_settled(item)?;
             }
-            Outcome::Stored(item, faults) => {
+            ThreadReport::Stored(item, faults) => {
                 self.take_settled(StoredItem {
                     item: item.0,
                     mismatch: false,
@@ -439,31 +439,31 @@ impl RunningSession {
                 })?;
             }
             // These faults include the ones reported when the item was stored. The sender counts each fault once.
-            Outcome::Published(item, faults) => {
+            ThreadReport::Published(item, faults) => {
                 self.transfer
-                    .settle(Coming::Item(item.0), Fate::StoredBut(&faults));
+                    .settle(PendingId::Item(item.0), Fate::StoredExcept(&faults));
                 self.count_failures(&faults);
                 self.ledger.published(item.0, faults);
             }
-            Outcome::File(file) => self.take_file(file),
-            Outcome::Fault(fault) => {
+            ThreadReport::File(file) => self.take_file(file),
+            ThreadReport::Fault(fault) => {
                 self.transfer
                     .meter
                     .failed_at(fault.operation, fault.code, || Some(fault.path.clone()));
                 self.count(fault.operation, fault.code);
-                self.ledger.tell(ToSender::Fault(fault));
+                self.ledger.queue_message(ToSender::Fault(fault));
             }
-            Outcome::Message(message) => self.ledger.tell(message),
-            Outcome::LaneEnded {
+            ThreadReport::Message(message) => self.ledger.queue_message(message),
+            ThreadReport::LaneEnded {
                 number,
-                has_brought,
+                has_delivered,
                 ended,
             } => {
                 self.threads.lanes.ended(number);
-                self.take_ended_lane(has_brought, ended)?;
+                self.take_ended_lane(has_delivered, ended)?;
             }
-            Outcome::OverLimit(error) => return Err(error.into()),
-            Outcome::Panicked => return Err(SessionError::Panicked),
+            ThreadReport::OverLimit(error) => return Err(error.into()),
+            ThreadReport::Panicked => return Err(SessionError::Panicked),
         }
         Ok(())
     }
@@ -474,7 +474,7 @@ impl RunningSession {
         } else {
             Fate::Dropped
         };
-        self.transfer.settle(Coming::File(file.file), fate);
+        self.transfer.settle(PendingId::File(file.file), fate);
         if let Some((operation, code)) = file.fault
             && is_failure(operation, code)
         {
@@ -485,13 +485,13 @@ impl RunningSession {
 
     fn take_ended_lane(
         &mut self,
-        has_brought: bool,
+        has_delivered: bool,
         ended: Result<(), SessionError>,
     ) -> Result<(), SessionError> {
-        let may_be_unknown = !has_brought && self.connections.failed_lanes.is_some();
+        let may_be_unknown = !has_delivered && self.connections.failed_lanes.is_some();
         match ended {
             Err(error) if error.is_lost() && may_be_unknown => {
-                self.ledger.tell(ToSender::LaneFailed);
+                self.ledger.queue_message(ToSender::LaneFailed);
             }
             Err(error) if error.is_lost() => self.lost.note(error),
             ended => ended?,
@@ -524,11 +524,11 @@ impl RunningSession {
     /// Counts a failed entry.
     fn count(&mut self, operation: Operation, code: FaultCode) {
         self.report.faults += 1;
-        self.transfer.meter.failed(operation, code);
+        self.transfer.meter.count_failure(operation, code);
     }
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
-        if !self.requests.mirrors_nothing() {
+        if !self.requests.is_mirror_idle() {
             return Err(SessionError::out_of_order(
                 "the end of the session before all removals",
             ));
@@ -546,7 +546,7 @@ impl RunningSession {
             flush_us: micros(flush),
             cpu_us: micros(cpu_time().saturating_sub(cpu_started)),
         };
-        self.tell_counts().await?;
+        self.report_counts().await?;
         if let Some(receipt) = self.receipt().await {
             self.connections.send(&ToSender::Receipt(receipt)).await?;
         }
@@ -598,14 +598,14 @@ impl RunningSession {
     }
 
     /// Sends the counters to the sender, before the end.
-    async fn tell_counts(&mut self) -> Result<(), SessionError> {
+    async fn report_counts(&mut self) -> Result<(), SessionError> {
         let counters = self.transfer.target.counters.read();
         if counters != Counters::default() {
             self.connections
                 .send(&ToSender::Counters(counters.into()))
                 .await?;
         }
-        let counts = self.transfer.target.view.keeper.counts();
+        let counts = self.transfer.target.view.policy.counts();
         if !counts.is_empty() {
             self.connections.send(&ToSender::NotKept { counts }).await?;
         }
@@ -615,7 +615,7 @@ impl RunningSession {
     /// Returns the receipt for a transfer that was opened by a grant and is completely flushed.
     async fn receipt(&mut self) -> Option<SignedReceipt> {
         let grants = self.grants.clone()?;
-        let stored = self.transfer.meter.named();
+        let stored = self.transfer.meter.stored_total();
         let faults = self.report.faults;
         tokio::task::spawn_blocking(move || grants.receipt(stored, faults))
             .await
@@ -624,8 +624,8 @@ impl RunningSession {
     }
 
     /// Handles an outcome reported after all data has arrived. A broken lane is no longer an error.
-    fn take_last(&mut self, report: BookedOutcome) -> Result<(), SessionError> {
-        if matches!(report.outcome, Outcome::LaneEnded { .. }) {
+    fn take_last(&mut self, report: ChargedReport) -> Result<(), SessionError> {
+        if matches!(report.outcome, ThreadReport::LaneEnded { .. }) {
             Ok(())
         } else {
             self.take_report(report)
@@ -650,7 +650,7 @@ impl RunningSession {
         self.transfer.stop_waiting();
         // Nothing more is published, and threads that wait for an echo continue.
         drop(kept);
-        self.connections.part(&ended).await;
+        self.connections.end_session(&ended).await;
         self.transfer.pool.close();
         self.connections.lanes.close();
         self.outcomes.close();

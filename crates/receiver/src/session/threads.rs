@@ -18,7 +18,7 @@ use crate::error::SessionError;
 use crate::meters::TransferMeter;
 use crate::rights::quota::Quota;
 use crate::rights::quota::windows::open_window;
-use crate::store::reports::{Outcome, Reports};
+use crate::store::reports::{Reports, ThreadReport};
 
 /// The state of a session that its threads share and use for reporting.
 pub(crate) trait Reporter: Send + Sync + 'static {
@@ -32,7 +32,7 @@ pub(crate) struct PanicGuard<'a>(pub(crate) &'a Reports);
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.tell(Outcome::Panicked);
+            self.0.report(ThreadReport::Panicked);
         }
     }
 }
@@ -130,7 +130,7 @@ impl Workers {
 
     /// Adds a thread. The first thread is always allowed; the key's quota limits further ones.
     fn add_thread(&mut self) -> Result<(), SessionError> {
-        let held = self.quota.book_thread();
+        let held = self.quota.charge_thread();
         if held.is_none() && !self.threads.is_empty() {
             return Ok(());
         }
@@ -256,7 +256,7 @@ impl LaneThreads {
         let number = self.begun;
         self.begun = number.wrapping_add(1);
         self.up.insert(number, source.breaker());
-        self.meter.lanes_are(self.count());
+        self.meter.set_lane_count(self.count());
         // Forget threads that have ended, because a session may open and close any number of lanes.
         self.threads.retain(|thread| !thread.is_finished());
         let started = spawn(format!("zmove-lane-{number}"), move || {
@@ -277,7 +277,7 @@ impl LaneThreads {
 
     pub(crate) fn ended(&mut self, number: u32) {
         self.up.remove(&number);
-        self.meter.lanes_are(self.count());
+        self.meter.set_lane_count(self.count());
     }
 
     /// Breaks all active lanes.

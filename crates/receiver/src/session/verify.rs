@@ -16,7 +16,7 @@ use zmove_wire::{
 };
 
 use crate::rights::quota::messages::ELEMENT_BYTES;
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 use crate::store::large_files::RANGE_BYTES;
 use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
 
@@ -27,7 +27,7 @@ pub(crate) struct VerifiedBatch {
     guessed: bool,
     batch: Batch,
     data: Buffer,
-    held: Booking,
+    held: Charge,
 }
 
 /// A group whose bytes match the hash for its position in the file.
@@ -41,7 +41,7 @@ pub(crate) struct VerifiedChunk {
 
 /// A group that the sender does not send because its hash equals the value that this receiver reported.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NamedGroup {
+pub(crate) struct UnchangedGroup {
     pub(crate) item: ItemId,
     pub(crate) span: GroupSpan,
     pub(crate) cv: Cv,
@@ -63,14 +63,14 @@ impl VerifiedBatch {
     ) -> Result<Result<Self, StoredItem>, WireError> {
         let Frame { header, head, data } = frame;
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
-            return Ok(Err(damaged(header.item)));
+            return Ok(Err(mismatch_report(header.item)));
         }
-        let mut held = quota.book_memory(head.len())?;
+        let mut held = quota.charge_memory(head.len())?;
         let batch = Batch::decode(&head, header.data_bytes)?;
         held.grow(ELEMENT_BYTES * batch.groups.len() + UNPUBLISHED_BYTES * batch.entry_count())?;
         held.grow(extra_bytes(&batch))?;
         if has_holes(&batch) && turn.is_over() {
-            return Ok(Err(damaged(header.item)));
+            return Ok(Err(mismatch_report(header.item)));
         }
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
@@ -85,7 +85,7 @@ impl VerifiedBatch {
         }
         Ok(Err(StoredItem {
             faults,
-            ..damaged(header.item)
+            ..mismatch_report(header.item)
         }))
     }
 
@@ -110,7 +110,7 @@ impl VerifiedBatch {
     }
 
     /// Returns the item, its batch and data, and the memory reservation to keep while they are processed.
-    pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Booking) {
+    pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Charge) {
         (self.item, self.batch, self.data, self.held)
     }
 }
@@ -151,7 +151,7 @@ impl VerifiedChunk {
     ) -> Result<Self, StoredItem> {
         let Frame { header, data, .. } = frame;
         if head.data.is_some() && turn.is_over() {
-            return Err(damaged(header.item));
+            return Err(mismatch_report(header.item));
         }
         let hashed = GroupSpan::of(head.bytes, header.group).and_then(|span| {
             let pieces = head.data_within(span);
@@ -165,7 +165,7 @@ impl VerifiedChunk {
                 cv,
                 data,
             }),
-            _ => Err(damaged(header.item)),
+            _ => Err(mismatch_report(header.item)),
         }
     }
 
@@ -174,7 +174,7 @@ impl VerifiedChunk {
     }
 }
 
-impl NamedGroup {
+impl UnchangedGroup {
     /// Verifies a frame that names one group of a file of `file_bytes` bytes. `told` returns the value that this
     /// receiver reported for a group.
     ///
@@ -192,7 +192,7 @@ impl NamedGroup {
                 span,
                 cv,
             }),
-            _ => Err(damaged(header.item)),
+            _ => Err(mismatch_report(header.item)),
         }
     }
 }
@@ -218,7 +218,7 @@ fn is_sealed(header: &FrameHeader, content: &[u8; 32]) -> bool {
     seal(&header.prefix(), content) == header.digest
 }
 
-pub(crate) fn damaged(item: ItemId) -> StoredItem {
+pub(crate) fn mismatch_report(item: ItemId) -> StoredItem {
     StoredItem {
         item: item.0,
         mismatch: true,

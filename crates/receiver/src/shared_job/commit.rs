@@ -31,9 +31,11 @@ use crate::resume::parts::source_of;
 use crate::shared_job::flushing::flush_file_systems;
 use crate::shared_job::groups::PartKey;
 use crate::shared_job::session::SharedJobSession;
-use crate::store::failure::{ALREADY_THERE, Failure, FaultCause, failed_to, failed_to_enter};
-use crate::store::large_files::came::Came;
-use crate::store::target::keeper::At;
+use crate::store::failure::{
+    Failure, FaultCause, KEPT_EXISTING, with_entry_operation, with_operation,
+};
+use crate::store::large_files::received_hashes::ReceivedHashes;
+use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::NewFile;
 use crate::store::transfer::Transfer;
 
@@ -65,10 +67,10 @@ impl SharedJobSession {
             .target
             .tree
             .ensure_directory(&parent)
-            .map_err(failed_to_enter(&transfer.target.tree, &parent))?;
+            .map_err(with_entry_operation(&transfer.target.tree, &parent))?;
         self.session
             .check_device(&directory)
-            .map_err(failed_to(Operation::MakeDirectory))?;
+            .map_err(with_operation(Operation::MakeDirectory))?;
         let place = Commit {
             head,
             part: shared_name(&path, &source_of(head)),
@@ -79,7 +81,7 @@ impl SharedJobSession {
         match self
             .session
             .find_part(&place.part)
-            .map_err(failed_to(Operation::Read))?
+            .map_err(with_operation(Operation::Read))?
         {
             PartFound::Committed { inode } => self.committed(transfer, &place, inode),
             PartFound::GivenUp { errno } => {
@@ -108,12 +110,12 @@ impl SharedJobSession {
         part: &File,
     ) -> Result<SharedJobResult, Failure> {
         let inode = FileIdentity::of(part)
-            .map_err(failed_to(Operation::Read))?
+            .map_err(with_operation(Operation::Read))?
             .inode;
         let key = (place.part.clone(), inode);
         let missing = self
             .missing_of(place.head, &key)
-            .map_err(failed_to(Operation::Read))?;
+            .map_err(with_operation(Operation::Read))?;
         if !missing.is_empty() {
             let not_whole = SharedJobResult::Missing(missing);
             return self.unless_committed(transfer, place, Ok(not_whole));
@@ -131,14 +133,14 @@ impl SharedJobSession {
         drop(permit.map_err(|error| (Operation::SetMetadata, error.into()))?);
         self.session
             .retire_part(&place.part, part)
-            .map_err(failed_to(Operation::Rename))?;
+            .map_err(with_operation(Operation::Rename))?;
         finish(transfer, part, place)?;
         let mtime = head.metadata.mtime;
         if transfer.target.may_not_be_replaced(directory, name, mtime) {
-            let FaultCause { operation, code } = ALREADY_THERE;
+            let FaultCause { operation, code } = KEPT_EXISTING;
             return Ok(SharedJobResult::Failed(operation, code));
         }
-        let replace = transfer.target.view.keeper.rules.replaces();
+        let replace = transfer.target.view.policy.rules.replaces();
         let to: NameAt<'_> = NameAt::new(directory, name);
         if let Err(error) = self
             .session
@@ -177,14 +179,14 @@ impl SharedJobSession {
         let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
         flushed
             .and_then(|()| flush_file_systems(transfer))
-            .map_err(failed_to(Operation::Flush))?;
+            .map_err(with_operation(Operation::Flush))?;
         Ok(SharedJobResult::Committed { inode })
     }
 
     /// Returns the groups of a part that the journals do not list as flushed.
     fn missing_of(&self, head: &FileHead, part: &PartKey) -> io::Result<Vec<GroupRange>> {
         let mut groups = self.groups.lock();
-        groups.read_on(self.directory.fd(), &self.session)?;
+        groups.read_new_records(self.directory.fd(), &self.session)?;
         Ok(missing(head, groups.of(part)))
     }
 }
@@ -210,22 +212,22 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
         permit,
         made,
         &metadata,
-        At(&place.parent, Some(&place.name)),
+        EntryLocation(&place.parent, Some(&place.name)),
     )?;
     transfer
         .target
         .file_systems
         .note(place.directory.as_fd())
-        .map_err(failed_to(Operation::Flush))?;
-    part.sync_all().map_err(failed_to(Operation::Flush))
+        .map_err(with_operation(Operation::Flush))?;
+    part.sync_all().map_err(with_operation(Operation::Flush))
 }
 
-/// Returns the ranges of groups with data that are missing from `came`. A file may have a billion groups, so only the
-/// groups in `came` are iterated.
-fn missing(head: &FileHead, came: Option<&Came>) -> Vec<GroupRange> {
-    let mut counted: Vec<_> = came
+/// Returns the ranges of groups with data that are missing from `received`. A file may have a billion groups, so only the
+/// groups in `received` are iterated.
+fn missing(head: &FileHead, received: Option<&ReceivedHashes>) -> Vec<GroupRange> {
+    let mut counted: Vec<_> = received
         .iter()
-        .flat_map(|came| came.values.keys())
+        .flat_map(|received| received.values.keys())
         .copied()
         .collect();
     counted.sort_unstable();
@@ -291,11 +293,11 @@ mod tests {
 
     fn missing_of(groups: u64, data: Option<&[Range<u64>]>, counted: &[u32]) -> Vec<(u32, u32)> {
         let head = head_of(groups, data);
-        let mut came = Came::new(&Quota::default());
+        let mut received = ReceivedHashes::new(&Quota::default());
         counted
             .iter()
-            .for_each(|index| came.note(*index, Cv([0; 32])).unwrap());
-        missing(&head, Some(&came))
+            .for_each(|index| received.note(*index, Cv([0; 32])).unwrap());
+        missing(&head, Some(&received))
             .into_iter()
             .map(|range| (range.first, range.count))
             .collect()

@@ -8,7 +8,7 @@ use crate::store::transfer::Transfer;
 /// a failure, files written earlier are therefore checked before they are renamed into place, and earlier groups do not
 /// count.
 pub(crate) fn flush_file_systems(transfer: &Transfer) -> io::Result<()> {
-    let flushed = transfer.target.file_systems.flush_to_the_end();
+    let flushed = transfer.target.file_systems.flush_without_timeout();
     Ok(flushed.inspect_err(|_told_once| {
         transfer.publisher.suspect();
         transfer.parts.flush_failed();

@@ -21,10 +21,10 @@ use zmove_disk::{JobSession, PartFound};
 use zmove_types::{Cv, GroupSpan, Name};
 use zmove_wire::WireError;
 
-use crate::resume::journal::{Record, read_on};
-use crate::rights::quota::{Booking, Quota};
+use crate::resume::journal::{Record, read_new_records};
+use crate::rights::quota::{Charge, Quota};
 use crate::shared_job::journals::{OpenedJournal, journals_in};
-use crate::store::large_files::came::Came;
+use crate::store::large_files::received_hashes::ReceivedHashes;
 
 /// A part, identified by its name and inode number.
 pub(crate) type PartKey = (Name, u64);
@@ -40,19 +40,19 @@ pub(crate) struct FlushedGroups {
 #[derive(Debug, Default)]
 struct JournalCursor {
     position: u64,
-    files: HashMap<u64, Written>,
+    files: HashMap<u64, JournaledPart>,
 }
 
 #[derive(Debug)]
 struct GroupsByPart {
-    of: HashMap<PartKey, Came>,
+    of: HashMap<PartKey, ReceivedHashes>,
     quota: Quota,
-    held: Booking,
+    held: Charge,
 }
 
 /// A part that a session writes to.
 #[derive(Debug)]
-struct Written {
+struct JournaledPart {
     part: PartKey,
     bytes: u64,
     /// The groups that no flush has covered, in the order in which they were recorded.
@@ -75,7 +75,7 @@ const BYTES_MAX: u64 = 1 << 40;
 /// Memory of a journal that has been read in bytes, without its records.
 const JOURNAL_BYTES: usize = 256;
 /// Memory of a part that a session writes to, in bytes.
-const WRITTEN_BYTES: usize = 256;
+const JOURNALED_PART_BYTES: usize = 256;
 /// Memory of an unflushed group in bytes, including the spare capacity of a queue that has just grown.
 const GROUP_BYTES: usize = 2 * size_of::<UnflushedGroup>();
 
@@ -86,25 +86,29 @@ impl FlushedGroups {
             groups: GroupsByPart {
                 of: HashMap::new(),
                 quota: quota.clone(),
-                held: quota.book_nothing(),
+                held: quota.empty_charge(),
             },
         }
     }
 
     /// Reads the records that were added to the journals since the last call.
-    pub(crate) fn read_on(&mut self, directory: &OwnedFd, session: &JobSession) -> io::Result<()> {
-        match self.try_to_read_on(directory) {
+    pub(crate) fn read_new_records(
+        &mut self,
+        directory: &OwnedFd,
+        session: &JobSession,
+    ) -> io::Result<()> {
+        match self.try_read_new_records(directory) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
-                if !self.forget_gone(session) {
+                if !self.forget_ended(session) {
                     return Err(error);
                 }
-                self.try_to_read_on(directory)
+                self.try_read_new_records(directory)
             }
             read => read,
         }
     }
 
-    pub(crate) fn try_to_read_on(&mut self, directory: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn try_read_new_records(&mut self, directory: &OwnedFd) -> io::Result<()> {
         let Self { journals, groups } = self;
         let no_memory = |_over_limit| Errno::NOMEM;
         let mut bytes = 0;
@@ -127,14 +131,14 @@ impl FlushedGroups {
                 file.seek(SeekFrom::Start(*position))?;
                 // A record that cannot be processed is read again next time.
                 let take = |record, end| Ok(groups.take(files, record, end).map_err(no_memory)?);
-                read_on(file.take(unread), position, take)?;
+                read_new_records(file.take(unread), position, take)?;
             }
         }
         Ok(())
     }
 
     /// Returns the groups of a part that count.
-    pub(crate) fn of(&self, part: &PartKey) -> Option<&Came> {
+    pub(crate) fn of(&self, part: &PartKey) -> Option<&ReceivedHashes> {
         self.groups.of.get(part)
     }
 
@@ -144,7 +148,7 @@ impl FlushedGroups {
     }
 
     /// Forgets the groups of all parts that were committed or given up. Returns whether there were any.
-    fn forget_gone(&mut self, session: &JobSession) -> bool {
+    fn forget_ended(&mut self, session: &JobSession) -> bool {
         let before = self.groups.of.len();
         let is_gone = |name: &Name| {
             matches!(
@@ -161,7 +165,7 @@ impl GroupsByPart {
     /// Processes a record of the journal with these files. A record that fails may be processed again.
     fn take(
         &mut self,
-        files: &mut HashMap<u64, Written>,
+        files: &mut HashMap<u64, JournaledPart>,
         record: Record,
         end: u64,
     ) -> Result<(), WireError> {
@@ -169,10 +173,10 @@ impl GroupsByPart {
             Record::Part(file, part) => {
                 if let Some(before) = files.remove(&file) {
                     self.held
-                        .shrink(WRITTEN_BYTES + GROUP_BYTES * before.unflushed.len());
+                        .shrink(JOURNALED_PART_BYTES + GROUP_BYTES * before.unflushed.len());
                 }
-                self.held.grow(WRITTEN_BYTES)?;
-                let written = Written {
+                self.held.grow(JOURNALED_PART_BYTES)?;
+                let written = JournaledPart {
                     part: (part.part, part.inode),
                     bytes: part.source.bytes,
                     unflushed: VecDeque::new(),
@@ -198,7 +202,7 @@ impl GroupsByPart {
                 self.held.grow(GROUP_BYTES * groups.len())?;
                 groups
                     .iter()
-                    .for_each(|group| self.uncount_if_changed(&written.part, group));
+                    .for_each(|group| self.drop_changed_group(&written.part, group));
                 written.unflushed.extend(groups);
             }
             Record::Groups {
@@ -208,12 +212,12 @@ impl GroupsByPart {
                 flushed: true,
             } => {
                 if let Some(written) = files.get(&file) {
-                    let came = self
+                    let received = self
                         .of
                         .entry(written.part.clone())
-                        .or_insert_with(|| Came::new(&self.quota));
+                        .or_insert_with(|| ReceivedHashes::new(&self.quota));
                     for (index, cv) in (first..).zip(cvs) {
-                        came.note(index, cv)?;
+                        received.note(index, cv)?;
                     }
                 }
             }
@@ -228,30 +232,30 @@ impl GroupsByPart {
     }
 
     /// If a group was written again with other bytes, it no longer counts until these are flushed.
-    fn uncount_if_changed(&mut self, part: &PartKey, group: &UnflushedGroup) {
-        if let Some(came) = self.of.get_mut(part)
-            && came
+    fn drop_changed_group(&mut self, part: &PartKey, group: &UnflushedGroup) {
+        if let Some(received) = self.of.get_mut(part)
+            && received
                 .values
                 .get(&group.index)
                 .is_some_and(|before| *before != group.cv)
         {
-            came.forget(group.index);
+            received.forget(group.index);
         }
     }
 
     /// Counts all groups whose records end at or before `upto`, an offset in the journal, because they have been
     /// flushed.
-    fn flushed(&mut self, written: &mut Written, upto: u64) -> Result<(), WireError> {
+    fn flushed(&mut self, written: &mut JournaledPart, upto: u64) -> Result<(), WireError> {
         let is_covered = |group: &&UnflushedGroup| group.end <= upto;
         if written.unflushed.front().filter(is_covered).is_none() {
             return Ok(());
         }
-        let came = self
+        let received = self
             .of
             .entry(written.part.clone())
-            .or_insert_with(|| Came::new(&self.quota));
+            .or_insert_with(|| ReceivedHashes::new(&self.quota));
         while let Some(group) = written.unflushed.front().filter(is_covered) {
-            came.note(group.index, group.cv)?;
+            received.note(group.index, group.cv)?;
             written.unflushed.pop_front();
             self.held.shrink(GROUP_BYTES);
         }
@@ -271,7 +275,7 @@ mod tests {
 
     struct World {
         groups: GroupsByPart,
-        files: HashMap<u64, Written>,
+        files: HashMap<u64, JournaledPart>,
         end: u64,
     }
 
@@ -297,7 +301,7 @@ mod tests {
             let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
             let groups = GroupsByPart {
                 of: HashMap::new(),
-                held: quota.book_nothing(),
+                held: quota.empty_charge(),
                 quota,
             };
             let mut world = Self {
@@ -328,8 +332,8 @@ mod tests {
         }
 
         fn counted(&self) -> Vec<(u32, u8)> {
-            let came = self.groups.of.get(&(part().part, 7));
-            let values = came.iter().flat_map(|came| &came.values);
+            let received = self.groups.of.get(&(part().part, 7));
+            let values = received.iter().flat_map(|received| &received.values);
             let mut counted: Vec<_> = values.map(|(index, cv)| (*index, cv.0[0])).collect();
             counted.sort_unstable();
             counted
@@ -375,7 +379,7 @@ mod tests {
 
     fn read_all(directory: &tempfile::TempDir, quota: &Quota) -> io::Result<()> {
         let fd = OwnedFd::from(File::open(directory.path())?);
-        FlushedGroups::new(quota).try_to_read_on(&fd)
+        FlushedGroups::new(quota).try_read_new_records(&fd)
     }
 
     fn error_of(read: io::Result<()>) -> Option<Errno> {
@@ -429,7 +433,7 @@ mod tests {
         let mut groups = FlushedGroups::new(&quota);
         let mut read_with = |name: &str| {
             std::fs::write(directory.path().join(name), "").unwrap();
-            error_of(groups.try_to_read_on(&fd))
+            error_of(groups.try_read_new_records(&fd))
         };
         assert_eq!(
             ["journal-1-a", "journal-2-a", "journal-2-a"].map(&mut read_with),

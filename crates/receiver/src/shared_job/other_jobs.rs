@@ -25,43 +25,43 @@ pub(crate) struct OtherJobs {
     own: Option<SharedJobId>,
     lease: Lease,
     /// The jobs for which the session no longer waits.
-    passed: Lock<HashSet<SharedJobId>>,
+    settled: Lock<HashSet<SharedJobId>>,
     /// The channel for messages about the reason for waiting.
-    told: Option<UnboundedSender<String>>,
-    has_told: AtomicBool,
+    notices: Option<UnboundedSender<String>>,
+    has_notified: AtomicBool,
     /// Whether all waiting has been stopped.
     is_over: Arc<AtomicBool>,
     began: Instant,
 }
 
 /// A job, with the directory that contains the job's directory.
-pub(crate) type Found = (Arc<OwnedFd>, SharedJobId);
+pub(crate) type FoundJob = (Arc<OwnedFd>, SharedJobId);
 
 /// Maximum time that ending a job keeps removing entries which late sessions still create. Shorter than a sender waits
 /// for an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval at which a job of unclear state is checked.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 impl OtherJobs {
     pub(crate) fn new(
         own: Option<SharedJobId>,
         lease: &Lease,
-        told: Option<UnboundedSender<String>>,
+        notices: Option<UnboundedSender<String>>,
     ) -> Self {
         Self {
             own,
             lease: lease.clone(),
-            passed: Lock::default(),
-            told,
-            has_told: AtomicBool::new(false),
+            settled: Lock::default(),
+            notices,
+            has_notified: AtomicBool::new(false),
             is_over: Arc::default(),
             began: Instant::now(),
         }
     }
 
     /// Returns the flag that ends all waiting once it is set.
-    pub(crate) fn end_of_waiting(&self) -> Arc<AtomicBool> {
+    pub(crate) fn over_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_over)
     }
 
@@ -71,9 +71,9 @@ impl OtherJobs {
     }
 
     /// Reports the reason for waiting to the sender.
-    pub(crate) fn tell(&self, text: String) {
-        if let Some(told) = &self.told {
-            let _nobody_hears_it_any_more = told.send(text);
+    pub(crate) fn notify(&self, text: String) {
+        if let Some(notices) = &self.notices {
+            let _nobody_hears_it_any_more = notices.send(text);
         }
     }
 
@@ -93,8 +93,8 @@ impl OtherJobs {
         tree: &Tree,
         path: &RelPath,
         directory: &Arc<OwnedFd>,
-    ) -> io::Result<Vec<Found>> {
-        let jobs = none_if_closed(remove_abandoned(tree, path, directory.as_fd()))?;
+    ) -> io::Result<Vec<FoundJob>> {
+        let jobs = ignore_denied(remove_abandoned(tree, path, directory.as_fd()))?;
         let found = jobs.into_iter().map(|job| (Arc::clone(directory), job));
         self.wait_for(found.collect())
     }
@@ -103,11 +103,11 @@ impl OtherJobs {
     ///
     /// # Errors
     /// Returns an I/O error if a job cannot be checked, and `ECONNABORTED` if the session has ended.
-    pub(crate) fn wait_for(&self, found: Vec<Found>) -> io::Result<Vec<Found>> {
+    pub(crate) fn wait_for(&self, found: Vec<FoundJob>) -> io::Result<Vec<FoundJob>> {
         let mut dead = Vec::new();
         let mut watched: Vec<_> = found
             .into_iter()
-            .filter(|(_, job)| Some(*job) != self.own && !self.passed.lock().contains(job))
+            .filter(|(_, job)| Some(*job) != self.own && !self.settled.lock().contains(job))
             .filter_map(|(parent, job)| {
                 let job = WatchedJob::begin(parent.as_fd(), job, self.began)?;
                 Some((job, parent))
@@ -115,34 +115,34 @@ impl OtherJobs {
             .collect();
         loop {
             for (job, parent) in std::mem::take(&mut watched) {
-                self.check_goes_on()?;
-                watched.extend(self.unless_clear(job, parent, &mut dead)?);
+                self.check_not_over()?;
+                watched.extend(self.check_again(job, parent, &mut dead)?);
             }
             let Some((job, _)) = watched.first() else {
                 return Ok(dead);
             };
-            self.check_goes_on()?;
-            if !self.has_told.swap(true, Ordering::Relaxed) {
-                self.tell(waits_for(job.job()));
+            self.check_not_over()?;
+            if !self.has_notified.swap(true, Ordering::Relaxed) {
+                self.notify(wait_notice(job.job()));
             }
-            self.lease.during(|| std::thread::sleep(LOOK_EVERY));
+            self.lease.during(|| std::thread::sleep(CHECK_INTERVAL));
         }
     }
 
     /// Removes the remains of dead jobs. Entries of another user are left, and this session does not wait for them
     /// again.
-    pub(crate) fn end(&self, dead: Vec<Found>) {
+    pub(crate) fn end(&self, dead: Vec<FoundJob>) {
         for (parent, job) in dead {
             drop(SharedJobDirectory::end_dead(
                 &self.lease,
                 &parent,
                 job,
-                PATIENCE,
+                END_TIMEOUT,
             ));
         }
     }
 
-    fn check_goes_on(&self) -> io::Result<()> {
+    fn check_not_over(&self) -> io::Result<()> {
         if self.is_over() {
             return Err(Errno::CONNABORTED.into());
         }
@@ -150,11 +150,11 @@ impl OtherJobs {
     }
 
     /// Checks a job again. Returns it if its state is still unclear.
-    fn unless_clear(
+    fn check_again(
         &self,
         mut job: WatchedJob,
         parent: Arc<OwnedFd>,
-        dead: &mut Vec<Found>,
+        dead: &mut Vec<FoundJob>,
     ) -> io::Result<Option<(WatchedJob, Arc<OwnedFd>)>> {
         match job.look(parent.as_fd())? {
             Sign::Unclear => return Ok(Some((job, parent))),
@@ -165,21 +165,21 @@ impl OtherJobs {
             Sign::Alive => {}
             Sign::Dead => dead.push((parent, job.job())),
         }
-        self.passed.lock().insert(job.job());
+        self.settled.lock().insert(job.job());
         Ok(None)
     }
 }
 
 /// Returns the jobs in a directory, or none if the directory may not be listed. Such a directory may still be entered
 /// by anyone who knows a name in it.
-pub(crate) fn none_if_closed(jobs: io::Result<Vec<SharedJobId>>) -> io::Result<Vec<SharedJobId>> {
+pub(crate) fn ignore_denied(jobs: io::Result<Vec<SharedJobId>>) -> io::Result<Vec<SharedJobId>> {
     match jobs {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),
         jobs => jobs,
     }
 }
 
-fn waits_for(job: SharedJobId) -> String {
+fn wait_notice(job: SharedJobId) -> String {
     format!(
         "another push to several receivers uses '.zmove-job-{job}' at the target, above it or below it; the receiver \
          checks for up to {} s whether that push is running",
@@ -214,9 +214,9 @@ mod tests {
     #[test]
     fn a_session_that_waits_says_so_once_and_waits_no_longer_than_it_lasts() {
         let (_home, root) = place();
-        let (told, mut tells) = unbounded_channel();
+        let (notices, mut tells) = unbounded_channel();
         let lease = Lease::timed(Arc::new(|| 1), |_| {}, None);
-        let others = OtherJobs::new(None, &lease, Some(told));
+        let others = OtherJobs::new(None, &lease, Some(notices));
         let found = || vec![(Arc::clone(&root), JOB)];
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| others.wait_for(found()));
@@ -234,8 +234,8 @@ mod tests {
     #[test]
     fn a_session_that_is_stopped_waits_no_longer() {
         let (_home, root) = place();
-        let (told, mut tells) = unbounded_channel();
-        let others = OtherJobs::new(None, &Lease::constant(), Some(told));
+        let (notices, mut tells) = unbounded_channel();
+        let others = OtherJobs::new(None, &Lease::constant(), Some(notices));
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| others.wait_for(vec![(Arc::clone(&root), JOB)]));
             tells.blocking_recv().unwrap();
@@ -247,12 +247,12 @@ mod tests {
     #[test]
     fn a_job_whose_directory_goes_is_waited_for_no_longer() {
         let (_home, root) = place();
-        let (told, mut tells) = unbounded_channel();
-        let others = OtherJobs::new(None, &Lease::constant(), Some(told));
+        let (notices, mut tells) = unbounded_channel();
+        let others = OtherJobs::new(None, &Lease::constant(), Some(notices));
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| others.wait_for(vec![(Arc::clone(&root), JOB)]));
             tells.blocking_recv().unwrap();
-            SharedJobDirectory::end_dead(&Lease::constant(), &root, JOB, PATIENCE).unwrap();
+            SharedJobDirectory::end_dead(&Lease::constant(), &root, JOB, END_TIMEOUT).unwrap();
             waits.join().unwrap().unwrap();
         });
     }

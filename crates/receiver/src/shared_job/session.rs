@@ -18,7 +18,7 @@ use crate::resume::journal::{Begin, Journal};
 use crate::rights::quota::Quota;
 use crate::shared_job::groups::FlushedGroups;
 use crate::shared_job::journals;
-use crate::shared_job::other_jobs::Found;
+use crate::shared_job::other_jobs::FoundJob;
 use crate::shared_job::takeover::take_over;
 
 /// One session's part in a job.
@@ -31,7 +31,7 @@ pub(crate) struct SharedJobSession {
     pub(crate) flushes: Flushes,
     pub(crate) groups: Lock<FlushedGroups>,
     /// The heartbeat of the job, if this receiver writes it.
-    pub(crate) heart: Option<Arc<Heart>>,
+    pub(crate) heartbeat_writer: Option<Arc<HeartbeatWriter>>,
     /// The name of its journal.
     journal: Name,
     /// Length in bytes of the journal without any records.
@@ -54,13 +54,13 @@ fn length(directory: &OwnedFd, name: &Name) -> rustix::io::Result<i64> {
 
 /// The writer of a job's heartbeat, which runs on a separate thread.
 #[derive(Debug)]
-pub(crate) struct Heart {
+pub(crate) struct HeartbeatWriter {
     heartbeat: Lock<Heartbeat>,
     is_stopped: Lock<bool>,
     stopped: Condvar,
 }
 
-impl Heart {
+impl HeartbeatWriter {
     /// Writes the first beat, so that the directory of a live job is not without a heartbeat for long.
     fn begin(mut heartbeat: Heartbeat) -> io::Result<Self> {
         heartbeat.beat(None)?;
@@ -77,13 +77,15 @@ impl Heart {
         while !*is_stopped {
             let mut heartbeat = self.heartbeat.lock();
             drop(is_stopped);
-            if let Some(age) = lease.proof_age(PROVED_WITHIN) {
+            if let Some(age) = lease.proof_age(PING_AGE_MAX) {
                 let _ended_or_unwritable = heartbeat.beat(Some(age));
             }
             drop(heartbeat);
-            let waited =
-                self.stopped
-                    .wait_timeout_while(self.is_stopped.lock(), BEAT_EVERY, |stopped| !*stopped);
+            let waited = self.stopped.wait_timeout_while(
+                self.is_stopped.lock(),
+                HEARTBEAT_INTERVAL,
+                |stopped| !*stopped,
+            );
             is_stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -105,9 +107,9 @@ pub(crate) struct Flushes {
 }
 
 /// Interval between two heartbeats.
-const BEAT_EVERY: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum age of the last ping that still proves that the head is alive. A ping is sent every second.
-const PROVED_WITHIN: Duration = Duration::from_secs(2);
+const PING_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// Refuses options that are not possible in a job.
 pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
@@ -142,7 +144,7 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
 }
 
 /// Returns the refusal for a session whose job does not exist at this target.
-pub(crate) fn not_under_way(job: SharedJobId) -> Refusal {
+pub(crate) fn not_in_progress(job: SharedJobId) -> Refusal {
     refuse(job, &SharedJobError::NotUnderWay)
 }
 
@@ -217,15 +219,17 @@ impl SharedJobSession {
         let begun = || {
             let directory = SharedJobDirectory::open(root, job, beginning)?;
             let own = begin.transfer.to_string();
-            let heart = leads
-                .then(|| directory.heartbeat(&own).and_then(Heart::begin))
+            let heartbeat_writer = leads
+                .then(|| directory.heartbeat(&own).and_then(HeartbeatWriter::begin))
                 .transpose()?;
             let session = directory.begin(&own)?;
-            Ok((directory, Arc::new(session), heart.map(Arc::new)))
+            Ok((directory, Arc::new(session), heartbeat_writer.map(Arc::new)))
         };
-        let (directory, session, heart) = begun().map_err(|error| refuse(job, &error))?;
+        let (directory, session, heartbeat_writer) =
+            begun().map_err(|error| refuse(job, &error))?;
         let name = journals::name_of(begin.transfer);
-        let journal = Journal::create_in_job(directory.fd(), &name, begin, quota.room().bytes);
+        let journal =
+            Journal::create_in_job(directory.fd(), &name, begin, quota.journal_limits().bytes);
         let journal = journal.map_err(|error| {
             Refusal::new(
                 RefusalCode::Target,
@@ -241,16 +245,17 @@ impl SharedJobSession {
             job,
             flushes: Flushes::default(),
             groups: Lock::new(FlushedGroups::new(quota)),
-            heart,
+            heartbeat_writer,
         };
         Ok((session, journal))
     }
 
     /// Takes over the remains of dead jobs at this target, as far as possible, before they are removed.
-    pub(crate) fn take_over(&self, dead: &[Found], journal: &Journal, quota: &Quota) {
+    pub(crate) fn take_over(&self, dead: &[FoundJob], journal: &Journal, quota: &Quota) {
         for (parent, job) in dead {
             if let Ok(dead) = SharedJobDirectory::open_proven(parent, *job) {
-                let _is_sent_again = take_over(&dead, &self.session, journal, quota.room().bytes);
+                let _is_sent_again =
+                    take_over(&dead, &self.session, journal, quota.journal_limits().bytes);
             }
         }
     }

@@ -27,8 +27,9 @@ use zmove_types::{
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
-    GroupRange, Intent, Keeping, NodeName, Open, Proof, Refusal, RefusalCode, SharedJobAnswer,
-    SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, decode_message, encode_message,
+    GroupRange, Intent, NodeName, Open, PreserveOptions, Proof, Refusal, RefusalCode,
+    SharedJobAnswer, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, decode_message,
+    encode_message,
 };
 
 use self::mover::Mover;
@@ -231,7 +232,7 @@ fn journals_of(root: &Path) -> Vec<PathBuf> {
 fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
     let mut groups = FlushedGroups::new(&Quota::default());
     let directory = OwnedFd::from(std::fs::File::open(journals).unwrap());
-    groups.try_to_read_on(&directory).unwrap();
+    groups.try_read_new_records(&directory).unwrap();
     groups
         .of(&part)
         .iter()
@@ -343,7 +344,7 @@ async fn groups_count_when_they_are_flushed() {
         Journal::create_in_job(&directory, &journals::name_of(other), &begin, u64::MAX).unwrap();
     let inode = written.metadata().unwrap().ino();
     let (path, source) = (head.path.clone(), source_of(&head));
-    told.part(
+    told.record_part(
         4,
         &PartFile {
             path,
@@ -354,13 +355,13 @@ async fn groups_count_when_they_are_flushed() {
         },
     )
     .unwrap();
-    told.groups(4, 1, &[group_cv(1, &contents[contents.len() - 1..])])
+    told.record_groups(4, 1, &[group_cv(1, &contents[contents.len() - 1..])])
         .unwrap();
     assert_eq!(
         mover.commit(&head).await,
         SharedJobResult::Missing(vec![GroupRange::new(1, 1)])
     );
-    told.flushed(told.mark()).unwrap();
+    told.record_flushed(told.mark()).unwrap();
     assert_eq!(
         mover.commit(&head).await,
         SharedJobResult::Committed { inode }
@@ -639,7 +640,7 @@ fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
 /// Ends the job.
 fn close(home: &Path) {
     let root = root(home);
-    let closed = job(&root).close(&Lease::constant(), &root, JOB, PATIENCE);
+    let closed = job(&root).close(&Lease::constant(), &root, JOB, END_TIMEOUT);
     closed.unwrap();
 }
 
@@ -806,7 +807,7 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     assert_eq!(groups, BTreeMap::from([(0, Cv([1; 32]))]));
 }
 
-/// Creates a part with `groups` flushed groups, and records them in the journal.
+/// Creates a part with `record_groups` flushed groups, and records them in the journal.
 fn flushed_part(
     session: &JobSession,
     journal: &Journal,
@@ -830,11 +831,11 @@ fn flushed_part(
         inode,
         born: Timestamp::default(),
     };
-    journal.part(number, &told).unwrap();
+    journal.record_part(number, &told).unwrap();
     journal
-        .groups(number, 0, &vec![Cv([1; 32]); groups])
+        .record_groups(number, 0, &vec![Cv([1; 32]); groups])
         .unwrap();
-    journal.flushed(journal.mark()).unwrap();
+    journal.record_flushed(journal.mark()).unwrap();
     (staged, (part, inode))
 }
 
@@ -865,10 +866,10 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     };
     let mut groups = FlushedGroups::new(&Quotas::default().of(Fingerprint([1; 32]), &limits));
     let (first, first_key) = write(1);
-    groups.read_on(job.fd(), &session).unwrap();
+    groups.read_new_records(job.fd(), &session).unwrap();
     let (second, second_key) = write(2);
     assert!(
-        groups.read_on(job.fd(), &session).is_err(),
+        groups.read_new_records(job.fd(), &session).is_err(),
         "no memory is left"
     );
     assert!(
@@ -884,13 +885,13 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
             Replace::Existing,
         )
         .unwrap();
-    groups.read_on(job.fd(), &session).unwrap();
+    groups.read_new_records(job.fd(), &session).unwrap();
     assert_eq!(groups.of(&second_key).unwrap().values.len(), GROUPS);
     session
         .give_up_part(&second_key.0, second.file(), Errno::NOSPC)
         .unwrap();
     let (_third, third_key) = write(3);
-    groups.read_on(job.fd(), &session).unwrap();
+    groups.read_new_records(job.fd(), &session).unwrap();
     assert_eq!(groups.of(&third_key).unwrap().values.len(), GROUPS);
     assert!(
         [first_key, second_key]
@@ -973,11 +974,15 @@ fn small_entries() -> Vec<BatchEntry> {
 /// directories.
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_have_what_an_ordinary_push_would_give_them() {
-    let keeping = |kinds| Keeping {
+    let keeping = |kinds| PreserveOptions {
         kinds,
-        ..Keeping::default()
+        ..PreserveOptions::default()
     };
-    for keeping in [Keeping::LEAST, keeping(Kinds::USUAL), keeping(Kinds::ALL)] {
+    for keeping in [
+        PreserveOptions::LEAST,
+        keeping(Kinds::USUAL),
+        keeping(Kinds::ALL),
+    ] {
         let [plain, jobs] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         for home in [&plain, &jobs] {
             if make_heritable(&home.path().join("d")).is_err() {

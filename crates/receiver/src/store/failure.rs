@@ -52,18 +52,18 @@ impl FaultCause {
 }
 
 /// Attaches the operation to an error.
-pub(crate) fn failed_to(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
+pub(crate) fn with_operation(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
     move |error| (operation, error)
 }
 
 /// Attaches the operation to an error from opening a directory, or creating it if it did not exist.
-pub(crate) fn failed_to_enter(tree: &Tree, path: &RelPath) -> impl Fn(io::Error) -> Failure {
-    |error| (entering(tree, path, &error), error)
+pub(crate) fn with_entry_operation(tree: &Tree, path: &RelPath) -> impl Fn(io::Error) -> Failure {
+    |error| (entry_operation(tree, path, &error), error)
 }
 
 /// Returns the operation that failed when a directory was opened, or created if it did not exist. A permission error
 /// may come from either operation, so this function then tries to open the directory again.
-pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operation {
+pub(crate) fn entry_operation(tree: &Tree, path: &RelPath, error: &io::Error) -> Operation {
     let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     let is_closed = || {
         tree.open_directory(path)
@@ -77,7 +77,7 @@ pub(crate) fn entering(tree: &Tree, path: &RelPath, error: &io::Error) -> Operat
 }
 
 /// The fault of a file that is not stored because an existing entry of that name is kept.
-pub(crate) const ALREADY_THERE: FaultCause =
+pub(crate) const KEPT_EXISTING: FaultCause =
     FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
 
 /// The error for a directory that does not give way because a rule protects it or an entry in it. No file system

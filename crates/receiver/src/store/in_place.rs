@@ -32,8 +32,8 @@ use zmove_disk::{Change, Existing, Replace, Staged};
 use zmove_types::{Metadata, Name};
 use zmove_wire::Operation;
 
-use crate::store::failure::{Failure, failed_to};
-use crate::store::target::keeper::At;
+use crate::store::failure::{Failure, with_operation};
+use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::{TargetTree, check_close, flush_now};
 use crate::store::transfer::Transfer;
 
@@ -49,24 +49,24 @@ impl Transfer {
         let target = &self.target;
         // A file that must be kept may have been created since the sender received its answer. For a new file, this is
         // checked when it is renamed into place.
-        if !target.view.keeper.rules.in_place
+        if !target.view.policy.rules.in_place
             || target.may_not_be_replaced(directory, name, metadata.mtime)
         {
             return Ok(None);
         }
-        let cannot = failed_to(Operation::OpenInPlace);
+        let cannot = with_operation(Operation::OpenInPlace);
         let Some(existing) = Existing::open(directory, name).map_err(cannot)? else {
             return Ok(None);
         };
         if existing.has_other_names().map_err(cannot)? {
             return Ok(None);
         }
-        let descriptors = self.quota.book_file().map_err(cannot)?;
+        let descriptors = self.quota.charge_file().map_err(cannot)?;
         let change = Change {
             bytes,
             mode: metadata.mode,
             mtime: metadata.mtime,
-            survives_power_cut: target.view.keeper.rules.flushes(),
+            survives_power_cut: target.view.policy.rules.flushes(),
         };
         let mut staged = existing
             .begin(target.tree.lease(), change, self.direct)
@@ -78,8 +78,8 @@ impl Transfer {
 
 impl TargetTree {
     /// Returns whether the file called `name` will be changed in place.
-    pub(crate) fn is_for_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
-        self.view.keeper.rules.in_place && Existing::is_alone(directory, name)
+    pub(crate) fn will_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
+        self.view.policy.rules.in_place && Existing::is_alone(directory, name)
     }
 
     /// Finishes a file that was changed in place, provided that no other process was seen to change it. The data is
@@ -90,22 +90,22 @@ impl TargetTree {
         staged: Staged,
         name: &Name,
         metadata: &Metadata,
-        at: At<'_>,
+        at: EntryLocation<'_>,
         prove: impl FnOnce(&Staged) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         // The file may be a mount point and so be on its own file system.
         self.file_systems
             .note(staged.file())
-            .map_err(failed_to(Operation::Flush))?;
-        flush_now(staged.file(), self.view.keeper.rules.flushes())?;
+            .map_err(with_operation(Operation::Flush))?;
+        flush_now(staged.file(), self.view.policy.rules.flushes())?;
         check_close(&staged)?;
         // A file that fails this check keeps its temporary length, so it looks unfinished.
         prove(&staged)?;
-        let verify = failed_to(Operation::Verify);
+        let verify = with_operation(Operation::Verify);
         staged.set_final_length().map_err(verify)?;
         self.set_metadata_in_place(staged.file(), metadata, at)?;
-        self.flush_if_each(staged.file())
-            .map_err(failed_to(Operation::Flush))?;
+        self.flush_if_per_file(staged.file())
+            .map_err(with_operation(Operation::Flush))?;
         staged
             .commit(self.tree.lease(), name, Replace::Existing)
             .map_err(verify)

@@ -10,8 +10,8 @@
 //! written once. Groups that are holes are not needed. For a file without any data, one such group is sent
 //! nevertheless, to trigger the completion.
 
-pub(crate) mod came;
 pub(crate) mod delta;
+pub(crate) mod received_hashes;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -23,10 +23,10 @@ use zmove_types::{ByteOrigins, Cv, FileId, GroupSpan, ItemId, Origin, Root};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
-use crate::resume::parts::Prior;
-use crate::rights::quota::{Booking, Quota};
-use crate::store::large_files::came::Came;
-use crate::store::large_files::delta::Base;
+use crate::resume::parts::ResumedPart;
+use crate::rights::quota::{Charge, Quota};
+use crate::store::large_files::delta::OldVersion;
+use crate::store::large_files::received_hashes::ReceivedHashes;
 use zmove_types::Lock;
 
 /// All large files of a transfer.
@@ -35,7 +35,7 @@ pub(crate) struct FileTable {
     quota: Quota,
     /// The quota for received hash values, if these are kept until their file is complete.
     values: Option<Quota>,
-    whole: Whole,
+    completion: Completion,
     table: Lock<Table>,
 }
 
@@ -45,9 +45,9 @@ struct Table {
     /// Number of live files.
     living: usize,
     /// Number of files that were abandoned before they were declared.
-    unheard: usize,
+    abandoned_undeclared: usize,
     /// The memory charged for the slots, which exist until the transfer ends.
-    held: Booking,
+    held: Charge,
 }
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ enum FileSlot {
     Closing(Arc<LargeFile>),
     Dead,
     /// The file was abandoned, and its declaration may still arrive.
-    Unheard,
+    AbandonedUndeclared,
 }
 
 /// One large file.
@@ -66,11 +66,11 @@ pub(crate) struct LargeFile {
     pub(crate) id: FileId,
     pub(crate) head: FileHead,
     /// The old version of the file at the target.
-    pub(crate) base: Option<Base>,
+    pub(crate) old_version: Option<OldVersion>,
     given_up: AtomicBool,
-    whole: Whole,
+    completion: Completion,
     state: Lock<LargeFileState>,
-    _held: Booking,
+    _held: Charge,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ struct LargeFileState {
     /// Groups that are being written, each with the items of further copies that have arrived since.
     writing: HashMap<u32, Vec<ItemId>>,
     /// The received hash values, if they are needed to read the file back or to compute its root.
-    came: Option<Came>,
+    received_hashes: Option<ReceivedHashes>,
     /// The origins of the bytes in the groups that were written.
     origins: ByteOrigins,
 }
@@ -101,16 +101,16 @@ pub(crate) enum GroupCopy {
 
 /// The condition under which a file becomes complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whole {
+pub(crate) enum Completion {
     /// The file is complete when all of its groups have been received.
-    Here,
+    AllGroups,
     /// The file is completed by an order from the sender, because other receivers write to it too.
-    ByOrder,
+    SenderOrder,
 }
 
 /// The space that an unfinished file still needs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lacking {
+pub(crate) struct MissingSpace {
     /// Bytes of data for which no space is allocated.
     pub(crate) bytes: u64,
     /// Free bytes on the file system.
@@ -125,16 +125,16 @@ const BLOCK_BYTES: u64 = 512;
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
-    pub(crate) fn new(quota: &Quota, values: Option<Quota>, whole: Whole) -> Self {
+    pub(crate) fn new(quota: &Quota, values: Option<Quota>, completion: Completion) -> Self {
         Self {
             quota: quota.clone(),
             values,
-            whole,
+            completion,
             table: Lock::new(Table {
                 slots: HashMap::new(),
                 living: 0,
-                unheard: 0,
-                held: quota.book_nothing(),
+                abandoned_undeclared: 0,
+                held: quota.empty_charge(),
             }),
         }
     }
@@ -143,23 +143,23 @@ impl FileTable {
     ///
     /// # Errors
     /// Returns an error if more files than a sender may have in progress were abandoned but never declared.
-    pub(crate) fn hear_of(&self, id: FileId) -> Result<(), WireError> {
+    pub(crate) fn register_abandoned(&self, id: FileId) -> Result<(), WireError> {
         let mut table = self.table.lock();
         if table.slots.contains_key(&id) {
             return Ok(());
         }
-        if table.unheard >= FILES_UNFINISHED_MAX {
+        if table.abandoned_undeclared >= FILES_UNFINISHED_MAX {
             return Err(WireError::OutOfOrder {
                 what: "the end of a file that was not started",
             });
         }
         table.held.grow(SLOT_BYTES)?;
-        table.unheard += 1;
-        table.slots.insert(id, FileSlot::Unheard);
+        table.abandoned_undeclared += 1;
+        table.slots.insert(id, FileSlot::AbandonedUndeclared);
         Ok(())
     }
 
-    /// Declares a file. A repeated, equal declaration is ignored. `base` returns the old version of a new file. `prior`
+    /// Declares a file. A repeated, equal declaration is ignored. `old_version` returns the old version of a new file. `prior`
     /// returns the part from which the file resumes and the origins of its bytes. Only this file is locked while
     /// `prior` runs.
     ///
@@ -170,8 +170,8 @@ impl FileTable {
         &self,
         id: FileId,
         head: FileHead,
-        base: impl FnOnce(&FileHead) -> Option<Base>,
-        prior: impl FnOnce(&FileHead) -> Option<(Prior, ByteOrigins)>,
+        old_version: impl FnOnce(&FileHead) -> Option<OldVersion>,
+        prior: impl FnOnce(&FileHead) -> Option<(ResumedPart, ByteOrigins)>,
     ) -> Result<(), Undeclarable> {
         let mut table = self.table.lock();
         match table.slots.get(&id) {
@@ -190,14 +190,14 @@ impl FileTable {
                 let beside = head.metadata.extra_bytes() + RANGE_BYTES * ranges;
                 let held = self
                     .quota
-                    .book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
-                let came = self.values.as_ref().map(Came::new);
+                    .charge_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
+                let received_hashes = self.values.as_ref().map(ReceivedHashes::new);
                 let file = Arc::new(LargeFile {
                     id,
-                    base: base(&head),
+                    old_version: old_version(&head),
                     head,
                     given_up: AtomicBool::new(false),
-                    whole: self.whole,
+                    completion: self.completion,
                     state: Lock::default(),
                     _held: held,
                 });
@@ -205,13 +205,14 @@ impl FileTable {
                 table.slots.insert(id, FileSlot::Live(Arc::clone(&file)));
                 table.living += 1;
                 drop(table);
-                *state = LargeFileState::going_on_with(&file.head, prior(&file.head), came)?;
+                *state =
+                    LargeFileState::resume_from(&file.head, prior(&file.head), received_hashes)?;
                 Ok(())
             }
             Some(FileSlot::Live(file)) if file.head == head => Ok(()),
             Some(FileSlot::Dead | FileSlot::Closing(_)) => Ok(()),
-            Some(FileSlot::Unheard) => {
-                table.unheard -= 1;
+            Some(FileSlot::AbandonedUndeclared) => {
+                table.abandoned_undeclared -= 1;
                 table.slots.insert(id, FileSlot::Dead);
                 Ok(())
             }
@@ -236,7 +237,7 @@ impl FileTable {
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
         match self.table.lock().slots.get(&id) {
             None => Err(Undeclared),
-            Some(FileSlot::Dead | FileSlot::Unheard) => Ok(None),
+            Some(FileSlot::Dead | FileSlot::AbandonedUndeclared) => Ok(None),
             Some(FileSlot::Live(file) | FileSlot::Closing(file)) => Ok(Some(Arc::clone(file))),
         }
     }
@@ -246,7 +247,7 @@ impl FileTable {
         let table = self.table.lock();
         let living = table.slots.values().filter_map(|slot| match slot {
             FileSlot::Live(file) => Some(Arc::clone(file)),
-            FileSlot::Closing(_) | FileSlot::Dead | FileSlot::Unheard => None,
+            FileSlot::Closing(_) | FileSlot::Dead | FileSlot::AbandonedUndeclared => None,
         });
         living.collect()
     }
@@ -284,7 +285,7 @@ impl FileTable {
                     table.living -= 1;
                     Some(file)
                 }
-                FileSlot::Closing(_) | FileSlot::Dead | FileSlot::Unheard => None,
+                FileSlot::Closing(_) | FileSlot::Dead | FileSlot::AbandonedUndeclared => None,
             },
         }
     }
@@ -323,20 +324,20 @@ impl From<WireError> for Undeclarable {
 pub(crate) struct Undeclared;
 
 impl LargeFileState {
-    fn going_on_with(
+    fn resume_from(
         head: &FileHead,
-        prior: Option<(Prior, ByteOrigins)>,
-        mut came: Option<Came>,
+        prior: Option<(ResumedPart, ByteOrigins)>,
+        mut received_hashes: Option<ReceivedHashes>,
     ) -> Result<Self, WireError> {
         let (prior, origins) = prior.unzip();
         let (staged, groups) = prior
             .map(|prior| (Arc::new(prior.staged), prior.groups))
             .unzip();
         let groups = groups.unwrap_or_default();
-        if let Some(came) = &mut came {
+        if let Some(received_hashes) = &mut received_hashes {
             groups
                 .iter()
-                .try_for_each(|(index, cv)| came.note(*index, *cv))?;
+                .try_for_each(|(index, cv)| received_hashes.note(*index, *cv))?;
         }
         let written: HashSet<_> = groups.into_iter().map(|(index, _)| index).collect();
         let unwritten = match &head.data {
@@ -357,7 +358,7 @@ impl LargeFileState {
             staged,
             written,
             unwritten,
-            came,
+            received_hashes,
             origins: origins.unwrap_or_default(),
             ..Self::default()
         })
@@ -374,13 +375,16 @@ impl LargeFile {
 
     /// Gives up a retired file like [`give_up`](Self::give_up), and returns its part, which writers may still have
     /// open.
-    pub(crate) fn let_go(&self, remove: impl FnMut(&Arc<Staged>)) -> Option<Arc<Staged>> {
+    pub(crate) fn give_up_and_take_part(
+        &self,
+        remove: impl FnMut(&Arc<Staged>),
+    ) -> Option<Arc<Staged>> {
         self.give_up(remove);
         self.state.lock().staged.take()
     }
 
     /// Returns the space that the file still needs, or `None` if it has no part.
-    pub(crate) fn lacking(&self) -> Option<Lacking> {
+    pub(crate) fn missing_space(&self) -> Option<MissingSpace> {
         // Keep the lock, because the thread that completes the file must hold the only reference to the part.
         let state = self.state.lock();
         let staged = state.staged.as_ref()?;
@@ -394,7 +398,7 @@ impl LargeFile {
             .unwrap_or(0)
             .saturating_mul(BLOCK_BYTES);
         let system = rustix::fs::fstatvfs(staged.file()).ok()?;
-        Some(Lacking {
+        Some(MissingSpace {
             bytes: bytes.saturating_sub(taken),
             free: free_bytes(&system),
         })
@@ -409,22 +413,26 @@ impl LargeFile {
     ///
     /// # Errors
     /// Returns an error if there is no memory for the value.
-    pub(crate) fn group_came(&self, index: u32, cv: Cv) -> Result<(), WireError> {
+    pub(crate) fn record_group_hash(&self, index: u32, cv: Cv) -> Result<(), WireError> {
         self.state
             .lock()
-            .came
+            .received_hashes
             .as_mut()
-            .map_or(Ok(()), |came| came.note(index, cv))
+            .map_or(Ok(()), |received_hashes| received_hashes.note(index, cv))
     }
 
     /// Returns the root hash of the received data, if hash values are kept and all data has been received.
-    pub(crate) fn root_that_came(&self) -> Option<Root> {
-        self.state.lock().came.as_ref()?.root(self.head.bytes)
+    pub(crate) fn received_root(&self) -> Option<Root> {
+        self.state
+            .lock()
+            .received_hashes
+            .as_ref()?
+            .root(self.head.bytes)
     }
 
     /// Takes the received hash values. Later calls return `None`.
-    pub(crate) fn came(&self) -> Option<Came> {
-        self.state.lock().came.take()
+    pub(crate) fn take_received_hashes(&self) -> Option<ReceivedHashes> {
+        self.state.lock().received_hashes.take()
     }
 
     /// Counts a group that has been written.
@@ -475,7 +483,7 @@ impl LargeFile {
         if state.written.insert(span.index) && has_data {
             state.unwritten -= 1;
         }
-        if self.whole == Whole::ByOrder
+        if self.completion == Completion::SenderOrder
             || state.unwritten > 0
             || std::mem::replace(&mut state.is_complete, true)
         {
@@ -535,11 +543,11 @@ mod tests {
         }
     }
 
-    fn no_base(_: &FileHead) -> Option<Base> {
+    fn no_base(_: &FileHead) -> Option<OldVersion> {
         None
     }
 
-    fn no_prior(_: &FileHead) -> Option<(Prior, ByteOrigins)> {
+    fn no_prior(_: &FileHead) -> Option<(ResumedPart, ByteOrigins)> {
         None
     }
 
@@ -550,7 +558,7 @@ mod tests {
             .unwrap()
             .open_directory(&RelPath::root())
             .unwrap();
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
         table
             .declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior)
             .unwrap();
@@ -586,7 +594,7 @@ mod tests {
             (&ranges[..], &[0, 1, 1, 3][..]),
         ];
         for (number, (ranges, groups)) in (0..).zip(cases) {
-            let table = FileTable::new(&Quota::default(), None, Whole::Here);
+            let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
             let (id, head) = (FileId(number), with_holes(5 * GROUP_BYTES, ranges));
             table.declare(id, head, no_base, no_prior).unwrap();
             let file = table.find(id).unwrap().unwrap();
@@ -605,11 +613,11 @@ mod tests {
                 );
             }
         }
-        let prior = || Prior {
+        let prior = || ResumedPart {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (3, Cv([2; 32]))],
         };
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
         table
             .declare(
                 FileId(1),
@@ -633,7 +641,7 @@ mod tests {
     fn a_file_of_four_thousand_million_groups_is_declared_at_once() {
         let groups = u64::from(u32::MAX);
         let bytes = groups * GROUP_BYTES;
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
         let began = cpu_time();
         let data = 0..bytes - 1;
         for (id, head) in (0..).zip([head(bytes), with_holes(bytes, std::slice::from_ref(&data))]) {
@@ -662,7 +670,7 @@ mod tests {
         };
         let quota = crate::rights::quota::Quotas::default()
             .of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let table = FileTable::new(&quota, None, Whole::Here);
+        let table = FileTable::new(&quota, None, Completion::AllGroups);
         let bytes = 2 * GROUP_BYTES;
         let ranges: Vec<_> = (0..5000).map(|number| 2 * number..2 * number + 1).collect();
         let xattr = zmove_types::Xattr {
@@ -697,8 +705,8 @@ mod tests {
             .unwrap()
             .open_directory(&RelPath::root())
             .unwrap();
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
-        let prior = || Prior {
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
+        let prior = || ResumedPart {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (2, Cv([2; 32]))],
         };
@@ -721,7 +729,7 @@ mod tests {
 
     #[test]
     fn of_two_copies_one_is_written() {
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
         table
             .declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior)
             .unwrap();
@@ -745,7 +753,7 @@ mod tests {
 
     #[test]
     fn contradictions_kill_the_file() {
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
         assert!(
             table
                 .declare(FileId(1), head(GROUP_BYTES), no_base, no_prior)
@@ -769,7 +777,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
         table
             .declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior)
             .unwrap();
@@ -785,13 +793,13 @@ mod tests {
 
     #[test]
     fn files_that_are_given_up_and_never_declared_are_not_without_number() {
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
         for id in 0..FILES_UNFINISHED_MAX {
-            table.hear_of(FileId(id as u64)).unwrap();
+            table.register_abandoned(FileId(id as u64)).unwrap();
         }
         let one_more = FileId(FILES_UNFINISHED_MAX as u64);
-        table.hear_of(FileId(0)).unwrap();
-        assert!(table.hear_of(one_more).is_err());
+        table.register_abandoned(FileId(0)).unwrap();
+        assert!(table.register_abandoned(one_more).is_err());
         table
             .declare(FileId(0), head(2 * GROUP_BYTES), no_base, no_prior)
             .unwrap();
@@ -799,12 +807,12 @@ mod tests {
             table.find(FileId(0)).unwrap().is_none(),
             "its declaration came late"
         );
-        table.hear_of(one_more).unwrap();
+        table.register_abandoned(one_more).unwrap();
     }
 
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
-        let table = FileTable::new(&Quota::default(), None, Whole::Here);
+        let table = FileTable::new(&Quota::default(), None, Completion::AllGroups);
         let declare =
             |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {

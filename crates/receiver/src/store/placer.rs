@@ -9,7 +9,7 @@
 //! In a job of several receivers, all files are created in a directory of the session, and directories are created
 //! under their final names.
 //!
-//! An entry that would replace a directory is refused unless that directory gives way (`target/giving_way.rs`). A
+//! An entry that would replace a directory is refused unless that directory gives way (`target/replacement.rs`). A
 //! directory that replaces a file or a link does so when it is published, as with rsync. With `--ignore-existing` it
 //! does not replace it, and all entries below it fail.
 
@@ -32,16 +32,16 @@ use zmove_wire::{
 };
 
 use crate::store::failure::{
-    ALREADY_THERE, Failure, again, failed_to, failed_to_enter, failure, is_no_room,
+    Failure, KEPT_EXISTING, again, failure, is_no_room, with_entry_operation, with_operation,
 };
 use crate::store::placer::runs::{DirectoryFiles, PlacedEntry, Run, Runs};
 use crate::store::placer::side::{SideDirectories, SideDirectory};
 use crate::store::publishing::publish_all;
 use crate::store::publishing::publisher::{
-    FillingGuard, HiddenFile, PendingBatch, SenderKnowledge, SmallFile,
+    ExpectedState, HiddenFile, PendingBatch, SmallFile, StagingGuard,
 };
 use crate::store::target::file_systems::Flush;
-use crate::store::target::keeper::At;
+use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
 use crate::store::target::tree::{NewFile, check_close, flush_now};
 use crate::store::transfer::Transfer;
@@ -59,13 +59,13 @@ pub(crate) struct Placer<'a> {
 const STAGE_TRIES: usize = 3;
 
 /// The turns with which a placing thread waits for a core and asks for help.
-struct Turns<'a> {
+struct PlacingTurns<'a> {
     own: &'a Turn<'a>,
     /// The turn of the writer whose batch is being placed.
     writer: &'a Turn<'a>,
 }
 
-impl Turns<'_> {
+impl PlacingTurns<'_> {
     /// Asks for another thread for this batch, or for another writer if more work is queued.
     fn get_help(&self, transfer: &Transfer) {
         let turn = if transfer.meter.has_queued() {
@@ -79,10 +79,10 @@ impl Turns<'_> {
 
 impl<'a> Placer<'a> {
     pub(crate) fn new(transfer: &'a Transfer) -> Self {
-        Self::by(transfer, Arc::new(ContentsWriter::new(transfer.direct)))
+        Self::with_contents(transfer, Arc::new(ContentsWriter::new(transfer.direct)))
     }
 
-    fn by(transfer: &'a Transfer, contents: Arc<ContentsWriter>) -> Self {
+    fn with_contents(transfer: &'a Transfer, contents: Arc<ContentsWriter>) -> Self {
         Self {
             transfer,
             directories: OpenDirectories::new(transfer),
@@ -106,12 +106,13 @@ impl<'a> Placer<'a> {
         // The first taker is this thread.
         let own = Lock::new(Some(self));
         transfer.side_by_side(Task::Write, "zmove-write", |turn| {
-            let turns = Turns { own: turn, writer };
+            let turns = PlacingTurns { own: turn, writer };
             let mut other = None;
             let placer = own.lock().take();
             let helps = placer.is_none();
-            let placer =
-                placer.unwrap_or_else(|| other.insert(Placer::by(transfer, Arc::clone(&contents))));
+            let placer = placer.unwrap_or_else(|| {
+                other.insert(Placer::with_contents(transfer, Arc::clone(&contents)))
+            });
             let mut done = None;
             while let Some(mut run) = runs.next(done.take()) {
                 placer.place_run(&turns, &runs, &mut run, batch);
@@ -121,14 +122,14 @@ impl<'a> Placer<'a> {
                     break;
                 }
             }
-            runs.leave(done);
+            runs.finish_run(done);
         });
     }
 
     /// Places the entries of a run. Once the session has ended, the remaining entries are dropped.
     fn place_run(
         &mut self,
-        turns: &Turns<'_>,
+        turns: &PlacingTurns<'_>,
         runs: &Runs<'_>,
         run: &mut Run<'_>,
         batch: &Arc<PendingBatch>,
@@ -160,20 +161,20 @@ impl<'a> Placer<'a> {
                 return;
             }
             turns.get_help(self.transfer);
-            if batch.known == SenderKnowledge::PerhapsThere
+            if batch.known == ExpectedState::Unknown
                 && let BatchEntry::File(file) = &entry.entry
                 && opened
                     .as_ref()
                     .is_ok_and(|opened| self.transfer.target.has(&opened.directory, &path, file))
             {
-                batch.fault(entry.number, ALREADY_THERE);
+                batch.fault(entry.number, KEPT_EXISTING);
                 continue;
             }
             if matches!(entry.entry, BatchEntry::File(_)) {
                 turns.own.writes(entry.bytes.len());
             }
             let made = match (&side, &entry.entry, &opened) {
-                (Some(side), BatchEntry::File(file), Ok(opened)) => self.make_beside(
+                (Some(side), BatchEntry::File(file), Ok(opened)) => self.create_in_side_directory(
                     &run.side_directories,
                     side,
                     opened,
@@ -181,15 +182,15 @@ impl<'a> Placer<'a> {
                     file,
                     entry.bytes,
                 ),
-                _ => Err(Unmade::NotTaken),
+                _ => Err(CreateError::NotCreated),
             };
             let placed = match made {
                 Ok(()) => Ok(()),
-                Err(Unmade::NotTaken) => self.put(&path, &mut opened, |placer, opened| {
+                Err(CreateError::NotCreated) => self.put(&path, &mut opened, |placer, opened| {
                     placer.place(opened, &path, batch, &entry)
                 }),
                 // A leftover in a side directory is removed with that directory.
-                Err(Unmade::Failed(why) | Unmade::Left(why)) => Err(why),
+                Err(CreateError::Failed(why) | CreateError::LeftIncomplete(why)) => Err(why),
             };
             if let Err(why) = placed {
                 self.fail(batch, entry.number, &why, || {
@@ -220,23 +221,23 @@ impl<'a> Placer<'a> {
         if let Some(opened) = self.directories.get(path) {
             return Ok(opened);
         }
-        self.transfer.publisher.is_used(path);
+        self.transfer.publisher.mark_used(path);
         let directory = match self.directories.open_or_make(path) {
             // With `--ignore-existing`, the entry that blocks the directory is kept.
             Err(error)
                 if is_in_the_way(&error)
-                    && self.transfer.target.view.keeper.rules.overwrite == Overwrite::Nothing =>
+                    && self.transfer.target.view.policy.rules.overwrite == Overwrite::Nothing =>
             {
                 return Err(Errno::NOTDIR.into());
             }
             Err(error) if is_in_the_way(&error) => {
-                self.stage_in_the_place_of_a_file(path)?;
+                self.stage_over_file(path)?;
                 self.directories.open_or_make(path)?
             }
             opened => opened?,
         };
         // The directory may have become a staging directory between the two calls. It cannot become one from here on.
-        self.transfer.publisher.is_used(path);
+        self.transfer.publisher.mark_used(path);
         let directory = match self.transfer.publisher.staged_above(path) {
             Some(_) => self.directories.open_or_make(path)?,
             None => directory,
@@ -248,13 +249,13 @@ impl<'a> Placer<'a> {
     /// Like [`directory`](Self::directory), but never returns a directory that was replaced after this thread opened
     /// it.
     pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        self.directories.let_go_if_replaced(path);
+        self.directories.close_if_replaced(path);
         Ok(self.directory(path)?.directory)
     }
 
     /// Creates a staging directory for a path that is blocked by a file or link. The blocking entry is kept until the
     /// directory is published. If no staging directory is possible, the blocking entry is removed immediately.
-    fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
+    fn stage_over_file(&mut self, path: &RelPath) -> io::Result<()> {
         // In a job of several receivers, nothing waits under a hidden name in the target.
         if self.transfer.target.shared_job.is_some() {
             return Err(Errno::NOTDIR.into());
@@ -285,7 +286,7 @@ impl<'a> Placer<'a> {
             let begun = transfer.publisher.begin(path, || {
                 let held = transfer
                     .quota
-                    .book_staging(path)
+                    .charge_staging(path)
                     .ok_or_else(|| Errno::MFILE.into());
                 let begun = held
                     .and_then(|held| Ok((StagingDirectory::begin(&parent, name, modes)?, held)));
@@ -310,7 +311,7 @@ impl<'a> Placer<'a> {
 
     /// Returns a guard for filling the staging directory of `path`. If none exists, creates one if there are enough
     /// files for it.
-    fn staging(&mut self, path: &RelPath, files: DirectoryFiles) -> Option<FillingGuard<'a>> {
+    fn staging(&mut self, path: &RelPath, files: DirectoryFiles) -> Option<StagingGuard<'a>> {
         let publisher = &self.transfer.publisher;
         if files.count == 0 || self.transfer.target.shared_job.is_some() {
             return None;
@@ -318,13 +319,13 @@ impl<'a> Placer<'a> {
         if let Some(open) = publisher.join(path) {
             return Some(open);
         }
-        let (parent, name) = path.split().filter(|_| files.are_many())?;
+        let (parent, name) = path.split().filter(|_| files.is_worth_staging())?;
         let parent_directory = self.directory(&parent).ok()?.directory;
         let tree = &self.transfer.target.tree;
         let modes = tree.modes();
         let begun = publisher.begin(path, || {
-            let held = self.transfer.quota.book_spare_staging(path)?;
-            if !publisher.take_fresh(path)
+            let held = self.transfer.quota.charge_spare_staging(path)?;
+            if !publisher.use_fresh(path)
                 && !Tree::make_new(tree.lease(), parent_directory.as_fd(), &name, modes).ok()?
             {
                 return None;
@@ -340,9 +341,9 @@ impl<'a> Placer<'a> {
     /// be created there.
     fn fill<'d>(
         &self,
-        turns: &Turns<'_>,
+        turns: &PlacingTurns<'_>,
         path: &RelPath,
-        staging: FillingGuard<'_>,
+        staging: StagingGuard<'_>,
         batch: &Arc<PendingBatch>,
         entries: Vec<PlacedEntry<'d>>,
     ) -> Vec<PlacedEntry<'d>> {
@@ -354,7 +355,7 @@ impl<'a> Placer<'a> {
             .target
             .file_systems
             .note(staging.staging.directory())
-            .unwrap_or(Flush::Each);
+            .unwrap_or(Flush::PerFile);
         for PlacedEntry {
             number,
             bytes,
@@ -378,20 +379,20 @@ impl<'a> Placer<'a> {
                 .transfer
                 .target
                 .view
-                .keeper
+                .policy
                 .rules
                 .of_file(&file.metadata);
             match self.make_in(&staging.staging, flush, path, &file, &metadata, bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
-                Err(Unmade::NotTaken) => others.push(PlacedEntry {
+                Err(CreateError::NotCreated) => others.push(PlacedEntry {
                     number,
                     bytes,
                     entry: BatchEntry::File(file),
                 }),
-                Err(Unmade::Failed(why)) => {
+                Err(CreateError::Failed(why)) => {
                     self.fail(batch, number, &why, || path.join(&file.name).ok());
                 }
-                Err(Unmade::Left(why)) => {
+                Err(CreateError::LeftIncomplete(why)) => {
                     self.fail(batch, number, &why, || path.join(&file.name).ok());
                     spoiled.push(file.name);
                 }
@@ -410,8 +411,8 @@ impl<'a> Placer<'a> {
     ) -> Option<Arc<SideDirectory>> {
         let transfer = self.transfer;
         let opened = opened.as_ref().ok()?;
-        let rules = &transfer.target.view.keeper.rules;
-        let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
+        let rules = &transfer.target.view.policy.rules;
+        let may_be_named = self.is_flushed_per_file(opened.flush) || !rules.flushes();
         // With `--verify media`, the publisher reads files back before it renames them.
         if run.files.count < SIDE_FILES_MIN
             || !may_be_named
@@ -424,11 +425,12 @@ impl<'a> Placer<'a> {
             return None;
         }
         // An entry below a staging directory may move with it.
-        if !transfer.quota.writes_late() || transfer.publisher.staged_above(&run.path).is_some() {
+        if !transfer.quota.has_slow_writes() || transfer.publisher.staged_above(&run.path).is_some()
+        {
             return None;
         }
         run.side_directories.next(|| {
-            let held = transfer.quota.book_spare_staging(&run.path)?;
+            let held = transfer.quota.charge_spare_staging(&run.path)?;
             Some((
                 StagingDirectory::begin_nameless(&opened.directory).ok()?,
                 held,
@@ -437,7 +439,7 @@ impl<'a> Placer<'a> {
     }
 
     /// Creates a file in a side directory, flushes it, and links it to its final name.
-    fn make_beside(
+    fn create_in_side_directory(
         &self,
         all: &SideDirectories,
         side: &SideDirectory,
@@ -445,9 +447,9 @@ impl<'a> Placer<'a> {
         path: &RelPath,
         file: &FileEntry,
         bytes: &[u8],
-    ) -> Result<(), Unmade> {
+    ) -> Result<(), CreateError> {
         if all.is_refused() {
-            return Err(Unmade::NotTaken);
+            return Err(CreateError::NotCreated);
         }
         let name = self.transfer.target.view.name(path, &file.name);
         let place = NameAt::new(&opened.directory, name);
@@ -460,9 +462,9 @@ impl<'a> Placer<'a> {
             &file.name,
             NameAt::new(&opened.directory, name),
         ) {
-            return Err(Unmade::NotTaken);
+            return Err(CreateError::NotCreated);
         }
-        self.transfer.publisher.has_named_in(path);
+        self.transfer.publisher.record_renamed_in(path);
         self.transfer
             .stored_small(file, || path.join(&file.name).ok());
         Ok(())
@@ -478,13 +480,13 @@ impl<'a> Placer<'a> {
     ) -> Result<(), Failure> {
         let put = |placer: &mut Self, opened: &io::Result<Opened>| match opened {
             Ok(opened) => into(placer, opened),
-            Err(error) => Err(failed_to_enter(&placer.transfer.target.tree, path)(again(
-                error,
-            ))),
+            Err(error) => Err(with_entry_operation(&placer.transfer.target.tree, path)(
+                again(error),
+            )),
         };
         let mut done = put(self, opened);
         if done.as_ref().is_err_and(is_no_room) {
-            done = self.transfer.retry_with_room(|| {
+            done = self.transfer.retry_after_freeing(|| {
                 if opened.is_err() {
                     *opened = self.directory(path);
                 }
@@ -495,7 +497,7 @@ impl<'a> Placer<'a> {
         let was_gone = opened
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        if done.is_err() && (self.directories.let_go_if_replaced(path) || was_gone) {
+        if done.is_err() && (self.directories.close_if_replaced(path) || was_gone) {
             *opened = self.directory(path);
             return put(self, opened);
         }
@@ -549,9 +551,12 @@ impl<'a> Placer<'a> {
                 let metadata = transfer
                     .target
                     .of_file(NameAt::new(directory, name), metadata);
-                transfer
-                    .target
-                    .retouch(directory, name, &metadata, At(path, Some(name)))?;
+                transfer.target.set_compared_metadata(
+                    directory,
+                    name,
+                    &metadata,
+                    EntryLocation(path, Some(name)),
+                )?;
             }
         }
         Ok(())
@@ -569,16 +574,17 @@ impl<'a> Placer<'a> {
         let target = &self.transfer.target;
         let name = target.view.name(path, name);
         let first = metadata.first_name().and_then(RelPath::split);
-        let first = first.map(|(parent, first)| Ok((self.directories.as_it_is(&parent)?, first)));
+        let first =
+            first.map(|(parent, first)| Ok((self.directories.open_existing(&parent)?, first)));
         target.place_non_regular(
             NameAt::new(directory, name),
             (entry, metadata),
             first,
-            At(path, Some(name)),
+            EntryLocation(path, Some(name)),
         )?;
         target
-            .flush_if_each(directory)
-            .map_err(failed_to(Operation::Flush))
+            .flush_if_per_file(directory)
+            .map_err(with_operation(Operation::Flush))
     }
 
     /// Creates a hard link to a published file. The flush of this generation makes it durable.
@@ -596,22 +602,22 @@ impl<'a> Placer<'a> {
         };
         let name = target.view.name(path, &link.name);
         if target.may_not_be_replaced(&opened.directory, name, link.metadata.mtime) {
-            batch.fault(number, ALREADY_THERE);
+            batch.fault(number, KEPT_EXISTING);
             return Ok(());
         }
         let from = self
             .directories
-            .as_it_is(&parent)
-            .map_err(failed_to(Operation::Link))?;
+            .open_existing(&parent)
+            .map_err(with_operation(Operation::Link))?;
         let place = NameAt::new(&opened.directory, name);
         match target.place_link(
             NameAt::new(&from, &first),
             place,
             link,
-            At(path, Some(name)),
+            EntryLocation(path, Some(name)),
         )? {
             Linked::Made => self.transfer.stored_link(|| path.join(&link.name).ok()),
-            Linked::There => batch.fault(number, ALREADY_THERE),
+            Linked::There => batch.fault(number, KEPT_EXISTING),
         }
         Ok(())
     }
@@ -623,7 +629,7 @@ impl<'a> Placer<'a> {
         name: &Name,
         metadata: Metadata,
     ) -> Result<(), Failure> {
-        let cannot = failed_to(Operation::MakeDirectory);
+        let cannot = with_operation(Operation::MakeDirectory);
         let path = parent_path
             .join(name)
             .map_err(|_| cannot(Errno::NAMETOOLONG.into()))?;
@@ -638,11 +644,11 @@ impl<'a> Placer<'a> {
                 .map_err(cannot)?
         {
             let entered = self.directory(&path);
-            entered.map_err(failed_to_enter(&self.transfer.target.tree, &path))?;
+            entered.map_err(with_entry_operation(&self.transfer.target.tree, &path))?;
         }
         if self.transfer.target.shared_job.is_some() {
             // Nothing else flushes the directory in a job of several receivers.
-            self.transfer.publisher.has_named_in(parent_path);
+            self.transfer.publisher.record_renamed_in(parent_path);
         }
         self.transfer
             .remember_directory(parent_path, Some(name), metadata);
@@ -658,7 +664,7 @@ impl<'a> Placer<'a> {
         file: &FileEntry,
         metadata: &Metadata,
         bytes: &[u8],
-    ) -> Result<(), Unmade> {
+    ) -> Result<(), CreateError> {
         // Creation may fail because somebody has removed the directory, or because the file system treats two names as
         // equal. The file may still succeed outside of the staging directory.
         let new_files = staging.new_files();
@@ -669,25 +675,25 @@ impl<'a> Placer<'a> {
             .first_mode(metadata, new_files, directory);
         let created = staging
             .create(&file.name, mode)
-            .map_err(|_error| Unmade::NotTaken)?;
+            .map_err(|_error| CreateError::NotCreated)?;
         let made = NewFile {
             file: &created,
             new_files,
             directory,
         };
-        let at = At(path, Some(&file.name));
+        let at = EntryLocation(path, Some(&file.name));
         let written = self.fill_new(made, flush, file, metadata, bytes, at);
         // The error of the close only counts if nothing else has failed.
-        let written = written.and(close(created).map_err(failed_to(Operation::Write)));
+        let written = written.and(close(created).map_err(with_operation(Operation::Write)));
         let Err(why) = written else { return Ok(()) };
         if staging.discard(&file.name).is_err() {
-            return Err(Unmade::Left(why));
+            return Err(CreateError::LeftIncomplete(why));
         }
         // There may be space once replaced files have been freed.
         Err(if is_no_room(&why) {
-            Unmade::NotTaken
+            CreateError::NotCreated
         } else {
-            Unmade::Failed(why)
+            CreateError::Failed(why)
         })
     }
 
@@ -700,7 +706,7 @@ impl<'a> Placer<'a> {
         entry: &FileEntry,
         metadata: &Metadata,
         bytes: &[u8],
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<(), Failure> {
         let file = made.file;
         let sized = match &entry.data {
@@ -709,10 +715,10 @@ impl<'a> Placer<'a> {
         };
         sized
             .and_then(|()| self.write_contents(file, entry, bytes))
-            .map_err(failed_to(Operation::Write))?;
+            .map_err(with_operation(Operation::Write))?;
         let target = &self.transfer.target;
         target.set_new_metadata(Permit::for_hidden(), made, metadata, at)?;
-        flush_now(file, self.flushes_each(flush))
+        flush_now(file, self.is_flushed_per_file(flush))
     }
 
     fn write_contents(&self, file: &File, entry: &FileEntry, bytes: &[u8]) -> io::Result<()> {
@@ -745,9 +751,9 @@ impl<'a> Placer<'a> {
                 .map_or(Ok(()), |data| staged.make_holes(data));
             let written = holes
                 .and_then(|()| staged.write(|| self.write_contents(staged.file(), file, bytes))?);
-            written.map_err(failed_to(Operation::Write))?;
-            let prove = |staged: &Staged| transfer.prove_small(staged, file.bytes, file.root);
-            let at = At(path, Some(name));
+            written.map_err(with_operation(Operation::Write))?;
+            let prove = |staged: &Staged| transfer.verify_small(staged, file.bytes, file.root);
+            let at = EntryLocation(path, Some(name));
             target.finish_in_place(staged, name, &metadata, at, prove)?;
             transfer.stored_small(file, || path.join(&file.name).ok());
             return Ok(None);
@@ -757,34 +763,34 @@ impl<'a> Placer<'a> {
             Some(job) => job.create_file(&opened.new_files, mode),
             None => Staged::create_in(directory, &opened.new_files, mode),
         };
-        let staged = staged.map_err(failed_to(Operation::Create))?;
+        let staged = staged.map_err(with_operation(Operation::Create))?;
         let made = NewFile {
             file: staged.file(),
             new_files: &opened.new_files,
             directory,
         };
-        let at = At(path, Some(name));
+        let at = EntryLocation(path, Some(name));
         self.fill_new(made, opened.flush, file, &metadata, bytes, at)?;
         check_close(&staged)?;
         Ok(staged.into_hidden_name())
     }
 
-    fn flushes_each(&self, flush: Flush) -> bool {
-        match self.transfer.target.view.keeper.rules.durability {
+    fn is_flushed_per_file(&self, flush: Flush) -> bool {
+        match self.transfer.target.view.policy.rules.durability {
             Durability::None => false,
-            Durability::End => flush == Flush::Each,
+            Durability::End => flush == Flush::PerFile,
             Durability::File => true,
         }
     }
 }
 
 /// The reason why a file was not completed in its staging directory.
-enum Unmade {
+enum CreateError {
     /// The file was not created, or nothing is left of it. It may be created in another way.
-    NotTaken,
+    NotCreated,
     Failed(Failure),
     /// The incomplete file still exists.
-    Left(Failure),
+    LeftIncomplete(Failure),
 }
 
 /// Minimum number of files for which a side directory pays off. Creating and removing a side directory each block its

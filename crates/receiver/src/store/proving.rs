@@ -15,9 +15,9 @@ use zmove_disk::{Staged, StoredFile, Task};
 use zmove_types::{Cv, GroupSpan, Root};
 use zmove_wire::{FileHead, Operation, Proof};
 
-use crate::store::failure::{Failure, failed_to};
+use crate::store::failure::{Failure, with_operation};
 use crate::store::large_files::LargeFile;
-use crate::store::large_files::came::Came;
+use crate::store::large_files::received_hashes::ReceivedHashes;
 use crate::store::transfer::Transfer;
 use crate::sync::run_on_several;
 
@@ -28,7 +28,7 @@ const READERS_MAX: usize = 4;
 impl Transfer {
     /// Returns whether files are read back before they are renamed into place.
     pub(crate) fn reads_back(&self) -> bool {
-        self.target.view.keeper.rules.proof == Proof::Media
+        self.target.view.policy.rules.proof == Proof::Media
     }
 
     /// Reads back a complete and flushed large file, if `--verify media` is set. The calling thread must not hold a
@@ -37,22 +37,22 @@ impl Transfer {
     /// # Errors
     /// Returns an error if the file differs from the received data or cannot be read, and `EINTR` if the session ends
     /// first.
-    pub(crate) fn prove_large(&self, file: &LargeFile, staged: &Staged) -> Result<(), Failure> {
-        let Some(Came {
+    pub(crate) fn verify_large(&self, file: &LargeFile, staged: &Staged) -> Result<(), Failure> {
+        let Some(ReceivedHashes {
             values,
             held: _until_then,
-        }) = file.came()
+        }) = file.take_received_hashes()
         else {
             return Ok(());
         };
         let prove = || -> io::Result<()> {
             let stored = StoredFile::new(staged.file().try_clone()?)?;
-            self.find(&stored, &file.head, &values)
+            self.verify_groups(&stored, &file.head, &values)
         };
-        prove().map_err(failed_to(Operation::Verify))
+        prove().map_err(with_operation(Operation::Verify))
     }
 
-    fn find(
+    fn verify_groups(
         &self,
         stored: &StoredFile,
         head: &FileHead,
@@ -73,7 +73,7 @@ impl Transfer {
                 if is_there {
                     Ok(())
                 } else {
-                    Err(not_as_it_came())
+                    Err(differs_from_received())
                 }
             };
             let mut indices = std::iter::from_fn(|| {
@@ -87,7 +87,7 @@ impl Transfer {
             vec![found]
         };
         let helpers = READERS_MAX.min(groups as usize).saturating_sub(1);
-        let book = || self.quota.book_thread();
+        let book = || self.quota.charge_thread();
         run_on_several("zmove-look", std::iter::from_fn(book).take(helpers), look)
             .into_iter()
             .collect()
@@ -97,7 +97,7 @@ impl Transfer {
     ///
     /// # Errors
     /// Returns an error if the file differs from the received data or cannot be read.
-    pub(crate) fn prove_small(
+    pub(crate) fn verify_small(
         &self,
         staged: &Staged,
         bytes: u32,
@@ -112,14 +112,14 @@ impl Transfer {
             if found == root {
                 Ok(())
             } else {
-                Err(not_as_it_came())
+                Err(differs_from_received())
             }
         };
-        prove().map_err(failed_to(Operation::Verify))
+        prove().map_err(with_operation(Operation::Verify))
     }
 }
 
 /// Returns the error for a file whose stored data differs from the received data. `failure` maps it to a separate code.
-pub(crate) fn not_as_it_came() -> io::Error {
+pub(crate) fn differs_from_received() -> io::Error {
     Errno::BADMSG.into()
 }

@@ -35,16 +35,16 @@ use zmove_disk::{
 use zmove_types::{FileId, Name, RelPath};
 use zmove_wire::{Durability, FileDone, FileEntry, Operation};
 
-use crate::store::failure::{ALREADY_THERE, Failure, FaultCause, failed_to, failure};
-use crate::store::proving::not_as_it_came;
-use crate::store::publishing::lost::Lost;
+use crate::store::failure::{Failure, FaultCause, KEPT_EXISTING, failure, with_operation};
+use crate::store::proving::differs_from_received;
+use crate::store::publishing::lost::LostEntries;
 use crate::store::publishing::publisher::{
-    Filling, Generation, HiddenFile, PendingBatch, SenderKnowledge, SmallFile, WAIT_LATE_MAX,
-    WAIT_MAX, Wake, WholeFile,
+    ExpectedState, Generation, HiddenFile, PendingBatch, SmallFile, StagingContents, WAIT_LATE_MAX,
+    WAIT_MAX, WakeReason, WholeFile,
 };
-use crate::store::reports::{Outcome, Reports};
+use crate::store::reports::{Reports, ThreadReport};
 use crate::store::target::file_systems::{Flushing, Unflushed};
-use crate::store::target::keeper::At;
+use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::open_directories::OpenDirectories;
 use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
@@ -59,10 +59,10 @@ pub(crate) fn run(transfer: &Transfer) {
     let mut bytes_flushed = 0;
     loop {
         let publish = match transfer.publisher.next(pause) {
-            Wake::Stopped => return,
-            Wake::Requested => true,
-            Wake::Time => {
-                let late = transfer.quota.writes_late();
+            WakeReason::Stopped => return,
+            WakeReason::Requested => true,
+            WakeReason::Time => {
+                let late = transfer.quota.has_slow_writes();
                 transfer
                     .publisher
                     .is_due(if late { WAIT_LATE_MAX } else { WAIT_MAX })
@@ -87,13 +87,13 @@ const READERS: usize = 8;
 
 /// Flushes everything that was written, and publishes it.
 pub(crate) fn publish_all(transfer: &Transfer) {
-    publish_in_turn(transfer, &transfer.publisher.turn());
+    publish_in_turn(transfer, &transfer.publisher.lock_cycle());
 }
 
 /// Removes all files that wait to be published. Complete large files keep their hidden names for a later transfer.
 pub(crate) fn discard_all(transfer: &Transfer) {
-    let _one_at_a_time = transfer.publisher.turn();
-    let generation = transfer.publisher.take();
+    let _one_at_a_time = transfer.publisher.lock_cycle();
+    let generation = transfer.publisher.take_generation();
     for WholeFile { id, staged, .. } in generation.large {
         leave_large(transfer, id, &staged);
     }
@@ -116,7 +116,7 @@ pub(crate) fn discard_all(transfer: &Transfer) {
         discard_each(transfer, staging, |(path, filling), turn| {
             turn.is_over();
             // A staging directory is removed with its contents when the last reference to it is dropped.
-            transfer.publisher.named(&path);
+            transfer.publisher.note_staging_published(&path);
             drop(filling);
         });
     }
@@ -143,14 +143,14 @@ fn discard_each<T: Send>(
 /// Publishes pending files, because the files they replace may use the missing space. If another thread is publishing,
 /// this waits for it instead.
 pub(crate) fn make_room(transfer: &Transfer) {
-    let turn = transfer.publisher.turn();
+    let turn = transfer.publisher.lock_cycle();
     if transfer.publisher.has_unpublished() {
         publish_in_turn(transfer, &turn);
     }
 }
 
 fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
-    let mut generation = transfer.publisher.take();
+    let mut generation = transfer.publisher.take_generation();
     let beside = match flush(transfer) {
         Ok(()) => None,
         Err(Unflushed::Failed) => {
@@ -170,11 +170,11 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
         .publish(transfer, beside.as_ref())
         .into_iter()
         .filter_map(PendingBatch::release)
-        .for_each(|told| transfer.reports.tell(told));
+        .for_each(|told| transfer.reports.report(told));
 }
 
 fn flush_ahead(transfer: &Transfer) {
-    let _one_at_a_time = transfer.publisher.turn();
+    let _one_at_a_time = transfer.publisher.lock_cycle();
     if !transfer.publisher.is_stopped()
         && let Err(Unflushed::Failed) = flush(transfer)
     {
@@ -184,7 +184,7 @@ fn flush_ahead(transfer: &Transfer) {
 
 /// Flushes the file systems, unless durability is `none`.
 fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
-    if !transfer.target.view.keeper.rules.flushes() {
+    if !transfer.target.view.policy.rules.flushes() {
         return Ok(());
     }
     let mark = transfer.parts.mark();
@@ -211,15 +211,15 @@ impl Generation {
     ) -> Vec<Arc<PendingBatch>> {
         let mut directories = OpenDirectories::new(transfer);
         if self.suspect || transfer.reads_back() {
-            self.drop_what_is_not_on_the_storage(transfer, &mut directories, beside);
+            self.drop_unstored(transfer, &mut directories, beside);
         }
         let mut batches = self.batches;
-        let flushes_directories = transfer.target.view.keeper.rules.durability == Durability::File
-            || transfer.target.file_systems.any_each();
-        let mut changed = self.named_in;
+        let flushes_directories = transfer.target.view.policy.rules.durability == Durability::File
+            || transfer.target.file_systems.has_per_file_flush();
+        let mut changed = self.renamed_in;
         let mut named = PublishedFiles::default();
         let waiting = Lock::new(by_directory(self.files).into_iter());
-        for (directory, files, failed) in name_hidden(transfer, &waiting) {
+        for (directory, files, failed) in rename_hidden_files(transfer, &waiting) {
             if flushes_directories {
                 changed.insert(directory.as_ref().clone());
             }
@@ -238,7 +238,7 @@ impl Generation {
         // children along with it.
         let mut staging: Vec<_> = self.staging.into_iter().collect();
         staging.sort_by_key(|(path, _)| Reverse(path.depth()));
-        let mut lost = Lost::default();
+        let mut lost = LostEntries::default();
         for (path, filling) in staging {
             turn.is_over();
             changed.extend(path.parent());
@@ -247,7 +247,7 @@ impl Generation {
                 publish_staging(transfer, &mut directories, &path, filling, &mut lost, &turn);
             named.staged.push((path, filled));
         }
-        batches.extend(named.told(transfer, lost, &turn));
+        batches.extend(named.report(transfer, lost, &turn));
         if flushes_directories {
             flush_directories(&transfer.reports, &mut directories, &changed, &turn);
         }
@@ -257,7 +257,7 @@ impl Generation {
     /// Checks each file after a failed flush and removes files that are not on the storage. The kernel has reported the
     /// failure once and now treats the pages that it could not write as clean. Files are also checked while a flush is
     /// late, until it ends, and always with `--verify media`.
-    fn drop_what_is_not_on_the_storage(
+    fn drop_unstored(
         &mut self,
         transfer: &Transfer,
         directories: &mut OpenDirectories<'_>,
@@ -270,10 +270,10 @@ impl Generation {
         };
         let mut suspects = Vec::new();
         for file in self.files.drain(..) {
-            match directories.as_it_is(&file.directory) {
+            match directories.open_existing(&file.directory) {
                 Ok(directory) => {
-                    let made_in = Arc::clone(transfer.target.made_in(&directory));
-                    suspects.push((made_in, Suspect::Hidden(file)));
+                    let staging_parent = Arc::clone(transfer.target.staging_parent(&directory));
+                    suspects.push((staging_parent, UnverifiedFile::Hidden(file)));
                 }
                 Err(error) => file.small.fail(failure(operation, &error)),
             }
@@ -284,7 +284,7 @@ impl Generation {
             let staged = filling
                 .filled
                 .drain(..)
-                .map(|file| Suspect::Staged(Arc::clone(&path), file));
+                .map(|file| UnverifiedFile::Staged(Arc::clone(&path), file));
             suspects.extend(staged.map(|suspect| (Arc::clone(directory), suspect)));
         }
         let flushed = if self.suspect {
@@ -292,15 +292,15 @@ impl Generation {
         } else {
             Flushed::All
         };
-        for (suspect, found) in look_at_all(transfer, suspects, flushed) {
+        for (suspect, found) in verify_all(transfer, suspects, flushed) {
             let fault = found.err().map(|error| failure(operation, &error));
             match (suspect, fault) {
-                (Suspect::Hidden(file), None) => self.files.push(file),
-                (Suspect::Hidden(file), Some(fault)) => {
+                (UnverifiedFile::Hidden(file), None) => self.files.push(file),
+                (UnverifiedFile::Hidden(file), Some(fault)) => {
                     file.small.fail(fault);
                     remove_hidden(&transfer.target, directories, &file);
                 }
-                (Suspect::Staged(path, file), fault) => {
+                (UnverifiedFile::Staged(path, file), fault) => {
                     let Some(filling) = self.staging.get_mut(&*path) else {
                         continue;
                     };
@@ -317,13 +317,13 @@ impl Generation {
 }
 
 /// A small file that may not have reached the storage.
-enum Suspect {
+enum UnverifiedFile {
     Hidden(HiddenFile),
     /// A file in the staging directory with this path.
     Staged(Arc<RelPath>, SmallFile),
 }
 
-impl Suspect {
+impl UnverifiedFile {
     /// Returns the current name of the file, and the entry with its expected size and hash.
     const fn file(&self) -> (&Name, &FileEntry) {
         match self {
@@ -333,7 +333,7 @@ impl Suspect {
     }
 }
 
-type Found = (Suspect, io::Result<()>);
+type VerifiedFile = (UnverifiedFile, io::Result<()>);
 
 /// States which files are already flushed when they are checked.
 #[derive(Clone, Copy)]
@@ -345,16 +345,16 @@ enum Flushed<'a> {
 }
 
 /// Checks several files in parallel. A file that has not been flushed is flushed individually and then read back.
-fn look_at_all(
+fn verify_all(
     transfer: &Transfer,
-    suspects: Vec<(Arc<OwnedFd>, Suspect)>,
+    suspects: Vec<(Arc<OwnedFd>, UnverifiedFile)>,
     flushed: Flushed<'_>,
-) -> Vec<Found> {
+) -> Vec<VerifiedFile> {
     let waiting = Lock::new(suspects.into_iter());
     let next = || waiting.lock().next();
     let look = || {
         let turn = transfer.quota.naming_turn();
-        let look = |(directory, suspect): (Arc<OwnedFd>, Suspect)| {
+        let look = |(directory, suspect): (Arc<OwnedFd>, UnverifiedFile)| {
             turn.is_over();
             let is_flushed = match flushed {
                 Flushed::All => true,
@@ -364,7 +364,7 @@ fn look_at_all(
             let found = if is_flushed && !transfer.reads_back() {
                 Ok(())
             } else {
-                look_at(transfer, &directory, &suspect, is_flushed)
+                verify_stored(transfer, &directory, &suspect, is_flushed)
             };
             (suspect, found)
         };
@@ -374,10 +374,10 @@ fn look_at_all(
 }
 
 /// Returns an error unless the file on the storage, read past the page cache, has the expected size and hash.
-fn look_at(
+fn verify_stored(
     transfer: &Transfer,
     directory: &OwnedFd,
-    suspect: &Suspect,
+    suspect: &UnverifiedFile,
     is_flushed: bool,
 ) -> io::Result<()> {
     let (name, wanted) = suspect.file();
@@ -391,7 +391,7 @@ fn look_at(
         stored.bytes() == bytes && transfer.storage.root_of(&stored, bytes)? == wanted.root;
     match is_right {
         true => Ok(()),
-        false if transfer.reads_back() => Err(not_as_it_came()),
+        false if transfer.reads_back() => Err(differs_from_received()),
         false => Err(Errno::IO.into()),
     }
 }
@@ -408,7 +408,12 @@ struct PublishedFiles {
 impl PublishedFiles {
     /// Reports the large files and adds faults for the small files that were lost. Returns the batches of the small
     /// files.
-    fn told(self, transfer: &Transfer, mut lost: Lost, turn: &Turn<'_>) -> Vec<Arc<PendingBatch>> {
+    fn report(
+        self,
+        transfer: &Transfer,
+        mut lost: LostEntries,
+        turn: &Turn<'_>,
+    ) -> Vec<Arc<PendingBatch>> {
         for (file, fault) in self.large {
             let WholeFile {
                 id,
@@ -436,7 +441,7 @@ impl PublishedFiles {
             .chunk_by(|one, other| one.directory == other.directory)
         {
             turn.is_over();
-            settle(
+            count_or_fault(
                 transfer,
                 &mut lost,
                 &files[0].directory,
@@ -445,10 +450,10 @@ impl PublishedFiles {
         }
         for (directory, filled) in &self.staged {
             turn.is_over();
-            settle(transfer, &mut lost, directory, filled.iter());
+            count_or_fault(transfer, &mut lost, directory, filled.iter());
         }
         lost.rest()
-            .for_each(|fault| transfer.reports.tell(Outcome::Fault(fault)));
+            .for_each(|fault| transfer.reports.report(ThreadReport::Fault(fault)));
         let staged = self.staged.into_iter().flat_map(|(_, filled)| filled);
         self.files
             .into_iter()
@@ -460,9 +465,9 @@ impl PublishedFiles {
 }
 
 /// Adds faults for the small files of a directory that were lost, and counts the others as stored.
-fn settle<'a>(
+fn count_or_fault<'a>(
     transfer: &Transfer,
-    lost: &mut Lost,
+    lost: &mut LostEntries,
     directory: &RelPath,
     files: impl Iterator<Item = &'a SmallFile>,
 ) {
@@ -496,14 +501,14 @@ fn by_directory(mut files: Vec<HiddenFile>) -> Vec<Vec<HiddenFile>> {
 }
 
 /// A directory, its files that were renamed into place, and the batches of the files that could not be.
-type NamedIn = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
+type RenamedFiles = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
 
 /// Renames files in these directories into place. Each directory is handled by one thread, because the kernel
 /// serializes renames in a directory.
-fn name_hidden(
+fn rename_hidden_files(
     transfer: &Transfer,
     waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>,
-) -> Vec<NamedIn> {
+) -> Vec<RenamedFiles> {
     let name = |turn: &Turn<'_>| {
         let mut directories = OpenDirectories::new(transfer);
         let mut done = Vec::new();
@@ -543,64 +548,64 @@ fn publish_hidden(
         small,
     }: &HiddenFile,
 ) -> Result<(), FaultCause> {
-    let directory = naming(target, directories.as_it_is(path))?;
+    let directory = rename_result(target, directories.open_existing(path))?;
     let name = target.view.name(path, &small.file.name);
-    if stays_there(
+    if is_kept(
         target,
-        NameAt::new(target.made_in(&directory), hidden),
+        NameAt::new(target.staging_parent(&directory), hidden),
         NameAt::new(&directory, name),
         small,
     ) {
-        return Err(ALREADY_THERE);
+        return Err(KEPT_EXISTING);
     }
-    settled(
+    rename_fault(
         target,
-        target.place_over_directory(At(path, Some(name)), || {
+        target.place_over_directory(EntryLocation(path, Some(name)), || {
             let place = NameAt::new(&directory, name);
             let lease = target.tree.lease();
-            let replace = target.view.keeper.rules.replaces();
+            let replace = target.view.policy.rules.replaces();
             let published = match target.job() {
                 Some(job) => job.publish(lease, hidden, place, replace),
                 None => publish_file(lease, &directory, hidden, name, replace),
             };
-            published.map_err(failed_to(Operation::Rename))
+            published.map_err(with_operation(Operation::Rename))
         }),
     )
 }
 
 /// Returns whether an existing entry must be kept instead of a small file that is complete under the name `whole`.
-fn stays_there(
+fn is_kept(
     target: &TargetTree,
     whole: NameAt<'_>,
     place @ NameAt { directory, name }: NameAt<'_>,
     small: &SmallFile,
 ) -> bool {
     target.may_not_be_replaced(directory, name, small.file.metadata.mtime)
-        || small.batch.known == SenderKnowledge::PerhapsThere && target.looks_like(place, whole)
+        || small.batch.known == ExpectedState::Unknown && target.looks_like(place, whole)
 }
 
 /// Converts an I/O error to the fault of a file that could not be renamed into place.
-fn naming<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, FaultCause> {
-    settled(target, done.map_err(failed_to(Operation::Rename)))
+fn rename_result<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, FaultCause> {
+    rename_fault(target, done.map_err(with_operation(Operation::Rename)))
 }
 
 /// Converts a failure to the fault of a file that could not be renamed into place. If existing entries must be kept,
-/// `EEXIST` becomes [`ALREADY_THERE`]. A file system that cannot replace a file by a rename returns the same error.
-fn settled<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultCause> {
-    let keeps_old = target.view.keeper.rules.replaces() == Replace::Nothing;
+/// `EEXIST` becomes [`KEPT_EXISTING`]. A file system that cannot replace a file by a rename returns the same error.
+fn rename_fault<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultCause> {
+    let keeps_old = target.view.policy.rules.replaces() == Replace::Nothing;
     done.map_err(
         |(operation, error)| match (operation, Errno::from_io_error(&error)) {
-            (Operation::Rename, Some(Errno::EXIST)) if keeps_old => ALREADY_THERE,
+            (Operation::Rename, Some(Errno::EXIST)) if keeps_old => KEPT_EXISTING,
             _ => failure(operation, &error),
         },
     )
 }
 
 fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
-    if let Ok(directory) = directories.as_it_is(&file.directory) {
-        let made_in = target.made_in(&directory);
+    if let Ok(directory) = directories.open_existing(&file.directory) {
+        let staging_parent = target.staging_parent(&directory);
         // If the file cannot be removed, the next transfer to this directory removes it.
-        let _best_effort = unlink_at(made_in, &file.hidden);
+        let _best_effort = unlink_at(staging_parent, &file.hidden);
     }
 }
 
@@ -611,7 +616,7 @@ fn publish_large(
     directories: &mut OpenDirectories<'_>,
     file: &mut WholeFile,
 ) -> Option<Result<(), FaultCause>> {
-    let named = name_large(&transfer.target, directories, file);
+    let named = rename_large_file(&transfer.target, directories, file);
     let WholeFile { id, staged, .. } = file;
     if named.is_err() && transfer.target.tree.lease().has_ended() {
         leave_large(transfer, *id, staged);
@@ -631,7 +636,7 @@ fn leave_large(transfer: &Transfer, id: FileId, staged: &Staged) {
     }
 }
 
-fn name_large(
+fn rename_large_file(
     target: &TargetTree,
     directories: &mut OpenDirectories<'_>,
     WholeFile {
@@ -643,20 +648,20 @@ fn name_large(
 ) -> Result<(), FaultCause> {
     let name = path.file_name().expect("a declared file has a name");
     let parent = path.directory();
-    let directory = naming(target, directories.as_it_is(&parent))?;
+    let directory = rename_result(target, directories.open_existing(&parent))?;
     if target.may_not_be_replaced(&directory, &name, metadata.mtime) {
-        return Err(ALREADY_THERE);
+        return Err(KEPT_EXISTING);
     }
     staged.move_to(directory);
-    settled(
+    rename_fault(
         target,
-        target.place_over_directory(At(&parent, Some(&name)), || {
+        target.place_over_directory(EntryLocation(&parent, Some(&name)), || {
             let named = staged.give_name(
                 target.tree.lease(),
                 &name,
-                target.view.keeper.rules.replaces(),
+                target.view.policy.rules.replaces(),
             );
-            named.map_err(failed_to(Operation::Rename))
+            named.map_err(with_operation(Operation::Rename))
         }),
     )
 }
@@ -677,7 +682,7 @@ pub(crate) fn end_large(
         fault: None,
     };
     let done = fault.map_or(whole, |cause| cause.of_file(id));
-    transfer.reports.tell(Outcome::File(done));
+    transfer.reports.report(ThreadReport::File(done));
     transfer.files.closed(id);
 }
 
@@ -687,11 +692,11 @@ fn publish_staging(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
     path: &RelPath,
-    filling: Filling,
-    lost: &mut Lost,
+    filling: StagingContents,
+    lost: &mut LostEntries,
     turn: &Turn<'_>,
 ) -> Vec<SmallFile> {
-    let Filling {
+    let StagingContents {
         staging,
         filled,
         mut spoiled,
@@ -700,7 +705,7 @@ fn publish_staging(
     } = filling;
     // The parent directory may have been merged, and this directory moved with it.
     if !staging.is_in_its_place()
-        && let Ok(parent) = directories.as_it_is(&path.directory())
+        && let Ok(parent) = directories.open_existing(&path.directory())
     {
         staging.move_to(parent);
     }
@@ -714,17 +719,17 @@ fn publish_staging(
     } else {
         staging.publish(
             transfer.target.tree.lease(),
-            transfer.target.view.keeper.rules.replaces(),
+            transfer.target.view.policy.rules.replaces(),
         )
     };
     // A thread that opens the path from now on finds the directory under its final name.
-    transfer.publisher.named(path);
+    transfer.publisher.note_staging_published(path);
     let merged = match published {
         Ok(()) => Ok(()),
         // The files in the directory fail with it.
         Err(error) if abandoned => Err(error),
         Err(error) if !staging.is_in_its_place() => Err(error),
-        Err(_in_the_way) => directories.under_its_name(path).map(|standing| {
+        Err(_in_the_way) => directories.open_published(path).map(|standing| {
             // If the two directories could not be exchanged back, the staging directory already has its final name.
             if !staging.is(&standing) {
                 merge(
@@ -736,7 +741,7 @@ fn publish_staging(
                     |below, cause| lost.insert(path, below, cause),
                     turn,
                 );
-                directories.let_go_below(path);
+                directories.close_below(path);
             }
         }),
     };
@@ -771,7 +776,7 @@ fn merge(
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
         let stays = if let Some(small) = files.get(below.as_bytes()) {
-            stays_there(
+            is_kept(
                 target,
                 NameAt::new(from, &small.file.name),
                 NameAt::new(into, &small.file.name),
@@ -788,7 +793,7 @@ fn merge(
                 .is_ok_and(|coming| target.may_not_be_replaced(into, &name, coming.mtime))
         };
         if stays {
-            lose(below, ALREADY_THERE);
+            lose(below, KEPT_EXISTING);
         }
         stays
     };
@@ -822,11 +827,11 @@ fn flush_directories(
     for path in changed {
         turn.is_over();
         let flushed = directories
-            .as_it_is(path)
+            .open_existing(path)
             .and_then(|directory| Ok(rustix::fs::fsync(directory)?));
         if let Err(error) = flushed {
             let fault = failure(Operation::Flush, &error).at(path.clone());
-            reports.tell(Outcome::Fault(fault));
+            reports.report(ThreadReport::Fault(fault));
         }
     }
 }

@@ -7,20 +7,20 @@ use zmove_wire::{
 };
 
 use crate::error::SessionError;
-use crate::rights::quota::{Booking, Quota};
-use crate::session::requests::Unanswered;
+use crate::rights::quota::{Charge, Quota};
+use crate::session::requests::PendingRequest;
 
 /// The channel by which the threads of a transfer report to its session.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
-    pub(crate) outcomes: Sender<BookedOutcome>,
+    pub(crate) outcomes: Sender<ChargedReport>,
     /// The quota to which reports are charged.
     pub(crate) quota: Quota,
 }
 
 /// A report to the session.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum ThreadReport {
     /// Data was received, either intact or damaged. For a group of a large file, this is the final report.
     Item(StoredItem),
     /// A batch was verified and written, except for the entries with these faults.
@@ -32,10 +32,10 @@ pub(crate) enum Outcome {
     Fault(Fault),
     /// A message to the peer that does not change the state of the session.
     Message(ToSender),
-    /// A lane with this number ended. `has_brought` is true if it delivered any data.
+    /// A lane with this number ended. `has_delivered` is true if it delivered any data.
     LaneEnded {
         number: u32,
-        has_brought: bool,
+        has_delivered: bool,
         ended: Result<(), SessionError>,
     },
     /// The transfer would use more memory than its key allows.
@@ -45,37 +45,42 @@ pub(crate) enum Outcome {
 
 /// A report and the memory charged for it until the peer has received it.
 #[derive(Debug)]
-pub(crate) struct BookedOutcome {
-    pub(crate) outcome: Outcome,
-    pub(crate) held: Booking,
+pub(crate) struct ChargedReport {
+    pub(crate) outcome: ThreadReport,
+    pub(crate) held: Charge,
     /// The request that this report answers.
-    pub(crate) _answers: Option<Unanswered>,
+    pub(crate) _answers: Option<PendingRequest>,
 }
 
 impl Reports {
     /// Reports to the session, and blocks while the queue is full. Must only be called from threads, not from async
     /// tasks.
-    pub(crate) fn tell(&self, outcome: Outcome) {
-        self.answer(outcome, self.quota.book_nothing(), None);
+    pub(crate) fn report(&self, outcome: ThreadReport) {
+        self.report_charged(outcome, self.quota.empty_charge(), None);
     }
 
     /// Sends the peer a message, which may answer a request.
-    pub(crate) fn send(&self, message: ToSender, answers: Option<Unanswered>) {
-        self.answer(
-            Outcome::Message(message),
-            self.quota.book_nothing(),
+    pub(crate) fn send(&self, message: ToSender, answers: Option<PendingRequest>) {
+        self.report_charged(
+            ThreadReport::Message(message),
+            self.quota.empty_charge(),
             answers,
         );
     }
 
-    /// Like [`tell`](Self::tell), with the memory already charged for the outcome and the request that it answers.
-    pub(crate) fn answer(&self, outcome: Outcome, mut held: Booking, answers: Option<Unanswered>) {
+    /// Like [`report`](Self::report), with the memory already charged for the outcome and the request that it answers.
+    pub(crate) fn report_charged(
+        &self,
+        outcome: ThreadReport,
+        mut held: Charge,
+        answers: Option<PendingRequest>,
+    ) {
         let outcome = match held.grow(outcome.bytes()) {
             Ok(()) => outcome,
-            Err(error) => Outcome::OverLimit(error),
+            Err(error) => ThreadReport::OverLimit(error),
         };
         // Sending fails only after the session has ended.
-        let _session_over = self.outcomes.blocking_send(BookedOutcome {
+        let _session_over = self.outcomes.blocking_send(ChargedReport {
             outcome,
             held,
             _answers: answers,
@@ -84,7 +89,7 @@ impl Reports {
 
     /// Settles an item that needs no further work.
     pub(crate) fn settle(&self, item: ItemId) {
-        self.tell(Outcome::Item(StoredItem {
+        self.report(ThreadReport::Item(StoredItem {
             item: item.0,
             mismatch: false,
             faults: Vec::new(),
@@ -92,7 +97,7 @@ impl Reports {
     }
 }
 
-impl Outcome {
+impl ThreadReport {
     pub(crate) fn reply(number: u64, answer: Answer) -> Self {
         Self::Message(ToSender::Reply(Reply { number, answer }))
     }

@@ -22,14 +22,14 @@ use crate::store::publishing::make_room;
 use crate::store::transfer::Transfer;
 
 /// Maximum time to wait for writers to close a part that was removed.
-const LET_GO_MAX: Duration = Duration::from_secs(10);
-const LET_GO_POLL: Duration = Duration::from_millis(2);
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Transfer {
     /// Retries an operation that failed for lack of space. The first retry follows the publication of all pending
     /// files, which may replace files that use the space. Further retries follow each removal of a large file's part.
     /// The calling thread must not have a part open.
-    pub(crate) fn retry_with_room(
+    pub(crate) fn retry_after_freeing(
         &self,
         mut again: impl FnMut() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
@@ -39,7 +39,7 @@ impl Transfer {
             // Another thread may have made room while this thread waited for its turn.
             let done = again();
             match &done {
-                Err(full) if is_no_room(full) && self.has_given_way(full) => {}
+                Err(full) if is_no_room(full) && self.freed_space(full) => {}
                 _ => return done,
             }
         }
@@ -47,7 +47,7 @@ impl Transfer {
 
     /// Removes the parts of files that have failed. If there are none, fails the unfinished file with the most missing
     /// bytes, provided that it cannot be completed. Returns whether the operation is worth another try.
-    fn has_given_way(&self, (_, error): &Failure) -> bool {
+    fn freed_space(&self, (_, error): &Failure) -> bool {
         let failed = self.spare_parts.take();
         if !failed.is_empty() {
             failed.iter().for_each(|file| self.release(file));
@@ -58,7 +58,7 @@ impl Transfer {
             return false;
         }
         let living = self.files.living().into_iter();
-        let lacking = living.filter_map(|file| Some((file.lacking()?, file)));
+        let lacking = living.filter_map(|file| Some((file.missing_space()?, file)));
         let Some((lacking, file)) = lacking.max_by_key(|(lacking, _)| lacking.bytes) else {
             return false;
         };
@@ -78,7 +78,7 @@ impl Transfer {
 
     /// Removes the part of a retired file and waits until its space is free.
     fn release(&self, file: &LargeFile) {
-        let part = file.let_go(|part| self.parts.remove(file.id, part));
+        let part = file.give_up_and_take_part(|part| self.parts.remove(file.id, part));
         self.parts.ended(file.id);
         part.into_iter().for_each(wait_until_closed);
     }
@@ -88,10 +88,10 @@ impl Transfer {
 fn wait_until_closed(mut part: Arc<Staged>) {
     let began = Instant::now();
     while let Err(still_open) = Arc::try_unwrap(part) {
-        if began.elapsed() > LET_GO_MAX {
+        if began.elapsed() > CLOSE_WAIT_MAX {
             return;
         }
-        thread::sleep(LET_GO_POLL);
+        thread::sleep(CLOSE_POLL_INTERVAL);
         part = still_open;
     }
 }

@@ -6,7 +6,7 @@ use zmove_disk::{DirectoryModes, FileIdentity, Replace};
 use zmove_types::{Account, Kinds, Metadata, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
-use crate::rights::grant::{Owning, Rights, SetIds};
+use crate::rights::grant::{OwnerPermission, Rights, SetIds};
 
 /// The rules of one transfer or one inspection.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Rules {
     pub(crate) set_ids: SetIds,
     /// The kinds of metadata and entries that are preserved in addition to file contents.
     pub(crate) kinds: Kinds,
-    pub(crate) owning: Owning,
+    pub(crate) owning: OwnerPermission,
 }
 
 impl Rules {
@@ -49,7 +49,7 @@ impl Rules {
     pub(crate) fn of_file<'a>(&self, metadata: &'a Metadata) -> Cow<'a, Metadata> {
         let extra = metadata.extra.as_deref();
         let gets = |kind, account: Option<&Account>| {
-            account.is_some() && self.kinds.has_any(kind) && self.owning == Owning::Allowed
+            account.is_some() && self.kinds.has_any(kind) && self.owning == OwnerPermission::Allowed
         };
         let gets_owner = gets(Kinds::OWNER, extra.and_then(|extra| extra.owner.as_ref()));
         let gets_group = gets(Kinds::GROUP, extra.and_then(|extra| extra.group.as_ref()));
@@ -65,7 +65,7 @@ impl Rules {
 
     /// Returns the metadata of a file that replaces the existing file `there`. If modes are not preserved, it takes the
     /// mode of the existing file.
-    pub(crate) fn of_existing_file<'a>(
+    pub(crate) fn metadata_of_replacement<'a>(
         &self,
         metadata: &'a Metadata,
         there: &FileIdentity,
@@ -73,12 +73,12 @@ impl Rules {
         if self.kinds.has_any(Kinds::MODE) {
             return self.of_file(metadata);
         }
-        let kept = self.of_compared_file(metadata, there);
+        let kept = self.metadata_of_kept(metadata, there);
         Cow::Owned(self.of_file(&kept).into_owned())
     }
 
     /// Returns the metadata of a file that is not replaced. If modes are not preserved, it keeps its own mode.
-    pub(crate) fn of_compared_file<'a>(
+    pub(crate) fn metadata_of_kept<'a>(
         &self,
         metadata: &'a Metadata,
         there: &FileIdentity,
@@ -124,7 +124,7 @@ impl Rules {
     /// Returns the kinds of extended attributes that are set and removed.
     pub(crate) fn xattr_kinds(&self) -> Kinds {
         let kinds = self.kinds.common(Kinds::ANY_XATTR);
-        if self.owning == Owning::Allowed {
+        if self.owning == OwnerPermission::Allowed {
             kinds
         } else {
             kinds.without(Kinds::PRIVILEGED)
@@ -134,7 +134,8 @@ impl Rules {
     /// Returns whether an entry of this kind may be created.
     pub(crate) fn may_make(&self, special: Special) -> bool {
         let kind = special.kind();
-        self.kinds.has_any(kind) && (kind == Kinds::SPECIALS || self.owning == Owning::Allowed)
+        self.kinds.has_any(kind)
+            && (kind == Kinds::SPECIALS || self.owning == OwnerPermission::Allowed)
     }
 
     /// Returns whether anything is flushed.
@@ -152,7 +153,7 @@ impl Rules {
 
     /// Returns whether the entry `there` must be kept, whatever its contents, instead of a file that would get the time
     /// `kept`.
-    pub(crate) fn spare(&self, there: &FileIdentity, kept: impl FnOnce() -> Timestamp) -> bool {
+    pub(crate) fn must_keep(&self, there: &FileIdentity, kept: impl FnOnce() -> Timestamp) -> bool {
         match self.overwrite {
             Overwrite::Differing => false,
             Overwrite::Older => there.regular && there.mtime > kept(),

@@ -6,16 +6,16 @@
 //! If access to a root is denied although its mode allows it, the root did not exist when the daemon was confined. The
 //! client is then told that the daemon must be restarted.
 
+mod blocking;
 pub(crate) mod compared;
 mod dead_mount;
 pub(crate) mod directories;
 pub(crate) mod file_systems;
-pub(crate) mod giving_way;
-mod in_the_way;
-pub(crate) mod keeper;
 pub(crate) mod links;
+pub(crate) mod metadata_policy;
 pub(crate) mod non_regular;
 pub(crate) mod open_directories;
+pub(crate) mod replacement;
 pub(crate) mod tree;
 
 use std::ffi::OsStr;
@@ -35,9 +35,9 @@ use zmove_disk::{
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
-use crate::shared_job::other_jobs::{Found, OtherJobs, none_if_closed};
-use crate::shared_job::session::{SharedJobSession, not_under_way};
-use crate::store::failure::entering;
+use crate::shared_job::other_jobs::{FoundJob, OtherJobs, ignore_denied};
+use crate::shared_job::session::{SharedJobSession, not_in_progress};
+use crate::store::failure::entry_operation;
 
 /// The part of the file system that a client may write to.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ pub(crate) struct Target {
 }
 
 /// The location of a target, whose directory may not exist yet.
-struct TargetPlace<'a> {
+struct TargetLocation<'a> {
     /// The tree that contains the target. `None` only for a user's own target whose parent does not exist.
     tree: Option<Tree>,
     /// The path in the tree of the directory for entries.
@@ -83,14 +83,18 @@ struct TargetPlace<'a> {
 
 const TARGET_BYTES_MAX: usize = 4096;
 
-impl<'a> TargetPlace<'a> {
-    /// Finds the location. Missing directories are created under the lease `makes`, or stay missing without a lease.
-    fn of(open: &'a Open, access: &WriteAccess, makes: Option<&Lease>) -> Result<Self, Refusal> {
+impl<'a> TargetLocation<'a> {
+    /// Finds the location. Missing directories are created under the lease `create_under`, or stay missing without a lease.
+    fn of(
+        open: &'a Open,
+        access: &WriteAccess,
+        create_under: Option<&Lease>,
+    ) -> Result<Self, Refusal> {
         if open.target.len() > TARGET_BYTES_MAX || open.target.contains(&0) {
             let text = "the target path is too long or contains a NUL byte";
             return Err(Refusal::new(RefusalCode::Protocol, text));
         }
-        let (tree, path) = locate(&open.target, access, makes)?;
+        let (tree, path) = locate(&open.target, access, create_under)?;
         if path.components().any(is_shared_job_name) {
             let text = "a directory .zmove-job-… belongs to a job of several receivers, and no other transfer may \
                 write there";
@@ -103,7 +107,7 @@ impl<'a> TargetPlace<'a> {
             let is_directory = match tree.as_ref().map(|tree| tree.open_directory(&path)) {
                 // The entry exists, whatever it is.
                 Some(Err(error)) if is_gone(&error) => {
-                    return Err(cannot("open directory", shown, &error));
+                    return Err(refusal("open directory", shown, &error));
                 }
                 opened => opened.is_some_and(|opened| opened.is_ok()),
             };
@@ -126,17 +130,17 @@ impl<'a> TargetPlace<'a> {
 
     /// Returns the refusal for a directory that cannot be created or opened. For a single entry with its own name, the
     /// refusal names the entry instead of its directory.
-    fn cannot_enter(&self, operation: &str, error: &io::Error) -> Refusal {
+    fn entry_refusal(&self, operation: &str, error: &io::Error) -> Refusal {
         let way = || {
             let own_name = self.rename.as_ref().map(|(_, own_name)| own_name);
             let renamed = own_name.and_then(|own_name| self.path.join(own_name).ok());
-            in_the_way::beneath(
+            blocking::blocking_entry(
                 self.tree.as_ref()?,
                 renamed.as_ref().unwrap_or(&self.path),
                 self.shown,
             )
         };
-        cannot_enter(operation, self.shown, error, way)
+        entry_refusal(operation, self.shown, error, way)
     }
 }
 
@@ -161,12 +165,12 @@ impl Target {
             loop {
                 match Self::find(open, access, lease)? {
                     Some(found) => return Ok(found),
-                    None if began.elapsed() >= UNSEEN_MAX => return Err(not_under_way(part.job)),
+                    None if began.elapsed() >= UNSEEN_MAX => return Err(not_in_progress(part.job)),
                     None => std::thread::sleep(LOOK_AGAIN_AFTER),
                 }
             }
         }
-        let place = TargetPlace::of(open, access, Some(lease))?;
+        let place = TargetLocation::of(open, access, Some(lease))?;
         let tree = place.tree.clone().expect("it was made");
         let tree = &tree.under(lease.clone());
         let path = &place.path;
@@ -192,11 +196,11 @@ impl Target {
             Ok((is_closed, directory, mode_before))
         });
         let (is_closed, fd, mode_before) = made.map_err(|error| {
-            let operation = entering(tree, path, &error).to_string();
-            place.cannot_enter(&operation, &error)
+            let operation = entry_operation(tree, path, &error).to_string();
+            place.entry_refusal(&operation, &error)
         })?;
         let state =
-            state_of(&fd, &tops).map_err(|error| cannot("read directory", place.shown, &error))?;
+            state_of(&fd, &tops).map_err(|error| refusal("read directory", place.shown, &error))?;
         if state == TargetState::Empty {
             // All entries must be created in this directory, so check now whether that is possible, before any data is
             // sent. The effective rights include capabilities, which a plain access check ignores.
@@ -207,7 +211,7 @@ impl Target {
                 AtFlags::EACCESS,
             );
             may_write
-                .map_err(|errno| cannot("write into directory", place.shown, &errno.into()))?;
+                .map_err(|errno| refusal("write into directory", place.shown, &errno.into()))?;
         }
         Ok(Self {
             tree: tree.like_this_at(fd),
@@ -220,28 +224,32 @@ impl Target {
     }
 
     /// [Enters](OtherJobs::enter) the target's directory.
-    pub(crate) fn enter(&self, open: &Open, other_jobs: &OtherJobs) -> Result<Vec<Found>, Refusal> {
+    pub(crate) fn enter(
+        &self,
+        open: &Open,
+        other_jobs: &OtherJobs,
+    ) -> Result<Vec<FoundJob>, Refusal> {
         let root = RelPath::root();
         let directory = self.tree.open_directory(&root);
         let entered =
             directory.and_then(|directory| other_jobs.enter(&self.tree, &root, &directory));
         let shown = Path::new(OsStr::from_bytes(&open.target));
-        entered.map_err(|error| cannot("check for other pushes at", shown, &error))
+        entered.map_err(|error| refusal("check for other pushes at", shown, &error))
     }
 
     /// Opens an existing target without changing it.
     fn find(open: &Open, access: &WriteAccess, lease: &Lease) -> Result<Option<Self>, Refusal> {
-        let place = TargetPlace::of(open, access, None)?;
+        let place = TargetLocation::of(open, access, None)?;
         let Some(tree) = &place.tree else {
             return Ok(None);
         };
         let fd = match tree.open_directory(&place.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(|error| place.cannot_enter("open directory", &error))?,
+            opened => opened.map_err(|error| place.entry_refusal("open directory", &error))?,
         };
         let tops = names_at_top(&open.shape, place.rename.as_ref());
         let state =
-            state_of(&fd, &tops).map_err(|error| cannot("read directory", place.shown, &error))?;
+            state_of(&fd, &tops).map_err(|error| refusal("read directory", place.shown, &error))?;
         Ok(Some(Self {
             tree: Tree::at(fd).under(lease.clone()),
             rename: place.rename,
@@ -260,21 +268,21 @@ pub(crate) fn wait_for_jobs_above(
     other_jobs: &OtherJobs,
 ) -> Result<(), Refusal> {
     let wait = || {
-        let place = TargetPlace::of(open, access, None)?;
+        let place = TargetLocation::of(open, access, None)?;
         jobs_above(&place, access)
             .and_then(|found| other_jobs.wait_for(found))
             .map(|dead| other_jobs.end(dead))
-            .map_err(|error| cannot("check for other pushes at", place.shown, &error))
+            .map_err(|error| refusal("check for other pushes at", place.shown, &error))
     };
     wait().map_err(|refusal| dead_mount::named(refusal, open, access))
 }
 
 /// Returns the jobs above a location, each with the directory that contains it.
-fn jobs_above(place: &TargetPlace<'_>, access: &WriteAccess) -> io::Result<Vec<Found>> {
+fn jobs_above(place: &TargetLocation<'_>, access: &WriteAccess) -> io::Result<Vec<FoundJob>> {
     let mut found = Vec::new();
     for directory in directories_of(place, access)? {
         let directory = directory?;
-        let jobs = none_if_closed(jobs_in(directory.as_fd()))?;
+        let jobs = ignore_denied(jobs_in(directory.as_fd()))?;
         found.extend(jobs.into_iter().map(|job| (Arc::clone(&directory), job)));
     }
     Ok(found)
@@ -282,7 +290,7 @@ fn jobs_above(place: &TargetPlace<'_>, access: &WriteAccess) -> io::Result<Vec<F
 
 /// Returns the existing directories above a location.
 fn directories_of(
-    place: &TargetPlace<'_>,
+    place: &TargetLocation<'_>,
     access: &WriteAccess,
 ) -> io::Result<impl Iterator<Item = io::Result<Arc<OwnedFd>>>> {
     let (tree, nearest) = match &place.tree {
@@ -295,14 +303,14 @@ fn directories_of(
     };
     let paths = std::iter::successors(nearest, RelPath::parent);
     let there = paths.filter_map(move |path| match tree.open_directory(&path) {
-        Err(error) if is_none_to_look_into(&error) => None,
+        Err(error) if is_unlistable(&error) => None,
         opened => Some(opened),
     });
     Ok(there.chain(above_root.into_iter().map(Ok)))
 }
 
 /// Returns whether the error means that there is no directory, or only one that may not be listed.
-fn is_none_to_look_into(error: &io::Error) -> bool {
+fn is_unlistable(error: &io::Error) -> bool {
     use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
         || Errno::from_io_error(error) == Some(Errno::LOOP)
@@ -341,7 +349,7 @@ const ABOVE_MAX: usize = 64;
 
 /// A target that is only inspected. Missing directories stay missing.
 #[derive(Debug, Default)]
-pub(crate) struct SeenTarget {
+pub(crate) struct InspectedTarget {
     /// The directory that paths are relative to, if it exists.
     pub(crate) tree: Option<Tree>,
     /// For a single entry, its name at the source and the name it would get.
@@ -351,14 +359,14 @@ pub(crate) struct SeenTarget {
     pub(crate) is_closed: bool,
 }
 
-impl SeenTarget {
+impl InspectedTarget {
     /// Finds the target like [`Target::resolve`], but creates nothing.
-    pub(crate) fn look(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
+    pub(crate) fn inspect(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         Self::find(open, access).map_err(|refusal| dead_mount::named(refusal, open, access))
     }
 
     fn find(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
-        let place = TargetPlace::of(open, access, None)?;
+        let place = TargetLocation::of(open, access, None)?;
         let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
         let look = |tree: &Tree| match (place.path.parent(), place.path.file_name()) {
             (Some(parent), Some(name)) if contents => {
@@ -370,9 +378,9 @@ impl SeenTarget {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             // Only a transfer that sets modes would open up the directory.
             Ok(Some(None)) if !open.keeping.kinds.has_any(Kinds::MODE) => {
-                return Err(place.cannot_enter("open directory", &Errno::ACCESS.into()));
+                return Err(place.entry_refusal("open directory", &Errno::ACCESS.into()));
             }
-            found => found.map_err(|error| place.cannot_enter("open directory", &error))?,
+            found => found.map_err(|error| place.entry_refusal("open directory", &error))?,
         };
         Ok(Self {
             is_closed: matches!(found, Some(None)),
@@ -416,7 +424,7 @@ pub(crate) fn renamed<'a>(
 fn locate(
     target: &[u8],
     access: &WriteAccess,
-    makes: Option<&Lease>,
+    create_under: Option<&Lease>,
 ) -> Result<(Option<Tree>, RelPath), Refusal> {
     let roots = match access {
         WriteAccess::ReadOnly => {
@@ -424,7 +432,7 @@ fn locate(
                 --write (KEY is the output of `zmove key show` here)";
             return Err(Refusal::new(RefusalCode::Denied, text));
         }
-        WriteAccess::Anywhere => return locate_own(target, makes),
+        WriteAccess::Anywhere => return locate_own(target, create_under),
         WriteAccess::Beneath(roots) => roots,
     };
     let (root, rest) = choose_root(target, roots.paths(), "write to")?;
@@ -433,7 +441,7 @@ fn locate(
 
 fn open_root(roots: &Roots, root: &Path) -> Result<Tree, Refusal> {
     roots.open(root).map_err(|error| {
-        let mut refusal = cannot("open root", root, &error);
+        let mut refusal = refusal("open root", root, &error);
         let denied = Errno::from_io_error(&error) == Some(Errno::ACCESS);
         let by_mode = rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_err();
         if denied && !by_mode {
@@ -448,7 +456,10 @@ const CONFINED: &str = " (if the receiver is confined to the roots that it had a
                         or confine in zmove.toml, restart it to add a root)";
 
 /// Locates a user's own target. Links and `..` in it are the user's responsibility, as for any command.
-fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, RelPath), Refusal> {
+fn locate_own(
+    target: &[u8],
+    create_under: Option<&Lease>,
+) -> Result<(Option<Tree>, RelPath), Refusal> {
     let path = Path::new(OsStr::from_bytes(if target.is_empty() {
         b"."
     } else {
@@ -456,7 +467,7 @@ fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, Rel
     }));
     let own_error = match Tree::open(path) {
         Ok(tree) => return Ok((Some(tree), RelPath::root())),
-        Err(error) if is_gone(&error) => return Err(cannot("open directory", path, &error)),
+        Err(error) if is_gone(&error) => return Err(refusal("open directory", path, &error)),
         Err(error) => error,
     };
     let parent = path
@@ -469,17 +480,17 @@ fn locate_own(target: &[u8], makes: Option<&Lease>) -> Result<(Option<Tree>, Rel
             format!("no such target: '{}'", Escaped::path(&path)),
         )
     })?;
-    let way = || in_the_way::of_own(path);
-    if let Some(lease) = makes {
+    let way = || blocking::own_blocking_entry(path);
+    if let Some(lease) = create_under {
         let made = Tree::make_with_parents(lease, parent);
-        made.map_err(|error| cannot_enter("make directory", parent, &error, way))?;
+        made.map_err(|error| entry_refusal("make directory", parent, &error, way))?;
     }
     let tree = match Tree::open(parent) {
-        Err(error) if makes.is_none() && error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) if create_under.is_none() && error.kind() == io::ErrorKind::NotFound => None,
         // An existing target is itself the directory that cannot be opened.
-        Err(_) if path.is_dir() => return Err(cannot("open directory", path, &own_error)),
+        Err(_) if path.is_dir() => return Err(refusal("open directory", path, &own_error)),
         opened => {
-            Some(opened.map_err(|error| cannot_enter("open directory", parent, &error, way))?)
+            Some(opened.map_err(|error| entry_refusal("open directory", parent, &error, way))?)
         }
     };
     Ok((tree, clean(name.as_bytes())?))
@@ -582,7 +593,7 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
 
 /// Returns the refusal for a directory that cannot be created or opened. `way` describes a blocking entry, if that is
 /// the cause.
-fn cannot_enter(
+fn entry_refusal(
     operation: &str,
     path: &Path,
     error: &io::Error,
@@ -594,11 +605,11 @@ fn cannot_enter(
     );
     match is_blocked.then(way).flatten() {
         Some(text) => Refusal::new(RefusalCode::Target, text),
-        None => cannot(operation, path, error),
+        None => refusal(operation, path, error),
     }
 }
 
-fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
+fn refusal(operation: &str, path: &Path, error: &io::Error) -> Refusal {
     let text = match Errno::from_io_error(error) {
         Some(Errno::NOTDIR) => {
             format!(
@@ -725,7 +736,9 @@ mod tests {
         }
         let access = WriteAccess::Beneath(vec![root].into());
         let open = open("x", directory());
-        let looked = SeenTarget::look(&open, &access).map(drop).unwrap_err();
+        let looked = InspectedTarget::inspect(&open, &access)
+            .map(drop)
+            .unwrap_err();
         let resolved = Target::resolve(&open, &access, &Lease::constant()).unwrap_err();
         assert!(
             resolved.text.contains("belongs to user 65534") && looked == resolved,

@@ -16,29 +16,29 @@ use zmove_types::{
 };
 use zmove_wire::{
     Batch, DirectoryGroup, Durability, FileEntry, FileHead, FrameKind, Open, Proof, WireError,
-    session::Arrivals,
+    session::ReceivedItems,
 };
 
-use crate::comparison::mirror::spared::Spared;
+use crate::comparison::mirror::aliased::AliasedEntries;
 use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
 use crate::meters::TransferMeter;
 use crate::resume::parts::{PartStore, is_overtaken};
-use crate::rights::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Received};
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::grant::{Allowance, DIRECTORY_BYTES, Fate, PendingId, Received};
+use crate::rights::quota::{Charge, Quota};
 use crate::rights::top_names::TopNames;
 use crate::session::threads::Reporter;
 use crate::shared_job::other_jobs::OtherJobs;
-use crate::shared_job::session::Heart;
+use crate::shared_job::session::HeartbeatWriter;
 use crate::store::failure::FaultCause;
-use crate::store::large_files::delta::Bases;
-use crate::store::large_files::{FileTable, LargeFile, Whole};
+use crate::store::large_files::delta::OldVersions;
+use crate::store::large_files::{Completion, FileTable, LargeFile};
 use crate::store::publishing::publisher::{IDLE_MAX, IDLE_MAX_IN_JOB, Publisher};
-use crate::store::reports::{BookedOutcome, Outcome, Reports};
+use crate::store::reports::{ChargedReport, Reports, ThreadReport};
 use crate::store::rules::Rules;
 use crate::store::spare_parts::SpareParts;
 use crate::store::target::Target;
-use crate::store::target::giving_way::{GivingWay, removals_of};
-use crate::store::target::keeper::Keeper;
+use crate::store::target::metadata_policy::MetadataPolicy;
+use crate::store::target::replacement::{ReplacementRules, removals_of};
 use crate::store::target::tree::TargetTree;
 use zmove_types::Lock;
 
@@ -51,12 +51,12 @@ pub(crate) struct Transfer {
     pub(crate) storage: StorageReader,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
-    pub(crate) arrivals: Lock<Arrivals>,
+    pub(crate) arrivals: Lock<ReceivedItems>,
     pub(crate) files: FileTable,
     /// Parts of failed large files that may be removed to make room for other files.
     pub(crate) spare_parts: SpareParts,
     pub(crate) parts: PartStore,
-    pub(crate) bases: Bases,
+    pub(crate) old_versions: OldVersions,
     pub(crate) publisher: Publisher,
     pub(crate) reports: Reports,
     /// The quota to which the transfer's memory, descriptors and threads are charged.
@@ -67,11 +67,11 @@ pub(crate) struct Transfer {
     /// The number of entries that may still be removed.
     pub(crate) removals: Arc<RemovalBudget>,
     /// Existing entries that names of the source reach in another spelling, and that must not be removed.
-    pub(crate) spared: Spared,
+    pub(crate) aliased: AliasedEntries,
     pub(crate) named: Option<Arc<dyn NamedFiles>>,
     brought: Option<Arc<Lock<Brought>>>,
     /// The memory charged for the directories that count against the allowance.
-    directories_allowed: Lock<Booking>,
+    directories_allowed: Lock<Charge>,
     other_jobs: OtherJobs,
     pub(crate) stopping: AtomicBool,
 }
@@ -89,7 +89,7 @@ impl Transfer {
         target: Target,
         parts: PartStore,
         config: &ReceiverConfig,
-        outcomes: Sender<BookedOutcome>,
+        outcomes: Sender<ChargedReport>,
     ) -> Self {
         let quota = config.quota.clone();
         let rules = Rules::of(open, &config.rights);
@@ -100,11 +100,11 @@ impl Transfer {
         let is_kept = open.proof == Proof::Media || config.named.is_some();
         let values = is_kept.then(|| quota.clone());
         let named = open.keeping.named;
-        let keeper = Keeper::new(rules, &config.accounts, named.then(|| reports.clone()));
+        let policy = MetadataPolicy::new(rules, &config.accounts, named.then(|| reports.clone()));
         let whole = if target.shared_job.is_some() {
-            Whole::ByOrder
+            Completion::SenderOrder
         } else {
-            Whole::Here
+            Completion::AllGroups
         };
         let idle_max = match open.durability {
             Durability::File => Duration::ZERO,
@@ -114,13 +114,13 @@ impl Transfer {
         let own = target.shared_job.as_ref().map(|session| session.job);
         let other_jobs = OtherJobs::new(own, target.tree.lease(), None);
         let removals = config.removals.clone().unwrap_or_else(|| removals_of(open));
-        let giving_way = GivingWay::of(open, Arc::clone(&removals));
+        let replacement = ReplacementRules::of(open, Arc::clone(&removals));
         Self {
             target: TargetTree::new(
                 target,
                 rules,
-                giving_way,
-                keeper,
+                replacement,
+                policy,
                 id,
                 &quota,
                 config.writers,
@@ -133,10 +133,14 @@ impl Transfer {
             files: FileTable::new(&quota, values, whole),
             spare_parts: SpareParts::default(),
             parts,
-            bases: Bases::new(config.writers, Arc::clone(&config.file_io), config.direct),
+            old_versions: OldVersions::new(
+                config.writers,
+                Arc::clone(&config.file_io),
+                config.direct,
+            ),
             publisher: Publisher::new(idle_max),
             reports,
-            spared: Spared::new(&quota),
+            aliased: AliasedEntries::new(&quota),
             quota,
             meter: Arc::clone(&config.meter),
             top_names: config.top_names.clone(),
@@ -144,14 +148,14 @@ impl Transfer {
             named: config.named.clone(),
             brought: config.brought.clone(),
             removals,
-            directories_allowed: Lock::new(config.quota.book_nothing()),
+            directories_allowed: Lock::new(config.quota.empty_charge()),
             other_jobs,
             stopping: AtomicBool::new(false),
         }
     }
 
     /// Returns this transfer with `other_jobs`, which already knows some jobs of other runs.
-    pub(crate) fn beside(self, other_jobs: OtherJobs) -> Self {
+    pub(crate) fn with_other_jobs(self, other_jobs: OtherJobs) -> Self {
         Self { other_jobs, ..self }
     }
 
@@ -166,8 +170,8 @@ impl Transfer {
     }
 
     /// Returns the heartbeat of this transfer's job if this receiver writes it.
-    pub(crate) fn heart(&self) -> Option<Arc<Heart>> {
-        self.target.shared_job.as_ref()?.heart.clone()
+    pub(crate) fn heartbeat_writer(&self) -> Option<Arc<HeartbeatWriter>> {
+        self.target.shared_job.as_ref()?.heartbeat_writer.clone()
     }
 
     /// [Enters](OtherJobs::enter) a directory unless this transfer has already done so.
@@ -204,36 +208,36 @@ impl Transfer {
         metadata: Metadata,
     ) {
         if let Err(error) = self.target.directories.remember(path, name, metadata) {
-            self.reports.tell(Outcome::OverLimit(error));
+            self.reports.report(ThreadReport::OverLimit(error));
         }
     }
 
     /// Returns whether an item was received for the first time. A repeated item must be dropped.
-    pub(crate) fn let_in(&self, item: u64) -> Result<bool, WireError> {
+    pub(crate) fn accept_item(&self, item: u64) -> Result<bool, WireError> {
         self.arrivals.lock().insert(item)
     }
 
     /// Charges a received item to the allowance, if the grant limits the transfer.
-    pub(crate) fn allow(&self, what: Coming, taken: Received) -> Result<(), WireError> {
+    pub(crate) fn charge(&self, what: PendingId, taken: Received) -> Result<(), WireError> {
         self.allowance
             .as_ref()
-            .map_or(Ok(()), |allowance| allowance.take(what, taken))
+            .map_or(Ok(()), |allowance| allowance.charge(what, taken))
     }
 
     /// Charges the directories that a batch names to the allowance, if the grant limits the transfer.
-    pub(crate) fn allow_directories(&self, batch: &Batch) -> Result<(), WireError> {
+    pub(crate) fn charge_directories(&self, batch: &Batch) -> Result<(), WireError> {
         let Some(allowance) = &self.allowance else {
             return Ok(());
         };
-        let new = allowance.take_directories(batch)?;
+        let new = allowance.charge_directories(batch)?;
         self.directories_allowed.lock().grow(new * DIRECTORY_BYTES)
     }
 
     /// Charges the parent directories of a large file to the allowance, like
-    /// [`allow_directories`](Self::allow_directories).
-    pub(crate) fn allow_way_to(&self, path: &RelPath) -> Result<(), WireError> {
+    /// [`charge_directories`](Self::charge_directories).
+    pub(crate) fn charge_parents(&self, path: &RelPath) -> Result<(), WireError> {
         let directory = path.directory();
-        self.allow_directories(&Batch {
+        self.charge_directories(&Batch {
             groups: vec![DirectoryGroup {
                 directory,
                 entries: Vec::new(),
@@ -242,7 +246,7 @@ impl Transfer {
     }
 
     /// Records the outcome of a received item in the allowance.
-    pub(crate) fn settle(&self, what: Coming, fate: Fate<'_>) {
+    pub(crate) fn settle(&self, what: PendingId, fate: Fate<'_>) {
         if let Some(allowance) = &self.allowance {
             allowance.settle(what, fate);
         }
@@ -274,7 +278,7 @@ impl Transfer {
         path: impl FnOnce() -> Option<RelPath>,
         root: Option<Root>,
     ) {
-        self.meter.stored(bytes);
+        self.meter.count_stored(bytes);
         if self.named.is_none() && self.brought.is_none() {
             return;
         }
@@ -344,7 +348,7 @@ impl Transfer {
             return self.parts.finish();
         }
         for file in self.files.living() {
-            let Some(directory) = self.where_overtaken(&file) else {
+            let Some(directory) = self.overtaken_directory(&file) else {
                 if let Some(there) = file.identity() {
                     self.parts.left(file.id, &there);
                 }
@@ -363,7 +367,7 @@ impl Transfer {
         self.parts.finish();
     }
 
-    fn where_overtaken(&self, file: &LargeFile) -> Option<Arc<OwnedFd>> {
+    fn overtaken_directory(&self, file: &LargeFile) -> Option<Arc<OwnedFd>> {
         let path = self.target.final_path(&file.head);
         let directory = self.target.tree.open_directory(&path.parent()?).ok()?;
         is_overtaken(&directory, &path.file_name()?, &file.identity()?).then_some(directory)
@@ -389,7 +393,8 @@ impl Transfer {
     /// Reports the fault of a retired file.
     pub(crate) fn report_failed_file(&self, file: &LargeFile, fault: FaultCause) {
         self.failed_at(fault, || Some(file.head.path.clone()));
-        self.reports.tell(Outcome::File(fault.of_file(file.id)));
+        self.reports
+            .report(ThreadReport::File(fault.of_file(file.id)));
     }
 
     /// Records the path of an entry that failed.

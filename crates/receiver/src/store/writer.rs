@@ -12,14 +12,14 @@ use zmove_disk::{NameAt, PART_GONE, Span, Staged, Task, Turn};
 use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Kinds, Metadata, Name, RelPath};
 use zmove_wire::{FileHead, FrameKind, Operation, TargetState};
 
-use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
-use crate::store::failure::{Failure, failed_to, failed_to_enter, failure, is_no_room};
+use crate::session::verify::{UnchangedGroup, VerifiedBatch, VerifiedChunk, mismatch_report};
+use crate::store::failure::{Failure, failure, is_no_room, with_entry_operation, with_operation};
 use crate::store::large_files::{Complete, GroupCopy, LargeFile};
 use crate::store::placer::Placer;
-use crate::store::publishing::publisher::{PendingBatch, SenderKnowledge, WholeFile};
+use crate::store::publishing::publisher::{ExpectedState, PendingBatch, WholeFile};
 use crate::store::publishing::{end_large, make_room};
-use crate::store::reports::Outcome;
-use crate::store::target::keeper::At;
+use crate::store::reports::ThreadReport;
+use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::{check_close, flush_now};
 use crate::store::transfer::Transfer;
 
@@ -28,7 +28,7 @@ use crate::store::transfer::Transfer;
 pub(crate) enum WriterJob {
     Batch(VerifiedBatch),
     Chunk(Arc<LargeFile>, VerifiedChunk),
-    Named(Arc<LargeFile>, NamedGroup),
+    Named(Arc<LargeFile>, UnchangedGroup),
 }
 
 /// Runs one writer until all lanes have dropped the queue. When storage latency is high, more threads help it. Work
@@ -58,7 +58,7 @@ fn write(
     let mut placer = Placer::new(transfer);
     let mut watch = transfer.meter.store.start();
     while let Some(job) = next() {
-        transfer.meter.take();
+        transfer.meter.count_dequeued();
         watch.lap(Doing::Starved);
         if turn.is_over() {
             continue;
@@ -73,7 +73,9 @@ fn write(
                 store_batch(transfer, turn, &mut placer, batch);
             }
             WriterJob::Chunk(file, chunk) => store_chunk(transfer, turn, &mut placer, &file, chunk),
-            WriterJob::Named(file, named) => keep_group(transfer, turn, &mut placer, &file, named),
+            WriterJob::Named(file, named) => {
+                copy_old_group(transfer, turn, &mut placer, &file, named)
+            }
         }
         turn.pause();
         watch.lap(Doing::Busy);
@@ -87,9 +89,9 @@ fn store_batch(
     batch: VerifiedBatch,
 ) {
     let known = if batch.is_guessed() && transfer.target.state == TargetState::Populated {
-        SenderKnowledge::PerhapsThere
+        ExpectedState::Unknown
     } else {
-        SenderKnowledge::Needed
+        ExpectedState::Absent
     };
     let (item, batch, data, held) = batch.into_parts();
     let _placing = transfer.publisher.begin_batch();
@@ -100,7 +102,7 @@ fn store_batch(
     drop(data);
     transfer
         .reports
-        .tell(Outcome::Stored(item, pending.faults()));
+        .report(ThreadReport::Stored(item, pending.faults()));
     transfer.publisher.batch_placed(pending, entries);
 }
 
@@ -117,7 +119,7 @@ fn store_chunk(
     }
     turn.writes(data.len());
     let shared = transfer.parts.shared.as_ref();
-    let cannot = failed_to(Operation::Write);
+    let cannot = with_operation(Operation::Write);
     let written = open_staged(transfer, placer, file).and_then(|staged| {
         if let Some(shared) = shared
             && shared.is_gone(&staged).map_err(cannot)?
@@ -125,14 +127,14 @@ fn store_chunk(
             return Ok(staged);
         }
         write_group(transfer, &staged, &file.head, span, data)?;
-        is_written(transfer, file, span, cv).map_err(cannot)?;
+        record_group(transfer, file, span, cv).map_err(cannot)?;
         shared
             .map_or(Ok(()), |shared| shared.has_written(file.id))
             .map_err(cannot)?;
         Ok(staged)
     });
     let kind = FrameKind::Chunk;
-    book_group(
+    finish_group(
         transfer,
         turn,
         file,
@@ -171,16 +173,16 @@ fn write_group(
                         .file_io
                         .write_part(staged.data(), part.clone(), data)
                 })
-                .map_err(failed_to(Operation::Write))
+                .map_err(with_operation(Operation::Write))
         };
         let (outcome, back) = write(data)?;
         data = back;
-        match outcome.map_err(failed_to(Operation::Write)) {
+        match outcome.map_err(with_operation(Operation::Write)) {
             Err(full) if is_no_room(&full) => {
                 make_room(transfer);
                 let (outcome, back) = write(data)?;
                 data = back;
-                outcome.map_err(failed_to(Operation::Write))?;
+                outcome.map_err(with_operation(Operation::Write))?;
             }
             outcome => outcome?,
         }
@@ -190,12 +192,12 @@ fn write_group(
 
 /// Stores a group that the sender reported as unchanged, by taking it from the old version. If that is not possible,
 /// the sender has to send the group.
-fn keep_group(
+fn copy_old_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
     placer: &mut Placer<'_>,
     file: &Arc<LargeFile>,
-    NamedGroup { item, span, cv }: NamedGroup,
+    UnchangedGroup { item, span, cv }: UnchangedGroup,
 ) {
     if !is_first(transfer, file, item, span) {
         return;
@@ -206,32 +208,41 @@ fn keep_group(
                 .target
                 .open_old_at(&transfer.target.final_path(&file.head))
         };
-        let cannot = failed_to(Operation::Write);
-        let Some(base) = &file.base else {
+        let cannot = with_operation(Operation::Write);
+        let Some(old_version) = &file.old_version else {
             return Ok(None);
         };
-        let kept = base.keep(&transfer.bases, open_old, &file.head, &staged, span, cv);
+        let kept = old_version.copy_group(
+            &transfer.old_versions,
+            open_old,
+            &file.head,
+            &staged,
+            span,
+            cv,
+        );
         if !kept.map_err(cannot)? {
             return Ok(None);
         }
-        is_written(transfer, file, span, cv).map_err(cannot)?;
+        record_group(transfer, file, span, cv).map_err(cannot)?;
         Ok(Some(staged))
     });
     let Some(kept) = kept.transpose() else {
         for item in std::iter::once(item).chain(file.end(span)) {
-            transfer.reports.tell(Outcome::Item(damaged(item)));
+            transfer
+                .reports
+                .report(ThreadReport::Item(mismatch_report(item)));
         }
         return;
     };
     let kind = FrameKind::Same;
-    book_group(transfer, turn, file, StoredGroup { item, span, kind }, kept);
+    finish_group(transfer, turn, file, StoredGroup { item, span, kind }, kept);
 }
 
 /// Records that a group with this hash value is stored at its offset.
-fn is_written(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) -> io::Result<()> {
+fn record_group(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) -> io::Result<()> {
     transfer.parts.written(file.id, span.index, cv)?;
-    if let Err(error) = file.group_came(span.index, cv) {
-        transfer.reports.tell(Outcome::OverLimit(error));
+    if let Err(error) = file.record_group_hash(span.index, cv) {
+        transfer.reports.report(ThreadReport::OverLimit(error));
     }
     Ok(())
 }
@@ -244,7 +255,7 @@ struct StoredGroup {
 }
 
 /// Records the result of storing a group, settles its items, and finishes or fails the file if necessary.
-fn book_group(
+fn finish_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
     file: &Arc<LargeFile>,
@@ -295,17 +306,17 @@ pub(crate) fn open_staged(
         if let Some(shared) = &transfer.parts.shared {
             // The flush at the end covers only file systems that have been noted.
             let known = transfer.target.file_systems.note(&**shared.session.own());
-            known.map_err(failed_to(Operation::Create))?;
+            known.map_err(with_operation(Operation::Create))?;
             let part =
                 transfer
                     .parts
                     .open_shared(shared, file.id, &path, &file.head, transfer.direct);
-            return part.map_err(failed_to(Operation::Create));
+            return part.map_err(with_operation(Operation::Create));
         }
         let parent = file.head.path.directory();
         let directory = placer
             .directory_now(&parent)
-            .map_err(failed_to_enter(&transfer.target.tree, &parent))?;
+            .map_err(with_entry_operation(&transfer.target.tree, &parent))?;
         let name = name_of(&path);
         let FileHead {
             bytes, metadata, ..
@@ -313,10 +324,10 @@ pub(crate) fn open_staged(
         if let Some(staged) = transfer.begin_in_place(&directory, &name, *bytes, metadata)? {
             let data = file.head.data.as_ref();
             data.map_or(Ok(()), |data| staged.make_holes(data))
-                .map_err(failed_to(Operation::Write))?;
-            file.base
+                .map_err(with_operation(Operation::Write))?;
+            file.old_version
                 .iter()
-                .for_each(|base| base.is_the_file_itself(&staged));
+                .for_each(|old_version| old_version.set_in_place(&staged));
             return Ok(staged);
         }
         let mut staged = transfer
@@ -328,9 +339,11 @@ pub(crate) fn open_staged(
                 &directory,
                 &transfer.target.part_names,
             )
-            .map_err(failed_to(Operation::Create))?;
-        let sized = match &file.base {
-            Some(base) => base.begin(&directory, &name, &mut staged, &file.head, transfer.direct),
+            .map_err(with_operation(Operation::Create))?;
+        let sized = match &file.old_version {
+            Some(old_version) => {
+                old_version.begin(&directory, &name, &mut staged, &file.head, transfer.direct)
+            }
             None => staged.reserve(*bytes, file.head.data.as_deref(), transfer.direct),
         };
         if let Err(error) = sized {
@@ -347,10 +360,10 @@ fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> C
     let target = &transfer.target;
     let parent = path.directory();
     match target.tree.open_directory(&parent) {
-        Ok(directory) if !target.view.keeper.rules.kinds.has_any(Kinds::MODE) => {
+        Ok(directory) if !target.view.policy.rules.kinds.has_any(Kinds::MODE) => {
             target.of_file(NameAt::new(&directory, &name_of(path)), &head.metadata)
         }
-        _modes_are_kept_or_nothing_is_there => target.view.keeper.rules.of_file(&head.metadata),
+        _modes_are_kept_or_nothing_is_there => target.view.policy.rules.of_file(&head.metadata),
     }
 }
 
@@ -373,14 +386,14 @@ pub(crate) fn finish_file(
     let path = transfer.target.final_path(&file.head);
     let metadata = metadata_of(transfer, &file.head, &path);
     // Reading the file back takes the received hash values, so the root must be computed first.
-    let root = transfer.named.as_ref().and_then(|_| file.root_that_came());
+    let root = transfer.named.as_ref().and_then(|_| file.received_root());
     if staged.is_in_place() {
         let prove = |staged: &Staged| {
             // The threads that read the file back take their own turns.
             turn.pause();
-            transfer.prove_large(file, staged)
+            transfer.verify_large(file, staged)
         };
-        let at = At(&path, None);
+        let at = EntryLocation(&path, None);
         let finished =
             transfer
                 .target
@@ -400,11 +413,11 @@ pub(crate) fn finish_file(
         let target = &transfer.target;
         let permit = target.tree.lease().permit();
         let permit = permit.map_err(|error| (Operation::SetMetadata, error.into()))?;
-        target.set_metadata(permit, staged.file(), &metadata, At(&path, None))?;
-        flush_now(staged.file(), target.view.keeper.rules.flushes())?;
+        target.set_metadata(permit, staged.file(), &metadata, EntryLocation(&path, None))?;
+        flush_now(staged.file(), target.view.policy.rules.flushes())?;
         check_close(&staged)?;
         turn.pause();
-        transfer.prove_large(file, &staged)
+        transfer.verify_large(file, &staged)
     };
     let sealed = seal();
     let is_over = transfer.target.tree.lease().has_ended();
@@ -523,7 +536,7 @@ mod tests {
         for (index, hold) in (0..).zip(holds) {
             let len = u32::try_from(GROUP_BYTES).unwrap();
             let span = GroupSpan { index, len };
-            is_written(&transfer, &file, span, Cv([7; 32])).unwrap();
+            record_group(&transfer, &file, span, Cv([7; 32])).unwrap();
             complete = file.written(span, hold);
         }
         let complete = complete.unwrap();

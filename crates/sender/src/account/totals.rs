@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use zmove_types::{AtomicCounter, AtomicCounters, ByteOrigins, Kinds, Lock};
 use zmove_wire::limits::MISSED_MAX;
-use zmove_wire::{Lack, NotKept, Summary};
+use zmove_wire::{NotKept, NotKeptReason, Summary};
 
 /// The totals of one push, from which its summary is built.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub(crate) struct Totals {
     /// Skipped files that are in the manifest, or will be added to it.
     pub(crate) listed: AtomicCounter,
     /// Number of entries for each kind of attribute that was not kept and each reason.
-    pub(crate) not_kept: Lock<BTreeMap<(Kinds, Lack), u64>>,
+    pub(crate) not_kept: Lock<BTreeMap<(Kinds, NotKeptReason), u64>>,
     /// Entries whose removal was requested in this run, including all entries below them if those are counted.
     pub(crate) extraneous: AtomicCounter,
     /// Parts of the source that could not be scanned.

@@ -44,10 +44,10 @@ pub trait PeerQuota: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The limit would be exceeded.
-    fn book_memory(&self, bytes: usize) -> Result<Held, WireError>;
+    fn charge_memory(&self, bytes: usize) -> Result<Held, WireError>;
 
     /// Reserves a helper thread for reading, and its file descriptors. Returns `None` if a limit would be exceeded.
-    fn book_helper(&self) -> Option<Held>;
+    fn charge_helper(&self) -> Option<Held>;
 }
 
 /// A quota without limits beyond those of the protocol, for a sender that works for its own user.
@@ -55,11 +55,11 @@ pub trait PeerQuota: fmt::Debug + Send + Sync {
 pub struct NoQuota;
 
 impl PeerQuota for NoQuota {
-    fn book_memory(&self, _bytes: usize) -> Result<Held, WireError> {
+    fn charge_memory(&self, _bytes: usize) -> Result<Held, WireError> {
         Ok(Box::new(()))
     }
 
-    fn book_helper(&self) -> Option<Held> {
+    fn charge_helper(&self) -> Option<Held> {
         Some(Box::new(()))
     }
 }
@@ -75,11 +75,11 @@ pub(crate) struct HeardMessage {
 pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<HeardMessage> {
     let decode = move |bytes: &[u8]| {
         // Decoded data is larger than the received bytes by at most this factor.
-        let held = quota.book_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
+        let held = quota.charge_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
         let mut strings = Vec::new();
         let room = |count: usize| {
             quota
-                .book_memory(count * ELEMENT_BYTES)
+                .charge_memory(count * ELEMENT_BYTES)
                 .map(|held| strings.push(held))
         };
         let message = decode_message_within(bytes, room)?;

@@ -119,7 +119,7 @@ impl ReplySender {
             0
         };
         let bytes = weight * REPLY_BYTES + beside;
-        let held = self.quota.book_memory(bytes)?;
+        let held = self.quota.charge_memory(bytes)?;
         // The planner has ended only if the session is being stopped.
         let all = Arc::clone(&self.waiting);
         let _stopping = self.entries.send(QueuedReply {

@@ -198,7 +198,11 @@ impl<'a> Listing<'a> {
             };
             return self.judge(asked, verdict, String::new());
         };
-        let verdict = match (verdict, large_file(asked), verdict.beside_contents()) {
+        let verdict = match (
+            verdict,
+            large_file(asked),
+            verdict.non_content_differences(),
+        ) {
             // This is another name of a file that is compared under its first name.
             (Verdict::Contents(differences, _), ..)
                 if matches!(asked.what, PackEntry::Link(..)) =>

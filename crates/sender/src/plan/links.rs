@@ -31,7 +31,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zmove_scan::{Entry, SharedFile, SharedFileId};
 use zmove_types::{RelPath, Root};
-use zmove_wire::{FaultCode, Lack};
+use zmove_wire::{FaultCode, NotKeptReason};
 
 use crate::read::source::SourceDirectory;
 
@@ -67,7 +67,7 @@ pub(crate) enum NamePlan {
     /// The name waits for the first name.
     Waits,
     /// The name is sent as a copy, for this reason.
-    Copy(Entry, Lack),
+    Copy(Entry, NotKeptReason),
 }
 
 /// The files with several names, and the state of their first names.
@@ -121,7 +121,7 @@ impl Links {
                         shared: None,
                         ..entry
                     },
-                    Lack::TooMuch,
+                    NotKeptReason::TooMuch,
                 );
             }
             let first = First::Awaited(Vec::new());
@@ -194,7 +194,7 @@ impl Links {
                     shared: None,
                     ..entry
                 },
-                Lack::TooMuch,
+                NotKeptReason::TooMuch,
             );
         }
         // The file was forgotten because all its names had been seen. It is now kept to the end.
@@ -220,7 +220,7 @@ impl Links {
                     shared: None,
                     ..entry
                 },
-                Lack::Os(Errno::STALE.raw_os_error()),
+                NotKeptReason::Os(Errno::STALE.raw_os_error()),
             ),
             named @ First::Named(_) => {
                 group.lost += 1;
@@ -285,9 +285,9 @@ pub(crate) enum NoLink {
     /// The first name no longer leads to the file.
     Lost,
     /// The file has the maximum number of names.
-    Full(Lack),
+    Full(NotKeptReason),
     /// This name cannot be linked to the file.
-    Never(Lack),
+    Never(NotKeptReason),
 }
 
 impl NoLink {
@@ -296,15 +296,17 @@ impl NoLink {
             return Self::Lost;
         };
         match Errno::from_raw_os_error(errno) {
-            Errno::MLINK => Self::Full(Lack::Os(errno)),
-            Errno::PERM | Errno::ACCESS => Self::Never(Lack::NotPermitted),
-            Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => Self::Never(Lack::Unsupported),
-            _ => Self::Never(Lack::Os(errno)),
+            Errno::MLINK => Self::Full(NotKeptReason::Os(errno)),
+            Errno::PERM | Errno::ACCESS => Self::Never(NotKeptReason::NotPermitted),
+            Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => {
+                Self::Never(NotKeptReason::Unsupported)
+            }
+            _ => Self::Never(NotKeptReason::Os(errno)),
         }
     }
 
     /// Returns the attribute that the name lacks if it becomes a separate file.
-    pub(crate) fn lack(self) -> Option<Lack> {
+    pub(crate) fn lack(self) -> Option<NotKeptReason> {
         match self {
             Self::Lost => None,
             Self::Full(lack) | Self::Never(lack) => Some(lack),

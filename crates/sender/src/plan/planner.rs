@@ -16,7 +16,8 @@ use crossbeam_channel::{Receiver, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile, SharedFileId};
 use zmove_types::{Event, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{
-    Compare, Intent, Lack, Open, Overwrite, Question, Request, TargetState, ToReceiver, Verdict,
+    Compare, Intent, NotKeptReason, Open, Overwrite, Question, Request, TargetState, ToReceiver,
+    Verdict,
 };
 
 pub(crate) use self::inspecting::inspect_all;
@@ -440,7 +441,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn lacks_link(&self, directory: &SourceDirectory, entry: &Entry, why: Lack) {
+    fn lacks_link(&self, directory: &SourceDirectory, entry: &Entry, why: NotKeptReason) {
         let path = directory.target_of(&entry.name);
         self.session
             .account

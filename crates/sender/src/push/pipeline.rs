@@ -136,7 +136,7 @@ impl Pipeline {
     pub(crate) fn add_lane(&mut self, sink: Box<dyn LaneSink>) {
         self.lane_set.add(sink, &mut self.threads);
         let lanes = self.lane_set.lanes_up();
-        if lanes > usize::from(zmove_wire::limits::LANES_UNASKED_MAX) {
+        if lanes > usize::from(zmove_wire::limits::LANES_UNREQUESTED_MAX) {
             // Each lane holds one buffer while it sends.
             self.pool.raise(lanes + BUFFERS_BESIDE_LANES);
         }

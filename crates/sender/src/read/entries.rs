@@ -88,7 +88,7 @@ impl EntryReader<'_> {
             Task::Look,
             "zmove-read",
             stopping,
-            || self.quota.book_helper(),
+            || self.quota.charge_helper(),
             read_some,
         );
         drop(waiting);
@@ -157,7 +157,7 @@ impl EntryReader<'_> {
         room: &mut [u8],
     ) -> Result<EntryRead, FileError> {
         let name = || entry.name.clone();
-        let beside_contents = || {
+        let non_content_differences = || {
             let (metadata, lacks) = self.extras.of_entry(directory, entry);
             let metadata = match first {
                 Some(first) => metadata.with_first_name(first.path.clone()),
@@ -171,15 +171,15 @@ impl EntryReader<'_> {
             }
             (EntryKind::File, Some(first)) => return self.link(directory, entry, first),
             (EntryKind::Directory, _) => {
-                let (metadata, lacks) = beside_contents();
+                let (metadata, lacks) = non_content_differences();
                 (BatchEntry::Directory(name(), metadata), lacks)
             }
             (EntryKind::Symlink(target), _) => {
-                let (metadata, lacks) = beside_contents();
+                let (metadata, lacks) = non_content_differences();
                 (BatchEntry::Symlink(name(), metadata, target.clone()), lacks)
             }
             (EntryKind::Special(special), _) => {
-                let (metadata, lacks) = beside_contents();
+                let (metadata, lacks) = non_content_differences();
                 (BatchEntry::Special(name(), metadata, *special), lacks)
             }
         };
@@ -496,11 +496,11 @@ mod tests {
     }
 
     impl PeerQuota for Exhausted {
-        fn book_memory(&self, _bytes: usize) -> Result<Held, WireError> {
+        fn charge_memory(&self, _bytes: usize) -> Result<Held, WireError> {
             Ok(Box::new(()))
         }
 
-        fn book_helper(&self) -> Option<Held> {
+        fn charge_helper(&self) -> Option<Held> {
             self.asked.fetch_add(1, Ordering::Relaxed);
             None
         }

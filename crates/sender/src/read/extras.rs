@@ -15,7 +15,9 @@ use zmove_disk::{
 };
 use zmove_scan::{Beside, Entry, EntryKind};
 use zmove_types::{Account, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, RelPath, Root, Xattr};
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, Mapped, Mapping, Zeros};
+use zmove_wire::{
+    AccountMatch, Batch, BatchEntry, DirectoryGroup, Mapping, NotKeptReason, PreserveOptions, Zeros,
+};
 
 use crate::push::config::{Instead, Owners, SenderConfig};
 use crate::read::holes::Holes;
@@ -58,7 +60,7 @@ impl Instead {
 #[derive(Debug)]
 pub(crate) struct Extras {
     /// The attributes that the receiver is asked to keep.
-    asked: Keeping,
+    asked: PreserveOptions,
     owners: Owners,
     zeros: Zeros,
     instead: Instead,
@@ -77,11 +79,11 @@ struct KnownAccounts {
 const KNOWN_MAX: usize = 4096;
 const GROUP_BITS: u32 = 0o070;
 /// Attributes that an entry lacks when it is sent, and why.
-pub(crate) type Lacks = Vec<(Kinds, Lack)>;
+pub(crate) type Lacks = Vec<(Kinds, NotKeptReason)>;
 
 impl Extras {
     /// Creates the extras for the attributes in `asked`, adapted to this configuration.
-    pub(crate) fn new(asked: Keeping, config: &SenderConfig) -> Self {
+    pub(crate) fn new(asked: PreserveOptions, config: &SenderConfig) -> Self {
         Self {
             asked,
             owners: config.owners.clone(),
@@ -230,7 +232,7 @@ impl Extras {
         let unread = entry.beside.xattrs.iter();
         unread
             .flat_map(|mark| mark.unread.each())
-            .map(|kind| (kind, Lack::Unread))
+            .map(|kind| (kind, NotKeptReason::Unread))
             .collect()
     }
 
@@ -267,8 +269,13 @@ impl Extras {
                 unread,
                 ..
             } = found.unwrap_or(unread);
-            lacks.extend(too_much.each().map(|kind| (kind, Lack::TooMuch)));
-            lacks.extend(unread.common(asked).each().map(|kind| (kind, Lack::Unread)));
+            lacks.extend(too_much.each().map(|kind| (kind, NotKeptReason::TooMuch)));
+            lacks.extend(
+                unread
+                    .common(asked)
+                    .each()
+                    .map(|kind| (kind, NotKeptReason::Unread)),
+            );
             if !asked.has_any(Kinds::ACLS) {
                 mode = mode_without_acl(mode, &list);
             }
@@ -396,7 +403,10 @@ fn without_xattrs(metadata: &mut Metadata) -> Lacks {
         ..extra.clone()
     });
     metadata.extra = rest.filter(|extra| !extra.is_empty()).map(Arc::new);
-    kinds.each().map(|kind| (kind, Lack::TooMuch)).collect()
+    kinds
+        .each()
+        .map(|kind| (kind, NotKeptReason::TooMuch))
+        .collect()
 }
 
 fn remembered(
@@ -417,10 +427,10 @@ fn remembered(
 /// Returns the account at the target for a user or group of this host.
 fn mapped(mappings: &[Mapping], id: u32, name: Option<String>) -> Account {
     let applies = |mapping: &&Mapping| match &mapping.from {
-        Mapped::All => true,
-        Mapped::Nameless => name.is_none(),
-        Mapped::Name(wanted) => name.as_ref() == Some(wanted),
-        Mapped::Ids(first, last) => (*first..=*last).contains(&id),
+        AccountMatch::All => true,
+        AccountMatch::Nameless => name.is_none(),
+        AccountMatch::Name(wanted) => name.as_ref() == Some(wanted),
+        AccountMatch::Ids(first, last) => (*first..=*last).contains(&id),
     };
     if let Some(mapping) = mappings.iter().find(applies) {
         return mapping.to.clone();
@@ -437,7 +447,7 @@ fn mapped(mappings: &[Mapping], id: u32, name: Option<String>) -> Account {
 #[cfg(test)]
 impl Default for Extras {
     fn default() -> Self {
-        Self::new(Keeping::LEAST, &SenderConfig::default())
+        Self::new(PreserveOptions::LEAST, &SenderConfig::default())
     }
 }
 
@@ -480,9 +490,9 @@ mod tests {
             groups: Vec::new(),
         };
         Extras::new(
-            Keeping {
+            PreserveOptions {
                 kinds,
-                ..Keeping::default()
+                ..PreserveOptions::default()
             },
             &SenderConfig {
                 owners,
@@ -506,9 +516,9 @@ mod tests {
         assert_eq!(extra(8).owner, Some(account(8, "")));
         assert!(Arc::ptr_eq(&extra(7), &extra(7)));
         let group = Extras::new(
-            Keeping {
+            PreserveOptions {
                 kinds: Kinds::GROUP,
-                ..Keeping::default()
+                ..PreserveOptions::default()
             },
             &SenderConfig::default(),
         );
@@ -525,10 +535,10 @@ mod tests {
             to: account(id, ""),
         };
         let mappings = [
-            to(Mapped::Name("ann".into()), 1),
-            to(Mapped::Ids(100, 199), 2),
-            to(Mapped::Nameless, 3),
-            to(Mapped::All, 4),
+            to(AccountMatch::Name("ann".into()), 1),
+            to(AccountMatch::Ids(100, 199), 2),
+            to(AccountMatch::Nameless, 3),
+            to(AccountMatch::All, 4),
         ];
         let map = |id, name: Option<&str>| mapped(&mappings, id, name.map(str::to_owned)).id;
         assert_eq!(
@@ -579,7 +589,7 @@ mod tests {
         let excess = batch.encode().len() - FRAME_HEAD_BYTES_MAX;
         let lacks = leave_out_xattrs(&mut batch, excess);
         assert!(batch.encode().len() <= FRAME_HEAD_BYTES_MAX);
-        let lacking = |kind| (kind, Lack::TooMuch);
+        let lacking = |kind| (kind, NotKeptReason::TooMuch);
         let b = RelPath::from_bytes(b"d/b").unwrap();
         assert_eq!(
             lacks,
@@ -626,7 +636,7 @@ mod tests {
         );
         assert_eq!(
             (read.mode, lacks),
-            (0o2604, vec![(Kinds::ACLS, Lack::Unread)])
+            (0o2604, vec![(Kinds::ACLS, NotKeptReason::Unread)])
         );
     }
 
@@ -643,11 +653,11 @@ mod tests {
         assert_eq!(lacks(mark(Kinds::XATTRS, Kinds::NONE)), []);
         assert_eq!(
             lacks(mark(Kinds::XATTRS, Kinds::XATTRS)),
-            [(Kinds::XATTRS, Lack::Unread)]
+            [(Kinds::XATTRS, NotKeptReason::Unread)]
         );
         assert_eq!(
             lacks(mark(Kinds::ACLS, Kinds::XATTRS)),
-            [(Kinds::XATTRS, Lack::Unread)]
+            [(Kinds::XATTRS, NotKeptReason::Unread)]
         );
     }
 

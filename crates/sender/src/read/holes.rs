@@ -4,7 +4,7 @@ use std::fs::File;
 
 use zmove_disk::{find_data, find_data_but_zeros};
 use zmove_types::DataRanges;
-use zmove_wire::Lack;
+use zmove_wire::NotKeptReason;
 
 /// How holes are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) struct FoundHoles {
     /// Number of hole bytes in each group that the target holds. They have already been counted with the group.
     pub(crate) held: Vec<(u32, u64)>,
     /// Why some or all holes are sent as zeros.
-    pub(crate) lack: Option<Lack>,
+    pub(crate) lack: Option<NotKeptReason>,
 }
 
 impl Holes {
@@ -38,14 +38,14 @@ impl Holes {
         bytes: u64,
         may_have: bool,
         stop: impl Fn() -> bool,
-    ) -> (Option<DataRanges>, Option<Lack>) {
+    ) -> (Option<DataRanges>, Option<NotKeptReason>) {
         let found = match self {
             Self::Made => find_data_but_zeros(file, bytes, stop),
             Self::Kept if may_have => find_data(file, bytes),
             Self::Kept | Self::Sent => return (None, None),
         };
         match found {
-            Ok((data, lost)) => (data, (lost > 0).then_some(Lack::TooMuch)),
+            Ok((data, lost)) => (data, (lost > 0).then_some(NotKeptReason::TooMuch)),
             Err(_) => (None, None),
         }
     }

@@ -401,7 +401,7 @@ impl WorkReader<'_> {
             ReadProgress::AllRead => {
                 if self.session.account.files().manifest.is_some() {
                     file.hash_holes(
-                        |bytes| self.session.quota.book_memory(bytes),
+                        |bytes| self.session.quota.charge_memory(bytes),
                         || self.session.in_flight.is_stopping(),
                     )?;
                 }

@@ -13,7 +13,7 @@ use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_types::{ByteOrigins, Event, FileId, GroupSpan, ItemId, Lock, Observer};
 use zmove_wire::limits::FILES_BEGUN_MAX;
-use zmove_wire::session::Receipt;
+use zmove_wire::session::ItemReceipt;
 use zmove_wire::{EntryFault, ToReceiver, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
@@ -169,12 +169,12 @@ impl InFlight {
     ) -> Result<SettledWork, WireError> {
         self.take_word(|record| {
             Ok(match record.stored(item, Instant::now())? {
-                Receipt::Settled(item) => SettledWork {
+                ItemReceipt::Settled(item) => SettledWork {
                     data_bytes: item.work.data_bytes(),
                     work: Some(item.work),
                     ..SettledWork::default()
                 },
-                Receipt::Unpublished(item) => SettledWork {
+                ItemReceipt::Unpublished(item) => SettledWork {
                     unpublished_bytes: item.work.store(faults),
                     data_bytes: item.work.data_bytes(),
                     words: item.work.words(),

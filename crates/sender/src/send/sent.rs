@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zmove_scan::SharedFileId;
 use zmove_types::{GroupSpan, RelPath, Root};
-use zmove_wire::session::{LastWord, Load};
+use zmove_wire::session::{FinalReport, UnpublishedLoad};
 use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation};
 
 use crate::account::manifest::Known;
@@ -74,13 +74,13 @@ impl Sent {
     }
 
     /// Returns the kind of receiver report that completes the work.
-    pub(crate) fn last_word(&self) -> LastWord {
+    pub(crate) fn last_word(&self) -> FinalReport {
         match self {
-            Self::Batch(SentBatch { pack, .. }) => LastWord::Published(Load {
+            Self::Batch(SentBatch { pack, .. }) => FinalReport::Published(UnpublishedLoad {
                 entries: pack.entry_count() as u64,
                 name_bytes: pack.name_bytes(),
             }),
-            Self::Group(..) => LastWord::Stored,
+            Self::Group(..) => FinalReport::Stored,
         }
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use zmove_wire::AtBest;
+use zmove_wire::BestRate;
 
 /// Counts of the last round trip, and the best rate so far.
 #[derive(Debug, Default)]
@@ -48,10 +48,10 @@ impl BestRound {
         self.counts.push_back(Count { at, acked });
     }
 
-    pub(crate) fn found(&self) -> Option<AtBest> {
+    pub(crate) fn found(&self) -> Option<BestRate> {
         let round_trip = self.round_trip?;
         let bytes_per_second = Some(self.bytes_per_second).filter(|rate| *rate > 0)?;
-        Some(AtBest {
+        Some(BestRate {
             bytes_per_second,
             round_trip,
         })
@@ -71,7 +71,7 @@ mod tests {
         for (millis, acked) in counts {
             best.note(start + Duration::from_millis(*millis), *acked, Some(TRIP));
         }
-        best.found().map(|found| found.in_round_trip())
+        best.found().map(|found| found.bytes_per_round_trip())
     }
 
     #[test]

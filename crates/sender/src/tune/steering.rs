@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
-use zmove_wire::{AtBest, Learnt, PathReport};
+use zmove_wire::{BestRate, LearnedSettings, PathReport};
 
 use crate::control::link::{LaneNumber, LaneSupply};
 use crate::error::SessionError;
@@ -168,10 +168,10 @@ impl Steering {
     }
 
     /// Returns the recommended settings for the next push on this path.
-    pub(crate) fn learnt(&self) -> Option<Learnt> {
+    pub(crate) fn learnt(&self) -> Option<LearnedSettings> {
         let wanted = self.tuner.as_ref().filter(|_| self.is_tuned())?.proven();
         let lanes = u16::try_from(wanted.lanes).ok()?;
-        Some(Learnt {
+        Some(LearnedSettings {
             lanes,
             loss_tolerant: wanted.congestion == Congestion::LossTolerant,
         })
@@ -186,7 +186,7 @@ impl Steering {
     }
 
     /// Returns the maximum rate that the path has carried over one round trip.
-    pub(crate) fn at_best(&self) -> Option<AtBest> {
+    pub(crate) fn at_best(&self) -> Option<BestRate> {
         self.best.found()
     }
 

@@ -23,7 +23,7 @@ pub struct CopyOrder {
     /// The files to send and how to send them, with the target on the other host. The lanes are ignored.
     pub fetch: Fetch,
     /// The host that has the target.
-    pub to: Place,
+    pub to: HostAddress,
     /// Number of lanes; `None` to choose it by the path.
     pub streams: Option<u16>,
     /// The transport.
@@ -47,7 +47,7 @@ impl CopyOrder {
 
 /// The address of a daemon, as a user would specify it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct HostAddress {
     /// The host's name or address.
     #[serde(
         serialize_with = "bytes::cut::<REASON_CHARS_MAX, _>",
@@ -169,7 +169,7 @@ pub enum CopyResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedCopy {
     /// The receiving host.
-    pub to: Place,
+    pub to: HostAddress,
     /// The sender's account, or the reason why the copy failed.
     pub ended: Result<TransferAccount, Refusal>,
     /// Whether the copy counts as partial if entries lack metadata that was to be preserved.
@@ -188,7 +188,7 @@ pub(crate) mod tests {
         CopyOrder {
             id: [1; 16],
             fetch: fetch(),
-            to: Place {
+            to: HostAddress {
                 host: "h".into(),
                 port: 300,
             },

@@ -11,7 +11,7 @@ use crate::error::WireError;
 use crate::limits::{MESSAGE_STRINGS_MAX, within};
 
 /// The bytes of a message. `R` grants memory for a number of further strings, or refuses.
-pub(super) struct Counted<'de, R> {
+pub(super) struct StringCounter<'de, R> {
     bytes: Slice<'de>,
     room: R,
     count: usize,
@@ -23,7 +23,7 @@ pub(super) struct Counted<'de, R> {
 /// Number of strings that are requested at a time.
 const GRANT_STRINGS: usize = 32;
 
-impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R> {
+impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> StringCounter<'de, R> {
     pub(super) fn new(bytes: &'de [u8], room: R) -> Self {
         Self {
             bytes: Slice::new(bytes),
@@ -50,7 +50,7 @@ impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R>
 }
 
 impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError> + 'de> Flavor<'de>
-    for Counted<'de, R>
+    for StringCounter<'de, R>
 {
     /// The remaining bytes, and the error with which `room` or the limit refused a string, if any.
     type Remainder = (&'de [u8], Option<WireError>);

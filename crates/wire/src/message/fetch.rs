@@ -183,12 +183,12 @@ pub struct Mapping {
     /// The user or group at the target.
     pub to: Account,
     /// The users or groups at the source.
-    pub from: Mapped,
+    pub from: AccountMatch,
 }
 
 /// A set of users or groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mapped {
+pub enum AccountMatch {
     /// All users or groups.
     All,
     /// Users or groups that have no name at the source.
@@ -267,14 +267,14 @@ pub(crate) mod tests {
                         id: 5,
                         name: "u".into(),
                     },
-                    from: Mapped::Ids(1, 2),
+                    from: AccountMatch::Ids(1, 2),
                 }],
                 groups: vec![Mapping {
                     to: Account {
                         id: 6,
                         name: "".into(),
                     },
-                    from: Mapped::Name("g".into()),
+                    from: AccountMatch::Name("g".into()),
                 }],
             },
             zeros: Zeros::Sent,

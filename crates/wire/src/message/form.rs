@@ -12,17 +12,17 @@ use crate::error::WireError;
 
 /// Checks that `message` encodes to the `bytes` from which it was decoded. Allocates no memory.
 pub(crate) fn check<M: Serialize>(message: &M, bytes: &[u8]) -> std::result::Result<(), WireError> {
-    let compared = serialize_with_flavor(message, Compared { left: bytes });
+    let compared = serialize_with_flavor(message, EncodingCheck { left: bytes });
     compared.map_err(|_differs| WireError::OtherForm)
 }
 
 /// A serializer that compares the encoded bytes instead of storing them.
-struct Compared<'a> {
+struct EncodingCheck<'a> {
     /// The remaining bytes to compare with.
     left: &'a [u8],
 }
 
-impl Flavor for Compared<'_> {
+impl Flavor for EncodingCheck<'_> {
     type Output = ();
 
     fn try_push(&mut self, byte: u8) -> Result<()> {
@@ -132,7 +132,7 @@ mod tests {
             Err(WireError::OtherForm)
         );
         assert_eq!(
-            decode_message::<crate::message::Keeping>(&[0x80, 0x80, 4, 0, 0]),
+            decode_message::<crate::message::PreserveOptions>(&[0x80, 0x80, 4, 0, 0]),
             Err(WireError::OtherForm)
         );
     }

@@ -58,7 +58,7 @@ pub struct SignedJobGrant {
 
 /// A signed grant as received.
 #[derive(Deserialize)]
-struct Arriving {
+struct ReceivedJobGrant {
     #[serde(deserialize_with = "bytes::at_most::<JOB_GRANT_BYTES_MAX, _>")]
     text: Vec<u8>,
     #[serde(deserialize_with = "list::at_most::<JOB_GRANT_CERTIFICATES_MAX, _, _>")]
@@ -78,7 +78,7 @@ impl SignedJobGrant {
 
     /// Returns whether a peer's certificate is a grant.
     #[must_use]
-    pub fn is_one(certificate: &[u8]) -> bool {
+    pub fn is_job_grant(certificate: &[u8]) -> bool {
         certificate.starts_with(ANY_VERSION)
     }
 
@@ -104,9 +104,9 @@ impl SignedJobGrant {
         let body = bytes
             .strip_prefix(ANY_VERSION)
             .and_then(|rest| rest.strip_prefix(VERSION));
-        let taken = postcard::take_from_bytes::<Arriving>(body.ok_or(WireError::Message)?);
+        let taken = postcard::take_from_bytes::<ReceivedJobGrant>(body.ok_or(WireError::Message)?);
         let Ok((
-            Arriving {
+            ReceivedJobGrant {
                 text,
                 certificates,
                 signature,
@@ -190,7 +190,9 @@ mod tests {
         );
         let newer = [b"zmove job grant 2\n", &bytes[18..]].concat();
         assert_eq!(SignedJobGrant::decode(&newer), Err(WireError::Message));
-        assert!(SignedJobGrant::is_one(&newer) && !SignedJobGrant::is_one(&[0x30, 0x82]));
+        assert!(
+            SignedJobGrant::is_job_grant(&newer) && !SignedJobGrant::is_job_grant(&[0x30, 0x82])
+        );
         let longer = SignedJobGrant {
             text: [&sample().text[..], &[0]].concat(),
             ..sample()

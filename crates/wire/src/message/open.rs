@@ -5,7 +5,7 @@ use zmove_types::Name;
 
 use crate::extensions::{Extensible, Extensions};
 
-use super::{Extraneous, GrantToken, Keeping, RuleText, SharedJobOpening, bytes, list};
+use super::{Extraneous, GrantToken, PreserveOptions, RuleText, SharedJobOpening, bytes, list};
 use crate::limits::PROCESS_CHARS_MAX;
 
 /// The request for a transfer: the target and how to write it.
@@ -37,7 +37,7 @@ pub struct Open {
     /// Whether existing regular files are changed in place instead of replaced.
     pub inplace: bool,
     /// The metadata to preserve.
-    pub keeping: Keeping,
+    pub keeping: PreserveOptions,
     /// Whether an inspection compares contents as read from the storage, and groups of large files by
     /// [hashes](super::Question::Hash).
     pub verify: bool,
@@ -54,7 +54,7 @@ pub struct Open {
     /// The session's part in a job of several receivers.
     pub shared_job: Option<Box<SharedJobOpening>>,
     /// Which directories are replaced by a file or link of the same name.
-    pub in_the_way: InTheWay,
+    pub in_the_way: DirectoryReplacement,
     /// The rules of the selection, in order. A directory is not replaced if the rules exclude it or any entry in it.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::SELECTION_RULES_MAX }, _, _>")]
     pub protected: Vec<RuleText>,
@@ -93,14 +93,14 @@ impl Open {
             intent: Intent::Write,
             extraneous: Extraneous::Stays,
             inplace: false,
-            keeping: Keeping::LEAST,
+            keeping: PreserveOptions::LEAST,
             verify: false,
             proof: Proof::Wire,
             grant: None,
             removals_max: None,
             known_state: None,
             shared_job: None,
-            in_the_way: InTheWay::Stays,
+            in_the_way: DirectoryReplacement::Stays,
             protected: Vec::new(),
             extensions: Extensions::NONE,
         }
@@ -179,7 +179,7 @@ pub enum Overwrite {
 
 /// Which directories of the target are replaced by an entry of the same name that is not a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum InTheWay {
+pub enum DirectoryReplacement {
     /// No directories.
     #[default]
     Stays,

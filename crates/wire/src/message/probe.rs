@@ -7,7 +7,7 @@ use super::list;
 
 /// The moment at which a sample is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Moment {
+pub enum SampleTime {
     /// When the receiver reads the request.
     Now,
     /// When this number of lanes have ended, counted over the whole probe.

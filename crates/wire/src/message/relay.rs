@@ -61,7 +61,7 @@ impl FileTotal {
 
     /// Subtracts files that were found again. Returns the remainder of `found`, which is new.
     #[must_use]
-    pub const fn found_again(&mut self, found: Self) -> Self {
+    pub const fn subtract_found(&mut self, found: Self) -> Self {
         let before = *self;
         self.take(found);
         let mut new = found;

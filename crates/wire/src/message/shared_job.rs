@@ -215,7 +215,7 @@ mod tests {
     use zmove_types::Kinds;
 
     use super::*;
-    use crate::message::{Lack, ToReceiver, ToSender, decode_message, encode_message};
+    use crate::message::{NotKeptReason, ToReceiver, ToSender, decode_message, encode_message};
 
     fn part() -> SharedJobOpening {
         let node = NodeName::new("dtn-1.example").unwrap();
@@ -292,7 +292,7 @@ mod tests {
             answer(SharedJobResult::DirectoriesSet(vec![fault])),
             [13, 0xAC, 2, 4, 1, 3, 7, 0, 2]
         );
-        let not_kept = vec![NotKept::new(Kinds::MODE, Lack::Unsupported, 3)];
+        let not_kept = vec![NotKept::new(Kinds::MODE, NotKeptReason::Unsupported, 3)];
         assert_eq!(
             answer(SharedJobResult::Settled(not_kept)),
             [13, 0xAC, 2, 5, 1, 1, 2, 3]

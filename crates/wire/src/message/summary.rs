@@ -38,9 +38,9 @@ pub struct Summary {
     /// Whether only a preview was requested.
     pub is_preview: bool,
     /// The settings that suited the path, if the number of lanes was not fixed.
-    pub learnt: Option<Learnt>,
+    pub learnt: Option<LearnedSettings>,
     /// The best performance of the path; `None` within one host.
-    pub at_best: Option<AtBest>,
+    pub at_best: Option<BestRate>,
     /// The receipt that the receiver has signed, if the transfer was opened by a grant.
     pub receipt: Option<Box<SignedReceipt>>,
 }
@@ -60,7 +60,7 @@ impl From<Summary> for TransferAccount {
             counters: summary.counters.into(),
             rest: Summary {
                 counters: Counters::default(),
-                ..summary.in_short()
+                ..summary.shortened()
             },
         }
     }
@@ -86,7 +86,7 @@ impl From<TransferAccount> for Summary {
 
 /// Settings found by a push for the next one on the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Learnt {
+pub struct LearnedSettings {
     /// The number of lanes that suited the path.
     pub lanes: u16,
     /// Whether a congestion control that ignores packet loss suited the path.
@@ -95,17 +95,17 @@ pub struct Learnt {
 
 /// The best performance of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AtBest {
+pub struct BestRate {
     /// Rate acknowledged on all lanes together, over the best round trip.
     pub bytes_per_second: u64,
     /// Shortest round-trip time.
     pub round_trip: Duration,
 }
 
-impl AtBest {
+impl BestRate {
     /// Returns the number of bytes acknowledged in one round trip.
     #[must_use]
-    pub fn in_round_trip(&self) -> u64 {
+    pub fn bytes_per_round_trip(&self) -> u64 {
         let micros = u128::from(self.bytes_per_second).saturating_mul(self.round_trip.as_micros());
         u64::try_from(micros / 1_000_000).unwrap_or(u64::MAX)
     }
@@ -114,15 +114,15 @@ impl AtBest {
 impl Summary {
     /// Returns advice on the path, if the path was the limit and the kernel reports the reason.
     #[must_use]
-    pub fn finding(&self) -> Option<Finding> {
+    pub fn finding(&self) -> Option<PathAdvice> {
         let finding = self.path.as_ref()?.finding(self.bottleneck.limit);
         // Do not advise a measure that has already been taken.
         let done = self.learnt.is_some_and(|learnt| learnt.loss_tolerant);
-        finding.filter(|finding| !(done && matches!(finding, Finding::Loss(_))))
+        finding.filter(|finding| !(done && matches!(finding, PathAdvice::Loss(_))))
     }
 
     /// Reduces the lanes to three: those that have carried the least, the median and the most.
-    fn in_short(mut self) -> Self {
+    fn shortened(mut self) -> Self {
         if let Some(path) = &mut self.path
             && let [least, .., most] = path.bytes_acked[..]
         {
@@ -237,7 +237,7 @@ pub struct PathReport {
 /// A property of the path that costs time, for which there is advice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Finding {
+pub enum PathAdvice {
     /// The receiver's windows are too small for the path. Contains the percentage of the path's time for which they
     /// were full.
     ReceiveWindow(u8),
@@ -286,35 +286,35 @@ impl PathReport {
 
     /// Returns advice on the path if `limit` is the path. With any other limit, full windows and waits are only its
     /// symptoms.
-    fn finding(&self, limit: Limit) -> Option<Finding> {
+    fn finding(&self, limit: Limit) -> Option<PathAdvice> {
         if limit != Limit::Path {
             return None;
         }
         let window = self.receive_window_share();
         let buffer = self.send_buffer_share();
-        if window >= WORTH_SAYING && self.by_quic {
+        if window >= REPORTED_SHARE_MIN && self.by_quic {
             // The receiver is slow to process received data, so there is no setting to advise.
             None
-        } else if window >= WORTH_SAYING && window >= buffer {
-            Some(Finding::ReceiveWindow(percent(window)))
-        } else if buffer >= WORTH_SAYING {
-            Some(Finding::SendBuffer(percent(buffer)))
+        } else if window >= REPORTED_SHARE_MIN && window >= buffer {
+            Some(PathAdvice::ReceiveWindow(percent(window)))
+        } else if buffer >= REPORTED_SHARE_MIN {
+            Some(PathAdvice::SendBuffer(percent(buffer)))
         } else {
             let loss = self.retransmitted_share();
             let finding = if self.by_quic {
-                Finding::DatagramLoss(loss)
+                PathAdvice::DatagramLoss(loss)
             } else {
-                Finding::Loss(loss)
+                PathAdvice::Loss(loss)
             };
-            (loss >= LOSS_WORTH_SAYING).then_some(finding)
+            (loss >= REPORTED_LOSS_MIN).then_some(finding)
         }
     }
 }
 
 /// Minimum share of the path's time that is worth advice.
-const WORTH_SAYING: f64 = 0.2;
+const REPORTED_SHARE_MIN: f64 = 0.2;
 /// Minimum loss that affects a long path: one segment in a thousand.
-const LOSS_WORTH_SAYING: f64 = 0.001;
+const REPORTED_LOSS_MIN: f64 = 0.001;
 
 fn share(part: Duration, whole: Duration) -> f64 {
     if whole.is_zero() {
@@ -327,7 +327,7 @@ fn share(part: Duration, whole: Duration) -> f64 {
 /// Maximum number of lanes whose bytes are listed.
 const ACKED_MAX: usize = LANES_MAX as usize;
 
-impl fmt::Display for Finding {
+impl fmt::Display for PathAdvice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ReceiveWindow(percent) => write!(
@@ -397,11 +397,11 @@ mod tests {
             ..report(0, 0, 0)
         };
         assert!(report.congestion_share().abs() < f64::EPSILON);
-        let at_best = AtBest {
+        let at_best = BestRate {
             bytes_per_second: u64::MAX,
             round_trip: Duration::MAX,
         };
-        assert_eq!(at_best.in_round_trip(), u64::MAX);
+        assert_eq!(at_best.bytes_per_round_trip(), u64::MAX);
     }
 
     #[test]

@@ -11,13 +11,13 @@ use crate::limits::{ITEMS_OUTSTANDING_MAX, within};
 
 /// A set of items, stored as ranges because items are numbered consecutively.
 #[derive(Debug, Default)]
-pub struct Arrivals {
+pub struct ReceivedItems {
     pub(super) count: u64,
     /// The end of each range, by its start. No two ranges touch.
     ranges: BTreeMap<u64, u64>,
 }
 
-impl Arrivals {
+impl ReceivedItems {
     /// Adds an item that was received completely or given up. Returns whether it is new.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::arrivals::Arrivals;
+use super::arrivals::ReceivedItems;
 use crate::error::WireError;
 use crate::limits::STORED_ITEMS_MAX;
 use crate::message::{EntryFault, FileDone, PublishedItem, Stored, StoredItem, ToSender};
@@ -13,7 +13,7 @@ use crate::message::{EntryFault, FileDone, PublishedItem, Stored, StoredItem, To
 /// The items that have been received, and the messages to send.
 #[derive(Debug, Default)]
 pub struct ReceiverTransfer {
-    settled: Arrivals,
+    settled: ReceivedItems,
     mismatches: u64,
     announced: Option<(u64, u64)>,
     unsent: Stored,
@@ -62,7 +62,7 @@ impl ReceiverTransfer {
     }
 
     /// Queues another message to send.
-    pub fn tell(&mut self, message: ToSender) {
+    pub fn queue_message(&mut self, message: ToSender) {
         self.other.push_back(message);
     }
 

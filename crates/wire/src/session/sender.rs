@@ -37,9 +37,9 @@ pub struct SenderTransfer<W> {
     issued: u64,
     mismatches: u64,
     outstanding: HashMap<ItemId, OutstandingItem<W>>,
-    unpublished: HashMap<ItemId, (W, Load)>,
+    unpublished: HashMap<ItemId, (W, UnpublishedLoad)>,
     /// The load of all items that are outstanding or unpublished.
-    load: Load,
+    load: UnpublishedLoad,
     announced: Option<(u64, u64)>,
 }
 
@@ -47,21 +47,21 @@ pub struct SenderTransfer<W> {
 struct OutstandingItem<W> {
     work: W,
     tries: u8,
-    last_word: LastWord,
+    final_report: FinalReport,
 }
 
 /// The receiver's report that completes an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LastWord {
+pub enum FinalReport {
     /// The report that the item is stored: for a group of a large file.
     Stored,
     /// The report that the item is published: for a batch. The sender keeps this load in memory until then.
-    Published(Load),
+    Published(UnpublishedLoad),
 }
 
 /// The memory that the sender uses for a batch until the batch is published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct UnpublishedLoad {
     /// Number of entries in the batch.
     pub entries: u64,
     /// Bytes of the entries' names and of the other data kept for each.
@@ -71,7 +71,7 @@ pub struct Load {
 /// The state of an item after its receipt.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Receipt<'a, W> {
+pub enum ItemReceipt<'a, W> {
     /// The item is done.
     Settled(W),
     /// The item is stored, but its files have not been renamed into place.
@@ -104,7 +104,7 @@ impl<W> Default for SenderTransfer<W> {
             mismatches: 0,
             outstanding: HashMap::new(),
             unpublished: HashMap::new(),
-            load: Load::default(),
+            load: UnpublishedLoad::default(),
             announced: None,
         }
     }
@@ -126,10 +126,10 @@ impl<W> SenderTransfer<W> {
 
     /// Records an item that a reader has produced from its work. `tries` is 0 unless the work is from
     /// [`Resend::Again`].
-    pub fn issue(&mut self, work: W, tries: u8, last_word: LastWord) -> ItemId {
+    pub fn issue(&mut self, work: W, tries: u8, final_report: FinalReport) -> ItemId {
         let item = ItemId(self.issued);
         self.issued += 1;
-        if let LastWord::Published(load) = last_word {
+        if let FinalReport::Published(load) = final_report {
             self.load.entries += load.entries;
             self.load.name_bytes += load.name_bytes;
         }
@@ -138,7 +138,7 @@ impl<W> SenderTransfer<W> {
             OutstandingItem {
                 work,
                 tries,
-                last_word,
+                final_report,
             },
         );
         item
@@ -175,19 +175,19 @@ impl<W> SenderTransfer<W> {
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] if no such item is outstanding.
-    pub fn stored(&mut self, item: ItemId) -> Result<Receipt<'_, W>, WireError> {
+    pub fn stored(&mut self, item: ItemId) -> Result<ItemReceipt<'_, W>, WireError> {
         let OutstandingItem {
-            work, last_word, ..
+            work, final_report, ..
         } = self.receipt(item)?;
-        let LastWord::Published(load) = last_word else {
-            return Ok(Receipt::Settled(work));
+        let FinalReport::Published(load) = final_report else {
+            return Ok(ItemReceipt::Settled(work));
         };
         let (work, _load) = self
             .unpublished
             .entry(item)
             .insert_entry((work, load))
             .into_mut();
-        Ok(Receipt::Unpublished(work))
+        Ok(ItemReceipt::Unpublished(work))
     }
 
     /// Records that the receiver has published a batch, except for entries that failed. Returns its work.
@@ -232,7 +232,7 @@ impl<W> SenderTransfer<W> {
     fn settle(&mut self, item: ItemId) -> Result<OutstandingItem<W>, WireError> {
         let outstanding = self.receipt(item)?;
         self.mismatches += 1;
-        if let LastWord::Published(load) = outstanding.last_word {
+        if let FinalReport::Published(load) = outstanding.final_report {
             self.forget(load);
         }
         Ok(outstanding)
@@ -244,7 +244,7 @@ impl<W> SenderTransfer<W> {
             .ok_or(WireError::OutOfOrder { what: "a receipt" })
     }
 
-    fn forget(&mut self, load: Load) {
+    fn forget(&mut self, load: UnpublishedLoad) {
         self.load.entries -= load.entries;
         self.load.name_bytes -= load.name_bytes;
     }

@@ -6,7 +6,8 @@ use proptest::prelude::{Strategy, any, proptest};
 use zmove_types::ItemId;
 
 use super::{
-    Arrivals, LastWord, Load, Receipt, ReceiverAction, ReceiverTransfer, Resend, SenderTransfer,
+    FinalReport, ItemReceipt, ReceivedItems, ReceiverAction, ReceiverTransfer, Resend,
+    SenderTransfer, UnpublishedLoad,
 };
 use crate::error::WireError;
 use crate::limits::{
@@ -61,9 +62,9 @@ impl Job {
         ..Self::EASY
     };
 
-    fn last_word(&self) -> LastWord {
-        self.flush.map_or(LastWord::Stored, |_| {
-            LastWord::Published(Load {
+    fn final_report(&self) -> FinalReport {
+        self.flush.map_or(FinalReport::Stored, |_| {
+            FinalReport::Published(UnpublishedLoad {
                 entries: 1,
                 name_bytes: 2,
             })
@@ -79,7 +80,7 @@ struct Pair {
     sent: u64,
     sender: SenderTransfer<Job>,
     receiver: ReceiverTransfer,
-    arrivals: Arrivals,
+    arrivals: ReceivedItems,
     losses: BTreeMap<usize, u8>,
     lost: BTreeSet<ItemId>,
     /// Jobs by the number of the item that was sent, for the receiver.
@@ -98,7 +99,7 @@ impl Pair {
     }
 
     fn send_job(&mut self, job: Job, tries: u8) {
-        let item = self.sender.issue(job, tries, job.last_word());
+        let item = self.sender.issue(job, tries, job.final_report());
         self.jobs.insert(item.0, job);
         let data = Packet::Data {
             item,
@@ -195,8 +196,8 @@ impl Pair {
         let item = ItemId(stored.item);
         if !stored.mismatch {
             match self.sender.stored(item).unwrap() {
-                Receipt::Settled(job) => self.delivered.push(job.id),
-                Receipt::Unpublished(job) => self.stored.push(job.id),
+                ItemReceipt::Settled(job) => self.delivered.push(job.id),
+                ItemReceipt::Unpublished(job) => self.stored.push(job.id),
             }
             return;
         }
@@ -329,16 +330,19 @@ fn a_receipt_for_nothing_is_out_of_order() {
 fn a_batch_is_settled_when_it_has_its_names_and_not_before() {
     let mut sender = SenderTransfer::<Job>::default();
     sender.begin(2);
-    let batch = sender.issue(Job::BATCH, 0, Job::BATCH.last_word());
-    let chunk = sender.issue(Job::EASY, 0, Job::EASY.last_word());
+    let batch = sender.issue(Job::BATCH, 0, Job::BATCH.final_report());
+    let chunk = sender.issue(Job::EASY, 0, Job::EASY.final_report());
     let error = WireError::OutOfOrder { what: "a name" };
     assert_eq!(
         sender.published(batch).unwrap_err(),
         error,
         "it is not stored"
     );
-    assert!(matches!(sender.stored(batch), Ok(Receipt::Unpublished(_))));
-    assert!(matches!(sender.stored(chunk), Ok(Receipt::Settled(_))));
+    assert!(matches!(
+        sender.stored(batch),
+        Ok(ItemReceipt::Unpublished(_))
+    ));
+    assert!(matches!(sender.stored(chunk), Ok(ItemReceipt::Settled(_))));
     assert_eq!(
         sender.published(chunk).unwrap_err(),
         error,
@@ -379,7 +383,7 @@ fn what_is_stored_makes_room_on_the_way_and_what_is_published_in_memory() {
     let fill = |sender: &mut SenderTransfer<u64>, load| {
         let mut items = Vec::new();
         while !sender.is_full() {
-            items.push(sender.issue(0, 0, LastWord::Published(load)));
+            items.push(sender.issue(0, 0, FinalReport::Published(load)));
             drop(sender.stored(*items.last().unwrap()).unwrap());
         }
         assert_eq!(sender.outstanding(), 0);
@@ -397,7 +401,7 @@ fn what_is_stored_makes_room_on_the_way_and_what_is_published_in_memory() {
     assert_eq!(
         fill(
             &mut sender,
-            Load {
+            UnpublishedLoad {
                 entries: entries + 1,
                 name_bytes: 1
             }
@@ -407,7 +411,7 @@ fn what_is_stored_makes_room_on_the_way_and_what_is_published_in_memory() {
     assert_eq!(
         fill(
             &mut sender,
-            Load {
+            UnpublishedLoad {
                 entries: 1,
                 name_bytes: name_bytes + 1
             }
@@ -417,7 +421,7 @@ fn what_is_stored_makes_room_on_the_way_and_what_is_published_in_memory() {
     assert_eq!(
         fill(
             &mut sender,
-            Load {
+            UnpublishedLoad {
                 entries: 1,
                 name_bytes: 1
             }
@@ -425,17 +429,20 @@ fn what_is_stored_makes_room_on_the_way_and_what_is_published_in_memory() {
         UNPUBLISHED_ITEMS_MAX
     );
     let sent: Vec<_> = (0..ITEMS_OUTSTANDING_MAX)
-        .map(|_| sender.issue(0, 0, LastWord::Stored))
+        .map(|_| sender.issue(0, 0, FinalReport::Stored))
         .collect();
     assert!(sender.is_full());
-    assert!(matches!(sender.stored(sent[0]), Ok(Receipt::Settled(0))));
+    assert!(matches!(
+        sender.stored(sent[0]),
+        Ok(ItemReceipt::Settled(0))
+    ));
     assert!(!sender.is_full());
 }
 
 #[test]
 fn what_does_not_come_is_not_remembered() {
     let mut sender = SenderTransfer::<u64>::default();
-    let all = LastWord::Published(Load {
+    let all = FinalReport::Published(UnpublishedLoad {
         entries: UNPUBLISHED_ENTRIES_MAX,
         name_bytes: 0,
     });

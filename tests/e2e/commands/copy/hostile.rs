@@ -7,7 +7,7 @@ use std::sync::Arc;
 use zmove_transport::{Channel, Fingerprint, Identity, Signed, control_pair};
 use zmove_types::{Counters, Hex};
 use zmove_wire::{
-    CopyResult, CopyState, EndedCopy, Greeting, Place, Receipt, Relay, Role, SignedReceipt,
+    CopyResult, CopyState, EndedCopy, Greeting, HostAddress, Receipt, Relay, Role, SignedReceipt,
     Summary, ToReceiver, ToSender, ToSource, decode_message, encode_message,
 };
 
@@ -170,7 +170,7 @@ fn a_result_is_a_success_only_where_nothing_is_missing_and_the_target_s_host_has
     let world = World::new();
     let site = &world.site;
     let identity = Identity::load_or_create(&site.path("server")).unwrap();
-    let to = Place {
+    let to = HostAddress {
         host: "127.0.0.1".into(),
         port: world.receiver.address.port(),
     };

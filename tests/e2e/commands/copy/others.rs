@@ -13,8 +13,8 @@ use zmove_sender::{NoQuota, SessionError};
 use zmove_transport::{Access, AuthorizedKeys, Channel, Fingerprint, Grant, control_pair};
 use zmove_types::{GROUP_BYTES, NoObserver, RelPath};
 use zmove_wire::{
-    Begin, Extensions, Greeting, Held, Open, Opened, Place, Refusal, Relay, Role, TargetState,
-    ToSender, ToSource, decode_message, encode_message,
+    Begin, Extensions, Greeting, Held, HostAddress, Open, Opened, Refusal, Relay, Role,
+    TargetState, ToSender, ToSource, decode_message, encode_message,
 };
 
 use super::rights::{copy_order, grant_order, key_of, last_relay, say};
@@ -134,7 +134,7 @@ fn what_the_host_with_the_target_says_is_booked_on_the_client() {
     std::fs::write(world.site.path("sender/zmove.toml"), settings).unwrap();
     world.sender = again("sender", &world, &world.sender);
     let mut order = copy_order(&world);
-    order.to = Place {
+    order.to = HostAddress {
         host: "127.0.0.1".into(),
         port: address.port(),
     };

@@ -18,8 +18,8 @@ use zmove_transport::{
 };
 use zmove_types::{NoObserver, RelPath, TransferId};
 use zmove_wire::{
-    Begin, CopyOrder, CopyState, Extraneous, Fetch, GrantOrder, GrantToken, Greeting, Open, Place,
-    Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
+    Begin, CopyOrder, CopyState, Extraneous, Fetch, GrantOrder, GrantToken, Greeting, HostAddress,
+    Open, Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
     TransportChoice, decode_message, encode_message,
 };
 
@@ -680,7 +680,7 @@ fn daemons_to_send_to_are_allowed_one_after_the_other() {
 }
 
 pub(super) fn copy_order(world: &World) -> CopyOrder {
-    let Place { host, port } = Place {
+    let HostAddress { host, port } = HostAddress {
         host: "127.0.0.1".into(),
         port: world.receiver.address.port(),
     };
@@ -690,7 +690,7 @@ pub(super) fn copy_order(world: &World) -> CopyOrder {
             Open::new(b"in".to_vec(), [0; 16]),
             vec![SourcePath(b"".to_vec())],
         ),
-        to: Place { host, port },
+        to: HostAddress { host, port },
         streams: None,
         transport: TransportChoice::Tcp,
         clear: false,

@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 use zmove_types::{Kinds, Metadata, RelPath, Special};
-use zmove_wire::{BatchEntry, Keeping, Lack, NotKept, ToSender};
+use zmove_wire::{BatchEntry, NotKept, NotKeptReason, PreserveOptions, ToSender};
 
 use super::{hard_link, push};
 use crate::security::intruder::{Deed, Intruder, batch, metadata, name, path};
@@ -300,9 +300,9 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     entries.extend(device);
     let mut intruder = Intruder::new(&root);
     intruder.open.target = root.as_os_str().as_encoded_bytes().to_vec();
-    intruder.open.keeping = Keeping {
+    intruder.open.keeping = PreserveOptions {
         kinds: Kinds::ALL,
-        ..Keeping::default()
+        ..PreserveOptions::default()
     };
     let intruded = intruder.does(vec![batch(0, "", entries)]);
     assert!(
@@ -318,7 +318,7 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
         .sum();
     assert_eq!(links, 11, "{counts:?}");
     assert_eq!(
-        counts.contains(&NotKept::new(Kinds::DEVICES, Lack::NotGranted, 1)),
+        counts.contains(&NotKept::new(Kinds::DEVICES, NotKeptReason::NotGranted, 1)),
         has_device,
         "{counts:?}"
     );
@@ -343,7 +343,7 @@ fn a_first_name_beyond_the_target_ends_the_transfer() {
         b"x".as_slice().into(),
     );
     let mut intruder = Intruder::new(home.path());
-    intruder.open.keeping = Keeping::default();
+    intruder.open.keeping = PreserveOptions::default();
     let deeds: Vec<Deed> = vec![batch(0, "", vec![entry])];
     assert!(intruder.does(deeds).ended.is_err());
     assert_eq!(names(home.path()), [""; 0]);

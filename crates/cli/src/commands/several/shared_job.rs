@@ -18,7 +18,7 @@ use zmove_sender::SenderConfig;
 use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, SharedRate};
 use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
-use zmove_wire::{InTheWay, Keeping, NodeName, Open, TargetShape};
+use zmove_wire::{DirectoryReplacement, NodeName, Open, PreserveOptions, TargetShape};
 
 use crate::commands::participants::Participants;
 use crate::commands::transfer::exit_of;
@@ -200,7 +200,7 @@ pub(crate) fn job(
     if settings.args.keeping.archive && kinds.has_any(Kinds::LINKS) {
         terminal::warn("with several receivers, hard links become separate files");
     }
-    let keeping = Keeping {
+    let keeping = PreserveOptions {
         kinds: kinds.without(Kinds::LINKS),
         ..job.open.keeping
     };
@@ -209,7 +209,7 @@ pub(crate) fn job(
         keeping,
         delta: false,
         // No receiver removes entries that another one may have created.
-        in_the_way: InTheWay::Stays,
+        in_the_way: DirectoryReplacement::Stays,
         protected: Vec::new(),
         ..job.open
     };

@@ -101,7 +101,7 @@ const LATE_HOST: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests {
-    use zmove_sender::AtBest;
+    use zmove_sender::BestRate;
     use zmove_transport::{PathEnds, Transport};
 
     use super::*;
@@ -116,7 +116,7 @@ mod tests {
         };
         let found = |transport, bytes_per_second| Found {
             transport,
-            at_best: Some(AtBest {
+            at_best: Some(BestRate {
                 bytes_per_second,
                 round_trip,
             }),

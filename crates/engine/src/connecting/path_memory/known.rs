@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zmove_disk::{Rememberable, today};
-use zmove_sender::AtBest;
+use zmove_sender::BestRate;
 use zmove_transport::{PathEnds, Transport};
 use zmove_types::unix_now;
 
@@ -54,7 +54,7 @@ pub struct Window {
 pub(crate) struct Found {
     pub(crate) transport: Transport,
     /// Best rate, if it was limited by the path or the hosts rather than by a rate limit.
-    pub(crate) at_best: Option<AtBest>,
+    pub(crate) at_best: Option<BestRate>,
     pub(crate) ends: Option<PathEnds>,
     /// Whether the path lost data, so that the earlier measurements are too high.
     pub(crate) has_lost: bool,
@@ -139,8 +139,8 @@ impl Window {
     /// Maximum window of all QUIC lanes together, in bytes. A larger value could not be used.
     pub const BYTES_MAX: u64 = 64 << 20;
 
-    fn new(at_best: AtBest, ends: PathEnds) -> Self {
-        let bytes = at_best.in_round_trip().min(Self::BYTES_MAX);
+    fn new(at_best: BestRate, ends: PathEnds) -> Self {
+        let bytes = at_best.bytes_per_round_trip().min(Self::BYTES_MAX);
         Self {
             bytes,
             round_trip: at_best.round_trip,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     fn found(bytes_per_second: u64) -> Found {
-        let at_best = Some(AtBest {
+        let at_best = Some(BestRate {
             bytes_per_second,
             round_trip: TRIP,
         });
@@ -328,7 +328,7 @@ mod tests {
             })),
             Some(1_800_000)
         );
-        let at_best = Some(AtBest {
+        let at_best = Some(BestRate {
             bytes_per_second: 20_000_000,
             round_trip: TRIP * 3,
         });

@@ -11,10 +11,10 @@ use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{Held, ToSender};
 
 use crate::resume::runs_of;
-use crate::rights::quota::Booking;
-use crate::session::requests::Unanswered;
-use crate::store::large_files::came::GROUP_KEPT_BYTES;
+use crate::rights::quota::Charge;
+use crate::session::requests::PendingRequest;
 use crate::store::large_files::delta::groups_with_data;
+use crate::store::large_files::received_hashes::GROUP_KEPT_BYTES;
 use crate::store::transfer::Transfer;
 
 /// A large file at the target that has changed at the source.
@@ -22,7 +22,7 @@ use crate::store::transfer::Transfer;
 /// Its path is assembled only when the file is processed. One request may contain thousands of candidates, all in one
 /// directory with a long path, or even all for the same file.
 #[derive(Debug)]
-pub(crate) struct Candidate<'r> {
+pub(crate) struct DeltaCandidate<'r> {
     pub(crate) request: u64,
     /// The index of the file in the request.
     pub(crate) file: u32,
@@ -33,22 +33,22 @@ pub(crate) struct Candidate<'r> {
     pub(crate) held: BTreeSet<u32>,
 }
 
-impl Candidate<'_> {
+impl DeltaCandidate<'_> {
     /// Returns whether a file of `bytes` bytes is large and an existing file of its name is large too.
-    pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
+    pub(crate) fn has_large_version(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
         let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
         bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
     }
 
     /// Hashes the old version and sends the values in several messages. The last message completes the request if
     /// `answers` is set.
-    pub(crate) fn tell(self, transfer: &Transfer, mut answers: Option<Unanswered>) {
+    pub(crate) fn send_hashes(self, transfer: &Transfer, mut answers: Option<PendingRequest>) {
         // If no memory is left for the values, none are sent, and the sender sends the whole file.
         let path = self
             .directory
             .join(self.name)
             .expect("it was put together when the file was looked at");
-        let mut held = transfer.quota.book_memory(path.as_bytes().len()).ok();
+        let mut held = transfer.quota.charge_memory(path.as_bytes().len()).ok();
         let old = held.as_mut().zip(transfer.target.open_old_at(&path).ok());
         let cvs = old
             .map(|(held, old)| self.hash(transfer, old, held))
@@ -57,7 +57,7 @@ impl Candidate<'_> {
         let Self { request, file, .. } = self;
         if held.is_some() {
             // Add the values before sending them: the sender may declare the file as soon as it has all of them.
-            transfer.bases.add(path, cvs, held);
+            transfer.old_versions.add(path, cvs, held);
         }
         loop {
             let (first, cvs) = pieces.next().unwrap_or_default();
@@ -77,7 +77,7 @@ impl Candidate<'_> {
         }
     }
 
-    fn hash(&self, transfer: &Transfer, old: File, held: &mut Booking) -> BTreeMap<u32, Cv> {
+    fn hash(&self, transfer: &Transfer, old: File, held: &mut Charge) -> BTreeMap<u32, Cv> {
         let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
         let turn = transfer.turn(Task::Look);
@@ -92,7 +92,7 @@ impl Candidate<'_> {
                 break;
             }
             // A shorter version has no further groups, and an unreadable version has none at all.
-            let Some(cv) = transfer.bases.hash_group(&old, span) else {
+            let Some(cv) = transfer.old_versions.hash_group(&old, span) else {
                 break;
             };
             cvs.insert(span.index, cv);

@@ -22,33 +22,33 @@ use zmove_wire::{
 };
 
 use crate::comparison::entries::listed::ListedFiles;
-use crate::comparison::entries::{Purpose, SourceFile, View, Xattrs};
-use crate::comparison::mirror::spared::Spared;
+use crate::comparison::entries::{Comparator, Purpose, SourceFile, SourceXattrs};
+use crate::comparison::mirror::aliased::AliasedEntries;
 use crate::comparison::mirror::{WorkBudget, extraneous};
 use crate::config::ReceiverConfig;
-use crate::rights::quota::Booking;
+use crate::rights::quota::Charge;
 use crate::session::threads::Reporter;
 use crate::store::failure::failure;
 use crate::store::reports::Reports;
 use crate::store::rules::Rules;
-use crate::store::target::SeenTarget;
-use crate::store::target::giving_way::{GivingWay, removals_of};
-use crate::store::target::keeper::Keeper;
+use crate::store::target::InspectedTarget;
 use crate::store::target::links::Claims;
-use crate::store::target::tree::{contents_root, is_one, open_old};
+use crate::store::target::metadata_policy::MetadataPolicy;
+use crate::store::target::replacement::{ReplacementRules, removals_of};
+use crate::store::target::tree::{contents_root, is_same_entry, open_old};
 
 /// A target that is inspected and not changed.
 #[derive(Debug)]
 pub(crate) struct Inspection {
-    pub(crate) view: View,
+    pub(crate) view: Comparator,
     /// The directory that paths are relative to, if it exists.
     tree: Option<Tree>,
     /// Whether the target exists but its mode denies access to its owner.
     is_closed: bool,
     /// Decides which directories a source entry of the same name would replace.
-    giving_way: GivingWay,
+    replacement: ReplacementRules,
     /// Entries that a source name also reaches under another spelling.
-    spared: Spared,
+    aliased: AliasedEntries,
     /// Reads files from the storage. Only for a verification.
     storage: Option<StorageReader>,
     /// A list of files to compare with instead of the target.
@@ -66,15 +66,15 @@ impl Reporter for Inspection {
 impl Inspection {
     pub(crate) fn new(
         open: &Open,
-        seen: SeenTarget,
+        seen: InspectedTarget,
         config: &ReceiverConfig,
         reports: Reports,
     ) -> Self {
         let rules = Rules::of(open, &config.rights);
-        let view = View {
+        let view = Comparator {
             rename: seen.rename,
             times: KeptTimes::of_inspection(),
-            keeper: Keeper::new(rules, &config.accounts, None),
+            policy: MetadataPolicy::new(rules, &config.accounts, None),
             claims: Claims::new(&config.quota),
         };
         let storage = || StorageReader::new(&config.file_io, config.buffers_max);
@@ -82,8 +82,8 @@ impl Inspection {
             view,
             tree: seen.tree,
             is_closed: seen.is_closed,
-            giving_way: GivingWay::of(open, removals_of(open)),
-            spared: Spared::new(&config.quota),
+            replacement: ReplacementRules::of(open, removals_of(open)),
+            aliased: AliasedEntries::new(&config.quota),
             storage: open.verify.then(storage),
             listed: config.listed.clone(),
             reports,
@@ -115,18 +115,20 @@ impl Inspection {
             let place = if turn.is_over() {
                 Ok(None)
             } else {
-                self.place(&group.directory)
+                self.open_directory(&group.directory)
             };
             verdicts.extend(
                 group
                     .itself
                     .as_ref()
-                    .map(|wanted| self.look_at_itself(&group.directory, &place, wanted)),
+                    .map(|wanted| self.compare_listed_directory(&group.directory, &place, wanted)),
             );
             let found = group.entries.iter().map(|entry| match &place {
                 _ if turn.is_over() => Verdict::New,
-                Ok(Some(directory)) => self.look_at(&turn, directory, &group.directory, entry),
-                Ok(None) => self.on_new(&entry.kind),
+                Ok(Some(directory)) => {
+                    self.compare_entry(&turn, directory, &group.directory, entry)
+                }
+                Ok(None) => self.judge_new(&entry.kind),
                 Err(code) => Verdict::Fails(Operation::OpenDirectory, *code),
             });
             verdicts.extend(found);
@@ -136,11 +138,11 @@ impl Inspection {
 
     /// Opens a directory of the target. Returns `None` if it does not exist or its name belongs to something else, and
     /// an error if it cannot be opened.
-    fn place(&self, path: &RelPath) -> Result<Option<Arc<OwnedFd>>, FaultCode> {
+    fn open_directory(&self, path: &RelPath) -> Result<Option<Arc<OwnedFd>>, FaultCode> {
         let Some(tree) = &self.tree else {
             return Ok(None);
         };
-        let rules = &self.view.keeper.rules;
+        let rules = &self.view.policy.rules;
         match tree.look_into(path) {
             Ok(Some(directory)) => Ok(Some(directory)),
             // The directory's mode denies access to its owner. A transfer that sets modes would change that, so the
@@ -186,14 +188,14 @@ impl Inspection {
 
     fn open(&self, path: &RelPath) -> io::Result<File> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
-        let Ok(Some(directory)) = self.place(&parent) else {
+        let Ok(Some(directory)) = self.open_directory(&parent) else {
             return Err(Errno::NOENT.into());
         };
         open_old(directory.as_fd(), self.view.name(&parent, &name))
     }
 
     /// Returns the names in these ranges that exist only at the target. Their memory is added to `held`.
-    pub(crate) fn extraneous(&self, ranges: &[NameRange], held: &mut Booking) -> ExtraneousNames {
+    pub(crate) fn extraneous(&self, ranges: &[NameRange], held: &mut Charge) -> ExtraneousNames {
         if self.is_closed {
             let denied = FaultCode::os(&Errno::ACCESS.into());
             return ExtraneousNames {
@@ -206,10 +208,10 @@ impl Inspection {
         }
         let turn = self.reports.quota.turn(Task::Look, &self.stopping);
         let mut budget = WorkBudget::new(turn, held);
-        extraneous(self.tree.as_ref(), ranges, &self.spared, &mut budget)
+        extraneous(self.tree.as_ref(), ranges, &self.aliased, &mut budget)
     }
 
-    fn look_at_itself(
+    fn compare_listed_directory(
         &self,
         path: &RelPath,
         place: &Result<Option<Arc<OwnedFd>>, FaultCode>,
@@ -219,12 +221,12 @@ impl Inspection {
             Ok(Some(directory)) => match FileIdentity::of(directory) {
                 Ok(there) => {
                     let itself = Descriptor::Open(directory.as_fd());
-                    self.look_at_directory(directory, &there, wanted, itself)
+                    self.compare_directory(directory, &there, wanted, itself)
                 }
                 Err(error) => unreadable(&error),
             },
             Ok(None) => match (
-                path.parent().map(|parent| self.place(&parent)),
+                path.parent().map(|parent| self.open_directory(&parent)),
                 path.file_name(),
             ) {
                 (Some(Ok(Some(parent))), Some(name))
@@ -239,8 +241,8 @@ impl Inspection {
     }
 
     /// Returns the verdict on an entry that does not exist at the target.
-    fn on_new(&self, kind: &SourceKind) -> Verdict {
-        if self.may_not_make(kind) {
+    fn judge_new(&self, kind: &SourceKind) -> Verdict {
+        if self.is_creation_denied(kind) {
             Verdict::Stays
         } else {
             Verdict::New
@@ -249,21 +251,21 @@ impl Inspection {
 
     /// Returns whether a transfer is not permitted to create an entry because it is a special file. Counts such
     /// entries.
-    fn may_not_make(&self, kind: &SourceKind) -> bool {
+    fn is_creation_denied(&self, kind: &SourceKind) -> bool {
         let SourceKind::Special(special) = kind else {
             return false;
         };
-        let rules = &self.view.keeper.rules;
+        let rules = &self.view.policy.rules;
         if self.verifies() || rules.may_make(*special) {
             return false;
         }
         let error = Errno::PERM;
         let kind = special.kind();
-        self.view.keeper.foresee(&[Miss { kind, error }]);
+        self.view.policy.count_expected(&[Miss { kind, error }]);
         true
     }
 
-    fn look_at(
+    fn compare_entry(
         &self,
         turn: &Turn<'_>,
         directory: &OwnedFd,
@@ -273,23 +275,23 @@ impl Inspection {
         let name = self.view.name(path, &entry.name);
         let stat = match stat_at(directory, name) {
             Ok(stat) => stat,
-            Err(Errno::NOENT) => return self.on_new(&entry.kind),
+            Err(Errno::NOENT) => return self.judge_new(&entry.kind),
             Err(errno) => return unreadable(&errno.into()),
         };
         let there = FileIdentity::from_stat(&stat);
         let place = NameAt::new(directory, name);
-        let keeps_all = self.view.keeper.rules.overwrite == Overwrite::Nothing;
-        let in_the_way = |operation| self.over_directory(operation, path, name);
+        let keeps_all = self.view.policy.rules.overwrite == Overwrite::Nothing;
+        let in_the_way = |operation| self.judge_over_directory(operation, path, name);
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
             (SourceKind::Directory, FileType::Directory) => {
-                self.look_at_directory(directory, &there, &entry.metadata, place)
+                self.compare_directory(directory, &there, &entry.metadata, place)
             }
             (SourceKind::Directory, _) if keeps_all => Verdict::Fails(
                 Operation::MakeDirectory,
                 FaultCode::os(&Errno::NOTDIR.into()),
             ),
             (SourceKind::Directory, _) => Verdict::Replace(Differences::TYPE),
-            (kind, _) if keeps_all || self.may_not_make(kind) => Verdict::Stays,
+            (kind, _) if keeps_all || self.is_creation_denied(kind) => Verdict::Stays,
             (SourceKind::File { .. } | SourceKind::Link { .. }, FileType::Directory) => {
                 in_the_way(Operation::Rename)
             }
@@ -298,40 +300,40 @@ impl Inspection {
             (SourceKind::Special(special), _)
                 if is_special_at(directory.as_fd(), name, *special) =>
             {
-                self.look_at_special(place, &there, &entry.metadata)
+                self.compare_special(place, &there, &entry.metadata)
             }
             (SourceKind::File { bytes, .. }, FileType::RegularFile) => {
-                self.look_at_file(turn, place, &there, *bytes, &entry.metadata)
+                self.compare_file(turn, place, &there, *bytes, &entry.metadata)
             }
             (SourceKind::Link { .. }, _)
                 if self
                     .view
-                    .spares(directory, &there, entry.metadata.metadata.mtime) =>
+                    .must_keep(directory, &there, entry.metadata.metadata.mtime) =>
             {
                 Verdict::Stays
             }
-            (SourceKind::Link { first, .. }, _) if !self.is_one(place, first) => {
+            (SourceKind::Link { first, .. }, _) if !self.is_hard_link_of(place, first) => {
                 Verdict::Replace(Differences::LINKS)
             }
             (SourceKind::Link { bytes, .. }, FileType::RegularFile) => {
                 let alone = FileIdentity { names: 1, ..there };
-                self.look_at_file(turn, place, &alone, *bytes, &entry.metadata)
+                self.compare_file(turn, place, &alone, *bytes, &entry.metadata)
             }
             (SourceKind::Link { .. }, _) => Verdict::Same,
             (SourceKind::Symlink { target }, FileType::Symlink) => {
-                self.look_at_symlink(place, &there, target, &entry.metadata)
+                self.compare_symlink(place, &there, target, &entry.metadata)
             }
             _ => Verdict::Replace(Differences::TYPE),
         }
     }
 
     /// Returns the verdict on an entry whose name belongs to a directory at the target.
-    fn over_directory(&self, operation: Operation, path: &RelPath, name: &Name) -> Verdict {
+    fn judge_over_directory(&self, operation: Operation, path: &RelPath, name: &Name) -> Verdict {
         if self.verifies() {
             return Verdict::Replace(Differences::TYPE);
         }
         let looked = match (&self.tree, path.join(name)) {
-            (Some(tree), Ok(path)) => self.giving_way.gives_way(tree, &path),
+            (Some(tree), Ok(path)) => self.replacement.may_replace(tree, &path),
             _ => Ok(false),
         };
         match looked {
@@ -346,19 +348,19 @@ impl Inspection {
 
     /// Returns the verdict on a directory. `directory` is the directory itself or its parent; it identifies the file
     /// system that stores the times.
-    fn look_at_directory(
+    fn compare_directory(
         &self,
         directory: &OwnedFd,
         there: &FileIdentity,
         SourceMetadata { metadata, xattrs }: &SourceMetadata,
         itself: impl HasXattrs,
     ) -> Verdict {
-        let metadata = self.view.keeper.rules.of_directory(metadata, there);
-        let differences = self.metadata_differs(
+        let metadata = self.view.policy.rules.of_directory(metadata, there);
+        let differences = self.compare_with_time(
             directory,
             there,
             &metadata,
-            Xattrs::Digest(xattrs.as_deref()),
+            SourceXattrs::Digest(xattrs.as_deref()),
             itself,
         );
         let is_foreign = !self.verifies() && is_of_another_user(there.ids);
@@ -370,26 +372,26 @@ impl Inspection {
         Verdict::set(differences)
     }
 
-    fn look_at_special(
+    fn compare_special(
         &self,
         place: NameAt<'_>,
         there: &FileIdentity,
         SourceMetadata { metadata, xattrs }: &SourceMetadata,
     ) -> Verdict {
-        if self.is_name_of_another(place, there) {
+        if self.has_claimed_name(place, there) {
             return Verdict::Replace(Differences::LINKS);
         }
-        let metadata = self.view.keeper.rules.of_file(metadata);
-        Verdict::set(self.metadata_differs(
+        let metadata = self.view.policy.rules.of_file(metadata);
+        Verdict::set(self.compare_with_time(
             place.directory,
             there,
             &metadata,
-            Xattrs::Digest(xattrs.as_deref()),
+            SourceXattrs::Digest(xattrs.as_deref()),
             place,
         ))
     }
 
-    fn look_at_file(
+    fn compare_file(
         &self,
         turn: &Turn<'_>,
         place @ NameAt { directory, name }: NameAt<'_>,
@@ -400,7 +402,7 @@ impl Inspection {
         let source = SourceFile {
             bytes,
             metadata,
-            xattrs: Xattrs::Digest(xattrs.as_deref()),
+            xattrs: SourceXattrs::Digest(xattrs.as_deref()),
         };
         let contents = |differences: Differences| match &self.storage {
             // The sender requests the groups of a large file separately.
@@ -410,41 +412,41 @@ impl Inspection {
                 Err(error) => unreadable(&error),
             },
             None => {
-                let kinds = self.view.keeper.rules.kinds;
+                let kinds = self.view.policy.rules.kinds;
                 let root =
                     contents_root((directory.as_fd(), name), bytes, kinds, || turn.is_over());
                 let differs = Verdict::Replace(differences.and(Differences::CONTENTS));
                 root.map_or(differs, |root| Verdict::Contents(differences, root))
             }
         };
-        let by_contents = self.view.keeper.rules.compare == Compare::Checksum;
+        let by_contents = self.view.policy.rules.compare == Compare::Checksum;
         let contents = by_contents.then_some(contents);
         self.view
             .file(self.purpose(), place, there, source, contents)
     }
 
     /// Returns whether a name leads to the same file as the first name of its group.
-    fn is_one(&self, name: NameAt<'_>, first: &RelPath) -> bool {
+    fn is_hard_link_of(&self, name: NameAt<'_>, first: &RelPath) -> bool {
         let Some((parent, first)) = first.split() else {
             return false;
         };
-        match self.place(&parent) {
-            Ok(Some(from)) => is_one(name, NameAt::new(&from, &first)),
+        match self.open_directory(&parent) {
+            Ok(Some(from)) => is_same_entry(name, NameAt::new(&from, &first)),
             Ok(None) | Err(_) => false,
         }
     }
 
     /// Returns whether a symbolic link or special file has another name that belongs to a different entry of the
     /// source.
-    fn is_name_of_another(
+    fn has_claimed_name(
         &self,
         NameAt { directory, name }: NameAt<'_>,
         there: &FileIdentity,
     ) -> bool {
-        there.names > 1 && self.view.is_of_another(directory, name, there)
+        there.names > 1 && self.view.is_claimed(directory, name, there)
     }
 
-    fn look_at_symlink(
+    fn compare_symlink(
         &self,
         place @ NameAt { directory, name }: NameAt<'_>,
         there: &FileIdentity,
@@ -456,7 +458,7 @@ impl Inspection {
             Err(errno) => return unreadable(&errno.into()),
         };
         let is_same = found.as_bytes() == target;
-        if is_same && self.is_name_of_another(place, there) {
+        if is_same && self.has_claimed_name(place, there) {
             return Verdict::Replace(Differences::LINKS);
         }
         // Symbolic links on Linux have no mode of their own, so modes cannot differ.
@@ -464,11 +466,11 @@ impl Inspection {
             mode: metadata.mode,
             ..*there
         };
-        let differences = self.metadata_differs(
+        let differences = self.compare_with_time(
             directory,
             &there,
             metadata,
-            Xattrs::Digest(xattrs.as_deref()),
+            SourceXattrs::Digest(xattrs.as_deref()),
             place,
         );
         if is_same {
@@ -480,19 +482,19 @@ impl Inspection {
 
     /// Returns the differences of an entry in everything except contents. `directory` is its parent, or the entry
     /// itself if it is a directory.
-    fn metadata_differs(
+    fn compare_with_time(
         &self,
         directory: &OwnedFd,
         there: &FileIdentity,
         metadata: &Metadata,
-        xattrs: Xattrs<'_>,
+        xattrs: SourceXattrs<'_>,
         entry: impl HasXattrs,
     ) -> Differences {
         let times = &self.view.times;
         let has_time = times.is_kept(directory, there.mtime, metadata.mtime);
         self.view
-            .beside(self.purpose(), there, metadata, xattrs, entry)
-            .and_if(Differences::TIME, &has_time, &true)
+            .compare_metadata(self.purpose(), there, metadata, xattrs, entry)
+            .add_if_unequal(Differences::TIME, &has_time, &true)
     }
 }
 

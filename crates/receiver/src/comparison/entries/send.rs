@@ -11,16 +11,21 @@ use zmove_wire::{
     SourceMetadata, ToSender, Verdict,
 };
 
-use super::candidate::{Candidate, runs};
-use super::{SourceFile, Xattrs};
+use super::candidate::{DeltaCandidate, runs};
+use super::{SourceFile, SourceXattrs};
 use crate::resume::journal::SourceVersion;
-use crate::session::requests::Unanswered;
-use crate::store::target::keeper::At;
+use crate::session::requests::PendingRequest;
+use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::contents_root;
 use crate::store::transfer::Transfer;
 
 /// Answers which of these files to send. The hashes of old versions follow the verdicts.
-pub(crate) fn answer(transfer: &Transfer, number: u64, groups: &[EntryGroup], open: Unanswered) {
+pub(crate) fn answer(
+    transfer: &Transfer,
+    number: u64,
+    groups: &[EntryGroup],
+    open: PendingRequest,
+) {
     let Comparison {
         verdicts,
         held,
@@ -38,7 +43,7 @@ pub(crate) fn answer(transfer: &Transfer, number: u64, groups: &[EntryGroup], op
     transfer.reports.send(ToSender::Reply(reply), answers);
     let mut changed = changed.into_iter().peekable();
     while let Some(candidate) = changed.next() {
-        candidate.tell(transfer, open.take_if(|_| changed.peek().is_none()));
+        candidate.send_hashes(transfer, open.take_if(|_| changed.peek().is_none()));
     }
 }
 
@@ -49,7 +54,7 @@ pub(crate) struct Comparison<'r> {
     /// Groups of these files that earlier transfers have stored.
     pub(crate) held: Vec<Held>,
     /// Changed files whose old versions still have to be hashed.
-    pub(crate) changed: Vec<Candidate<'r>>,
+    pub(crate) changed: Vec<DeltaCandidate<'r>>,
 }
 
 /// Compares all entries of one request. Uses several threads if the storage is slow. Entries that are not regular files
@@ -133,7 +138,7 @@ struct ComparedPart<'r> {
     /// The number of the request.
     request: u64,
     held: Vec<Held>,
-    changed: Vec<Candidate<'r>>,
+    changed: Vec<DeltaCandidate<'r>>,
 }
 
 impl<'r> ComparedPart<'r> {
@@ -182,7 +187,7 @@ impl<'r> ComparedPart<'r> {
         let Ok(final_path) = path.join(name) else {
             return compared;
         };
-        let held = if transfer.target.is_for_change_in_place(opened, name) {
+        let held = if transfer.target.will_change_in_place(opened, name) {
             // A file that is to be changed in place must not be replaced by a part.
             BTreeMap::new()
         } else {
@@ -202,9 +207,9 @@ impl<'r> ComparedPart<'r> {
         });
         self.held.extend(left);
         let needed = !matches!(compared, Verdict::Contents(..)) || !held.is_empty();
-        let delta = transfer.target.view.keeper.rules.delta;
-        if delta && needed && Candidate::is_there(opened, name, source.bytes) {
-            self.changed.push(Candidate {
+        let delta = transfer.target.view.policy.rules.delta;
+        if delta && needed && DeltaCandidate::has_large_version(opened, name, source.bytes) {
+            self.changed.push(DeltaCandidate {
                 request,
                 file: number,
                 directory: path,
@@ -237,7 +242,7 @@ fn compare(
     };
     let SourceMetadata { metadata, xattrs } = &entry.metadata;
     if !there.regular {
-        return if target.view.spares(directory, &there, metadata.mtime) {
+        return if target.view.must_keep(directory, &there, metadata.mtime) {
             Verdict::Stays
         } else {
             Verdict::Replace(Differences::TYPE)
@@ -246,7 +251,7 @@ fn compare(
     let source = SourceFile {
         bytes,
         metadata,
-        xattrs: Xattrs::Digest(xattrs.as_deref()),
+        xattrs: SourceXattrs::Digest(xattrs.as_deref()),
     };
     // Files that cannot be remembered count as different. Otherwise, a file that somebody else has modified since could
     // be given the source's time.
@@ -254,7 +259,7 @@ fn compare(
     let contents = |differences| {
         let root = is_remembered().then(|| {
             let place = (directory.as_fd(), name);
-            contents_root(place, bytes, target.view.keeper.rules.kinds, || {
+            contents_root(place, bytes, target.view.policy.rules.kinds, || {
                 turn.is_over()
             })
         });
@@ -262,8 +267,8 @@ fn compare(
         root.flatten()
             .map_or(none, |root| Verdict::Contents(differences, root))
     };
-    let by_contents = target.view.keeper.rules.compare == Compare::Checksum;
-    let at = At(path, Some(name));
+    let by_contents = target.view.policy.rules.compare == Compare::Checksum;
+    let at = EntryLocation(path, Some(name));
     match target.compare(
         NameAt::new(directory, name),
         &there,
@@ -291,7 +296,7 @@ mod tests {
     };
     use zmove_wire::FileHead;
 
-    use crate::rights::grant::Owning;
+    use crate::rights::grant::OwnerPermission;
     use crate::store::placer::tests::{
         transfer, transfer_of, transfer_with_one_place, without_a_standstill,
     };
@@ -393,9 +398,9 @@ mod tests {
                 ..there.metadata()
             };
             let mut transfer = transfer(home.path());
-            transfer.target.view.keeper.rules.compare = compare;
-            transfer.target.view.keeper.rules.kinds = Kinds::ALL;
-            transfer.target.view.keeper.rules.owning = Owning::Allowed;
+            transfer.target.view.policy.rules.compare = compare;
+            transfer.target.view.policy.rules.kinds = Kinds::ALL;
+            transfer.target.view.policy.rules.owning = OwnerPermission::Allowed;
             // A file that was changed just now would be needed in any case, so wait until it can be remembered.
             while !transfer.target.compared.remember(&directory, &name, &there) {
                 std::thread::yield_now();

@@ -8,14 +8,14 @@ use std::io;
 use rustix::io::Errno;
 use zmove_disk::Turn;
 
-use crate::rights::quota::Booking;
+use crate::rights::quota::Charge;
 
 /// The turn and the memory reservation of one thread.
 #[derive(Debug)]
 pub(crate) struct WorkBudget<'a> {
     turn: Turn<'a>,
     /// Memory reserved for the results.
-    held: &'a mut Booking,
+    held: &'a mut Charge,
     entries: usize,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct WorkBudget<'a> {
 const ENTRIES_PER_TURN: usize = 256;
 
 impl<'a> WorkBudget<'a> {
-    pub(crate) fn new(turn: Turn<'a>, held: &'a mut Booking) -> Self {
+    pub(crate) fn new(turn: Turn<'a>, held: &'a mut Charge) -> Self {
         Self {
             turn,
             held,
@@ -40,7 +40,7 @@ impl<'a> WorkBudget<'a> {
     ///
     /// # Errors
     /// `ECANCELED` when the session has ended.
-    pub(super) fn go_on(&mut self) -> io::Result<()> {
+    pub(super) fn count_entry(&mut self) -> io::Result<()> {
         self.entries += 1;
         let is_over = self.entries.is_multiple_of(ENTRIES_PER_TURN) && self.is_over();
         if is_over {
@@ -66,12 +66,12 @@ impl<'a> WorkBudget<'a> {
     }
 
     /// Number of reserved bytes.
-    pub(super) fn booked(&self) -> usize {
+    pub(super) fn charged(&self) -> usize {
         self.held.amount()
     }
 
-    /// Releases all memory beyond `booked` bytes.
-    pub(super) fn shrink_to(&mut self, booked: usize) {
-        self.held.shrink(self.held.amount() - booked);
+    /// Releases all memory beyond `charged` bytes.
+    pub(super) fn shrink_to(&mut self, charged: usize) {
+        self.held.shrink(self.held.amount() - charged);
     }
 }

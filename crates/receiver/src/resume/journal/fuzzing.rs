@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::naming::SUFFIX;
-use super::reader::{begin, read_on, replay};
+use super::reader::{begin, read_new_records, replay};
 use super::record::{BootId, Record};
 use super::writer::runs;
 use super::{JournalError, Unfinished, list, orphans};
@@ -66,7 +66,7 @@ pub fn job_journal(bytes: &[u8]) {
         whole.push((record, end));
         Ok(())
     };
-    read_on(&journal[..], &mut position, take).expect("memory can be read");
+    read_new_records(&journal[..], &mut position, take).expect("memory can be read");
     assert!(
         position <= journal.len() as u64 && whole.last().is_none_or(|(_, end)| *end == position)
     );
@@ -79,7 +79,7 @@ pub fn job_journal(bytes: &[u8]) {
             grown.push((record, end));
             Ok(())
         };
-        read_on(&journal[from..length], &mut read, take).expect("memory can be read");
+        read_new_records(&journal[from..length], &mut read, take).expect("memory can be read");
     }
     assert_eq!((grown, read), (whole, position));
 }
@@ -106,7 +106,7 @@ pub fn journal_files(bytes: &[u8]) {
             let files: Vec<_> = said.files.iter().map(|file| file.file).collect();
             files
                 .iter()
-                .for_each(|file| orphan.ended(*file).expect("a record can be added"));
+                .for_each(|file| orphan.record_end(*file).expect("a record can be added"));
             orphan.remove().expect("it is there");
         }
         (Err(said), Err((_, error))) => assert_eq!(said.to_string(), error.to_string()),

@@ -30,7 +30,7 @@ impl LockedFile {
     /// # Errors
     /// The system's error: `EEXIST` if another process is creating the same file.
     pub(crate) fn create(path: &Path) -> Result<Self, JournalError> {
-        for _ in 0..RACES_MAX {
+        for _ in 0..CREATE_TRIES_MAX {
             if let Some(left_behind) = Self::take(path)? {
                 left_behind.remove()?;
             }
@@ -138,11 +138,11 @@ pub(super) fn sync_directory(path: &Path) -> Result<(), JournalError> {
 
 /// Locks a file that still has a name. Returns `false` if another process holds it or has removed it.
 pub(super) fn lock(file: &File) -> io::Result<bool> {
-    for _ in 0..GLANCES_MAX {
+    for _ in 0..LOCK_TRIES_MAX {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(rustix::fs::fstat(file)?.st_nlink > 0),
             Err(Errno::WOULDBLOCK) if is_in_use(file)? => return Ok(false),
-            Err(Errno::WOULDBLOCK) => thread::sleep(GLANCE),
+            Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_RETRY_PAUSE),
             Err(error) => return Err(error.into()),
         }
     }
@@ -151,8 +151,8 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
 
 /// Pause between attempts to lock. A process that only checks whether a file is [in use](is_in_use) holds it for about
 /// this time.
-const GLANCE: Duration = Duration::from_millis(1);
-const GLANCES_MAX: usize = 100;
+const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(1);
+const LOCK_TRIES_MAX: usize = 100;
 /// Maximum number of attempts to create a file. An attempt fails if another process mistakes the new file for one left
 /// behind by a dead writer.
-const RACES_MAX: usize = 16;
+const CREATE_TRIES_MAX: usize = 16;

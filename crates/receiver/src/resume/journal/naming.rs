@@ -19,13 +19,13 @@ const TAG_DIGITS: usize = 16;
 
 /// Returns the path of a transfer's journal.
 pub(super) fn path_with(directory: &Path, begin: &Begin, suffix: &str) -> PathBuf {
-    let Tags { owner, place } = Tags::of(begin);
+    let NameHashes { owner, place } = NameHashes::of(begin);
     directory.join(format!("{}-{owner}-{place}{suffix}", begin.transfer))
 }
 
 /// The hashes in the name of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tags {
+pub(super) struct NameHashes {
     /// The hash of the owner.
     pub(super) owner: String,
     /// The hash of the owner and the target directory's inode. The device number is left out, because it may change at
@@ -33,7 +33,7 @@ pub(super) struct Tags {
     place: String,
 }
 
-impl Tags {
+impl NameHashes {
     pub(super) fn of(begin: &Begin) -> Self {
         let place = blake3::Hasher::new()
             .update(&begin.inode.to_le_bytes())
@@ -49,7 +49,7 @@ impl Tags {
 #[derive(Debug)]
 pub(super) struct NamedJournal {
     pub(super) path: PathBuf,
-    pub(super) tags: Tags,
+    pub(super) tags: NameHashes,
     /// Whether the journal is being created or rewritten.
     pub(super) is_new: bool,
 }
@@ -68,7 +68,7 @@ impl NamedJournal {
         {
             return None;
         }
-        let tags = Tags {
+        let tags = NameHashes {
             owner: owner.to_owned(),
             place: place.to_owned(),
         };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::locked_file::{self, LockedFile};
-use super::naming::{NamedJournal, Tags, entries, journals};
+use super::naming::{NameHashes, NamedJournal, entries, journals};
 use super::reader::{self, Replay, replay};
 use super::record::{BootId, Record};
 use super::{Begin, JournalError, Unfinished};
@@ -68,7 +68,7 @@ impl Orphan {
     ///
     /// # Errors
     /// The system's error.
-    pub fn ended(&mut self, file: u64) -> Result<(), JournalError> {
+    pub fn record_end(&mut self, file: u64) -> Result<(), JournalError> {
         let record = Record::Ended { file }.encode()?;
         let journal = &self.held.file;
         // Preserve the modification time: nothing should have been written to the journal's parts after that time.
@@ -135,7 +135,7 @@ pub fn orphans_like(
     begin: &Begin,
     wanted: impl Fn(&Begin) -> bool,
 ) -> Result<Vec<Taken>, JournalError> {
-    let tags = Tags::of(begin);
+    let tags = NameHashes::of(begin);
     let alike = sweep(directory)?
         .into_iter()
         .filter(|named| named.tags == tags);

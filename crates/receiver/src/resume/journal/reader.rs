@@ -86,7 +86,7 @@ pub(crate) fn flushed_files(source: impl Read) -> io::Result<Vec<UnfinishedFile>
 ///
 /// # Errors
 /// The system's error, or an error of `take`.
-pub(crate) fn read_on(
+pub(crate) fn read_new_records(
     unread: impl Read,
     position: &mut u64,
     mut take: impl FnMut(Record, u64) -> io::Result<()>,

@@ -205,13 +205,13 @@ fn a_journal_damaged_anywhere_says_what_stands_before() {
 fn a_flush_speaks_only_of_what_was_told_before_its_mark() {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
-    journal.part(4, &part("x", 9)).unwrap();
-    journal.groups(4, 0, &cvs(1, 2)).unwrap();
+    journal.record_part(4, &part("x", 9)).unwrap();
+    journal.record_groups(4, 0, &cvs(1, 2)).unwrap();
     let mark = journal.mark();
-    journal.groups(4, 5, &cvs(6, 1)).unwrap();
-    journal.flushed(mark).unwrap();
-    journal.groups(4, 0, &cvs(1, 1)).unwrap();
-    journal.groups(4, 1, &cvs(9, 1)).unwrap();
+    journal.record_groups(4, 5, &cvs(6, 1)).unwrap();
+    journal.record_flushed(mark).unwrap();
+    journal.record_groups(4, 0, &cvs(1, 1)).unwrap();
+    journal.record_groups(4, 1, &cvs(9, 1)).unwrap();
     drop(journal);
     let orphan = the_only(&directory);
     let groups: Vec<_> = orphan.unfinished().files[0]
@@ -416,7 +416,7 @@ fn journals_of_others_and_of_other_places_are_not_opened() {
 #[test]
 fn an_owner_has_no_more_journals_than_there_is_room_for() {
     let (_home, directory) = home();
-    let room = JournalRoom {
+    let room = JournalLimits {
         journals: 2,
         bytes: 4000,
     };
@@ -432,16 +432,16 @@ fn an_owner_has_no_more_journals_than_there_is_room_for() {
         Err(JournalError::NoRoom { limit: 2, .. })
     ));
     drop(create(&stranger(3)).unwrap());
-    first.part(1, &part("a", 500)).unwrap();
+    first.record_part(1, &part("a", 500)).unwrap();
     let mut told = 0;
-    while first.groups(1, told, &cvs(0, 1)).is_ok() {
+    while first.record_groups(1, told, &cvs(0, 1)).is_ok() {
         told += 1;
     }
     assert!(
         (10..25).contains(&told),
         "{told} groups in a quarter of 4000 bytes"
     );
-    first.ended(1).unwrap();
+    first.record_end(1).unwrap();
     assert!(create(&stranger(4)).is_ok());
     first.remove().unwrap();
     fs::write(path_of(&directory, &begin(2)), [0; 4000]).unwrap();
@@ -500,8 +500,8 @@ fn what_is_adopted_keeps_what_was_flushed() {
         left,
     };
     let journal = Journal::create(&directory, &begin(2)).unwrap();
-    journal.part(5, &part("other", 2)).unwrap();
-    journal.groups(5, 0, &cvs(1, 1)).unwrap();
+    journal.record_part(5, &part("other", 2)).unwrap();
+    journal.record_groups(5, 0, &cvs(1, 1)).unwrap();
     journal.adopt(8, &old).unwrap();
     drop(journal);
     let files = the_only(&directory).unfinished().files.clone();
@@ -531,12 +531,12 @@ fn what_is_told_of_a_part_after_it_was_left_counts_more() {
         nanos: 4,
     };
     for file in [1, 2] {
-        journal.part(file, &part("x", 9)).unwrap();
-        journal.left(file, ctime).unwrap();
+        journal.record_part(file, &part("x", 9)).unwrap();
+        journal.record_left(file, ctime).unwrap();
     }
-    journal.left(3, ctime).unwrap();
+    journal.record_left(3, ctime).unwrap();
     journal.write_anew();
-    journal.groups(2, 0, &cvs(1, 1)).unwrap();
+    journal.record_groups(2, 0, &cvs(1, 1)).unwrap();
     drop(journal);
     let left: Vec<_> = the_only(&directory)
         .unfinished()
@@ -553,7 +553,7 @@ fn a_file_that_has_ended_in_an_orphan_is_not_listed_again() {
     let journal = Journal::create(&directory, &begin(1)).unwrap();
     assert!(journal.is_idle());
     for file in [1, 2] {
-        journal.part(file, &part("x", 2)).unwrap();
+        journal.record_part(file, &part("x", 2)).unwrap();
     }
     assert!(!journal.is_idle());
     drop(journal);
@@ -563,7 +563,7 @@ fn a_file_that_has_ended_in_an_orphan_is_not_listed_again() {
     let before = the_only(&directory);
     let written = before.modified();
     let mut orphan = before;
-    orphan.ended(1).unwrap();
+    orphan.record_end(1).unwrap();
     let files = orphan.unfinished().files.clone();
     assert_eq!(files.iter().map(|file| file.file).collect::<Vec<_>>(), [2]);
     drop(orphan);
@@ -578,14 +578,14 @@ fn a_file_that_has_ended_in_an_orphan_is_not_listed_again() {
 fn a_mark_is_worth_nothing_when_the_journal_has_been_written_anew() {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
-    journal.part(1, &part("stays", 9)).unwrap();
-    journal.part(2, &part("goes", 200)).unwrap();
-    journal.groups(2, 0, &cvs(1, 200)).unwrap();
-    journal.ended(2).unwrap();
+    journal.record_part(1, &part("stays", 9)).unwrap();
+    journal.record_part(2, &part("goes", 200)).unwrap();
+    journal.record_groups(2, 0, &cvs(1, 200)).unwrap();
+    journal.record_end(2).unwrap();
     let mark = journal.mark();
     journal.write_anew();
-    journal.groups(1, 0, &cvs(1, 1)).unwrap();
-    journal.flushed(mark).unwrap();
+    journal.record_groups(1, 0, &cvs(1, 1)).unwrap();
+    journal.record_flushed(mark).unwrap();
     drop(journal);
     let groups = the_only(&directory).unfinished().files[0].groups.clone();
     assert_eq!(groups, BTreeMap::from([(0, (Cv([1; 32]), false))]));
@@ -595,9 +595,9 @@ fn a_mark_is_worth_nothing_when_the_journal_has_been_written_anew() {
 fn nothing_follows_a_record_that_could_not_be_taken_back() {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
-    journal.part(1, &part("x", 9)).unwrap();
+    journal.record_part(1, &part("x", 9)).unwrap();
     journal.make_read_only();
-    let first = journal.groups(1, 0, &cvs(1, 1)).unwrap_err();
+    let first = journal.record_groups(1, 0, &cvs(1, 1)).unwrap_err();
     assert!(
         matches!(
             first,
@@ -608,7 +608,7 @@ fn nothing_follows_a_record_that_could_not_be_taken_back() {
         ),
         "{first:?}"
     );
-    let then = journal.groups(1, 1, &cvs(2, 1)).unwrap_err();
+    let then = journal.record_groups(1, 1, &cvs(2, 1)).unwrap_err();
     assert!(matches!(then, JournalError::Broken), "{then:?}");
 }
 
@@ -617,14 +617,14 @@ fn more_files_than_a_journal_holds_are_refused() {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
     let files = u64::try_from(FILES_MAX).unwrap();
-    (0..files).for_each(|file| journal.part(file, &part("x", 2)).unwrap());
-    let refused = journal.part(files, &part("x", 2)).unwrap_err();
+    (0..files).for_each(|file| journal.record_part(file, &part("x", 2)).unwrap());
+    let refused = journal.record_part(files, &part("x", 2)).unwrap_err();
     assert!(
         matches!(refused, JournalError::TooManyFiles { .. }),
         "{refused:?}"
     );
-    journal.ended(0).unwrap();
-    journal.part(files, &part("x", 2)).unwrap();
+    journal.record_end(0).unwrap();
+    journal.record_part(files, &part("x", 2)).unwrap();
     drop(journal);
     assert_eq!(the_only(&directory).unfinished().files.len(), FILES_MAX);
 }
@@ -633,20 +633,20 @@ fn more_files_than_a_journal_holds_are_refused() {
 fn a_journal_does_not_grow_with_the_files_that_have_ended() {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
-    journal.part(0, &part("stays", 3)).unwrap();
-    journal.groups(0, 1, &cvs(1, 1)).unwrap();
+    journal.record_part(0, &part("stays", 3)).unwrap();
+    journal.record_groups(0, 1, &cvs(1, 1)).unwrap();
     let bytes = || list(&directory).unwrap()[0].bytes;
     let all: Vec<_> = cvs(0, 255).into_iter().cycle().take(60_000).collect();
     for file in 1..20 {
-        journal.part(file, &part("goes", 60_000)).unwrap();
-        journal.groups(file, 0, &all).unwrap();
-        journal.ended(file).unwrap();
+        journal.record_part(file, &part("goes", 60_000)).unwrap();
+        journal.record_groups(file, 0, &all).unwrap();
+        journal.record_end(file).unwrap();
     }
     assert!(bytes() < 12 << 20, "{}", bytes());
     assert!(list(&directory).unwrap()[0].in_use && orphans(&directory).unwrap().is_empty());
     let mark = journal.mark();
-    journal.groups(0, 2, &cvs(2, 1)).unwrap();
-    journal.flushed(mark).unwrap();
+    journal.record_groups(0, 2, &cvs(2, 1)).unwrap();
+    journal.record_flushed(mark).unwrap();
     drop(journal);
     let files = the_only(&directory).unfinished().files.clone();
     let groups = BTreeMap::from([(1, (Cv([1; 32]), true)), (2, (Cv([2; 32]), false))]);

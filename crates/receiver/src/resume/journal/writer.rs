@@ -15,7 +15,7 @@ use zmove_types::{Cv, Name, Timestamp};
 use crate::resume::runs_of;
 
 use super::locked_file::{self, HeldFile, LockedFile};
-use super::naming::{NamedJournal, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
+use super::naming::{NameHashes, NamedJournal, SUFFIX, SUFFIX_NEW, journals, path_with};
 use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
 use super::{Begin, FILES_MAX, JournalError, PartFile, UnfinishedFile};
@@ -26,7 +26,7 @@ use zmove_types::Lock;
 /// [`remove`](Self::remove).
 #[derive(Debug)]
 pub struct Journal {
-    place: JournalPlace,
+    place: JournalLocation,
     path: PathBuf,
     state: Lock<JournalState>,
     /// Size in bytes from which on the journal accepts no further parts and groups.
@@ -35,7 +35,7 @@ pub struct Journal {
 
 /// The location of a journal.
 #[derive(Debug)]
-enum JournalPlace {
+enum JournalLocation {
     /// In this directory, locked.
     Own(PathBuf),
     /// In the directory of a job, where other receivers read it. It is not locked, because no lock would work across
@@ -45,7 +45,7 @@ enum JournalPlace {
 
 /// Limits on the journals of one owner, checked when a new one is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JournalRoom {
+pub struct JournalLimits {
     /// Maximum number of journals.
     pub journals: usize,
     /// Maximum total size of all journals, in bytes.
@@ -67,7 +67,7 @@ struct JournalState {
     /// The offset of the next record.
     end: u64,
     /// The end of the last record that a flush can cover.
-    told: u64,
+    coverable_end: u64,
     /// The end of the records that a flush has covered.
     flushed: u64,
     /// Unfinished files, each with the total size of its records in bytes.
@@ -78,20 +78,20 @@ struct JournalState {
     named: bool,
     broken: bool,
     /// The offset up to which storage is preallocated for the journal.
-    room_until: u64,
+    allocated_until: u64,
     /// Number of bytes to preallocate beyond the next record.
-    room_ahead: u64,
+    allocate_ahead: u64,
 }
 
 /// One journal may use 1/4 of the bytes that are allowed for all journals of its owner.
-const SHARES: u64 = 4;
+const OWNER_SHARES: u64 = 4;
 /// Minimum size in bytes at which a journal is rewritten.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
 /// Number of bytes preallocated beyond the end of a job session's journal. A smaller reserve would let fewer work items
 /// be recorded as ended when the target is full. A larger one would take space from files until the job ends.
-const ROOM_AHEAD_BYTES: u64 = 256 << 10;
+const ALLOCATE_AHEAD_BYTES: u64 = 256 << 10;
 /// A journal preallocates at most 1/16 of the free space, because every session has a journal.
-const ROOM_SHARE: u64 = 16;
+const ALLOCATE_SHARE: u64 = 16;
 /// A journal is rewritten if at most 1/4 of it concerns unfinished files.
 const COMPACT_SHARE: u64 = 4;
 
@@ -105,7 +105,7 @@ impl Journal {
         Self::create_within(
             directory,
             begin,
-            JournalRoom {
+            JournalLimits {
                 journals: usize::MAX,
                 bytes: u64::MAX,
             },
@@ -119,7 +119,7 @@ impl Journal {
     pub fn create_within(
         directory: &Path,
         begin: &Begin,
-        room: JournalRoom,
+        room: JournalLimits,
     ) -> Result<Self, JournalError> {
         locked_file::ensure_directory(directory)?;
         check_room(directory, begin, room)?;
@@ -134,10 +134,10 @@ impl Journal {
         let removed = fs::remove_file(&new).map_err(JournalError::io("remove", &new));
         begun.and(removed)?;
         Ok(Self {
-            place: JournalPlace::Own(directory.to_owned()),
+            place: JournalLocation::Own(directory.to_owned()),
             path,
             state: Lock::new(state),
-            bytes_max: room.bytes / SHARES,
+            bytes_max: room.bytes / OWNER_SHARES,
         })
     }
 
@@ -156,7 +156,7 @@ impl Journal {
         let file = made.map_err(JournalError::io("create", &path))?;
         let mut state = JournalState {
             compact_at: u64::MAX,
-            room_until: 0,
+            allocated_until: 0,
             ..JournalState::new(HeldFile(file))
         };
         let begun = state.append(&Record::Begin(begin.clone(), BootId::current()), &path);
@@ -165,7 +165,7 @@ impl Journal {
         }
         begun?;
         Ok(Self {
-            place: JournalPlace::Job(Arc::clone(directory)),
+            place: JournalLocation::Job(Arc::clone(directory)),
             path,
             state: Lock::new(state),
             bytes_max,
@@ -181,9 +181,9 @@ impl Journal {
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn give_back_room(&self) -> io::Result<()> {
+    pub(crate) fn release_allocation(&self) -> io::Result<()> {
         let mut state = self.state.lock();
-        state.room_until = u64::MAX;
+        state.allocated_until = u64::MAX;
         state.file.set_len(state.end)
     }
 
@@ -202,13 +202,13 @@ impl Journal {
     /// # Errors
     /// [`JournalError::TooManyFiles`] if [`FILES_MAX`] other files are unfinished; [`JournalError::NoRoom`]; or the
     /// system's error.
-    pub fn part(&self, file: u64, part: &PartFile) -> Result<(), JournalError> {
+    pub fn record_part(&self, file: u64, part: &PartFile) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.files.len() >= FILES_MAX && !state.files.contains_key(&file) {
             return Err(JournalError::TooManyFiles { limit: FILES_MAX });
         }
         self.check_room(&state)?;
-        state.tell(file, &Record::Part(file, part.clone()), &self.path)
+        state.append_for_file(file, &Record::Part(file, part.clone()), &self.path)
     }
 
     /// Records that the groups of `file` from `first` on have been written to the kernel. Groups of a file that has not
@@ -216,7 +216,7 @@ impl Journal {
     ///
     /// # Errors
     /// [`JournalError::NoRoom`] or the system's error. Some of the groups may then be missing.
-    pub fn groups(&self, file: u64, first: u32, cvs: &[Cv]) -> Result<(), JournalError> {
+    pub fn record_groups(&self, file: u64, first: u32, cvs: &[Cv]) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
             return Ok(());
@@ -232,7 +232,7 @@ impl Journal {
                 cvs: cvs.to_vec(),
                 flushed: false,
             };
-            state.tell(file, &groups, &self.path)?;
+            state.append_for_file(file, &groups, &self.path)?;
         }
         Ok(())
     }
@@ -244,7 +244,7 @@ impl Journal {
         let state = self.state.lock();
         Mark {
             generation: state.generation,
-            position: state.told,
+            position: state.coverable_end,
         }
     }
 
@@ -252,7 +252,7 @@ impl Journal {
     ///
     /// # Errors
     /// The system's error.
-    pub fn flushed(&self, upto: Mark) -> Result<(), JournalError> {
+    pub fn record_flushed(&self, upto: Mark) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         // The journal may have been rewritten since the mark was taken. Ignore such a mark: the next flush covers its
         // groups.
@@ -271,13 +271,13 @@ impl Journal {
     ///
     /// # Errors
     /// The system's error.
-    pub fn ended(&self, file: u64) -> Result<(), JournalError> {
+    pub fn record_end(&self, file: u64) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.files.remove(&file).is_none() {
             return Ok(());
         }
         state.append(&Record::Ended { file }, &self.path)?;
-        state.told = state.end;
+        state.coverable_end = state.end;
         if state.end >= state.compact_at {
             self.compact(&mut state);
         }
@@ -288,7 +288,7 @@ impl Journal {
     ///
     /// # Errors
     /// The system's error.
-    pub fn left(&self, file: u64, ctime: Timestamp) -> Result<(), JournalError> {
+    pub fn record_left(&self, file: u64, ctime: Timestamp) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
             return Ok(());
@@ -301,12 +301,12 @@ impl Journal {
     /// flushed.
     ///
     /// # Errors
-    /// Same as [`part`](Self::part).
+    /// Same as [`part`](Self::record_part).
     pub fn adopt(&self, file: u64, unfinished: &UnfinishedFile) -> Result<(), JournalError> {
-        self.part(file, &unfinished.part)?;
+        self.record_part(file, &unfinished.part)?;
         let mut state = self.state.lock();
         for run in runs(file, unfinished) {
-            state.tell(file, &run, &self.path)?;
+            state.append_for_file(file, &run, &self.path)?;
         }
         self.sync(state)
     }
@@ -335,8 +335,8 @@ impl Journal {
             .map_err(JournalError::io("flush", &self.path))?;
         if !named {
             match &self.place {
-                JournalPlace::Own(directory) => locked_file::sync_directory(directory)?,
-                JournalPlace::Job(directory) => {
+                JournalLocation::Own(directory) => locked_file::sync_directory(directory)?,
+                JournalLocation::Job(directory) => {
                     let synced = rustix::fs::fsync(directory);
                     synced.map_err(JournalError::io("flush directory of", &self.path))?;
                 }
@@ -351,7 +351,7 @@ impl Journal {
     fn compact(&self, state: &mut JournalState) {
         let of_use = state.files.values().sum::<u64>();
         if of_use.saturating_mul(COMPACT_SHARE) <= state.end
-            && let Ok(Some(anew)) = self.anew(state)
+            && let Ok(Some(anew)) = self.rewrite(state)
         {
             *state = anew;
         }
@@ -360,7 +360,7 @@ impl Journal {
 
     /// Replaces the journal by one that contains only the unfinished files. Returns `None` if the present journal does
     /// not list the expected files.
-    fn anew(&self, state: &JournalState) -> Result<Option<JournalState>, JournalError> {
+    fn rewrite(&self, state: &JournalState) -> Result<Option<JournalState>, JournalError> {
         let read = || {
             let mut file: &File = &state.file;
             file.rewind()?;
@@ -377,7 +377,7 @@ impl Journal {
         {
             return Ok(None);
         }
-        let JournalPlace::Own(directory) = &self.place else {
+        let JournalLocation::Own(directory) = &self.place else {
             return Ok(None);
         };
         let path = path_with(directory, &unfinished.begin, SUFFIX_NEW);
@@ -405,22 +405,27 @@ impl JournalState {
             file: Arc::new(file),
             generation: 0,
             end: 0,
-            told: 0,
+            coverable_end: 0,
             flushed: 0,
             files: BTreeMap::new(),
             compact_at: COMPACT_BYTES_MIN,
             named: false,
             broken: false,
-            room_until: u64::MAX,
-            room_ahead: ROOM_AHEAD_BYTES,
+            allocated_until: u64::MAX,
+            allocate_ahead: ALLOCATE_AHEAD_BYTES,
         }
     }
 
     /// Appends a record about a file.
-    fn tell(&mut self, file: u64, record: &Record, path: &Path) -> Result<(), JournalError> {
+    fn append_for_file(
+        &mut self,
+        file: u64,
+        record: &Record,
+        path: &Path,
+    ) -> Result<(), JournalError> {
         let start = self.end;
         self.append(record, path)?;
-        self.told = self.end;
+        self.coverable_end = self.end;
         *self.files.entry(file).or_default() += self.end - start;
         Ok(())
     }
@@ -431,7 +436,7 @@ impl JournalState {
         if self.broken {
             return Err(JournalError::Broken);
         }
-        self.keep_room(bytes.len() as u64);
+        self.preallocate(bytes.len() as u64);
         if let Err(error) = self.file.write_all_at(&bytes, self.end) {
             self.broken = self.file.set_len(self.end).is_err();
             return Err(JournalError::io("write", path)(error));
@@ -442,13 +447,13 @@ impl JournalState {
 
     /// Preallocates storage for further records while some is free, so that failed files can still be recorded when the
     /// target is full.
-    fn keep_room(&mut self, bytes: u64) {
-        if self.end + bytes + self.room_ahead / 2 > self.room_until {
+    fn preallocate(&mut self, bytes: u64) {
+        if self.end + bytes + self.allocate_ahead / 2 > self.allocated_until {
             let free = rustix::fs::fstatvfs(&**self.file)
                 .map_or(u64::MAX, |stat| zmove_disk::free_bytes(&stat));
-            self.room_ahead = ROOM_AHEAD_BYTES.min(free / ROOM_SHARE);
-            let ahead = bytes + self.room_ahead;
-            self.room_until = self.end + ahead;
+            self.allocate_ahead = ALLOCATE_AHEAD_BYTES.min(free / ALLOCATE_SHARE);
+            let ahead = bytes + self.allocate_ahead;
+            self.allocated_until = self.end + ahead;
             // Not all file systems support this. If there is no space, the next write reports that.
             let keep_size = FallocateFlags::KEEP_SIZE;
             let _best_effort = rustix::fs::fallocate(&**self.file, keep_size, self.end, ahead);
@@ -456,11 +461,11 @@ impl JournalState {
     }
 }
 
-fn check_room(directory: &Path, begin: &Begin, room: JournalRoom) -> Result<(), JournalError> {
+fn check_room(directory: &Path, begin: &Begin, room: JournalLimits) -> Result<(), JournalError> {
     if room.journals == usize::MAX {
         return Ok(());
     }
-    let owner = Tags::of(begin).owner;
+    let owner = NameHashes::of(begin).owner;
     let is_own = |named: &NamedJournal| named.tags.owner == owner;
     let own: Vec<_> = journals(directory)?.filter(is_own).collect();
     if own.len() >= room.journals {
@@ -498,9 +503,9 @@ fn write_anew(
     state.append(&Record::Begin(begin, BootId::current()), &held.path)?;
     for unfinished in files {
         let UnfinishedFile { file, part, .. } = unfinished;
-        state.tell(*file, &Record::Part(*file, part.clone()), &held.path)?;
+        state.append_for_file(*file, &Record::Part(*file, part.clone()), &held.path)?;
         for run in runs(*file, unfinished) {
-            state.tell(*file, &run, &held.path)?;
+            state.append_for_file(*file, &run, &held.path)?;
         }
         if let Some(ctime) = unfinished.left {
             state.append(&Record::Left { file: *file, ctime }, &held.path)?;
@@ -533,7 +538,7 @@ impl Journal {
     /// Rewrites the journal immediately.
     pub(super) fn write_anew(&self) {
         let mut state = self.state.lock();
-        *state = self.anew(&state).unwrap().unwrap();
+        *state = self.rewrite(&state).unwrap().unwrap();
     }
 
     /// Makes writes fail, as if the file system had become read-only.

@@ -72,14 +72,14 @@ impl PartStore {
         head: &FileHead,
         direct: Direct,
     ) -> io::Result<Staged> {
-        let descriptors = self.quota.book_file()?;
+        let descriptors = self.quota.charge_file()?;
         let source = source_of(head);
         let name = shared_name(path, &source);
         let mut staged = shared
             .session
             .open_part(&self.lease, &name, head.bytes, direct)?;
         staged.attach(descriptors);
-        if Flush::of(staged.file()) == Flush::Each {
+        if Flush::of(staged.file()) == Flush::PerFile {
             self.unflushed.store(true, Ordering::Relaxed);
         }
         let inode = FileIdentity::of(staged.file())?.inode;
@@ -90,7 +90,7 @@ impl PartStore {
             inode,
             born: birth_of(staged.file()),
         };
-        self.record_work(|journal| journal.part(id.0, &part))?;
+        self.record_work(|journal| journal.record_part(id.0, &part))?;
         shared.begin(id, part.part, staged.file(), source.mtime)?;
         Ok(staged)
     }
@@ -102,7 +102,7 @@ impl PartStore {
     pub(crate) fn flush_shared(&self, shared: &SharedParts) -> io::Result<()> {
         let mark = self.mark().ok_or(Errno::IO)?;
         shared.flush()?;
-        self.record_work(|journal| journal.flushed(mark))
+        self.record_work(|journal| journal.record_flushed(mark))
     }
 }
 

@@ -180,7 +180,7 @@ fn what_a_part_holds_where_the_file_has_holes_becomes_zeros() {
         data,
         ..world.head.clone()
     };
-    let prior = parts.take_up(FileId(8), &world.head.path, &head).unwrap();
+    let prior = parts.resume(FileId(8), &world.head.path, &head).unwrap();
     let mut bytes = group(1).1;
     prior
         .staged
@@ -198,7 +198,7 @@ fn what_was_written_is_held_and_goes_on() {
     assert!(parts.has_earlier());
     assert_eq!(world.claim(&parts, &world.source()), [0, 4, 5]);
     let prior = parts
-        .take_up(FileId(8), &world.head.path, &world.head)
+        .resume(FileId(8), &world.head.path, &world.head)
         .unwrap();
     assert_eq!(
         prior
@@ -252,7 +252,7 @@ fn what_a_killed_receiver_has_left_is_read_again() {
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
     drop(
         parts
-            .take_up(FileId(8), &world.head.path, &world.head)
+            .resume(FileId(8), &world.head.path, &world.head)
             .unwrap(),
     );
     // The receiver is killed here, before it can record the state of the part.
@@ -297,7 +297,7 @@ fn what_lies_on_another_file_system_is_not_flushed_with_the_target() {
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
     drop(
         parts
-            .take_up(FileId(8), &world.head.path, &world.head)
+            .resume(FileId(8), &world.head.path, &world.head)
             .unwrap(),
     );
     parts.flushed(parts.mark().unwrap());
@@ -314,7 +314,7 @@ fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
     let parts = world.parts(2);
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
     let prior = parts
-        .take_up(FileId(8), &world.head.path, &world.head)
+        .resume(FileId(8), &world.head.path, &world.head)
         .unwrap();
     parts.flush_failed();
     // The kernel reports the error once. Later flushes cover only the remaining data.
@@ -373,7 +373,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     let parts = world.parts(0);
     assert_eq!(world.claim(&parts, &world.source()), [0]);
     let prior = parts
-        .take_up(FileId(8), &world.head.path, &world.head)
+        .resume(FileId(8), &world.head.path, &world.head)
         .unwrap();
     let (span, bytes) = group(1);
     prior
@@ -397,7 +397,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
     drop(
         parts
-            .take_up(FileId(9), &world.head.path, &world.head)
+            .resume(FileId(9), &world.head.path, &world.head)
             .unwrap(),
     );
     parts.ended(FileId(9));

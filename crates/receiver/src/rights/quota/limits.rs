@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zmove_transport::GREETING_TIMEOUT;
 use zmove_types::{ByteCount, GROUP_BYTES};
-use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
+use zmove_wire::limits::{LANES_MAX, LANES_UNREQUESTED_MAX};
 
 /// The limits of one daemon. A connection or transfer that exceeds a limit is queued, refused or closed, and the log
 /// names the limit.
@@ -117,7 +117,7 @@ impl Limits {
                 lowered.push((name, most));
             }
         };
-        let lanes_min = usize::from(LANES_UNASKED_MAX);
+        let lanes_min = usize::from(LANES_UNREQUESTED_MAX);
         lower("unproven", &mut self.unproven, 8, 1);
         // The lanes of a new transfer do not belong to it until they have sent their greetings.
         lower(
@@ -140,7 +140,7 @@ impl Limits {
     /// Returns the portion of a transfer that begins while `lanes_left` lanes are left.
     #[must_use]
     pub fn portion(&self, lanes_left: usize) -> Portion {
-        let least = LANES_UNASKED_MAX;
+        let least = LANES_UNREQUESTED_MAX;
         let buffers =
             usize::try_from(self.memory_per_transfer.0 / GROUP_BYTES).unwrap_or(usize::MAX);
         let buffers = buffers.max(usize::from(least) + BUFFERS_BESIDE_LANES);

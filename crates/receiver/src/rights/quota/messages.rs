@@ -12,17 +12,17 @@ use zmove_wire::{
     WireError, decode_message_within,
 };
 
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 
 /// A message and the memory reserved for it.
 #[derive(Debug)]
-pub(crate) struct BookedMessage {
+pub(crate) struct ChargedMessage {
     pub(crate) message: ToReceiver,
-    pub(crate) held: Booking,
+    pub(crate) held: Charge,
 }
 
 /// The messages of one session, in the order of arrival.
-pub(crate) type Messages = Inbox<BookedMessage>;
+pub(crate) type Messages = Inbox<ChargedMessage>;
 
 /// Reads the messages of a session and charges their memory against `quota`. Once the opening has named its grant,
 /// another key's quota takes the place of the first one.
@@ -38,9 +38,9 @@ pub(crate) fn messages(
     let openings = Cell::new(0);
     let decode = move |bytes: &[u8]| {
         // Charge the raw bytes first, so that a message is not decoded if there is no memory for it.
-        let mut held = quota.lock().book_memory(bytes.len())?;
+        let mut held = quota.lock().charge_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
-        let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
+        let message = decode_off_runtime(bytes.len(), || decode_message_within(bytes, room))?;
         if matches!(message, ToReceiver::Open(_))
             && openings.replace(openings.get() + 1) >= openings_max
         {
@@ -48,7 +48,7 @@ pub(crate) fn messages(
                 what: "a second opening",
             });
         }
-        Ok::<_, WireError>(BookedMessage { message, held })
+        Ok::<_, WireError>(ChargedMessage { message, held })
     };
     reader.into_inbox(decode, MESSAGES_MAX)
 }
@@ -56,7 +56,7 @@ pub(crate) fn messages(
 /// Decodes a message on this thread. While it decodes a large message, another thread runs the runtime's other tasks.
 /// The operating system thus shares the processors among all decoders, and decoding does not occupy the blocking
 /// threads, which all keys share.
-fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
+fn decode_off_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
     if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() {
         block_in_place(decode)
@@ -109,7 +109,7 @@ mod tests {
     }
 
     /// Reads messages like a session with this quota.
-    async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<BookedMessage, String>> {
+    async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<ChargedMessage, String>> {
         read_with(1, said, quota).await
     }
 
@@ -118,7 +118,7 @@ mod tests {
         openings_max: usize,
         said: &[ToReceiver],
         quota: &Quota,
-    ) -> Vec<Result<BookedMessage, String>> {
+    ) -> Vec<Result<ChargedMessage, String>> {
         let (mut peer, own) = tokio::io::duplex(1 << 20);
         let quota_now = Arc::new(Lock::new(quota.clone()));
         let mut inbox = messages(

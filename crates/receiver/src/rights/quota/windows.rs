@@ -6,7 +6,7 @@
 
 use zmove_transport::{LaneSource, LaneWindow};
 
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 
 /// Maximum number of lanes with a wide window. A sender with more lanes needs less for each.
 const WIDE_LANES: usize = 8;
@@ -16,7 +16,7 @@ pub(crate) fn open_window(
     source: &mut dyn LaneSource,
     others: usize,
     quota: &Quota,
-) -> Option<Booking> {
+) -> Option<Charge> {
     if !source.has_window() {
         return None;
     }
@@ -26,7 +26,7 @@ pub(crate) fn open_window(
         LaneWindow::Narrow
     };
     let booked = [wanted, LaneWindow::Narrow].into_iter().find_map(|window| {
-        let held = quota.book_window(usize::try_from(window.bytes()).ok()?)?;
+        let held = quota.charge_window(usize::try_from(window.bytes()).ok()?)?;
         Some((window, held))
     });
     let (window, held) = match booked {
@@ -71,7 +71,7 @@ mod tests {
         }
     }
 
-    fn opened(others: usize, quota: &Quota) -> (LaneWindow, Option<Booking>) {
+    fn opened(others: usize, quota: &Quota) -> (LaneWindow, Option<Charge>) {
         let mut lane = Lane(None);
         let held = open_window(&mut lane, others, quota);
         (lane.0.unwrap(), held)

@@ -24,22 +24,22 @@ pub(crate) async fn wait_for_earlier(
     let began = Instant::now();
     // The peer may send any number, so limit the wait.
     let lease_left = Duration::from_millis(earlier.lease_left_ms.into()).min(LEASE_MAX);
-    let mut has_told = false;
+    let mut has_notified = false;
     while began.elapsed() < lease_left && !has_process_ended(&earlier.process) {
         if session.is_over() {
             let text = "the connection closed while the session waited for an earlier session";
             return Err(Refusal::new(RefusalCode::Broken, text));
         }
-        if began.elapsed() >= QUIET && !has_told {
-            has_told = true;
-            session.tell(waits_for(lease_left.saturating_sub(began.elapsed())));
+        if began.elapsed() >= NOTICE_DELAY && !has_notified {
+            has_notified = true;
+            session.notify(wait_notice(lease_left.saturating_sub(began.elapsed())));
         }
-        sleep(LOOK_EVERY).await;
+        sleep(CHECK_INTERVAL).await;
     }
     Ok(())
 }
 
-fn waits_for(left: Duration) -> String {
+fn wait_notice(left: Duration) -> String {
     format!(
         "an earlier connection of this push may still write at the target; the push continues within {} s",
         left.as_millis().div_ceil(1000)
@@ -47,9 +47,9 @@ fn waits_for(left: Duration) -> String {
 }
 
 /// Interval at which the earlier process is checked.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Waits shorter than this are not reported, because a receiver that is about to end does so in this time.
-const QUIET: Duration = Duration::from_millis(500);
+const NOTICE_DELAY: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     /// Maximum time by which a wait may exceed its limit.
-    const SLACK: Duration = LOOK_EVERY;
+    const SLACK: Duration = CHECK_INTERVAL;
 
     fn session() -> (OtherJobs, UnboundedReceiver<String>) {
         let (told, tells) = unbounded_channel();

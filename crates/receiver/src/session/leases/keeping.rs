@@ -10,23 +10,23 @@ use zmove_transport::{PathProbe, Pinger};
 
 /// The location of a session's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SenderPlace {
+pub enum SenderLocation {
     /// In this process, so the sender and its receiver always end together.
-    Here,
+    SameProcess,
     /// In another process.
-    Elsewhere,
+    OtherProcess,
 }
 
 /// A lease that is renewed until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct KeptLease {
-    pub(crate) sender: SenderProof,
+    pub(crate) sender: SenderLiveness,
     pinging: Option<JoinHandle<()>>,
 }
 
 /// Checks whether the sender of a session is alive.
 #[derive(Clone, Debug)]
-pub(crate) struct SenderProof {
+pub(crate) struct SenderLiveness {
     pub(crate) lease: Lease,
     /// The connection and its pongs, if the kernel does not report the end of that connection.
     unreported: Option<Unreported>,
@@ -49,13 +49,13 @@ struct Unreported {
 }
 
 /// Interval between pings to the sender.
-const PING_EVERY: Duration = Duration::from_secs(1);
+const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which the process records that it is running.
-const TICK_EVERY: Duration = Duration::from_millis(100);
-const _: () = assert!(TICK_EVERY.as_millis() * 4 < GAP_MAX.as_millis());
+const TICK_INTERVAL: Duration = Duration::from_millis(100);
+const _: () = assert!(TICK_INTERVAL.as_millis() * 4 < GAP_MAX.as_millis());
 /// Time that a sender may take to echo one ping, in addition to [`ROUND_TRIPS`]. Allows for delays in scheduling at its
 /// host.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ECHO_TIMEOUT: Duration = Duration::from_secs(1);
 /// Number of round trips in which a lost ping is retransmitted.
 const ROUND_TRIPS: u32 = 4;
 
@@ -63,7 +63,7 @@ impl KeptLease {
     /// Returns a lease that is valid while this process runs.
     pub(crate) const fn constant() -> Self {
         Self {
-            sender: SenderProof {
+            sender: SenderLiveness {
                 lease: Lease::constant(),
                 unreported: None,
             },
@@ -72,12 +72,12 @@ impl KeptLease {
     }
 
     /// Starts a lease that is valid while the sender at the other end of the connection echoes pings.
-    pub(crate) fn begin(place: SenderPlace, pinger: Pinger, connection: PathProbe) -> Self {
-        if place == SenderPlace::Here {
+    pub(crate) fn begin(place: SenderLocation, pinger: Pinger, connection: PathProbe) -> Self {
+        if place == SenderLocation::SameProcess {
             return Self::constant();
         }
-        let asker = pinger.clone();
-        let ask = move |value| asker.ping(value);
+        let ping_sender = pinger.clone();
+        let ask = move |value| ping_sender.ping(value);
         let socket = connection.socket();
         let unreported = socket.is_none().then(|| Unreported {
             connection,
@@ -88,12 +88,12 @@ impl KeptLease {
         lease.ask();
         Self {
             pinging: Some(tokio::spawn(keep(lease.clone(), pinger))),
-            sender: SenderProof { lease, unreported },
+            sender: SenderLiveness { lease, unreported },
         }
     }
 }
 
-impl SenderProof {
+impl SenderLiveness {
     /// Returns whether only an echo can show that the sender is alive. This is the case if the kernel does not report
     /// the end of the connection, or if the connection has ended.
     pub(crate) fn needs_echo(&self) -> bool {
@@ -101,7 +101,7 @@ impl SenderProof {
     }
 
     /// Lets the session publish only after the sender has echoed a ping sent after this call.
-    pub(crate) fn doubt(&self) {
+    pub(crate) fn require_new_echo(&self) {
         self.lease.doubt();
     }
 
@@ -116,7 +116,7 @@ impl SenderProof {
         let mut pongs = pongs.clone();
         let proof = pongs.wait_for(|value| value.is_some_and(|sent| sent >= since));
         let waited = timeout(
-            PATIENCE + ROUND_TRIPS * round_trip.unwrap_or_default(),
+            ECHO_TIMEOUT + ROUND_TRIPS * round_trip.unwrap_or_default(),
             proof,
         );
         match waited.await {
@@ -140,8 +140,8 @@ impl Drop for KeptLease {
 async fn keep(lease: Lease, pinger: Pinger) {
     let mut pongs = pinger.pongs();
     // The first ping has already been sent.
-    let mut ping = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
-    let mut tick = interval(TICK_EVERY);
+    let mut ping = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
+    let mut tick = interval(TICK_INTERVAL);
     for timer in [&mut ping, &mut tick] {
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
     }

@@ -1,7 +1,7 @@
 //! Tracks the sessions of this process by target, so that a new session does not meet a dead one at its target.
 //!
 //! The kernel reports the loss of a sender over TCP or ssh, but not over QUIC. When a session begins, QUIC sessions at
-//! overlapping targets therefore publish nothing until their senders have echoed a new ping ([`SenderProof`]). Whether
+//! overlapping targets therefore publish nothing until their senders have echoed a new ping ([`SenderLiveness`]). Whether
 //! targets overlap is decided by their positions in their file systems ([`Region`]), because the root of one key may be
 //! inside that of another, and because links and bind mounts give the same directory several paths.
 //!
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use zmove_disk::{Region, mounts};
 use zmove_types::Lock;
 
-use crate::session::leases::keeping::{Echo, KeptLease, SenderProof};
+use crate::session::leases::keeping::{Echo, KeptLease, SenderLiveness};
 
 /// The sessions of one process. Clones share the same registry.
 #[derive(Clone, Debug, Default)]
@@ -32,14 +32,14 @@ struct TargetSession {
     /// The location of the target and of the file systems mounted below it. Empty if the target will be refused; `None`
     /// if the location is unknown.
     target: Option<Vec<Region>>,
-    sender: SenderProof,
+    sender: SenderLiveness,
     /// Ends the session when `true` is sent. The channel has no receivers once the session has ended.
     lost: Arc<watch::Sender<bool>>,
 }
 
 /// Registers a session at its target until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Working {
+pub(crate) struct ActiveSession {
     sessions: TargetSessions,
     own: Arc<watch::Sender<bool>>,
     lost: watch::Receiver<bool>,
@@ -56,7 +56,7 @@ impl TargetSessions {
         owner: &str,
         target: Option<PathBuf>,
         kept: &KeptLease,
-    ) -> Working {
+    ) -> ActiveSession {
         let (own, lost) = watch::channel(false);
         let own = Arc::new(own);
         let new = TargetSession {
@@ -70,17 +70,22 @@ impl TargetSessions {
             let needs_echo =
                 |other: &&TargetSession| other.overlaps(&new) && other.sender.needs_echo();
             let unproven: Vec<_> = all.iter().filter(needs_echo).cloned().collect();
-            unproven.iter().for_each(|other| other.sender.doubt());
+            unproven
+                .iter()
+                .for_each(|other| other.sender.require_new_echo());
             all.push(new);
             unproven
         };
         unproven.retain(|other| other.owner == owner);
-        let working = Working {
+        let working = ActiveSession {
             sessions: self.clone(),
             own,
             lost,
         };
-        let settled: JoinSet<_> = unproven.into_iter().map(TargetSession::settle).collect();
+        let settled: JoinSet<_> = unproven
+            .into_iter()
+            .map(TargetSession::confirm_or_end)
+            .collect();
         let _or_late = timeout(WAIT_MAX, settled.join_all()).await;
         working
     }
@@ -98,7 +103,7 @@ impl TargetSession {
 
     /// Ends a session whose sender does not echo a ping, and waits for its end. A session whose connection has ended is
     /// not told to end, because it may be completing normally.
-    async fn settle(self) {
+    async fn confirm_or_end(self) {
         let echo = self.sender.echo().await;
         if echo == Echo::Late {
             self.lost.send_replace(true);
@@ -132,16 +137,16 @@ fn regions_of(path: &Path) -> Option<Vec<Region>> {
     Some(regions)
 }
 
-impl Working {
+impl ActiveSession {
     /// Waits until another session has determined that this one has lost its sender.
-    pub(crate) async fn is_lost(&self) {
+    pub(crate) async fn wait_until_lost(&self) {
         let mut lost = self.lost.clone();
         // This value holds the sending end, so the wait cannot end in any other way.
         let _lost = lost.wait_for(|lost| *lost).await;
     }
 }
 
-impl Drop for Working {
+impl Drop for ActiveSession {
     fn drop(&mut self) {
         let mut all = self.sessions.0.lock();
         all.retain(|other| !Arc::ptr_eq(&other.lost, &self.own));
@@ -153,7 +158,7 @@ mod tests {
     use zmove_transport::{ControlReader, PathProbe, control_pair};
 
     use super::*;
-    use crate::session::leases::keeping::SenderPlace;
+    use crate::session::leases::keeping::SenderLocation;
 
     /// Returns a lease whose sender never echoes a ping, and the connection to that sender. The kernel reports nothing,
     /// as with QUIC.
@@ -161,7 +166,7 @@ mod tests {
         let (near, _far) = tokio::io::duplex(1024);
         let (reader, writer) = control_pair(near);
         let connection = PathProbe::default();
-        let kept = KeptLease::begin(SenderPlace::Elsewhere, writer.pinger(), connection);
+        let kept = KeptLease::begin(SenderLocation::OtherProcess, writer.pinger(), connection);
         (kept, reader)
     }
 
@@ -170,7 +175,7 @@ mod tests {
         owner: &str,
         target: impl Into<PathBuf>,
         kept: &KeptLease,
-    ) -> Working {
+    ) -> ActiveSession {
         sessions.begin(owner, Some(target.into()), kept).await
     }
 
@@ -203,7 +208,7 @@ mod tests {
         tokio::pin!(next);
         tokio::select! {
             () = &mut next => panic!("the first one has not ended"),
-            () = first.is_lost() => {}
+            () = first.wait_until_lost() => {}
         }
         drop(first);
         next.await;

@@ -8,7 +8,7 @@ use zmove_transport::Frame;
 use zmove_types::{Buffer, Cv, GroupSpan, Metadata, RelPath, Timestamp};
 use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
-use super::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
+use super::{UnchangedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
 use crate::rights::quota::Quota;
 
 /// Verifies a frame with a valid seal. The input contains the header (its digest and lengths are set to match), 8 bytes
@@ -90,12 +90,12 @@ fn check(frame: Frame, file_bytes: u64) {
         }
         FrameKind::Filler => assert!(is_filler(&frame), "it is sealed"),
         FrameKind::Same => {
-            let named = NamedGroup::check(&header, file_bytes, |_| Some(TOLD));
+            let named = UnchangedGroup::check(&header, file_bytes, |_| Some(TOLD));
             assert_eq!(
                 named.is_ok(),
                 GroupSpan::of(file_bytes, header.group).is_some()
             );
-            assert!(NamedGroup::check(&header, file_bytes, |_| Some(Cv([0; 32]))).is_err());
+            assert!(UnchangedGroup::check(&header, file_bytes, |_| Some(Cv([0; 32]))).is_err());
         }
     }
 }

@@ -222,10 +222,10 @@ fn a_group_is_named_by_the_value_that_was_told() {
         ..FrameHeader::default()
     };
     let header = sealed(header, &[7; 32]);
-    let check = |told: Option<Cv>| NamedGroup::check(&header, 2 * GROUP_BYTES, |_| told);
+    let check = |told: Option<Cv>| UnchangedGroup::check(&header, 2 * GROUP_BYTES, |_| told);
     assert_eq!(check(Some(Cv([7; 32]))).unwrap().item, ItemId(4));
     assert!(check(Some(Cv([8; 32]))).is_err() && check(None).is_err());
-    assert!(NamedGroup::check(&header, GROUP_BYTES, |_| Some(Cv([7; 32]))).is_err());
+    assert!(UnchangedGroup::check(&header, GROUP_BYTES, |_| Some(Cv([7; 32]))).is_err());
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn the_groups_of_a_file_that_has_its_name_are_forgotten() {
     session
         .groups
         .lock()
-        .read_on(session.directory.fd(), &session.session)
+        .read_new_records(session.directory.fd(), &session.session)
         .unwrap();
     assert!(session.groups.lock().of(&key).is_some());
     assert_eq!(

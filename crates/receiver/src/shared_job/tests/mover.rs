@@ -1,7 +1,7 @@
 //! A sender with its own receiver, connected by the memory transport.
 
 use super::*;
-use crate::rights::grant::Owning;
+use crate::rights::grant::OwnerPermission;
 use crate::rights::grant::Rights;
 
 /// A sender with its own receiver.
@@ -38,7 +38,7 @@ impl Mover {
         lanes_in.try_send(source).unwrap();
         let rights = Rights {
             access: WriteAccess::Beneath(vec![root.to_owned()].into()),
-            owning: Owning::Allowed,
+            owning: OwnerPermission::Allowed,
             ..Rights::default()
         };
         let session = Session {

@@ -90,7 +90,7 @@ fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_i
     assert_eq!(answers(other), [None, None], "another session");
     let closed = |root: &Arc<OwnedFd>| {
         job(root)
-            .close(&Lease::constant(), root, JOB, PATIENCE)
+            .close(&Lease::constant(), root, JOB, END_TIMEOUT)
             .unwrap();
     };
     assert_eq!(answers(closed), [None, absent], "its directory has gone");

@@ -78,7 +78,7 @@ fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
             .shared_job
             .as_ref()
             .unwrap()
-            .obey(&transfer, order)
+            .execute(&transfer, order)
             .is_ok()
     };
     let commit = |to| {
@@ -112,7 +112,7 @@ fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let names = ["d0", "d1", "d2", "d3"];
     let directories = names.iter().zip(0..).map(|(name, entry)| {
         std::fs::create_dir(home.path().join(name)).unwrap();
-        DirectoryToSet {
+        DirectoryMetadata {
             entry,
             path: path(name),
             metadata: metadata(),
@@ -145,7 +145,7 @@ fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let order = SharedJobOrder::SetDirectories {
         head: Batch { groups }.encode(),
     };
-    let result = session.obey(&transfer, order).unwrap();
+    let result = session.execute(&transfer, order).unwrap();
     let ended = SharedJobResult::Failed(Operation::SetMetadata, FaultCode::JobEnded);
     assert_eq!(result, ended);
 }

@@ -26,14 +26,14 @@ use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath}
 use zmove_wire::FileHead;
 
 use crate::config::BUFFER_BYTES;
-use crate::rights::quota::Booking;
+use crate::rights::quota::Charge;
 use crate::store::target::tree::open_old;
 use zmove_types::Lock;
 
 /// The old versions whose hash values were sent to the sender, by the path of their file.
 #[derive(Debug)]
-pub(crate) struct Bases {
-    known: Lock<HashMap<RelPath, Base>>,
+pub(crate) struct OldVersions {
+    known: Lock<HashMap<RelPath, OldVersion>>,
     file_io: Arc<dyn FileIo>,
     direct: Direct,
     /// Buffers for groups that are read from old versions, one for each writer.
@@ -42,10 +42,10 @@ pub(crate) struct Bases {
 
 /// The old version of one large file.
 #[derive(Debug)]
-pub(crate) struct Base {
+pub(crate) struct OldVersion {
     /// The hash values that were sent for its groups, by group index.
     cvs: BTreeMap<u32, Cv>,
-    _held: Option<Booking>,
+    _held: Option<Charge>,
     sources: OnceLock<GroupSources>,
 }
 
@@ -58,7 +58,7 @@ struct GroupSources {
     old: Option<DataFile>,
 }
 
-impl Bases {
+impl OldVersions {
     pub(crate) fn new(writers: usize, file_io: Arc<dyn FileIo>, direct: Direct) -> Self {
         Self {
             known: Lock::default(),
@@ -69,18 +69,18 @@ impl Bases {
     }
 
     /// Takes the old version of a file that has been declared.
-    pub(crate) fn take(&self, path: &RelPath) -> Option<Base> {
+    pub(crate) fn take(&self, path: &RelPath) -> Option<OldVersion> {
         self.known.lock().remove(path)
     }
 
     /// Adds an old version whose hash values are about to be sent to the sender.
-    pub(crate) fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booking>) {
-        let base = Base {
+    pub(crate) fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Charge>) {
+        let old_version = OldVersion {
             cvs,
             _held: held,
             sources: OnceLock::new(),
         };
-        self.known.lock().insert(path, base);
+        self.known.lock().insert(path, old_version);
     }
 
     /// Returns the hash value of a group of an old version, or `None` if the group is incomplete, cannot be read, or no
@@ -90,7 +90,7 @@ impl Bases {
     }
 }
 
-impl Base {
+impl OldVersion {
     /// Returns the hash value that was sent for a group.
     pub(crate) fn cv(&self, index: u32) -> Option<Cv> {
         self.cvs.get(&index).copied()
@@ -123,7 +123,7 @@ impl Base {
     }
 
     /// Records that the new file is the old version, changed in place.
-    pub(crate) fn is_the_file_itself(&self, file: &Staged) {
+    pub(crate) fn set_in_place(&self, file: &Staged) {
         let _first = self.sources.set(GroupSources {
             in_place: is_read_from_storage(file),
             old: None,
@@ -135,25 +135,25 @@ impl Base {
     ///
     /// # Errors
     /// Returns an I/O error if the group cannot be written.
-    pub(crate) fn keep(
+    pub(crate) fn copy_group(
         &self,
-        bases: &Bases,
+        old_versions: &OldVersions,
         open_old: impl FnOnce() -> io::Result<File>,
         head: &FileHead,
         new: &Staged,
         span: GroupSpan,
         cv: Cv,
     ) -> io::Result<bool> {
-        let Some(mut buffer) = bases.buffers.take() else {
+        let Some(mut buffer) = old_versions.buffers.take() else {
             return Ok(false);
         };
-        let file_io = bases.file_io.as_ref();
+        let file_io = old_versions.file_io.as_ref();
         // It is not known whether the part started as a clone.
         let of_part = || GroupSources {
             in_place: is_read_from_storage(new),
             old: open_old()
                 .ok()
-                .and_then(|old| for_reading(old, bases.direct)),
+                .and_then(|old| for_reading(old, old_versions.direct)),
         };
         let GroupSources { in_place, old } = self.sources.get_or_init(of_part);
         let mut there = None;

@@ -51,19 +51,19 @@ pub(super) struct DirectoryFiles {
     pub(super) count: usize,
     /// Whether this is the last directory of the batch. The batch may have been full at this point, so that more files
     /// of the directory are likely to follow.
-    pub(super) may_go_on: bool,
+    pub(super) may_continue: bool,
 }
 
 impl DirectoryFiles {
     /// Returns whether there are enough files for a staging directory, or are likely to be with the files that follow.
     /// If none is created now, the files that follow find a directory that is already in use.
-    pub(super) const fn are_many(self) -> bool {
-        self.count >= TOGETHER_FILES_MIN || self.may_go_on
+    pub(super) const fn is_worth_staging(self) -> bool {
+        self.count >= STAGED_FILES_MIN || self.may_continue
     }
 }
 
 /// Minimum number of files for which a staging directory pays off.
-const TOGETHER_FILES_MIN: usize = 8;
+const STAGED_FILES_MIN: usize = 8;
 
 /// Maximum number of entries in one run. It is low so that threads that join find work, and high enough that a thread
 /// seldom has to fetch a new run.
@@ -94,7 +94,7 @@ impl<'d> Runs<'d> {
                 path: Arc::new(group.directory),
                 files: DirectoryFiles {
                     count,
-                    may_go_on: number == last,
+                    may_continue: number == last,
                 },
                 entries: entries.into_iter(),
                 threads: 0,
@@ -110,7 +110,7 @@ impl<'d> Runs<'d> {
     /// Returns the next entries for a thread that has placed the entries of `done`.
     pub(super) fn next(&self, done: Option<Run<'_>>) -> Option<Run<'d>> {
         let last = done.as_ref().map(|done| done.group);
-        self.leave(done);
+        self.finish_run(done);
         let mut groups = self.0.lock();
         let waiting = groups
             .iter()
@@ -131,7 +131,7 @@ impl<'d> Runs<'d> {
     }
 
     /// Records that a thread has placed these entries.
-    pub(super) fn leave(&self, done: Option<Run<'_>>) {
+    pub(super) fn finish_run(&self, done: Option<Run<'_>>) {
         if let Some(Run { group, .. }) = done {
             let group = &mut self.0.lock()[group];
             group.threads -= 1;

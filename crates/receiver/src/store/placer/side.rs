@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use zmove_disk::{Lease, NameAt, StagingDirectory, publish_from};
 use zmove_types::Name;
 
-use crate::rights::quota::StagingBooking;
+use crate::rights::quota::StagingCharge;
 
 /// The side directories of one directory for one batch.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) struct SideDirectories {
 #[derive(Debug)]
 pub(super) struct SideDirectory {
     pub(super) staging: StagingDirectory,
-    _held: StagingBooking,
+    _held: StagingCharge,
 }
 
 /// Maximum number of side directories. While one file is created and removed in a side directory, two or three others
@@ -47,7 +47,7 @@ impl SideDirectories {
     /// be created or a link has failed.
     pub(super) fn next(
         &self,
-        begin: impl FnOnce() -> Option<(StagingDirectory, StagingBooking)>,
+        begin: impl FnOnce() -> Option<(StagingDirectory, StagingCharge)>,
     ) -> Option<Arc<SideDirectory>> {
         if self.is_refused() {
             return None;

@@ -12,7 +12,7 @@ use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
-use crate::rights::grant::Owning;
+use crate::rights::grant::OwnerPermission;
 use crate::rights::quota::Quota;
 use crate::store::failure::FaultCause;
 use crate::store::large_files::Complete;
@@ -155,7 +155,7 @@ fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
 
 /// Places a group without publishing it.
 pub(crate) fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
-    let batch = PendingBatch::new(ItemId(1), SenderKnowledge::Needed, None);
+    let batch = PendingBatch::new(ItemId(1), ExpectedState::Absent, None);
     placer.place_groups(
         vec![group],
         &batch,
@@ -373,13 +373,13 @@ fn what_comes_while_a_directory_gets_its_name_is_published_later() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let early = begin(&mut placer, files("d", "f", 8));
-    let publishing = transfer.publisher.take();
+    let publishing = transfer.publisher.take_generation();
     let later = begin(&mut placer, files("d", "g", 8));
     publishing
         .publish(&transfer, None)
         .into_iter()
         .filter_map(PendingBatch::release)
-        .for_each(|told| transfer.reports.tell(told));
+        .for_each(|told| transfer.reports.report(told));
     assert_eq!(visible(&home.path().join("d")).len(), 8);
     publish_all(&transfer);
     assert_eq!(visible(&home.path().join("d")).len(), 16);
@@ -481,7 +481,7 @@ fn a_guessed_file_that_is_there_by_now_stays() {
         }
         let transfer = transfer(home.path());
         let mut placer = Placer::new(&transfer);
-        let batch = PendingBatch::new(ItemId(1), SenderKnowledge::PerhapsThere, None);
+        let batch = PendingBatch::new(ItemId(1), ExpectedState::Unknown, None);
         placer.place_groups(
             vec![files("d", "f", 8)],
             &batch,
@@ -493,7 +493,7 @@ fn a_guessed_file_that_is_there_by_now_stays() {
         dress(&there, 0o644);
         publish_all(&transfer);
         assert_eq!(std::fs::read(&there).unwrap(), b"y");
-        let FaultCause { operation, code } = ALREADY_THERE;
+        let FaultCause { operation, code } = KEPT_EXISTING;
         assert_eq!(
             batch.faults(),
             [EntryFault {
@@ -514,8 +514,8 @@ fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs
         let home = tempfile::tempdir().unwrap();
         let there = home.path().join("f0");
         let mut transfer = transfer(home.path());
-        transfer.target.view.keeper.rules.kinds = Kinds::ALL;
-        transfer.target.view.keeper.rules.owning = Owning::Allowed;
+        transfer.target.view.policy.rules.kinds = Kinds::ALL;
+        transfer.target.view.policy.rules.owning = OwnerPermission::Allowed;
         let mut group = files("", "f", 1);
         let BatchEntry::File(file) = &mut group.entries[0] else {
             unreachable!()
@@ -535,7 +535,7 @@ fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs
         }));
         file.metadata.mode = 0o4755;
         let mut placer = Placer::new(&transfer);
-        let batch = PendingBatch::new(ItemId(1), SenderKnowledge::PerhapsThere, None);
+        let batch = PendingBatch::new(ItemId(1), ExpectedState::Unknown, None);
         placer.place_groups(
             vec![group],
             &batch,
@@ -560,13 +560,13 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("d")).unwrap();
         let mut transfer = transfer(home.path());
-        transfer.target.view.keeper.rules.overwrite = overwrite;
+        transfer.target.view.policy.rules.overwrite = overwrite;
         let batch = begin(&mut Placer::new(&transfer), files("d", "f", 2));
         // The existing file is newer than the new one.
         std::fs::write(home.path().join("d/f1"), "y").unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/f1")).unwrap(), b"y");
-        let FaultCause { operation, code } = ALREADY_THERE;
+        let FaultCause { operation, code } = KEPT_EXISTING;
         assert_eq!(
             batch.faults(),
             [EntryFault {
@@ -663,7 +663,7 @@ fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let above = begin(&mut placer, files("d", "f", 8));
-    let first = transfer.publisher.take();
+    let first = transfer.publisher.take_generation();
     let batches = [
         begin(&mut placer, files("d/x", "g", 8)),
         begin(&mut placer, files("d/x/y", "h", 3)),
@@ -673,7 +673,7 @@ fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
         .publish(&transfer, None)
         .into_iter()
         .filter_map(PendingBatch::release)
-        .for_each(|told| transfer.reports.tell(told));
+        .for_each(|told| transfer.reports.report(told));
     publish_all(&transfer);
     assert_eq!(above.faults(), []);
     assert!(batches.iter().all(|batch| batch.faults().is_empty()));
@@ -704,7 +704,7 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
     for overwrite in [Overwrite::Nothing, Overwrite::Older] {
         let home = tempfile::tempdir().unwrap();
         let mut transfer = transfer(home.path());
-        transfer.target.view.keeper.rules.overwrite = overwrite;
+        transfer.target.view.policy.rules.overwrite = overwrite;
         let mut placer = Placer::new(&transfer);
         let batches = [
             begin(&mut placer, files("d", "f", 8)),
@@ -715,7 +715,7 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
         std::fs::write(home.path().join("d/few/g1"), "y").unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/few/g1")).unwrap(), b"y");
-        let FaultCause { operation, code } = ALREADY_THERE;
+        let FaultCause { operation, code } = KEPT_EXISTING;
         assert_eq!(batches[0].faults(), []);
         assert_eq!(
             batches[1].faults(),
@@ -755,7 +755,7 @@ fn a_new_directory_is_not_staged_when_large_files_need_the_descriptors() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let _held: Vec<_> =
-        std::iter::from_fn(|| transfer.quota.book_spare_staging(&path("d"))).collect();
+        std::iter::from_fn(|| transfer.quota.charge_spare_staging(&path("d"))).collect();
     let batch = begin(&mut placer, files("d", "f", 8));
     assert_eq!(names(home.path()), ["d"]);
     publish_all(&transfer);
@@ -802,7 +802,7 @@ fn of_one_name_in_two_batches_the_last_stays() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let first = begin(&mut placer, files("d", "f", 8));
-    let second = PendingBatch::new(ItemId(2), SenderKnowledge::Needed, None);
+    let second = PendingBatch::new(ItemId(2), ExpectedState::Absent, None);
     placer.place_groups(
         vec![files("d", "f", 9)],
         &second,
@@ -841,7 +841,7 @@ fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
-    let batch = PendingBatch::new(ItemId(1), SenderKnowledge::Needed, None);
+    let batch = PendingBatch::new(ItemId(1), ExpectedState::Absent, None);
     let groups = vec![files("whole", "f", 2), files("begun", "f", 2)];
     placer.place_groups(groups, &batch, b"xxxx", &transfer.turn(Task::Write));
     begin(&mut placer, files("begun", "g", 2));
@@ -855,9 +855,9 @@ fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
 fn late_transfer(home: &Path, durability: Durability) -> Transfer {
     std::fs::create_dir(home.join("d")).unwrap();
     let mut transfer = transfer(home);
-    transfer.target.view.keeper.rules.durability = durability;
+    transfer.target.view.policy.rules.durability = durability;
     transfer.quota.begin_to_write_late();
-    assert!(transfer.quota.writes_late());
+    assert!(transfer.quota.has_slow_writes());
     transfer
 }
 
@@ -898,7 +898,7 @@ fn on_late_storage_files_that_are_there_are_replaced_or_stay_as_always() {
     ] {
         let home = tempfile::tempdir().unwrap();
         let mut transfer = late_transfer(home.path(), Durability::File);
-        transfer.target.view.keeper.rules.overwrite = overwrite;
+        transfer.target.view.policy.rules.overwrite = overwrite;
         let directory = home.path().join("d");
         std::fs::write(directory.join("f3"), "old").unwrap();
         let batch = begin(&mut Placer::new(&transfer), files("d", "f", 40));
@@ -936,7 +936,7 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
                 &path("d"),
                 DirectoryFiles {
                     count: 1,
-                    may_go_on: false,
+                    may_continue: false,
                 },
             )
             .unwrap(),
@@ -987,11 +987,11 @@ fn a_file_that_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let batch = begin(&mut placer, files("there", "f", 1));
-    let written = transfer.publisher.take().files;
+    let written = transfer.publisher.take_generation().files;
     let failed_flushes = transfer.publisher.failed_flushes();
     transfer.publisher.suspect();
     // Everything that belonged to a generation by then has been checked.
-    drop(transfer.publisher.take());
+    drop(transfer.publisher.take_generation());
     let hidden = names(&home.path().join("there")).remove(0);
     std::fs::write(home.path().join("there").join(hidden), "0").unwrap();
     written
@@ -1008,7 +1008,7 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     std::fs::create_dir(home.path().join("there")).unwrap();
     let file_systems = FileSystems::that_are_late();
     let mut transfer = transfer(home.path());
-    transfer.target.view.keeper.rules.durability = Durability::End;
+    transfer.target.view.policy.rules.durability = Durability::End;
     transfer.target.file_systems = file_systems;
     let mut placer = Placer::new(&transfer);
     let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));

@@ -12,19 +12,19 @@ use crate::store::failure::FaultCause;
 /// The entries that are not at their final path, together with everything below them, by the path of their parent
 /// directory. Storing a full path for each entry would take gigabytes.
 #[derive(Debug, Default)]
-pub(crate) struct Lost(HashMap<RelPath, LostNames>);
+pub(crate) struct LostEntries(HashMap<RelPath, LostNames>);
 
 /// The lost entries of one directory, by name.
 type LostNames = HashMap<Name, FaultCause>;
 
 /// A view of the lost entries in one directory.
-pub(crate) struct LostIn<'a> {
+pub(crate) struct LostInDirectory<'a> {
     /// The fault of the directory itself or one of its parents, if it was lost.
     with_directory: Option<FaultCause>,
     names: Option<&'a mut LostNames>,
 }
 
-impl Lost {
+impl LostEntries {
     /// Records the fault of the entry at `below` relative to the directory `above`, or of `above` itself. An entry may
     /// be recorded twice: first when it cannot be moved into its directory because another entry exists there, and
     /// again when that other entry cannot be moved with the directory above. The second fault then replaces the first.
@@ -46,22 +46,22 @@ impl Lost {
     }
 
     /// Returns the lost entries of one directory.
-    pub(crate) fn in_directory(&mut self, directory: &RelPath) -> LostIn<'_> {
-        LostIn {
-            with_directory: self.with(directory),
+    pub(crate) fn in_directory(&mut self, directory: &RelPath) -> LostInDirectory<'_> {
+        LostInDirectory {
+            with_directory: self.nearest_fault(directory),
             names: self.0.get_mut(directory),
         }
     }
 
     /// Returns the fault of a directory or of the nearest lost parent, which also applies to everything in the
     /// directory.
-    fn with(&self, directory: &RelPath) -> Option<FaultCause> {
+    fn nearest_fault(&self, directory: &RelPath) -> Option<FaultCause> {
         successors(Some(directory.clone()), RelPath::parent)
             .take_while(|_| !self.0.is_empty())
-            .find_map(|above| self.of(&above))
+            .find_map(|above| self.fault_at(&above))
     }
 
-    fn of(&self, path: &RelPath) -> Option<FaultCause> {
+    fn fault_at(&self, path: &RelPath) -> Option<FaultCause> {
         let (directory, name) = path.split()?;
         self.0.get(&directory)?.get(&name).copied()
     }
@@ -79,7 +79,7 @@ impl Lost {
     }
 }
 
-impl LostIn<'_> {
+impl LostInDirectory<'_> {
     /// Returns why a file is missing, or `None` if it is not. Removes the fault of the file.
     pub(crate) fn take(&mut self, name: &Name) -> Option<FaultCause> {
         let lost = self.names.as_mut().and_then(|names| names.remove(name));
@@ -111,7 +111,7 @@ mod tests {
                 .unwrap()
         };
         let fault = FaultCause::new(Operation::Rename, FaultCode::Incomplete);
-        let mut lost = Lost::default();
+        let mut lost = LostEntries::default();
         (0..1000).for_each(|number| lost.insert(&above, &path(number), fault));
         let kept = lost.0.iter().map(|(directory, names)| {
             let names = names.keys().map(|name| name.as_bytes().len());
@@ -135,7 +135,7 @@ mod tests {
         let fault = FaultCause::new(Operation::Rename, FaultCode::Incomplete);
         let there = FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
         for [inner, outer] in [[there, fault], [fault, there], [fault, fault]] {
-            let mut lost = Lost::default();
+            let mut lost = LostEntries::default();
             lost.insert(&path("a/b"), &path("f"), inner);
             lost.insert(&path("a"), &path("b/f"), outer);
             lost.insert(&path("a"), &path("b/link"), fault);

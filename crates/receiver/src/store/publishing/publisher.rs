@@ -49,9 +49,9 @@ use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FileEntry};
 
 use crate::rights::quota::messages::ELEMENT_BYTES;
-use crate::rights::quota::{Booking, StagingBooking};
+use crate::rights::quota::{Charge, StagingCharge};
 use crate::store::failure::FaultCause;
-use crate::store::reports::Outcome;
+use crate::store::reports::ThreadReport;
 use zmove_types::Lock;
 
 /// The files that a transfer has written but not yet published, shared by the writers and the publishing thread.
@@ -100,24 +100,24 @@ struct PublisherState {
 /// Everything that one flush covers.
 #[derive(Debug, Default)]
 pub(crate) struct Generation {
-    pub(crate) staging: HashMap<RelPath, Filling>,
+    pub(crate) staging: HashMap<RelPath, StagingContents>,
     pub(crate) files: Vec<HiddenFile>,
     pub(crate) large: Vec<WholeFile>,
     /// Directories in which files were renamed into place directly, without the publisher.
-    pub(crate) named_in: HashSet<RelPath>,
+    pub(crate) renamed_in: HashSet<RelPath>,
     /// All batches placed in this generation, including batches without files, because their directories may be below a
     /// staging directory.
     pub(crate) batches: Vec<Arc<PendingBatch>>,
     pub(crate) entries: usize,
     pub(crate) began: Option<Instant>,
-    pub(crate) touched: Option<Instant>,
+    pub(crate) last_added: Option<Instant>,
     /// Whether a flush has failed since part of this generation was written, so that each file must be checked.
     pub(crate) suspect: bool,
 }
 
 /// A staging directory and the files in it.
 #[derive(Debug)]
-pub(crate) struct Filling {
+pub(crate) struct StagingContents {
     pub(crate) staging: Arc<StagingDirectory>,
     pub(crate) writers: usize,
     pub(crate) filled: Vec<SmallFile>,
@@ -125,7 +125,7 @@ pub(crate) struct Filling {
     pub(crate) spoiled: Vec<Name>,
     /// Whether a writer panicked while it filled the directory, which leaves its contents unknown.
     pub(crate) abandoned: bool,
-    pub(crate) _held: StagingBooking,
+    pub(crate) _held: StagingCharge,
 }
 
 /// A complete small file that waits for its final name.
@@ -161,11 +161,11 @@ pub(crate) struct WholeFile {
 
 /// The sender's knowledge about the files of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SenderKnowledge {
+pub(crate) enum ExpectedState {
     /// The files do not exist at the target, or must be replaced.
-    Needed,
+    Absent,
     /// The sender assumed that the files do not exist. A file that does exist is kept.
-    PerhapsThere,
+    Unknown,
 }
 
 /// A batch whose entries are being placed and published. The batch is reported to the sender when its last holder
@@ -173,24 +173,24 @@ pub(crate) enum SenderKnowledge {
 #[derive(Debug)]
 pub(crate) struct PendingBatch {
     item: ItemId,
-    pub(crate) known: SenderKnowledge,
+    pub(crate) known: ExpectedState,
     faults: Lock<Vec<EntryFault>>,
     /// The memory of its names, charged to the key's quota.
-    _held: Option<Booking>,
+    _held: Option<Charge>,
 }
 
 /// A guard for a writer that fills a staging directory. If a panic drops the guard, the directory is abandoned.
 #[derive(Debug)]
-pub(crate) struct FillingGuard<'a> {
+pub(crate) struct StagingGuard<'a> {
     publisher: &'a Publisher,
     path: RelPath,
     pub(crate) staging: Arc<StagingDirectory>,
-    left: bool,
+    has_left: bool,
 }
 
 /// The reason why the publishing thread wakes up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wake {
+pub(crate) enum WakeReason {
     Time,
     Requested,
     Stopped,
@@ -271,7 +271,7 @@ impl Publisher {
     }
 
     /// Returns a guard for filling the staging directory of `path`, if one exists and still accepts files.
-    pub(crate) fn join(&self, path: &RelPath) -> Option<FillingGuard<'_>> {
+    pub(crate) fn join(&self, path: &RelPath) -> Option<StagingGuard<'_>> {
         let mut state = self.state.lock();
         while state.beginning.contains(path) {
             state = self.wait(state);
@@ -284,12 +284,12 @@ impl Publisher {
         Some(self.guard(path, &filling.staging))
     }
 
-    fn guard(&self, path: &RelPath, staging: &Arc<StagingDirectory>) -> FillingGuard<'_> {
-        FillingGuard {
+    fn guard(&self, path: &RelPath, staging: &Arc<StagingDirectory>) -> StagingGuard<'_> {
+        StagingGuard {
             publisher: self,
             path: path.clone(),
             staging: Arc::clone(staging),
-            left: false,
+            has_left: false,
         }
     }
 
@@ -298,8 +298,8 @@ impl Publisher {
     pub(crate) fn begin(
         &self,
         path: &RelPath,
-        begin: impl FnOnce() -> Option<(StagingDirectory, StagingBooking)>,
-    ) -> Option<FillingGuard<'_>> {
+        begin: impl FnOnce() -> Option<(StagingDirectory, StagingCharge)>,
+    ) -> Option<StagingGuard<'_>> {
         let mut state = self.state.lock();
         if state.current.staging.len() >= STAGING_MAX {
             state.requested = true;
@@ -319,7 +319,7 @@ impl Publisher {
         let staging = Arc::new(staging);
         let mut state = self.state.lock();
         state.staged.insert(path.clone(), Arc::clone(&staging));
-        let filling = Filling {
+        let filling = StagingContents {
             staging: Arc::clone(&staging),
             writers: 1,
             filled: Vec::new(),
@@ -335,7 +335,7 @@ impl Publisher {
     }
 
     /// Creates a directory with `make`, which returns `false` if it already exists. A new directory counts as fresh
-    /// unless somebody has [used](Self::is_used) it before this call returns.
+    /// unless somebody has [used](Self::mark_used) it before this call returns.
     pub(crate) fn make(
         &self,
         path: &RelPath,
@@ -365,13 +365,13 @@ impl Publisher {
     }
 
     /// Returns whether this transfer has created a directory that is still unused. From now on it counts as used.
-    pub(crate) fn take_fresh(&self, path: &RelPath) -> bool {
+    pub(crate) fn use_fresh(&self, path: &RelPath) -> bool {
         self.state.lock().fresh.remove(path)
     }
 
     /// Records that an entry is about to be added to a directory, and possibly to each of its parents, because missing
     /// parents will be created.
-    pub(crate) fn is_used(&self, path: &RelPath) {
+    pub(crate) fn mark_used(&self, path: &RelPath) {
         let mut state = self.state.lock();
         if state.fresh.is_empty() && state.making.is_empty() {
             return;
@@ -408,7 +408,7 @@ impl Publisher {
         }
         state.sweeping.insert(path.clone());
         drop(state);
-        let _sweeping = Sweeping {
+        let _sweeping = SweepGuard {
             publisher: self,
             path,
         };
@@ -433,10 +433,10 @@ impl Publisher {
     }
 
     /// Records that a file which was flushed individually has been renamed into place in this directory.
-    pub(crate) fn has_named_in(&self, directory: &RelPath) {
+    pub(crate) fn record_renamed_in(&self, directory: &RelPath) {
         let mut state = self.state.lock();
-        if !state.current.named_in.contains(directory) {
-            state.current.named_in.insert(directory.clone());
+        if !state.current.renamed_in.contains(directory) {
+            state.current.renamed_in.insert(directory.clone());
         }
         self.touch(&mut state);
     }
@@ -492,23 +492,26 @@ impl Publisher {
     }
 
     /// Waits at most `pause` for the next work of the publishing thread.
-    pub(crate) fn next(&self, pause: Duration) -> Wake {
+    pub(crate) fn next(&self, pause: Duration) -> WakeReason {
         let latest = Instant::now() + pause;
         let mut state = self.state.lock();
         loop {
             if state.stopped {
-                return Wake::Stopped;
+                return WakeReason::Stopped;
             }
             if std::mem::take(&mut state.requested) {
-                return Wake::Requested;
+                return WakeReason::Requested;
             }
-            let idle = state.current.touched.map(|touched| touched + self.idle_max);
+            let idle = state
+                .current
+                .last_added
+                .map(|last_added| last_added + self.idle_max);
             let until = idle.map_or(latest, |idle| idle.min(latest));
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Wake::Time;
+            let has_left = until.saturating_duration_since(Instant::now());
+            if has_left.is_zero() {
+                return WakeReason::Time;
             }
-            let waited = self.changed.wait_timeout(state, left);
+            let waited = self.changed.wait_timeout(state, has_left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -518,7 +521,7 @@ impl Publisher {
         let current = &self.state.lock().current;
         let longer =
             |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
-        longer(current.began, wait_max) || longer(current.touched, self.idle_max)
+        longer(current.began, wait_max) || longer(current.last_added, self.idle_max)
     }
 
     /// Records new work. The first work of a generation wakes the publishing thread, which might otherwise sleep too
@@ -546,7 +549,7 @@ impl Publisher {
     }
 
     /// Takes everything that has been written so far. First waits for writers that are filling a staging directory.
-    pub(crate) fn take(&self) -> Generation {
+    pub(crate) fn take_generation(&self) -> Generation {
         let mut state = self.state.lock();
         state.closing = true;
         while state
@@ -565,7 +568,7 @@ impl Publisher {
     }
 
     /// Waits for the exclusive right to publish.
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_cycle(&self) -> MutexGuard<'_, ()> {
         self.cycle.lock()
     }
 
@@ -578,7 +581,7 @@ impl Publisher {
     }
 
     /// Records that a staging directory was renamed into place or no longer exists.
-    pub(crate) fn named(&self, path: &RelPath) {
+    pub(crate) fn note_staging_published(&self, path: &RelPath) {
         self.state.lock().staged.remove(path);
     }
 
@@ -616,18 +619,18 @@ impl Drop for BeginningGuard<'_> {
     }
 }
 
-impl FillingGuard<'_> {
+impl StagingGuard<'_> {
     /// Hands over the files that the writer has created in the directory. `spoiled` lists incomplete files that remain
     /// there.
     pub(crate) fn leave(mut self, filled: Vec<SmallFile>, spoiled: Vec<Name>) {
-        self.left = true;
+        self.has_left = true;
         self.end(|filling| {
             filling.spoiled.extend(spoiled);
             filling.filled.extend(filled);
         });
     }
 
-    fn end(&self, book: impl FnOnce(&mut Filling)) {
+    fn end(&self, book: impl FnOnce(&mut StagingContents)) {
         let mut state = self.publisher.state.lock();
         let current = &mut state.current;
         if let Some(filling) = current.staging.get_mut(&self.path) {
@@ -644,21 +647,21 @@ impl FillingGuard<'_> {
     }
 }
 
-impl Drop for FillingGuard<'_> {
+impl Drop for StagingGuard<'_> {
     fn drop(&mut self) {
-        if !self.left {
+        if !self.has_left {
             self.end(|filling| filling.abandoned = true);
         }
     }
 }
 
 /// Marks a directory as being swept until this is dropped.
-struct Sweeping<'a> {
+struct SweepGuard<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
 }
 
-impl Drop for Sweeping<'_> {
+impl Drop for SweepGuard<'_> {
     fn drop(&mut self) {
         self.publisher.state.lock().sweeping.remove(self.path);
         self.publisher.sweep_ended.notify_all();
@@ -679,7 +682,7 @@ impl Generation {
         let now = Instant::now();
         let is_first = self.began.is_none();
         self.began.get_or_insert(now);
-        self.touched = Some(now);
+        self.last_added = Some(now);
         is_first
     }
 
@@ -696,7 +699,7 @@ impl SmallFile {
 }
 
 impl PendingBatch {
-    pub(crate) fn new(item: ItemId, known: SenderKnowledge, held: Option<Booking>) -> Arc<Self> {
+    pub(crate) fn new(item: ItemId, known: ExpectedState, held: Option<Charge>) -> Arc<Self> {
         Arc::new(Self {
             item,
             known,
@@ -711,9 +714,9 @@ impl PendingBatch {
     }
 
     /// Returns the outcome to report if this was the last reference to the batch.
-    pub(crate) fn release(self: Arc<Self>) -> Option<Outcome> {
+    pub(crate) fn release(self: Arc<Self>) -> Option<ThreadReport> {
         let Self { item, faults, .. } = Arc::into_inner(self)?;
-        Some(Outcome::Published(item, faults.into_inner()))
+        Some(ThreadReport::Published(item, faults.into_inner()))
     }
 
     /// Returns the faults so far.

@@ -26,7 +26,7 @@ fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
     let (begins, began) = bounded(0);
     let (ends, ended) = bounded(0);
     let mut transfer = transfer_with_journals(home, Some(journals.to_owned()));
-    transfer.target.view.keeper.rules.durability = Durability::End;
+    transfer.target.view.policy.rules.durability = Durability::End;
     transfer.target.file_systems = FileSystems::flushed_by(move || {
         // A test that has failed no longer controls its flushes.
         if begins.send(()).is_ok() {
@@ -140,8 +140,8 @@ fn the_thread_that_publishes_wakes_soon_after_the_first_file_of_a_generation() {
     let began = Instant::now();
     thread::scope(|scope| {
         let woken = scope.spawn(|| publisher.next(pause));
-        publisher.has_named_in(&RelPath::root());
-        assert!(matches!(woken.join().unwrap(), Wake::Time));
+        publisher.record_renamed_in(&RelPath::root());
+        assert!(matches!(woken.join().unwrap(), WakeReason::Time));
     });
     assert!(began.elapsed() < pause && publisher.is_due(pause));
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use zmove_disk::{FileIdentity, number_at};
 use zmove_types::{FileNumber, Lock, Name, Timestamp};
 
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 
 /// The files whose contents were compared. See the module.
 #[derive(Debug)]
@@ -24,27 +24,27 @@ pub(crate) struct ComparedFiles {
 
 #[derive(Debug)]
 struct State {
-    looks: HashMap<FileNumber, Look>,
-    held: Booking,
+    identities: HashMap<FileNumber, IdentityHash>,
+    held: Charge,
 }
 
 /// The hash of a file's identity when it was compared.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct IdentityHash {
     hash: u64,
     /// Whether the file had other names. Removing one of them changes the change time of the file.
     is_shared: bool,
 }
 
 /// Memory of a file in the map in bytes, including the map's spare capacity.
-const FILE_BYTES: usize = 2 * size_of::<(FileNumber, Look)>();
+const FILE_BYTES: usize = 2 * size_of::<(FileNumber, IdentityHash)>();
 
 impl ComparedFiles {
     pub(crate) fn new(quota: &Quota) -> Self {
         Self {
             state: Lock::new(State {
-                looks: HashMap::new(),
-                held: quota.book_nothing(),
+                identities: HashMap::new(),
+                held: quota.empty_charge(),
             }),
             hashes: RandomState::new(),
         }
@@ -52,20 +52,27 @@ impl ComparedFiles {
 
     /// Remembers the identity of a compared file. Returns `false` if that fails, in which case the file must not count
     /// as equal.
-    pub(crate) fn remember(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
+    pub(crate) fn remember(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        identity: &FileIdentity,
+    ) -> bool {
         let Ok(number) = number_at(directory, name) else {
             return false;
         };
-        if is_just_changed(look, SystemTime::now()) {
+        if is_just_changed(identity, SystemTime::now()) {
             return false;
         }
-        let is_shared = look.names > 1;
-        let hash = self.hash(look, is_shared);
+        let is_shared = identity.names > 1;
+        let hash = self.hash(identity, is_shared);
         let mut state = self.state.lock();
-        if !state.looks.contains_key(&number) && state.held.grow(FILE_BYTES).is_err() {
+        if !state.identities.contains_key(&number) && state.held.grow(FILE_BYTES).is_err() {
             return false;
         }
-        state.looks.insert(number, Look { hash, is_shared });
+        state
+            .identities
+            .insert(number, IdentityHash { hash, is_shared });
         true
     }
 
@@ -75,37 +82,37 @@ impl ComparedFiles {
         &self,
         directory: &OwnedFd,
         name: &Name,
-        look: &FileIdentity,
+        identity: &FileIdentity,
     ) -> bool {
         let number = number_at(directory, name);
-        let compared = number.map(|number| self.state.lock().looks.get(&number).copied());
+        let compared = number.map(|number| self.state.lock().identities.get(&number).copied());
         compared.is_ok_and(|compared| {
-            compared.is_none_or(|compared| compared.hash == self.hash(look, compared.is_shared))
+            compared.is_none_or(|compared| compared.hash == self.hash(identity, compared.is_shared))
         })
     }
 
     /// Records the new identity of a file after its mode and time were set.
-    pub(crate) fn is_done(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
+    pub(crate) fn record_update(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let number = number_at(directory, name)?;
-        let look = FileIdentity::at(directory, name)?;
-        if let Some(compared) = self.state.lock().looks.get_mut(&number) {
-            compared.hash = self.hash(&look, compared.is_shared);
+        let identity = FileIdentity::at(directory, name)?;
+        if let Some(compared) = self.state.lock().identities.get_mut(&number) {
+            compared.hash = self.hash(&identity, compared.is_shared);
         }
         Ok(())
     }
 
-    fn hash(&self, look: &FileIdentity, is_shared: bool) -> u64 {
+    fn hash(&self, identity: &FileIdentity, is_shared: bool) -> u64 {
         let FileIdentity {
             bytes,
             mtime,
             inode,
             mode,
             ..
-        } = *look;
+        } = *identity;
         let ctime = if is_shared {
             Timestamp::default()
         } else {
-            look.ctime
+            identity.ctime
         };
         self.hashes.hash_one((
             bytes,
@@ -119,8 +126,8 @@ impl ComparedFiles {
 
 /// Returns whether a file was changed so recently before `now` that another change might leave it with the same times.
 /// Kernels before 6.13 and some file systems count times in ticks.
-fn is_just_changed(look: &FileIdentity, now: SystemTime) -> bool {
-    let changed = look.ctime.to_system_time();
+fn is_just_changed(identity: &FileIdentity, now: SystemTime) -> bool {
+    let changed = identity.ctime.to_system_time();
     let age = changed.and_then(|changed| now.duration_since(changed).ok());
     age.is_none_or(|age| age < TICK_MAX)
 }
@@ -137,9 +144,10 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("f"), "x").unwrap();
         let directory = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
-        let look = FileIdentity::at(&directory, &Name::from_bytes(b"f").unwrap()).unwrap();
-        let changed = look.ctime.to_system_time().unwrap();
-        let is_just_changed = |age| is_just_changed(&look, changed + Duration::from_millis(age));
+        let identity = FileIdentity::at(&directory, &Name::from_bytes(b"f").unwrap()).unwrap();
+        let changed = identity.ctime.to_system_time().unwrap();
+        let is_just_changed =
+            |age| is_just_changed(&identity, changed + Duration::from_millis(age));
         assert_eq!([0, 19, 20].map(is_just_changed), [true, true, false]);
     }
 
@@ -149,17 +157,17 @@ mod tests {
         std::fs::write(home.path().join("f"), "x").unwrap();
         let directory = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
         let name = Name::from_bytes(b"f").unwrap();
-        let look = FileIdentity::at(&directory, &name).unwrap();
+        let identity = FileIdentity::at(&directory, &name).unwrap();
         let compared = ComparedFiles::new(&Quota::default());
         // The clock may have been set back since, and the change may be as recent as any other.
         for (seconds, is_remembered) in [(-3600, true), (3600, false)] {
             let ctime = Timestamp {
-                seconds: look.ctime.seconds + seconds,
-                ..look.ctime
+                seconds: identity.ctime.seconds + seconds,
+                ..identity.ctime
             };
-            let look = FileIdentity { ctime, ..look };
+            let identity = FileIdentity { ctime, ..identity };
             assert_eq!(
-                compared.remember(&directory, &name, &look),
+                compared.remember(&directory, &name, &identity),
                 is_remembered,
                 "{seconds}"
             );

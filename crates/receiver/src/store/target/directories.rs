@@ -15,7 +15,7 @@ use std::sync::Arc;
 use zmove_types::{Extra, Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 use zmove_types::Lock;
 
 /// The remembered directories, shared by all writers.
@@ -29,7 +29,7 @@ struct State {
     last_extra: Option<Arc<Extra>>,
     /// The addresses of the paths kept here. The batches of these paths also hold them for a while.
     paths: HashSet<usize>,
-    held: Booking,
+    held: Charge,
 }
 
 /// One directory with its mode and time.
@@ -55,7 +55,7 @@ impl Directories {
             directories: Vec::new(),
             paths: HashSet::new(),
             last_extra: None,
-            held: quota.book_nothing(),
+            held: quota.empty_charge(),
         }))
     }
 
@@ -115,7 +115,7 @@ impl Directories {
     ///
     /// # Errors
     /// Returns an error if the directories would use more memory than the key allows.
-    pub(crate) fn book(&self, bytes: usize) -> Result<(), WireError> {
+    pub(crate) fn charge(&self, bytes: usize) -> Result<(), WireError> {
         self.0.lock().held.grow(bytes)
     }
 
@@ -181,7 +181,7 @@ mod tests {
         }
         assert!((8..17).contains(&more), "{more} of their own");
         drop(directories);
-        drop(quota.book_memory(1 << 20).unwrap());
+        drop(quota.charge_memory(1 << 20).unwrap());
     }
 
     #[test]

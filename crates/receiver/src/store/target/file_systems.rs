@@ -10,7 +10,7 @@
 //! was opened.
 //!
 //! On some file systems `syncfs` reports success without flushing anything, or returns the result of an underlying file
-//! system. There, each file and each directory is flushed individually ([`Flush::Each`]), and no group of a part counts
+//! system. There, each file and each directory is flushed individually ([`Flush::PerFile`]), and no group of a part counts
 //! as flushed.
 //!
 //! **Invariant:** on each file system, a descriptor is open from before the first write to it. The kernel reports to a
@@ -35,15 +35,15 @@ pub(crate) struct FileSystems {
     known: Lock<HashMap<Dev, FileSystem>>,
     lease: Lease,
     /// Time after which a flush counts as late.
-    patience: Duration,
+    late_after: Duration,
     /// A late flush that may still be in progress.
     late: Lock<Option<Flushing>>,
     /// The thread that flushes, started with the first flush. `None` if the thread could not be started.
-    flusher: OnceLock<Option<Sender<Work>>>,
+    flusher: OnceLock<Option<Sender<FlushWork>>>,
 }
 
 /// The file systems to flush, and the flush that completes when they have been flushed.
-type Work = (Vec<FileSystem>, Flushing);
+type FlushWork = (Vec<FileSystem>, Flushing);
 
 #[derive(Clone, Debug)]
 struct FileSystem {
@@ -75,9 +75,9 @@ impl Writable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flush {
     /// One call flushes the whole file system.
-    Whole,
+    PerFileSystem,
     /// Each file and each directory is flushed individually.
-    Each,
+    PerFile,
 }
 
 impl Flush {
@@ -85,10 +85,10 @@ impl Flush {
     /// some sandboxes, the type is unknown and each file is flushed.
     pub(crate) fn of(file: impl AsFd) -> Self {
         let kind = rustix::fs::fstatfs(file).map(|stat| stat.f_type);
-        if kind.is_ok_and(|kind| !EACH.contains(&kind)) {
-            Self::Whole
+        if kind.is_ok_and(|kind| !FLUSHED_PER_FILE.contains(&kind)) {
+            Self::PerFileSystem
         } else {
-            Self::Each
+            Self::PerFile
         }
     }
 }
@@ -98,7 +98,7 @@ impl Flush {
 /// - FUSE reports success without asking its server.
 /// - overlayfs and eCryptfs flush the file system below, whose errors are only reported to `fsync` of the file.
 /// - FAT, exFAT, SMB (1 and 2) and 9p do not ask the disk or the server to flush its cache.
-const EACH: [i64; 8] = [
+const FLUSHED_PER_FILE: [i64; 8] = [
     0x6573_5546,
     0x794c_7630,
     0xf15f,
@@ -130,7 +130,7 @@ pub(crate) enum Unflushed {
 
 /// Time after which a flush counts as late. It exceeds the time that storage needs to write one transfer's page cache,
 /// but not the time that it may need for the data of all other processes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const LATE_AFTER: Duration = Duration::from_secs(20);
 
 impl FileSystems {
     /// Creates an empty set for a transfer that changes its target under this lease.
@@ -138,14 +138,14 @@ impl FileSystems {
         Self {
             known: Lock::default(),
             lease,
-            patience: PATIENCE,
+            late_after: LATE_AFTER,
             late: Lock::default(),
             flusher: OnceLock::new(),
         }
     }
 }
 
-fn start_flusher() -> Option<Sender<Work>> {
+fn start_flusher() -> Option<Sender<FlushWork>> {
     let (flusher, work) = unbounded();
     let flush = move || work.into_iter().for_each(flush_all);
     thread::Builder::new()
@@ -155,7 +155,7 @@ fn start_flusher() -> Option<Sender<Work>> {
     Some(flusher)
 }
 
-fn flush_all((file_systems, flushing): Work) {
+fn flush_all((file_systems, flushing): FlushWork) {
     // Flush every file system even if one fails, because an error is reported only once.
     let results: Vec<_> = file_systems.iter().map(flush_one).collect();
     flushing.end(results.into_iter().collect());
@@ -174,32 +174,26 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     if stayed_read_only {
         Ok(())
     } else {
-        take_change(lease, directory)
+        probe_writable(lease, directory)
     }
 }
 
 /// Makes a change, to check whether the file system still accepts any. A file system that has aborted its journal
 /// reports success for `syncfs`, and for `fsync` of anything that has not changed since. It never reports the names
 /// that were lost with the journal, or reports them only to the process that happened to flush when the journal failed.
-fn take_change(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
+fn probe_writable(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map(drop);
     // The fallback if unnamed files are not supported or cannot be created in this directory.
     let changed = made.or_else(|error| {
-        if has_given_up(error) {
+        if is_dead(error) {
             Err(error)
         } else {
             change_times(lease, directory)
         }
     });
     // If a directory of another user cannot be changed, this says nothing about its file system.
-    changed.or_else(|error| {
-        if has_given_up(error) {
-            Err(error)
-        } else {
-            Ok(())
-        }
-    })
+    changed.or_else(|error| if is_dead(error) { Err(error) } else { Ok(()) })
 }
 
 /// Sets a directory's times to their current values and flushes it. This is a change that leaves no trace.
@@ -208,7 +202,7 @@ fn change_times(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
     rustix::fs::fsync(directory)
 }
 
-const fn has_given_up(error: Errno) -> bool {
+const fn is_dead(error: Errno) -> bool {
     matches!(
         error,
         Errno::ROFS | Errno::IO | Errno::UCLEAN | Errno::SHUTDOWN
@@ -216,11 +210,11 @@ const fn has_given_up(error: Errno) -> bool {
 }
 
 impl Flushing {
-    /// Waits for the flush and returns its result, or `None` if it takes longer than `patience`.
-    fn wait(&self, patience: Duration) -> Option<Result<(), Errno>> {
+    /// Waits for the flush and returns its result, or `None` if it takes longer than `late_after`.
+    fn wait(&self, late_after: Duration) -> Option<Result<(), Errno>> {
         let Progress { ended, changed } = &*self.0;
         let ended = ended.lock();
-        let waited = changed.wait_timeout_while(ended, patience, |ended| ended.is_none());
+        let waited = changed.wait_timeout_while(ended, late_after, |ended| ended.is_none());
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -265,7 +259,7 @@ impl FileSystems {
     pub(crate) fn flush(&self) -> Result<(), Unflushed> {
         let mut late = self.late.lock();
         if let Some(before) = late.take() {
-            match before.wait(self.patience) {
+            match before.wait(self.late_after) {
                 None => {
                     *late = Some(before);
                     return Err(Unflushed::Late(None));
@@ -274,7 +268,7 @@ impl FileSystems {
             }
         }
         let flushing = self.begin_flush();
-        match flushing.wait(self.patience) {
+        match flushing.wait(self.late_after) {
             None => {
                 *late = Some(flushing.clone());
                 Err(Unflushed::Late(Some(flushing)))
@@ -287,7 +281,7 @@ impl FileSystems {
     ///
     /// # Errors
     /// Returns the error of a flush that has failed.
-    pub(crate) fn flush_to_the_end(&self) -> Result<(), Errno> {
+    pub(crate) fn flush_without_timeout(&self) -> Result<(), Errno> {
         let mut late = self.late.lock();
         for flushing in late
             .take()
@@ -295,16 +289,16 @@ impl FileSystems {
             .chain(std::iter::once_with(|| self.begin_flush()))
         {
             while flushing
-                .wait(self.patience)
+                .wait(self.late_after)
                 .map_or(Ok(true), |ended| ended.map(|()| false))?
             {}
         }
-        self.known(Flush::Each).iter().try_for_each(flush_one)
+        self.known(Flush::PerFile).iter().try_for_each(flush_one)
     }
 
     fn begin_flush(&self) -> Flushing {
         let flushing = Flushing::default();
-        let work = (self.known(Flush::Whole), flushing.clone());
+        let work = (self.known(Flush::PerFileSystem), flushing.clone());
         match self.flusher.get_or_init(start_flusher) {
             Some(flusher) => flusher.send(work).expect("it ends with this"),
             None => flush_all(work),
@@ -323,11 +317,11 @@ impl FileSystems {
     }
 
     /// Returns whether any file system is flushed file by file.
-    pub(crate) fn any_each(&self) -> bool {
+    pub(crate) fn has_per_file_flush(&self) -> bool {
         self.known
             .lock()
             .values()
-            .any(|known| known.flush == Flush::Each)
+            .any(|known| known.flush == Flush::PerFile)
     }
 }
 
@@ -341,7 +335,7 @@ impl FileSystems {
     /// Creates a set whose flushes never end and are immediately late.
     pub(crate) fn that_are_late() -> Self {
         Self {
-            patience: Duration::ZERO,
+            late_after: Duration::ZERO,
             late: Lock::new(Some(Flushing::default())),
             ..Self::under(Lease::constant())
         }
@@ -349,14 +343,14 @@ impl FileSystems {
 
     /// Creates a set whose flushes call `flush` on a separate thread.
     pub(crate) fn flushed_by(flush: impl Fn() -> Result<(), Errno> + Send + 'static) -> Self {
-        let (flusher, work) = unbounded::<Work>();
+        let (flusher, work) = unbounded::<FlushWork>();
         thread::spawn(move || {
             work.into_iter()
                 .for_each(|(_, flushing)| flushing.end(flush()))
         });
-        let patience = Duration::from_secs(600);
+        let late_after = Duration::from_secs(600);
         Self {
-            patience,
+            late_after,
             flusher: OnceLock::from(Some(flusher)),
             ..Self::under(Lease::constant())
         }
@@ -403,10 +397,10 @@ mod tests {
         let file_systems = FileSystems::under(Lease::constant());
         let directory = File::open(format!("/proc/{}/root/mnt/d", child.id())).unwrap();
         file_systems.note(&directory).unwrap();
-        assert_eq!(file_systems.flush_to_the_end(), Ok(()));
+        assert_eq!(file_systems.flush_without_timeout(), Ok(()));
         child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
         assert!(is_ready(&mut child));
-        assert_eq!(file_systems.flush_to_the_end(), Err(Errno::ROFS));
+        assert_eq!(file_systems.flush_without_timeout(), Err(Errno::ROFS));
         assert!(matches!(file_systems.flush(), Err(Unflushed::Failed)));
         drop(child.stdin.take());
         child.wait().unwrap();
@@ -434,6 +428,6 @@ mod tests {
         late.end(Err(Errno::IO));
         assert!(!late.is_done());
         assert!(matches!(file_systems.flush(), Err(Unflushed::Failed)));
-        assert!(matches!(file_systems.flush_to_the_end(), Ok(())));
+        assert!(matches!(file_systems.flush_without_timeout(), Ok(())));
     }
 }

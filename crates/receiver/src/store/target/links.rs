@@ -5,7 +5,7 @@
 //! names that it asks about are therefore two files. If both lead to the same file at the target, only the first name
 //! may keep it. The second is needed and created anew. Names that the sender does not ask about do not count, so that
 //! users can keep older states of a tree as hard links. A file with such names is never changed, not even its metadata
-//! (see [`View`](crate::comparison::entries::View)).
+//! (see [`Comparator`](crate::comparison::entries::Comparator)).
 //!
 //! A link is sent with the size and time of its file. If its first name leads to another file, or to none because the
 //! file has failed, no link is created, and the sender then sends the file itself.
@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use zmove_disk::{FileIdentity, number_at};
 use zmove_types::{FileNumber, Name};
 
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 use zmove_types::Lock;
 
 /// The files with several names that were found under a requested name. Each file uses a few bytes, which are charged
@@ -27,7 +27,7 @@ pub(crate) struct Claims(Lock<State>);
 #[derive(Debug)]
 struct State {
     files: HashSet<FileNumber>,
-    held: Booking,
+    held: Charge,
 }
 
 /// Memory of a file in the set in bytes, including the set's spare capacity.
@@ -37,13 +37,13 @@ impl Claims {
     pub(crate) fn new(quota: &Quota) -> Self {
         Self(Lock::new(State {
             files: HashSet::new(),
-            held: quota.book_nothing(),
+            held: quota.empty_charge(),
         }))
     }
 
     /// Returns whether a name leads to a file that another name has claimed. Otherwise this name claims the file. If
     /// there is no memory for the claim, the file counts as claimed by another name.
-    pub(crate) fn is_of_another(
+    pub(crate) fn is_claimed(
         &self,
         directory: &OwnedFd,
         name: &Name,

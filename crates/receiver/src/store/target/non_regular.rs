@@ -17,10 +17,10 @@ use zmove_disk::{
 use zmove_types::{Kinds, Metadata, Name, Special};
 use zmove_wire::Operation;
 
-use crate::comparison::entries::Xattrs;
-use crate::store::failure::{Failure, failed_to};
-use crate::store::target::keeper::At;
-use crate::store::target::tree::{TargetTree, is_one};
+use crate::comparison::entries::SourceXattrs;
+use crate::store::failure::{Failure, with_operation};
+use crate::store::target::metadata_policy::EntryLocation;
+use crate::store::target::tree::{TargetTree, is_same_entry};
 
 impl TargetTree {
     /// Ensures that a name leads to a symbolic link or special file. Metadata that cannot be preserved is counted. A
@@ -30,11 +30,11 @@ impl TargetTree {
         place: NameAt<'_>,
         (entry, metadata): (NonRegular<'_>, &Metadata),
         first: Option<io::Result<(Arc<OwnedFd>, Name)>>,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<(), Failure> {
-        let may_make = !matches!(entry, NonRegular::Special(special) if !self.view.keeper.rules.may_make(special));
+        let may_make = !matches!(entry, NonRegular::Special(special) if !self.view.policy.rules.may_make(special));
         let Some(first) =
-            first.filter(|_| may_make && self.view.keeper.rules.kinds.has_any(Kinds::LINKS))
+            first.filter(|_| may_make && self.view.policy.rules.kinds.has_any(Kinds::LINKS))
         else {
             if !self.stays(place, (entry, metadata), at) {
                 self.have_non_regular(place, (entry, metadata), at)?;
@@ -44,10 +44,10 @@ impl TargetTree {
         let lease = self.tree.lease();
         let linked = first.and_then(|(from, first)| {
             let first = NameAt::new(&from, &first);
-            let replace = self.view.keeper.rules.replaces();
+            let replace = self.view.policy.rules.replaces();
             match self.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
-                Some(_) if is_one(first, place) => Ok(Linked::There),
+                Some(_) if is_same_entry(first, place) => Ok(Linked::There),
                 Some(job) => job.place(lease, place, replace, GroupOfNew::Own, |fresh| {
                     place_link_to_non_regular(
                         &Lease::constant(),
@@ -62,7 +62,7 @@ impl TargetTree {
         let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
         {
             Ok(_) => return Ok(()),
-            Err(Errno::EXIST) if self.view.keeper.rules.replaces() == Replace::Nothing => {
+            Err(Errno::EXIST) if self.view.policy.rules.replaces() == Replace::Nothing => {
                 return Ok(());
             }
             Err(error) => error,
@@ -72,7 +72,7 @@ impl TargetTree {
                 kind: Kinds::LINKS,
                 error,
             }];
-            self.view.keeper.note(&Wanted::default(), &misses, at);
+            self.view.policy.note(&Wanted::default(), &misses, at);
         }
         Ok(())
     }
@@ -83,22 +83,26 @@ impl TargetTree {
         &self,
         NameAt { directory, name }: NameAt<'_>,
         (entry, metadata): (NonRegular<'_>, &Metadata),
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> bool {
         let Ok(there) = FileIdentity::at(directory, name) else {
             return false;
         };
         if there.names < 2
             || !entry.is_at(directory, name)
-            || self.view.is_of_another(directory, name, &there)
+            || self.view.is_claimed(directory, name, &there)
         {
             return false;
         }
         let metadata = match entry {
-            NonRegular::Symlink(_) => self.view.keeper.rules.of_file(metadata),
-            NonRegular::Special(_) => self.view.keeper.rules.of_existing_file(metadata, &there),
+            NonRegular::Symlink(_) => self.view.policy.rules.of_file(metadata),
+            NonRegular::Special(_) => self
+                .view
+                .policy
+                .rules
+                .metadata_of_replacement(metadata, &there),
         };
-        let wanted = self.view.keeper.wanted(&metadata, None);
+        let wanted = self.view.policy.wanted(&metadata, None);
         let (mode, kinds) = match entry {
             // A symbolic link has no mode, and only root may set attributes on it.
             NonRegular::Symlink(_) => (wanted.mode, Kinds::PRIVILEGED),
@@ -111,18 +115,18 @@ impl TargetTree {
                 .view
                 .times
                 .is_kept(directory, there.mtime, metadata.mtime)
-            && Xattrs::Known.are_those_of(
+            && SourceXattrs::Known.match_entry(
                 NameAt::new(directory, name),
                 &metadata,
-                self.view.keeper.rules.xattr_kinds().common(kinds),
+                self.view.policy.rules.xattr_kinds().common(kinds),
             );
         if stays && !is_owned {
             self.view
-                .keeper
+                .policy
                 .note(&wanted, &wanted.missing_owners(there.ids), at);
         }
         if stays {
-            self.view.note_time(&there, &metadata, at);
+            self.view.count_unstorable_time(&there, &metadata, at);
         }
         stays
     }
@@ -132,20 +136,20 @@ impl TargetTree {
         &self,
         place: NameAt<'_>,
         entry: (NonRegular<'_>, &Metadata),
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<bool, Failure> {
         let Some(job) = self.job() else {
             return self.make_non_regular(place, entry, at);
         };
         let mut failed = Operation::Rename;
-        let wanted = self.view.keeper.wanted(entry.1, None);
+        let wanted = self.view.policy.wanted(entry.1, None);
         let has_own = wanted.may_own && wanted.group.is_some();
         let group = if has_own {
             GroupOfNew::Own
         } else {
             GroupOfNew::OfDirectory
         };
-        let replace = self.view.keeper.rules.replaces();
+        let replace = self.view.policy.rules.replaces();
         let placed = job.place(self.tree.lease(), place, replace, group, |fresh| {
             let made = self.make_non_regular(fresh, entry, at);
             made.map_err(|(operation, error)| {
@@ -156,7 +160,7 @@ impl TargetTree {
         match placed {
             Err(error)
                 if Errno::from_io_error(&error) == Some(Errno::EXIST)
-                    && self.view.keeper.rules.replaces() == Replace::Nothing =>
+                    && self.view.policy.rules.replaces() == Replace::Nothing =>
             {
                 Ok(false)
             }
@@ -170,11 +174,11 @@ impl TargetTree {
         &self,
         place: NameAt<'_>,
         (entry, metadata): (NonRegular<'_>, &Metadata),
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<bool, Failure> {
         match entry {
             NonRegular::Symlink(target) => {
-                let replace = self.view.keeper.rules.replaces();
+                let replace = self.view.policy.rules.replaces();
                 let placed = self.place_over_directory(at, || {
                     place_symlink(
                         self.tree.lease(),
@@ -185,19 +189,19 @@ impl TargetTree {
                         replace,
                         &self.proven,
                     )
-                    .map_err(failed_to(Operation::Symlink))
+                    .map_err(with_operation(Operation::Symlink))
                 })?;
                 let Some(misses) = placed else {
                     return Ok(false);
                 };
-                self.view.keeper.note(&Wanted::default(), &misses, at);
+                self.view.policy.note(&Wanted::default(), &misses, at);
                 self.own_link(place, metadata, at)
-                    .map_err(failed_to(Operation::SetMetadata))?;
+                    .map_err(with_operation(Operation::SetMetadata))?;
                 Ok(true)
             }
             NonRegular::Special(special) => self.place_over_directory(at, || {
                 self.make_special(place, (special, metadata), at)
-                    .map_err(failed_to(Operation::Create))
+                    .map_err(with_operation(Operation::Create))
             }),
         }
     }
@@ -206,17 +210,19 @@ impl TargetTree {
         &self,
         NameAt { directory, name }: NameAt<'_>,
         (special, metadata): (Special, &Metadata),
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> io::Result<bool> {
         let metadata = match FileIdentity::at(directory, name) {
-            Ok(there) if is_special_at(directory.as_fd(), name, special) => {
-                self.view.keeper.rules.of_existing_file(metadata, &there)
-            }
-            _another_or_none => self.view.keeper.rules.of_file(metadata),
+            Ok(there) if is_special_at(directory.as_fd(), name, special) => self
+                .view
+                .policy
+                .rules
+                .metadata_of_replacement(metadata, &there),
+            _another_or_none => self.view.policy.rules.of_file(metadata),
         };
-        let wanted = self.view.keeper.wanted(&metadata, Some(metadata.mtime));
-        let placed = if self.view.keeper.rules.may_make(special) {
-            let replace = self.view.keeper.rules.replaces();
+        let wanted = self.view.policy.wanted(&metadata, Some(metadata.mtime));
+        let placed = if self.view.policy.rules.may_make(special) {
+            let replace = self.view.policy.rules.replaces();
             let lease = self.tree.lease();
             place_special(
                 lease,
@@ -236,7 +242,7 @@ impl TargetTree {
         let Some(misses) = placed else {
             return Ok(false);
         };
-        self.view.keeper.note(&wanted, &misses, at);
+        self.view.policy.note(&wanted, &misses, at);
         Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
     }
 
@@ -246,7 +252,7 @@ impl TargetTree {
         &self,
         NameAt { directory, name }: NameAt<'_>,
         metadata: &Metadata,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> io::Result<()> {
         // Its modification time is already set.
         let mtime = metadata
@@ -254,7 +260,7 @@ impl TargetTree {
             .as_ref()
             .and_then(|extra| extra.atime)
             .map(|_| metadata.mtime);
-        let wanted = self.view.keeper.wanted(metadata, mtime);
+        let wanted = self.view.policy.wanted(metadata, mtime);
         let wanted = Wanted {
             kinds: wanted.kinds.common(Kinds::PRIVILEGED),
             ..wanted
@@ -266,7 +272,7 @@ impl TargetTree {
         let permit = self.tree.lease().permit()?;
         let mut misses = wanted.set(permit, Descriptor::PathOnly(link.as_fd()), &self.proven)?;
         misses.retain(|miss| miss.kind != Kinds::TIMES); // counted already
-        self.view.keeper.note(&wanted, &misses, at);
+        self.view.policy.note(&wanted, &misses, at);
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use zmove_disk::{NewFiles, Tree, is_same_file};
 use zmove_types::RelPath;
 
-use crate::rights::quota::Booking;
+use crate::rights::quota::Charge;
 use crate::store::publishing::publisher::covers;
 use crate::store::target::file_systems::Flush;
 use crate::store::transfer::Transfer;
@@ -25,7 +25,7 @@ pub(crate) struct OpenDirectories<'a> {
 struct Kept {
     opened: Opened,
     /// The memory of its path, charged to the key's quota.
-    _path: Booking,
+    _path: Charge,
 }
 
 /// An open directory of the target.
@@ -53,7 +53,7 @@ impl<'a> OpenDirectories<'a> {
     }
 
     /// Opens an existing directory of the target, which may be in a staging directory.
-    pub(crate) fn as_it_is(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+    pub(crate) fn open_existing(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if let Some(Kept { opened, .. }) = self.open.get(path) {
             return Ok(Arc::clone(&opened.directory));
         }
@@ -62,16 +62,16 @@ impl<'a> OpenDirectories<'a> {
     }
 
     /// Closes a directory and all directories below it, because other directories may have their paths now.
-    pub(crate) fn let_go_below(&mut self, path: &RelPath) {
+    pub(crate) fn close_below(&mut self, path: &RelPath) {
         self.open.retain(|open, _| !covers(path, open));
     }
 
     /// Opens the directory that exists under the final name of a staging directory.
-    pub(crate) fn under_its_name(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+    pub(crate) fn open_published(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         let Some((parent, name)) = path.split() else {
-            return self.as_it_is(path);
+            return self.open_existing(path);
         };
-        let parent = self.as_it_is(&parent)?;
+        let parent = self.open_existing(&parent)?;
         let tree = &self.transfer.target.tree;
         tree.like_this_at(parent)
             .ensure_directory(&RelPath::from(&name))
@@ -107,7 +107,7 @@ impl<'a> OpenDirectories<'a> {
         if self.open.len() >= self.transfer.target.directories_each.clamp(1, OPENED_MAX) {
             self.open.clear();
         }
-        if let Ok(held) = self.transfer.quota.book_memory(path.as_bytes().len()) {
+        if let Ok(held) = self.transfer.quota.charge_memory(path.as_bytes().len()) {
             self.open.insert(
                 path.clone(),
                 Kept {
@@ -142,7 +142,7 @@ impl<'a> OpenDirectories<'a> {
 
     /// Closes a directory if its path now leads to another directory or to none. Returns whether the path may have
     /// changed, which includes a directory that is not open here and so cannot be compared.
-    pub(crate) fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
+    pub(crate) fn close_if_replaced(&mut self, path: &RelPath) -> bool {
         let Some(Kept { opened, .. }) = self.open.get(path) else {
             return true;
         };
@@ -195,8 +195,8 @@ mod tests {
             (kept, quota.memory_held()),
             (9, 9 * deep.as_bytes().len() + 9 * 2)
         );
-        assert!(directories.let_go_if_replaced(&path(30)), "nobody knows");
-        directories.let_go_below(&path(3));
+        assert!(directories.close_if_replaced(&path(30)), "nobody knows");
+        directories.close_below(&path(3));
         assert_eq!(quota.memory_held(), 8 * (deep.as_bytes().len() + 2));
         drop(directories);
         assert_eq!(quota.memory_held(), 0);

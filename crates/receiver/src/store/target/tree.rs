@@ -23,24 +23,24 @@ use zmove_wire::{
     Verdict,
 };
 
-use crate::comparison::entries::{Purpose, SourceFile, View, Xattrs};
+use crate::comparison::entries::{Comparator, Purpose, SourceFile, SourceXattrs};
 use crate::rights::quota::Quota;
 use crate::shared_job::session::SharedJobSession;
-use crate::store::failure::{Failure, failed_to};
+use crate::store::failure::{Failure, with_operation};
 use crate::store::rules::Rules;
 use crate::store::target::Target;
 use crate::store::target::compared::ComparedFiles;
 use crate::store::target::directories::Directories;
 use crate::store::target::file_systems::{FileSystems, Flush};
-use crate::store::target::giving_way::GivingWay;
-use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::links::Claims;
+use crate::store::target::metadata_policy::{EntryLocation, MetadataPolicy};
+use crate::store::target::replacement::ReplacementRules;
 
 /// The opened target of one transfer, shared by its threads.
 #[derive(Debug)]
 pub(crate) struct TargetTree {
     /// The rules of the transfer, and the knowledge gained about the target so far.
-    pub(crate) view: View,
+    pub(crate) view: Comparator,
     /// The directory that paths are relative to.
     pub(crate) tree: Tree,
     /// Whether any entry that will be written already existed.
@@ -65,7 +65,7 @@ pub(crate) struct TargetTree {
     /// The session in a job of several receivers, if the transfer belongs to one.
     pub(crate) shared_job: Option<SharedJobSession>,
     /// The rules for replacing a directory by another entry of the same name.
-    pub(super) giving_way: GivingWay,
+    pub(super) replacement: ReplacementRules,
 }
 
 /// A file that has just been created in a directory.
@@ -80,8 +80,8 @@ impl TargetTree {
     pub(crate) fn new(
         target: Target,
         rules: Rules,
-        giving_way: GivingWay,
-        keeper: Keeper,
+        replacement: ReplacementRules,
+        policy: MetadataPolicy,
         transfer: TransferId,
         quota: &Quota,
         writers: usize,
@@ -97,10 +97,10 @@ impl TargetTree {
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
         let tree = tree.with_modes(rules.directory_modes());
         Self {
-            view: View {
+            view: Comparator {
                 rename,
                 times: KeptTimes::under(tree.lease().clone()),
-                keeper,
+                policy,
                 claims: Claims::new(quota),
             },
             file_systems: FileSystems::under(tree.lease().clone()),
@@ -115,7 +115,7 @@ impl TargetTree {
             directories: Directories::new(quota),
             directories_each: quota.directories_each(writers),
             shared_job,
-            giving_way,
+            replacement,
         }
     }
 
@@ -125,7 +125,7 @@ impl TargetTree {
     }
 
     /// Returns the directory in which an entry for `directory` is created before it is renamed into place.
-    pub(crate) fn made_in<'a>(&'a self, directory: &'a Arc<OwnedFd>) -> &'a Arc<OwnedFd> {
+    pub(crate) fn staging_parent<'a>(&'a self, directory: &'a Arc<OwnedFd>) -> &'a Arc<OwnedFd> {
         self.job().map_or(directory, |job| job.own())
     }
 
@@ -135,12 +135,16 @@ impl TargetTree {
         NameAt { directory, name }: NameAt<'_>,
         metadata: &'a Metadata,
     ) -> Cow<'a, Metadata> {
-        if self.view.keeper.rules.kinds.has_any(Kinds::MODE) {
-            return self.view.keeper.rules.of_file(metadata);
+        if self.view.policy.rules.kinds.has_any(Kinds::MODE) {
+            return self.view.policy.rules.of_file(metadata);
         }
         match FileIdentity::at(directory, name) {
-            Ok(there) if there.regular => self.view.keeper.rules.of_existing_file(metadata, &there),
-            _another_or_none => self.view.keeper.rules.of_file(metadata),
+            Ok(there) if there.regular => self
+                .view
+                .policy
+                .rules
+                .metadata_of_replacement(metadata, &there),
+            _another_or_none => self.view.policy.rules.of_file(metadata),
         }
     }
 
@@ -172,10 +176,10 @@ impl TargetTree {
         permit: Permit<'_>,
         file: &File,
         metadata: &Metadata,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<(), Failure> {
         self.set_whole(permit, file, metadata, at)
-            .map_err(failed_to(Operation::SetMetadata))?;
+            .map_err(with_operation(Operation::SetMetadata))?;
         Ok(())
     }
 
@@ -189,9 +193,9 @@ impl TargetTree {
             directory,
         }: NewFile<'_>,
         metadata: &Metadata,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<(), Failure> {
-        let cannot = failed_to(Operation::SetMetadata);
+        let cannot = with_operation(Operation::SetMetadata);
         let is_elsewhere = self.shared_job.is_some();
         let was_given = is_elsewhere
             && new_files
@@ -203,7 +207,7 @@ impl TargetTree {
         let misses = new_files
             .set_metadata(permit, file, metadata, &self.proven)
             .map_err(cannot)?;
-        self.view.keeper.note(&Wanted::default(), &misses, at);
+        self.view.policy.note(&Wanted::default(), &misses, at);
         Ok(())
     }
 
@@ -225,7 +229,7 @@ impl TargetTree {
 
     /// Returns whether new files of a directory inherit an access control list from it that they must not keep.
     fn gives_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
-        self.view.keeper.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
+        self.view.policy.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
     }
 
     /// Sets all metadata of a file or directory. Returns and counts any metadata that could not be set.
@@ -234,11 +238,11 @@ impl TargetTree {
         permit: Permit<'_>,
         entry: impl AsFd,
         metadata: &Metadata,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> io::Result<Vec<Miss>> {
-        let wanted = self.view.keeper.wanted(metadata, Some(metadata.mtime));
+        let wanted = self.view.policy.wanted(metadata, Some(metadata.mtime));
         let misses = wanted.set(permit, Descriptor::Open(entry.as_fd()), &self.proven)?;
-        self.view.keeper.note(&wanted, &misses, at);
+        self.view.policy.note(&wanted, &misses, at);
         Ok(misses)
     }
 
@@ -248,9 +252,9 @@ impl TargetTree {
         &self,
         file: &File,
         metadata: &Metadata,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<(), Failure> {
-        let cannot = failed_to(Operation::SetMetadata);
+        let cannot = with_operation(Operation::SetMetadata);
         let there = FileIdentity::of(file).map_err(cannot)?;
         let permit = self.tree.lease().permit();
         let misses = permit
@@ -268,10 +272,10 @@ impl TargetTree {
         &self,
         directory: &OwnedFd,
         metadata: &Metadata,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> io::Result<()> {
         let there = FileIdentity::of(directory)?;
-        let metadata = self.view.keeper.rules.of_directory(metadata, &there);
+        let metadata = self.view.policy.rules.of_directory(metadata, &there);
         let misses = self.set_whole(self.tree.lease().permit()?, directory, &metadata, at)?;
         if is_refused_to_others(there.ids, &misses) {
             self.counters.foreign_directories.add(1);
@@ -280,19 +284,19 @@ impl TargetTree {
     }
 
     /// Sets the mode and time of a file whose contents were compared and are correct.
-    pub(crate) fn retouch(
+    pub(crate) fn set_compared_metadata(
         &self,
         directory: &OwnedFd,
         name: &Name,
         metadata: &Metadata,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<(), Failure> {
-        let cannot = failed_to(Operation::SetMetadata);
+        let cannot = with_operation(Operation::SetMetadata);
         let there = FileIdentity::at(directory, name).map_err(cannot)?;
         let is_as_compared = self.compared.is_as_compared(directory, name, &there);
         let set = if is_as_compared {
-            let wanted = self.view.keeper.wanted(metadata, Some(metadata.mtime));
-            self.touch(NameAt::new(directory, name), &there, &wanted, at)
+            let wanted = self.view.policy.wanted(metadata, Some(metadata.mtime));
+            self.set_existing_metadata(NameAt::new(directory, name), &there, &wanted, at)
         } else {
             Err(Errno::BUSY.into())
         };
@@ -300,16 +304,16 @@ impl TargetTree {
             Some(Errno::BUSY) => (Operation::Verify, error),
             _ => (Operation::SetMetadata, error),
         })?;
-        self.compared.is_done(directory, name).map_err(cannot)
+        self.compared.record_update(directory, name).map_err(cannot)
     }
 
     /// Sets the metadata of an existing file.
-    fn touch(
+    fn set_existing_metadata(
         &self,
         NameAt { directory, name }: NameAt<'_>,
         compared: &FileIdentity,
         wanted: &Wanted<'_>,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> io::Result<()> {
         // In a job, another session may rename a file into place in the meantime, so the file is created anew there.
         if self.shared_job.is_some() {
@@ -325,8 +329,8 @@ impl TargetTree {
             wanted,
             &self.proven,
         )?;
-        self.view.keeper.note(wanted, &misses, at);
-        if self.flushes_each(directory)? {
+        self.view.policy.note(wanted, &misses, at);
+        if self.is_flushed_per_file(directory)? {
             flush(open_at(directory, name, READ)?)?;
         }
         Ok(())
@@ -334,16 +338,16 @@ impl TargetTree {
 
     /// Flushes a file or directory that was changed under its final name, if its file system cannot be flushed as a
     /// whole at the end of the transfer.
-    pub(crate) fn flush_if_each(&self, changed: impl AsFd) -> io::Result<()> {
-        if self.flushes_each(&changed)? {
+    pub(crate) fn flush_if_per_file(&self, changed: impl AsFd) -> io::Result<()> {
+        if self.is_flushed_per_file(&changed)? {
             flush(changed)
         } else {
             Ok(())
         }
     }
 
-    fn flushes_each(&self, changed: impl AsFd) -> io::Result<bool> {
-        Ok(self.view.keeper.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
+    fn is_flushed_per_file(&self, changed: impl AsFd) -> io::Result<bool> {
+        Ok(self.view.policy.rules.flushes() && self.file_systems.note(changed)? == Flush::PerFile)
     }
 
     /// Returns whether a file does not need to be stored, because the existing entry of its name may not be replaced or
@@ -355,15 +359,15 @@ impl TargetTree {
         };
         let metadata = self.of_file(place, &file.metadata);
         if !there.regular {
-            return self.view.spares(directory, &there, metadata.mtime);
+            return self.view.must_keep(directory, &there, metadata.mtime);
         }
         let source = SourceFile {
             bytes: file.bytes.into(),
             metadata: &metadata,
-            xattrs: Xattrs::Known,
+            xattrs: SourceXattrs::Known,
         };
         let by_contents = None::<fn(Differences) -> Verdict>;
-        let at = At(path, Some(place.name));
+        let at = EntryLocation(path, Some(place.name));
         let verdict = self.compare(place, &there, source, by_contents, at);
         matches!(verdict, Verdict::Same | Verdict::Stays)
     }
@@ -377,7 +381,7 @@ impl TargetTree {
     ) -> bool {
         self.is_alike(place, whole)
             && FileIdentity::at(directory, name)
-                .is_ok_and(|there| !self.view.is_of_another(directory, name, &there))
+                .is_ok_and(|there| !self.view.is_claimed(directory, name, &there))
     }
 
     /// Returns whether two files match in all preserved metadata.
@@ -393,7 +397,7 @@ impl TargetTree {
             let there = FileIdentity::at(directory, name)
                 .ok()
                 .filter(|there| there.regular)?;
-            let kinds = self.view.keeper.rules.kinds.common(Kinds::ANY_XATTR);
+            let kinds = self.view.policy.rules.kinds.common(Kinds::ANY_XATTR);
             Some((there, NameAt::new(directory, name).xattrs(kinds).ok()?.list))
         };
         let Some((there, xattrs)) = look(directory, name) else {
@@ -409,7 +413,7 @@ impl TargetTree {
             && xattrs == wanted_xattrs
     }
 
-    /// [Compares](View::file) a file with its source to decide what must be sent. If only metadata differs, it is set
+    /// [Compares](Comparator::file) a file with its source to decide what must be sent. If only metadata differs, it is set
     /// as far as it is known. If that fails, the file counts as different, and sending it again will report the cause.
     pub(crate) fn compare(
         &self,
@@ -417,23 +421,25 @@ impl TargetTree {
         there: &FileIdentity,
         source: SourceFile<'_>,
         contents: Option<impl FnOnce(Differences) -> Verdict>,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Verdict {
         let verdict = self
             .view
             .file(Purpose::Send, place, there, source, contents);
         let verdict = match verdict {
-            Verdict::Set(differences) => self.settle(place, there, source, differences, at),
+            Verdict::Set(differences) => {
+                self.set_differences(place, there, source, differences, at)
+            }
             verdict => verdict,
         };
         if verdict == Verdict::Same {
-            self.view.note_time(there, source.metadata, at);
+            self.view.count_unstorable_time(there, source.metadata, at);
         }
         verdict
     }
 
     /// Sets the differing metadata of a file, as far as it is known here.
-    fn settle(
+    fn set_differences(
         &self,
         place: NameAt<'_>,
         there: &FileIdentity,
@@ -441,20 +447,20 @@ impl TargetTree {
             metadata, xattrs, ..
         }: SourceFile<'_>,
         differences: Differences,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Verdict {
-        let metadata = self.view.keeper.rules.of_compared_file(metadata, there);
-        let mut wanted = self.view.keeper.wanted(&metadata, None);
+        let metadata = self.view.policy.rules.metadata_of_kept(metadata, there);
+        let mut wanted = self.view.policy.wanted(&metadata, None);
         // When the owner of a file changes, the kernel removes its capabilities. They must then be set again.
         let keeps_xattrs =
             !differences.has_any(Differences::XATTRS) && !wanted.gives_away(there.ids);
         if keeps_xattrs {
             wanted.kinds = Kinds::NONE;
-        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.shared_job.is_none() {
+        } else if matches!(xattrs, SourceXattrs::Digest(Some(_))) && self.shared_job.is_none() {
             // Only the sender knows the extended attributes.
             return Verdict::Set(differences);
         }
-        match self.touch(place, there, &wanted, at) {
+        match self.set_existing_metadata(place, there, &wanted, at) {
             Ok(()) => Verdict::Same,
             Err(_sent_again) => Verdict::Replace(differences),
         }
@@ -468,9 +474,9 @@ impl TargetTree {
         name: &Name,
         mtime: Timestamp,
     ) -> bool {
-        self.view.keeper.rules.overwrite != Overwrite::Differing
+        self.view.policy.rules.overwrite != Overwrite::Differing
             && FileIdentity::at(directory, name)
-                .is_ok_and(|there| self.view.spares(directory, &there, mtime))
+                .is_ok_and(|there| self.view.must_keep(directory, &there, mtime))
     }
 
     /// Creates a hard link. If that is not possible, an existing complete copy is kept and counted. A comparison by
@@ -485,21 +491,28 @@ impl TargetTree {
         LinkEntry {
             metadata, bytes, ..
         }: &LinkEntry,
-        at: At<'_>,
+        at: EntryLocation<'_>,
     ) -> Result<Linked, Failure> {
-        let is_it = |there: &FileIdentity| {
+        let is_first_file = |there: &FileIdentity| {
             there.regular
                 && there.bytes == *bytes
                 && self.view.times.is_kept(from, there.mtime, metadata.mtime)
         };
-        let replace = self.view.keeper.rules.replaces();
-        let cannot = failed_to(Operation::Link);
+        let replace = self.view.policy.rules.replaces();
+        let cannot = with_operation(Operation::Link);
         let lease = self.tree.lease();
         let linked = match self.job() {
             None => self.place_over_directory(at, || {
-                place_link(lease, NameAt::new(from, first), place, is_it, replace).map_err(cannot)
+                place_link(
+                    lease,
+                    NameAt::new(from, first),
+                    place,
+                    is_first_file,
+                    replace,
+                )
+                .map_err(cannot)
             }),
-            Some(_) if is_one(NameAt::new(from, first), place) => Ok(Linked::There),
+            Some(_) if is_same_entry(NameAt::new(from, first), place) => Ok(Linked::There),
             Some(job) => job
                 .place(lease, place, replace, GroupOfNew::Own, |fresh| {
                     let hidden = Lease::constant();
@@ -507,7 +520,7 @@ impl TargetTree {
                         &hidden,
                         NameAt::new(from, first),
                         fresh,
-                        is_it,
+                        is_first_file,
                         Replace::Nothing,
                     )
                 })
@@ -517,22 +530,22 @@ impl TargetTree {
             .as_ref()
             .err()
             .and_then(|(_, error)| Errno::from_io_error(error))
-            .filter(|error| is_no_link(*error));
+            .filter(|error| is_link_unsupported(*error));
         if let Some(error) = refusal
-            && self.view.keeper.rules.compare == Compare::Quick
-            && FileIdentity::at(from, first).is_ok_and(|there| is_it(&there))
+            && self.view.policy.rules.compare == Compare::Quick
+            && FileIdentity::at(from, first).is_ok_and(|there| is_first_file(&there))
             && self.is_alike(place, NameAt::new(from, first))
         {
             let misses = [Miss {
                 kind: Kinds::LINKS,
                 error,
             }];
-            self.view.keeper.note(&Wanted::default(), &misses, at);
+            self.view.policy.note(&Wanted::default(), &misses, at);
             return Ok(Linked::There);
         }
         let linked = linked?;
-        self.flush_if_each(place.directory)
-            .map_err(failed_to(Operation::Flush))?;
+        self.flush_if_per_file(place.directory)
+            .map_err(with_operation(Operation::Flush))?;
         Ok(linked)
     }
 
@@ -540,7 +553,7 @@ impl TargetTree {
     /// the entry is placed again.
     pub(crate) fn place_over_directory<T>(
         &self,
-        At(directory, name): At<'_>,
+        EntryLocation(directory, name): EntryLocation<'_>,
         mut place: impl FnMut() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let placed = place();
@@ -551,7 +564,7 @@ impl TargetTree {
             return placed;
         };
         let cleared = self.clear(directory, name);
-        if cleared.map_err(failed_to(Operation::Remove))? {
+        if cleared.map_err(with_operation(Operation::Remove))? {
             place()
         } else {
             placed
@@ -567,17 +580,17 @@ impl TargetTree {
         let path = directory
             .join(name)
             .map_err(|_too_long| Errno::NAMETOOLONG)?;
-        if !self.giving_way.gives_way(&self.tree, &path)? {
+        if !self.replacement.may_replace(&self.tree, &path)? {
             return Ok(false);
         }
-        let removed = self.giving_way.remove(&self.tree, directory, name)?;
+        let removed = self.replacement.remove(&self.tree, directory, name)?;
         self.counters.replaced_below.add(removed);
         Ok(true)
     }
 }
 
 /// Returns whether the error means that the system cannot create this hard link, or any hard link.
-fn is_no_link(error: Errno) -> bool {
+fn is_link_unsupported(error: Errno) -> bool {
     matches!(
         error,
         Errno::MLINK | Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV
@@ -585,7 +598,7 @@ fn is_no_link(error: Errno) -> bool {
 }
 
 /// Returns whether two names lead to the same entry.
-pub(crate) fn is_one(one: NameAt<'_>, other: NameAt<'_>) -> bool {
+pub(crate) fn is_same_entry(one: NameAt<'_>, other: NameAt<'_>) -> bool {
     let number = |NameAt { directory, name }: NameAt<'_>| number_at(directory, name);
     matches!((number(one), number(other)), (Ok(one), Ok(other)) if one == other)
 }
@@ -597,14 +610,16 @@ fn flush(changed: impl AsFd) -> io::Result<()> {
 /// Flushes a file's data if `now` is set.
 pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     if now {
-        file.sync_data().map_err(failed_to(Operation::Flush))?;
+        file.sync_data().map_err(with_operation(Operation::Flush))?;
     }
     Ok(())
 }
 
 /// Checks that a written file can be closed without an error. Must be called before the file looks finished.
 pub(crate) fn check_close(staged: &Staged) -> Result<(), Failure> {
-    staged.check_close().map_err(failed_to(Operation::Write))
+    staged
+        .check_close()
+        .map_err(with_operation(Operation::Write))
 }
 
 /// Opens the existing entry under the name of a file that is about to be stored. The entry may not be a regular file.

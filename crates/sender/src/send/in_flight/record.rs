@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use zmove_types::{FileId, ItemId};
 use zmove_wire::WireError;
-use zmove_wire::session::{LastWord, Receipt, Resend, SenderTransfer};
+use zmove_wire::session::{FinalReport, ItemReceipt, Resend, SenderTransfer};
 
 /// All items in flight. `W` is the work, with everything needed to send it again.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl<W> Record<W> {
         work: W,
         group: Option<GroupId>,
         tries: u8,
-        last_word: LastWord,
+        last_word: FinalReport,
     ) -> ItemId {
         let item = Item {
             work,
@@ -144,7 +144,7 @@ impl<W> Record<W> {
         &mut self,
         item: ItemId,
         now: Instant,
-    ) -> Result<Receipt<'_, Item<W>>, WireError> {
+    ) -> Result<ItemReceipt<'_, Item<W>>, WireError> {
         self.settle(item, now);
         self.transfer.stored(item)
     }
@@ -303,7 +303,7 @@ mod tests {
         for index in 0..count {
             let chunk = Some(group(index));
             assert_eq!(
-                record.issue(group(index), chunk, 0, LastWord::Stored),
+                record.issue(group(index), chunk, 0, FinalReport::Stored),
                 ItemId(u64::from(index))
             );
         }
@@ -406,7 +406,7 @@ mod tests {
         }
         for item in [9, 10] {
             assert_eq!(
-                record.issue(group(9), Some(group(9)), 0, LastWord::Stored),
+                record.issue(group(9), Some(group(9)), 0, FinalReport::Stored),
                 ItemId(item)
             );
             record.taken(ItemId(item), 1, start);

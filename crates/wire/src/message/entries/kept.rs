@@ -10,7 +10,7 @@ use crate::limits::MISSED_MAX;
 
 /// The metadata that a sender requests to preserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keeping {
+pub struct PreserveOptions {
     /// The kinds of metadata.
     pub kinds: Kinds,
     /// Whether the receiver reports the path of each entry that lacks something.
@@ -19,7 +19,7 @@ pub struct Keeping {
     pub strict: bool,
 }
 
-impl Keeping {
+impl PreserveOptions {
     /// Only the metadata that is always preserved.
     pub const LEAST: Self = Self {
         kinds: Kinds::ALWAYS,
@@ -28,7 +28,7 @@ impl Keeping {
     };
 }
 
-impl Default for Keeping {
+impl Default for PreserveOptions {
     fn default() -> Self {
         Self {
             kinds: Kinds::USUAL,
@@ -40,7 +40,7 @@ impl Default for Keeping {
 
 /// The reason why metadata was not preserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Lack {
+pub enum NotKeptReason {
     /// The receiver's user is not permitted to set the metadata.
     NotPermitted,
     /// The key's grant does not allow the metadata to be set.
@@ -61,7 +61,7 @@ pub enum Lack {
     BeyondRange,
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for NotKeptReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotPermitted => "not permitted to the receiver's user",
@@ -83,7 +83,7 @@ pub struct NotKept {
     /// The kind of metadata.
     pub kind: Kinds,
     /// The reason.
-    pub why: Lack,
+    pub why: NotKeptReason,
     /// Number of entries that lack the metadata.
     pub entries: u64,
 }
@@ -91,12 +91,12 @@ pub struct NotKept {
 impl NotKept {
     /// Creates a count of entries that lack one kind of metadata.
     #[must_use]
-    pub const fn new(kind: Kinds, why: Lack, entries: u64) -> Self {
+    pub const fn new(kind: Kinds, why: NotKeptReason, entries: u64) -> Self {
         Self { kind, why, entries }
     }
 
     /// Returns the counts of a table by kind and reason, in the table's order.
-    pub fn all(counts: &BTreeMap<(Kinds, Lack), u64>) -> impl Iterator<Item = Self> {
+    pub fn all(counts: &BTreeMap<(Kinds, NotKeptReason), u64>) -> impl Iterator<Item = Self> {
         let counts = counts.iter();
         counts.map(|((kind, why), entries)| Self::new(*kind, *why, *entries))
     }
@@ -119,9 +119,9 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_pinned() {
-        let bytes = |keeping: &Keeping| encode_message(keeping)[4..].to_vec();
-        assert_eq!(bytes(&Keeping::default()), [0xB3, 44, 0, 0]);
-        let all = Keeping {
+        let bytes = |keeping: &PreserveOptions| encode_message(keeping)[4..].to_vec();
+        assert_eq!(bytes(&PreserveOptions::default()), [0xB3, 44, 0, 0]);
+        let all = PreserveOptions {
             kinds: Kinds::ALL,
             named: true,
             strict: true,
@@ -132,9 +132,9 @@ mod tests {
 
     #[test]
     fn what_was_not_kept_is_pinned() {
-        let lack = NotKept::new(Kinds::ACLS, Lack::Unsupported, 3);
+        let lack = NotKept::new(Kinds::ACLS, NotKeptReason::Unsupported, 3);
         let counts = ToSender::NotKept {
-            counts: vec![lack, NotKept::new(Kinds::OWNER, Lack::Os(-1), 1)],
+            counts: vec![lack, NotKept::new(Kinds::OWNER, NotKeptReason::Os(-1), 1)],
         };
         assert_eq!(encode_message(&counts)[4..], [14, 2, 32, 2, 3, 4, 7, 1, 1]);
         let entries = vec![Missed {

@@ -55,7 +55,7 @@ impl Verdict {
 
     /// Returns the differences of an existing file whose contents may be equal to those of the source.
     #[must_use]
-    pub fn beside_contents(self) -> Option<Differences> {
+    pub fn non_content_differences(self) -> Option<Differences> {
         let other_file = Differences::SIZE.and(Differences::TYPE);
         match self {
             Self::Same => Some(Differences::default()),
@@ -116,7 +116,7 @@ impl Differences {
 
     /// Adds `one` to these differences if the two values differ.
     #[must_use]
-    pub fn and_if<T: PartialEq>(self, one: Self, there: &T, source: &T) -> Self {
+    pub fn add_if_unequal<T: PartialEq>(self, one: Self, there: &T, source: &T) -> Self {
         if there == source { self } else { self.and(one) }
     }
 
@@ -156,8 +156,8 @@ mod tests {
     fn differences_read_as_a_list() {
         let none = Differences::default();
         let some = none
-            .and_if(Differences::MODE, &1, &2)
-            .and_if(Differences::TIME, &1, &1);
+            .add_if_unequal(Differences::MODE, &1, &2)
+            .add_if_unequal(Differences::TIME, &1, &1);
         assert_eq!(some.and(Differences::SIZE).to_string(), "size, mode");
         assert_eq!(
             (none.to_string(), none.is_empty(), some.is_empty()),

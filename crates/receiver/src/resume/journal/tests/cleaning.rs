@@ -63,7 +63,7 @@ impl Scene {
     /// Writes a journal that lists only `part`.
     fn journal(&self, part: &PartFile) -> Journal {
         let journal = Journal::create(&self.journals(), &self.begin(1)).unwrap();
-        journal.part(1, part).unwrap();
+        journal.record_part(1, part).unwrap();
         journal
     }
 
@@ -248,7 +248,7 @@ fn a_part_that_a_running_transfer_has_taken_over_is_left() {
     let part = scene.part();
     drop(scene.journal(&part));
     let running = Journal::create(&scene.journals(), &scene.begin(2)).unwrap();
-    running.part(7, &part).unwrap();
+    running.record_part(7, &part).unwrap();
     let cleaned = scene.clean(&ALL);
     assert!(
         matches!(

@@ -96,15 +96,19 @@ fn told(events: &[Event], anew: impl Fn(&Journal)) -> Vec<UnfinishedFile> {
     for event in events {
         anew(&journal);
         match *event {
-            Event::Part(file, groups) => journal.part(file, &part("x", u64::from(groups))).unwrap(),
+            Event::Part(file, groups) => journal
+                .record_part(file, &part("x", u64::from(groups)))
+                .unwrap(),
             Event::Groups(file, first, from, count) => {
-                journal.groups(file, first, &cvs(from, count)).unwrap();
+                journal
+                    .record_groups(file, first, &cvs(from, count))
+                    .unwrap();
             }
             Event::Mark => mark = Some(journal.mark()),
             Event::Flushed => mark
                 .into_iter()
-                .for_each(|mark| journal.flushed(mark).unwrap()),
-            Event::Ended(file) => journal.ended(file).unwrap(),
+                .for_each(|mark| journal.record_flushed(mark).unwrap()),
+            Event::Ended(file) => journal.record_end(file).unwrap(),
         }
     }
     drop(journal);

@@ -57,7 +57,7 @@ impl World {
     fn transfer(&self, number: u8) -> Transfer {
         let journals = Some(self.home.path().join("journal"));
         let mut transfer = transfer_of(number, &self.home.path().join("target"), journals);
-        transfer.target.view.keeper.rules.delta = true;
+        transfer.target.view.policy.rules.delta = true;
         transfer
     }
 
@@ -152,36 +152,37 @@ impl World {
         comparison
             .changed
             .into_iter()
-            .for_each(|candidate| candidate.tell(transfer, Some(Arc::default())));
-        let base = |_: &FileHead| transfer.bases.take(&path());
+            .for_each(|candidate| candidate.send_hashes(transfer, Some(Arc::default())));
+        let old_version = |_: &FileHead| transfer.old_versions.take(&path());
         let prior = |head: &FileHead| {
-            let prior = transfer.parts.take_up(FileId(8), &path(), head)?;
+            let prior = transfer.parts.resume(FileId(8), &path(), head)?;
             Some((prior, ByteOrigins::default()))
         };
         transfer
             .files
-            .declare(FileId(8), self.head(), base, prior)
+            .declare(FileId(8), self.head(), old_version, prior)
             .unwrap();
         (transfer.files.find(FileId(8)).unwrap().unwrap(), held)
     }
 }
 
 /// Copies a group whose hash value was sent into the part. Returns `None` if no hash value was sent.
-fn keep(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
-    let base = file.base.as_ref().unwrap();
-    let cv = base.cv(index)?;
+fn copy_group(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
+    let old_version = file.old_version.as_ref().unwrap();
+    let cv = old_version.cv(index)?;
     let part = file.staged(|| Err("begun anew")).unwrap();
     let open_old = || transfer.target.open_old_at(&path());
     Some(
-        base.keep(
-            &transfer.bases,
-            open_old,
-            &file.head,
-            &part,
-            span(index),
-            cv,
-        )
-        .unwrap(),
+        old_version
+            .copy_group(
+                &transfer.old_versions,
+                open_old,
+                &file.head,
+                &part,
+                span(index),
+                cv,
+            )
+            .unwrap(),
     )
 }
 
@@ -217,10 +218,10 @@ fn what_the_part_does_not_have_is_looked_for_in_the_old_version() {
     let transfer = world.transfer(2);
     let (file, held) = world.declare(&transfer);
     assert_eq!(held, [1]);
-    let told = [0, 1, 2, 3].map(|index| file.base.as_ref().unwrap().cv(index));
+    let told = [0, 1, 2, 3].map(|index| file.old_version.as_ref().unwrap().cv(index));
     assert_eq!(told, [Some(cv(0, 1)), None, Some(cv(2, 3)), Some(cv(3, 4))]);
     assert_eq!(
-        [0, 1, 2, 3].map(|index| keep(&transfer, &file, index)),
+        [0, 1, 2, 3].map(|index| copy_group(&transfer, &file, index)),
         [Some(true), None, Some(true), Some(true)]
     );
     assert_eq!(
@@ -245,7 +246,7 @@ fn of_an_old_version_that_is_replaced_or_gone_only_what_is_still_there_is_kept()
         replace(&world);
         let there = world.old().exists();
         assert_eq!(
-            [0, 2, 3].map(|index| keep(&transfer, &file, index)),
+            [0, 2, 3].map(|index| copy_group(&transfer, &file, index)),
             [Some(false), Some(true), Some(there)]
         );
     }
@@ -259,7 +260,7 @@ fn a_complete_part_still_asks_for_its_last_group() {
     let (file, held) = world.declare(&transfer);
     assert_eq!(held, [0, 1, 2]);
     assert_eq!(
-        [0, 1, 2, 3].map(|index| file.base.as_ref().unwrap().cv(index)),
+        [0, 1, 2, 3].map(|index| file.old_version.as_ref().unwrap().cv(index)),
         [None, None, None, Some(cv(3, 4))]
     );
 }
@@ -280,7 +281,7 @@ fn a_part_alone_goes_on_as_what_it_is() {
     // The next transfer takes over its journals.
     drop(transfer);
     let mut never = world.transfer(3);
-    never.target.view.keeper.rules.delta = false;
+    never.target.view.policy.rules.delta = false;
     let comparison = compare_all(&never, 9, &groups);
     assert_eq!(
         (comparison.verdicts, comparison.changed.len()),
@@ -320,15 +321,15 @@ fn a_request_of_four_thousand_million_groups_costs_what_is_there() {
     comparison
         .changed
         .into_iter()
-        .for_each(|candidate| candidate.tell(&transfer, Some(Arc::default())));
+        .for_each(|candidate| candidate.send_hashes(&transfer, Some(Arc::default())));
     assert!(
         cpu_time() - began < Duration::from_secs(1),
         "{:?}",
         cpu_time() - began
     );
-    let base = transfer.bases.take(&path()).unwrap();
+    let old_version = transfer.old_versions.take(&path()).unwrap();
     assert_eq!(
-        [0, 1, 2].map(|index| base.cv(index)),
+        [0, 1, 2].map(|index| old_version.cv(index)),
         [Some(cv(0, 1)), None, None]
     );
 }

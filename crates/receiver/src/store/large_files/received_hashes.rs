@@ -7,21 +7,21 @@ use zmove_chunk::{RootMerger, sparse_group_cv};
 use zmove_types::{Cv, GroupSpan, Root};
 use zmove_wire::WireError;
 
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 
 /// The received hash values of a large file, by group index, and the memory charged for them.
 #[derive(Debug)]
-pub(crate) struct Came {
+pub(crate) struct ReceivedHashes {
     pub(crate) values: HashMap<u32, Cv>,
-    pub(crate) held: Booking,
+    pub(crate) held: Charge,
 }
 
-impl Came {
+impl ReceivedHashes {
     /// Creates an empty set, whose memory is charged to `quota`.
     pub(crate) fn new(quota: &Quota) -> Self {
         Self {
             values: HashMap::new(),
-            held: quota.book_nothing(),
+            held: quota.empty_charge(),
         }
     }
 
@@ -80,7 +80,7 @@ mod tests {
         let mut file = vec![0; 2 * group + 5];
         file[7] = 1;
         file[2 * group] = 1;
-        let mut came = Came::new(&Quota::default());
+        let mut came = ReceivedHashes::new(&Quota::default());
         for index in [2, 0] {
             let from = index as usize * group;
             came.note(

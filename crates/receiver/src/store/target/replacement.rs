@@ -15,15 +15,15 @@ use rustix::io::Errno;
 use zmove_disk::{RemovalBudget, Tree, is_hidden, refuse_mount, remove_entries_within, stat_at};
 use zmove_scan::{PathKind, Selection};
 use zmove_types::{Name, RelPath};
-use zmove_wire::{InTheWay, Open};
+use zmove_wire::{DirectoryReplacement, Open};
 
 use crate::comparison::selection::selection;
 use crate::store::failure::{PROTECTED, REMOVED_ENOUGH, RESERVED};
 
 /// The rules that decide which directories give way.
 #[derive(Debug)]
-pub(crate) struct GivingWay {
-    in_the_way: InTheWay,
+pub(crate) struct ReplacementRules {
+    in_the_way: DirectoryReplacement,
     /// The selection rules. Any entry that they exclude is protected.
     rules: Option<Selection>,
     budget: Arc<RemovalBudget>,
@@ -32,13 +32,13 @@ pub(crate) struct GivingWay {
 /// Maximum number of directories in the queue while one directory is inspected.
 const WAITING_MAX: usize = 1 << 16;
 
-impl GivingWay {
+impl ReplacementRules {
     /// Creates the rules from an opening. Removals are limited by `budget`.
     pub(crate) fn of(open: &Open, budget: Arc<RemovalBudget>) -> Self {
         let (in_the_way, rules) = match selection(&open.protected, 0..=u64::MAX) {
             Ok(rules) => (open.in_the_way, rules),
             // A rule that cannot be parsed may protect anything.
-            Err(_unreadable) => (InTheWay::Stays, None),
+            Err(_unreadable) => (DirectoryReplacement::Stays, None),
         };
         Self {
             in_the_way,
@@ -51,27 +51,27 @@ impl GivingWay {
     ///
     /// # Errors
     /// Returns the reason why the directory is kept although the opening allows its replacement.
-    pub(crate) fn gives_way(&self, tree: &Tree, path: &RelPath) -> io::Result<bool> {
-        if self.in_the_way == InTheWay::Stays {
+    pub(crate) fn may_replace(&self, tree: &Tree, path: &RelPath) -> io::Result<bool> {
+        if self.in_the_way == DirectoryReplacement::Stays {
             return Ok(false);
         }
-        let above = look_into(tree, &path.directory())?;
+        let above = open_unchanged(tree, &path.directory())?;
         self.admit(path, PathKind::Directory)?;
         let mut entries = 1;
         let mut waiting = vec![path.clone()];
         while let Some(path) = waiting.pop() {
-            let directory = look_into(tree, &path)?;
+            let directory = open_unchanged(tree, &path)?;
             refuse_mount(above.as_fd(), directory.as_fd())?;
             for entry in Dir::read_from(&directory)? {
                 let entry = entry?;
                 if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                     continue;
                 }
-                if self.in_the_way == InTheWay::EmptyGoes {
+                if self.in_the_way == DirectoryReplacement::EmptyGoes {
                     return Ok(false);
                 }
                 entries += 1;
-                let (below, kind) = look_at(&directory, &path, &entry)?;
+                let (below, kind) = inspect_entry(&directory, &path, &entry)?;
                 self.admit(&below, kind)?;
                 if kind == PathKind::Directory {
                     waiting.push(below);
@@ -119,12 +119,12 @@ pub(crate) fn removals_of(open: &Open) -> Arc<RemovalBudget> {
 }
 
 /// Opens a directory without changing its mode, because a preview must change nothing.
-fn look_into(tree: &Tree, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+fn open_unchanged(tree: &Tree, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
     tree.look_into(path)?.ok_or_else(|| Errno::ACCESS.into())
 }
 
 /// Returns the path and kind of an entry that may be removed.
-fn look_at(
+fn inspect_entry(
     directory: &OwnedFd,
     path: &RelPath,
     entry: &DirEntry,

@@ -10,7 +10,7 @@ use zmove_types::{Escaped, RelPath};
 
 /// Describes the entry that blocks the way from `tree` to `path`, which the user knows as `shown`. Returns `None` if
 /// nothing does.
-pub(super) fn beneath(tree: &Tree, path: &RelPath, shown: &Path) -> Option<String> {
+pub(super) fn blocking_entry(tree: &Tree, path: &RelPath, shown: &Path) -> Option<String> {
     let upwards = successors(Some(path.clone()), RelPath::parent);
     for (path, shown_so_far) in upwards.zip(shown.ancestors()) {
         let (parent, name) = path.split()?;
@@ -24,13 +24,13 @@ pub(super) fn beneath(tree: &Tree, path: &RelPath, shown: &Path) -> Option<Strin
             FileType::RegularFile => FILE,
             _ => OTHER,
         };
-        return Some(said(shown, shown_so_far, what));
+        return Some(describe(shown, shown_so_far, what));
     }
     None
 }
 
 /// The same for a user's own target `shown`, where links on the way are followed.
-pub(super) fn of_own(shown: &Path) -> Option<String> {
+pub(super) fn own_blocking_entry(shown: &Path) -> Option<String> {
     for path in shown.ancestors() {
         let Ok(found) = path.symlink_metadata() else {
             continue;
@@ -42,7 +42,7 @@ pub(super) fn of_own(shown: &Path) -> Option<String> {
             Err(_) if found.is_symlink() => "is a broken symbolic link",
             Err(_) => return None,
         };
-        return Some(said(shown, path, what));
+        return Some(describe(shown, path, what));
     }
     None
 }
@@ -50,7 +50,7 @@ pub(super) fn of_own(shown: &Path) -> Option<String> {
 const FILE: &str = "is a file and not a directory";
 const OTHER: &str = "is not a directory";
 
-fn said(target: &Path, blocker: &Path, what: &str) -> String {
+fn describe(target: &Path, blocker: &Path, what: &str) -> String {
     let target_text = Escaped::path(&target);
     if blocker == target {
         return format!("target '{target_text}' {what}");
@@ -73,7 +73,7 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", home.path().join("d/link")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let said = |path: &str| {
-            beneath(
+            blocking_entry(
                 &tree,
                 &RelPath::from_bytes(path.as_bytes()).unwrap(),
                 Path::new(path),
@@ -90,7 +90,7 @@ mod tests {
         let link = "target 'd/link/x': 'd/link' is a symbolic link, which is not followed";
         assert_eq!(said("d/link/x").as_deref(), Some(link));
         assert_eq!([said("d"), said("d/new/x")], [None, None]);
-        let own = |path: &str| of_own(&home.path().join(path)).unwrap_or_default();
+        let own = |path: &str| own_blocking_entry(&home.path().join(path)).unwrap_or_default();
         assert!(
             own("d/f/a/b").ends_with("/d/f' is a file and not a directory"),
             "{}",

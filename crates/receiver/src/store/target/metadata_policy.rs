@@ -10,38 +10,42 @@ use rustix::io::Errno;
 use zmove_disk::{Miss, Wanted};
 use zmove_types::{Account, Accounts, Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::limits::MISSED_MAX;
-use zmove_wire::{Lack, Missed, NotKept, ToSender};
+use zmove_wire::{Missed, NotKept, NotKeptReason, ToSender};
 
-use crate::rights::grant::{Owning, SetIds};
+use crate::rights::grant::{OwnerPermission, SetIds};
 use crate::store::reports::Reports;
 use crate::store::rules::Rules;
 use zmove_types::Lock;
 
 /// The policy for preserving metadata, and the counts of metadata that was not preserved. See the module.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct MetadataPolicy {
     pub(crate) rules: Rules,
     accounts: Arc<dyn Accounts>,
     /// IDs of the received user names, or `None` for names that are unknown on this host.
     users: Lock<HashMap<Box<str>, Option<u32>>>,
     groups: Lock<HashMap<Box<str>, Option<u32>>>,
-    lacks: Lock<BTreeMap<(Kinds, Lack), u64>>,
+    lacks: Lock<BTreeMap<(Kinds, NotKeptReason), u64>>,
     /// The channel for reporting each affected entry, if the sender asked for that.
-    named: Option<Reports>,
+    entry_reports: Option<Reports>,
 }
 
 /// Maximum number of names to remember of each kind. Other names are looked up each time.
 const NAMES_MAX: usize = 4096;
 
-impl Keeper {
-    pub(crate) fn new(rules: Rules, accounts: &Arc<dyn Accounts>, named: Option<Reports>) -> Self {
+impl MetadataPolicy {
+    pub(crate) fn new(
+        rules: Rules,
+        accounts: &Arc<dyn Accounts>,
+        entry_reports: Option<Reports>,
+    ) -> Self {
         Self {
             rules,
             accounts: Arc::clone(accounts),
             users: Lock::default(),
             groups: Lock::default(),
             lacks: Lock::default(),
-            named,
+            entry_reports,
         }
     }
 
@@ -70,29 +74,29 @@ impl Keeper {
                 .map(|group| number(&self.groups, group, |name| self.accounts.group_id(name))),
             xattrs: metadata.xattrs(),
             kinds: rules.xattr_kinds(),
-            may_own: rules.owning == Owning::Allowed,
+            may_own: rules.owning == OwnerPermission::Allowed,
             set_ids_with_owner: rules.set_ids == SetIds::Dropped,
         }
     }
 
     /// Counts the metadata that an entry of a directory, or the directory itself, did not get.
-    pub(crate) fn note(&self, wanted: &Wanted<'_>, misses: &[Miss], at: At<'_>) {
+    pub(crate) fn note(&self, wanted: &Wanted<'_>, misses: &[Miss], at: EntryLocation<'_>) {
         let rules = &self.rules;
-        let denied = rules.owning == Owning::Denied;
-        let mut lacks = self.lacks_of(misses);
+        let denied = rules.owning == OwnerPermission::Denied;
+        let mut lacks = self.miss_reasons(misses);
         let kind = |xattr: &zmove_types::Xattr| Kinds::of_xattr(&xattr.name);
         if denied {
             let kinds = wanted.xattrs.iter().filter_map(kind);
             let refused = kinds
                 .fold(Kinds::NONE, Kinds::and)
                 .common(rules.kinds.common(Kinds::PRIVILEGED));
-            lacks.extend(refused.each().map(|kind| (kind, Lack::NotGranted)));
+            lacks.extend(refused.each().map(|kind| (kind, NotKeptReason::NotGranted)));
         }
         if lacks.is_empty() {
             return;
         }
         self.count(&lacks);
-        if let Some(reports) = &self.named {
+        if let Some(reports) = &self.entry_reports {
             let lacks = lacks
                 .into_iter()
                 .map(|(kind, why)| NotKept::new(kind, why, 1))
@@ -107,16 +111,16 @@ impl Keeper {
     }
 
     /// Counts the metadata that an entry would not get.
-    pub(crate) fn foresee(&self, misses: &[Miss]) {
-        self.count(&self.lacks_of(misses));
+    pub(crate) fn count_expected(&self, misses: &[Miss]) {
+        self.count(&self.miss_reasons(misses));
     }
 
-    fn lacks_of(&self, misses: &[Miss]) -> Vec<(Kinds, Lack)> {
-        let lack = |miss| lack(self.rules.owning, miss);
+    fn miss_reasons(&self, misses: &[Miss]) -> Vec<(Kinds, NotKeptReason)> {
+        let lack = |miss| miss_reason(self.rules.owning, miss);
         misses.iter().map(|miss| (miss.kind, lack(miss))).collect()
     }
 
-    fn count(&self, lacks: &[(Kinds, Lack)]) {
+    fn count(&self, lacks: &[(Kinds, NotKeptReason)]) {
         let mut counts = self.lacks.lock();
         for lack in lacks {
             *counts.entry(*lack).or_default() += 1;
@@ -136,16 +140,18 @@ impl Keeper {
 }
 
 /// Returns the reason why an entry did not get a kind of metadata.
-fn lack(owning: Owning, miss: &Miss) -> Lack {
+fn miss_reason(owning: OwnerPermission, miss: &Miss) -> NotKeptReason {
     let rights = Kinds::OWNERSHIP.and(Kinds::PRIVILEGED).and(Kinds::DEVICES);
     match miss.error {
-        _ if owning == Owning::Denied && rights.has_any(miss.kind) => Lack::NotGranted,
-        Errno::PERM | Errno::ACCESS => Lack::NotPermitted,
-        Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => Lack::Unsupported,
-        Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => Lack::NoRoom,
-        Errno::INVAL => Lack::Invalid,
-        Miss::BEYOND_RANGE => Lack::BeyondRange,
-        error => Lack::Os(error.raw_os_error()),
+        _ if owning == OwnerPermission::Denied && rights.has_any(miss.kind) => {
+            NotKeptReason::NotGranted
+        }
+        Errno::PERM | Errno::ACCESS => NotKeptReason::NotPermitted,
+        Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => NotKeptReason::Unsupported,
+        Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => NotKeptReason::NoRoom,
+        Errno::INVAL => NotKeptReason::Invalid,
+        Miss::BEYOND_RANGE => NotKeptReason::BeyondRange,
+        error => NotKeptReason::Os(error.raw_os_error()),
     }
 }
 
@@ -171,9 +177,9 @@ fn number(
 
 /// An entry of a directory, or the directory itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct At<'a>(pub(crate) &'a RelPath, pub(crate) Option<&'a Name>);
+pub(crate) struct EntryLocation<'a>(pub(crate) &'a RelPath, pub(crate) Option<&'a Name>);
 
-impl At<'_> {
+impl EntryLocation<'_> {
     fn path(self) -> RelPath {
         let Self(directory, name) = self;
         name.and_then(|name| directory.join(name).ok())
@@ -186,7 +192,7 @@ mod tests {
     use super::*;
     use crate::rights::grant::Rights;
     use zmove_types::Extra;
-    use zmove_wire::{Keeping, Open};
+    use zmove_wire::{Open, PreserveOptions};
 
     #[derive(Debug)]
     struct Known;
@@ -206,10 +212,10 @@ mod tests {
         }
     }
 
-    fn rules(kinds: Kinds, owning: Owning) -> Rules {
-        let keeping = Keeping {
+    fn rules(kinds: Kinds, owning: OwnerPermission) -> Rules {
+        let keeping = PreserveOptions {
             kinds,
-            ..Keeping::default()
+            ..PreserveOptions::default()
         };
         Rules::of(
             &Open {
@@ -241,17 +247,17 @@ mod tests {
         }
     }
 
-    fn keeper(rules: Rules) -> Keeper {
+    fn policy(rules: Rules) -> MetadataPolicy {
         let accounts: Arc<dyn Accounts> = Arc::new(Known);
-        Keeper::new(rules, &accounts, None)
+        MetadataPolicy::new(rules, &accounts, None)
     }
 
     #[test]
     fn a_name_counts_where_it_is_known_and_else_the_number() {
-        let keeper = keeper(rules(Kinds::ALL, Owning::Allowed));
+        let policy = policy(rules(Kinds::ALL, OwnerPermission::Allowed));
         let ids = |owner, group| {
             let metadata = owned(owner, group);
-            let wanted = keeper.wanted(&metadata, None);
+            let wanted = policy.wanted(&metadata, None);
             (wanted.owner, wanted.group)
         };
         for _ in 0..2 {
@@ -264,9 +270,9 @@ mod tests {
     #[test]
     fn what_was_not_asked_for_is_not_set() {
         let metadata = owned("ann", "staff");
-        let usual = rules(Kinds::USUAL, Owning::Allowed);
-        let keeper = keeper(usual);
-        let wanted = keeper.wanted(&metadata, None);
+        let usual = rules(Kinds::USUAL, OwnerPermission::Allowed);
+        let policy = policy(usual);
+        let wanted = policy.wanted(&metadata, None);
         assert_eq!(
             (wanted.owner, wanted.group, wanted.kinds),
             (None, None, Kinds::XATTRS.and(Kinds::ACLS))
@@ -277,11 +283,15 @@ mod tests {
             "no owner, no rights of one"
         );
         assert_eq!(
-            rules(Kinds::ALL, Owning::Denied).of_file(&metadata).mode,
+            rules(Kinds::ALL, OwnerPermission::Denied)
+                .of_file(&metadata)
+                .mode,
             0o755
         );
         assert_eq!(
-            rules(Kinds::ALL, Owning::Allowed).of_file(&metadata).mode,
+            rules(Kinds::ALL, OwnerPermission::Allowed)
+                .of_file(&metadata)
+                .mode,
             0o4755
         );
     }
@@ -293,7 +303,11 @@ mod tests {
             mode: 0o6755,
             ..owned("ann", "staff")
         };
-        let mode = |kinds| rules(kinds, Owning::Allowed).of_file(&metadata).mode;
+        let mode = |kinds| {
+            rules(kinds, OwnerPermission::Allowed)
+                .of_file(&metadata)
+                .mode
+        };
         assert_eq!(mode(Kinds::USUAL.and(Kinds::OWNER)), 0o4755);
         assert_eq!(mode(Kinds::USUAL.and(Kinds::GROUP)), 0o2755);
         assert_eq!(mode(Kinds::ALL), 0o6755);
@@ -307,14 +321,14 @@ mod tests {
             ..metadata.clone()
         };
         assert_eq!(
-            rules(Kinds::ALL, Owning::Allowed)
+            rules(Kinds::ALL, OwnerPermission::Allowed)
                 .of_file(&of_nobodys_group)
                 .mode,
             0o4755
         );
         let carried = Rules {
             set_ids: SetIds::Carried,
-            ..rules(Kinds::USUAL, Owning::Denied)
+            ..rules(Kinds::USUAL, OwnerPermission::Denied)
         };
         assert_eq!(carried.of_file(&metadata).mode, 0o6755);
     }
@@ -322,25 +336,29 @@ mod tests {
     #[test]
     fn what_is_lacking_is_counted_by_kind_and_reason() {
         let counts = |owning, lacks: &[(Kinds, Errno)]| {
-            let keeper = keeper(rules(Kinds::ALL, owning));
+            let policy = policy(rules(Kinds::ALL, owning));
             for &(kind, error) in lacks {
                 let misses = [Miss { kind, error }];
-                keeper.note(&Wanted::default(), &misses, At(&RelPath::root(), None));
+                policy.note(
+                    &Wanted::default(),
+                    &misses,
+                    EntryLocation(&RelPath::root(), None),
+                );
             }
-            keeper.counts()
+            policy.counts()
         };
         let denied = [Kinds::OWNER, Kinds::ACLS].map(|kind| (kind, Errno::PERM));
         let expected = [
-            NotKept::new(Kinds::OWNER, Lack::NotGranted, 1),
-            NotKept::new(Kinds::ACLS, Lack::NotPermitted, 1),
+            NotKept::new(Kinds::OWNER, NotKeptReason::NotGranted, 1),
+            NotKept::new(Kinds::ACLS, NotKeptReason::NotPermitted, 1),
         ];
-        assert_eq!(counts(Owning::Denied, &denied), expected);
+        assert_eq!(counts(OwnerPermission::Denied, &denied), expected);
         let owner = (Kinds::OWNER, Errno::PERM);
         let failed = [owner, owner, (Kinds::XATTRS, Errno::NOSPC)];
         let expected = [
-            NotKept::new(Kinds::OWNER, Lack::NotPermitted, 2),
-            NotKept::new(Kinds::XATTRS, Lack::NoRoom, 1),
+            NotKept::new(Kinds::OWNER, NotKeptReason::NotPermitted, 2),
+            NotKept::new(Kinds::XATTRS, NotKeptReason::NoRoom, 1),
         ];
-        assert_eq!(counts(Owning::Allowed, &failed), expected);
+        assert_eq!(counts(OwnerPermission::Allowed, &failed), expected);
     }
 }

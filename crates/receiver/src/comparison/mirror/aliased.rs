@@ -20,23 +20,23 @@ use zmove_disk::{Tree, number_at, number_of, open_beneath};
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::comparison::mirror::work_budget::WorkBudget;
-use crate::rights::quota::{Booking, Quota};
+use crate::rights::quota::{Charge, Quota};
 use zmove_types::Lock;
 
 /// The entries that a session spares. A source name and the entry that it reaches may arrive in different messages.
 #[derive(Debug)]
-pub(crate) struct Spared {
-    state: Lock<SparedState>,
-    look: Look,
+pub(crate) struct AliasedEntries {
+    state: Lock<AliasedState>,
+    look: LookUpName,
 }
 
 /// A function that looks up a name in a directory.
-pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
+pub(super) type LookUpName = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 
 #[derive(Debug)]
-struct SparedState {
+struct AliasedState {
     inodes: HashSet<FileNumber>,
-    held: Booking,
+    held: Charge,
     /// Whether everything is spared, because no more inodes can be remembered.
     all: bool,
 }
@@ -55,16 +55,16 @@ struct FoundNames<'a> {
 /// Memory used by one name in these hash tables, including their spare capacity.
 pub(super) const FOUND_BYTES: usize = 4 * size_of::<(&Name, FileNumber)>() + INODE_BYTES;
 
-impl Spared {
+impl AliasedEntries {
     pub(crate) fn new(quota: &Quota) -> Self {
         Self::by(look, quota)
     }
 
-    pub(super) fn by(look: Look, quota: &Quota) -> Self {
+    pub(super) fn by(look: LookUpName, quota: &Quota) -> Self {
         Self {
-            state: Lock::new(SparedState {
+            state: Lock::new(AliasedState {
                 inodes: HashSet::new(),
-                held: quota.book_nothing(),
+                held: quota.empty_charge(),
                 all: false,
             }),
             look,
@@ -91,7 +91,7 @@ impl Spared {
         unlisted: impl Iterator<Item = &'a Name>,
         budget: &mut WorkBudget<'_>,
     ) -> io::Result<()> {
-        let booked = budget.booked();
+        let charged = budget.charged();
         let found = self.find(directory, unlisted, budget)?;
         found.names.values().for_each(|inode| self.remember(*inode));
         if found
@@ -103,7 +103,7 @@ impl Spared {
             return Err(Errno::NOTUNIQ.into());
         }
         drop(found);
-        budget.shrink_to(booked);
+        budget.shrink_to(charged);
         Ok(())
     }
 
@@ -117,7 +117,7 @@ impl Spared {
     ) -> io::Result<FoundNames<'a>> {
         let mut found = FoundNames::default();
         for name in unlisted {
-            budget.go_on()?;
+            budget.count_entry()?;
             let Some(inode) = (self.look)(directory, name.as_os_str()) else {
                 continue;
             };
@@ -129,7 +129,7 @@ impl Spared {
             return Ok(found);
         }
         for entry in Dir::read_from(directory)? {
-            budget.go_on()?;
+            budget.count_entry()?;
             let entry = entry?;
             let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else {
                 continue;
