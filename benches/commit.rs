@@ -15,7 +15,7 @@ use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_
 use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat};
 use zmove_disk::{
     Descriptor, DirectoryModes, Lease, Permit, ProvenKinds, Replace, Staged, StagingDirectory,
-    Wanted, publish_file,
+    WantedMetadata, publish_file,
 };
 use zmove_types::{Metadata, Name, Timestamp};
 
@@ -118,7 +118,7 @@ fn linked(directory: &Arc<OwnedFd>) {
 
 fn fill(mut file: &File, proven: &ProvenKinds) {
     file.write_all(&CONTENTS).expect("written");
-    Wanted::mode_and_time(&METADATA)
+    WantedMetadata::mode_and_time(&METADATA)
         .set(Permit::for_hidden(), Descriptor::Open(file.as_fd()), proven)
         .expect("set");
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use hyper::body::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
-use zmove_jobs::Place;
+use zmove_jobs::JobsDirectory;
 
 use watch::Watch;
 pub(crate) use watch::numbered;
@@ -26,7 +26,7 @@ pub(crate) enum Message {
     /// The thread has started to watch. A stream must read earlier events from the store.
     Begin,
     /// A snapshot of the current state. A later one replaces it.
-    Passing(Bytes),
+    Snapshot(Bytes),
 }
 
 /// Sends messages to all streams.
@@ -42,7 +42,7 @@ pub(crate) struct Hub {
 
 impl Hub {
     pub(crate) fn new(
-        place: &Place,
+        place: &JobsDirectory,
         daemon: fn() -> Result<Value, String>,
     ) -> io::Result<Arc<Self>> {
         let hub = Arc::new(Self {
@@ -93,7 +93,7 @@ impl Hub {
         let _nobody = self.messages.send(message);
     }
 
-    fn watch_jobs(&self, place: &Place) {
+    fn watch_jobs(&self, place: &JobsDirectory) {
         let mut watch = None;
         loop {
             if self.messages.receiver_count() == 0 {
@@ -102,7 +102,7 @@ impl Hub {
                 self.wait();
             }
             let looked = match &mut watch {
-                Some(watch) => Watch::look(watch, |message| self.send(message)),
+                Some(watch) => Watch::poll(watch, |message| self.send(message)),
                 none => Watch::begin(place).map(|begun| {
                     *none = Some(begun);
                     self.send(Message::Begin);
@@ -130,9 +130,9 @@ impl Hub {
                 Err(why) => (json!({ "status": null, "why": why }), NO_DAEMON_INTERVAL),
             };
             if now != before {
-                let words = words("daemon", None, &now);
+                let words = encode_event("daemon", None, &now);
                 *self.lock_daemon() = Some(words.clone());
-                self.send(Message::Passing(words));
+                self.send(Message::Snapshot(words));
                 before = now;
             }
             std::thread::sleep(pause);
@@ -141,7 +141,11 @@ impl Hub {
 }
 
 /// Encodes an event in the format of server-sent events.
-pub(crate) fn words(event: &str, number: Option<i64>, data: &impl serde::Serialize) -> Bytes {
+pub(crate) fn encode_event(
+    event: &str,
+    number: Option<i64>,
+    data: &impl serde::Serialize,
+) -> Bytes {
     let id = number.map_or_else(String::new, |number| format!("id: {number}\n"));
     let data = serde_json::to_string(data).expect("what is told has only names for keys");
     // JSON on one line contains no line breaks.

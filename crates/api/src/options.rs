@@ -17,16 +17,16 @@ pub struct SubmitOption {
     /// The help text.
     pub help: String,
     /// The type of its value.
-    pub takes: Takes,
+    pub takes: ValueType,
     /// Whether the option may be repeated.
     pub repeats: bool,
     /// Whether the option applies to the job and not to the transfer. Such options are ignored in a plan.
-    pub of_job: bool,
+    pub is_job_option: bool,
 }
 
 /// The type of an option's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Takes {
+pub enum ValueType {
     /// No value: the option is a flag.
     Nothing,
     /// An integer.
@@ -56,19 +56,19 @@ impl SubmitOption {
 
     fn word(&self, value: &Value) -> Result<String, Problem> {
         let wanted = match (&self.takes, value) {
-            (Takes::Nothing, Value::Bool(true)) => return Ok(format!("--{}", self.word)),
-            (Takes::Nothing, _) => "true or false",
-            (Takes::File, Value::String(path)) if !path.starts_with('/') => {
+            (ValueType::Nothing, Value::Bool(true)) => return Ok(format!("--{}", self.word)),
+            (ValueType::Nothing, _) => "true or false",
+            (ValueType::File, Value::String(path)) if !path.starts_with('/') => {
                 "an absolute path on this host"
             }
-            (Takes::Number | Takes::Text(_) | Takes::File, Value::String(text)) => {
+            (ValueType::Number | ValueType::Text(_) | ValueType::File, Value::String(text)) => {
                 return Ok(format!("--{}={text}", self.word));
             }
-            (Takes::Number | Takes::Text(_), Value::Number(number)) => {
+            (ValueType::Number | ValueType::Text(_), Value::Number(number)) => {
                 return Ok(format!("--{}={number}", self.word));
             }
-            (Takes::Number, _) => "a number",
-            (Takes::Text(_) | Takes::File, _) => "a string",
+            (ValueType::Number, _) => "a number",
+            (ValueType::Text(_) | ValueType::File, _) => "a string",
         };
         Err(Problem::bad(format!(
             "`{}`: expected {wanted}",
@@ -78,15 +78,15 @@ impl SubmitOption {
 
     fn schema(&self) -> Schema {
         let one = match &self.takes {
-            Takes::Nothing => ObjectBuilder::new().schema_type(Type::Boolean),
-            Takes::Number => ObjectBuilder::new().schema_type(Type::Integer),
-            Takes::Text(words) => {
+            ValueType::Nothing => ObjectBuilder::new().schema_type(Type::Boolean),
+            ValueType::Number => ObjectBuilder::new().schema_type(Type::Integer),
+            ValueType::Text(words) => {
                 let words = (!words.is_empty()).then(|| words.clone());
                 ObjectBuilder::new()
                     .schema_type(Type::String)
                     .enum_values(words)
             }
-            Takes::File => {
+            ValueType::File => {
                 let file = SchemaFormat::Custom("file".to_owned());
                 ObjectBuilder::new()
                     .schema_type(Type::String)
@@ -144,26 +144,26 @@ mod tests {
 
     use super::*;
 
-    fn option(word: &str, takes: Takes, repeats: bool) -> SubmitOption {
+    fn option(word: &str, takes: ValueType, repeats: bool) -> SubmitOption {
         SubmitOption {
             word: word.to_owned(),
             help: String::new(),
             takes,
             repeats,
-            of_job: word == "after",
+            is_job_option: word == "after",
         }
     }
 
     fn said(fields: Value, job: bool) -> Result<String, String> {
         let known = [
-            option("after", Takes::Number, true),
-            option("exclude", Takes::Text(Vec::new()), true),
-            option("files-from", Takes::File, false),
-            option("delete", Takes::Nothing, false),
-            option("limit", Takes::Text(Vec::new()), false),
+            option("after", ValueType::Number, true),
+            option("exclude", ValueType::Text(Vec::new()), true),
+            option("files-from", ValueType::File, false),
+            option("delete", ValueType::Nothing, false),
+            option("limit", ValueType::Text(Vec::new()), false),
         ];
         let fields = serde_json::from_value(fields).unwrap();
-        let words = words(&known, &fields, |option| job || !option.of_job);
+        let words = words(&known, &fields, |option| job || !option.is_job_option);
         words
             .map(|words| words.join(" "))
             .map_err(|problem| problem.error)

@@ -94,9 +94,11 @@ impl Submission {
 
     /// Returns what the transfer would do.
     pub(crate) async fn plan(&self, api: &Api) -> Result<Plan, Problem> {
-        let options = options::words(&api.host.options, &self.options, |option| !option.of_job)?;
+        let options = options::words(&api.host.options, &self.options, |option| {
+            !option.is_job_option
+        })?;
         let words = self.words(&["copy", "--dry-run", "--json"], options)?;
-        let Ran { last, sample } = run(api, words, PLAN_TIME_MAX).await?;
+        let ProcessOutput { last, sample } = run(api, words, PLAN_TIME_MAX).await?;
         let summary = last.unwrap_or_default();
         let number = |name: &str| summary[name].as_u64().unwrap_or_default();
         Ok(Plan {
@@ -140,13 +142,17 @@ pub(crate) struct Change {
 
 /// The events that a process has printed.
 #[derive(Default)]
-struct Ran {
+struct ProcessOutput {
     last: Option<Value>,
     sample: Vec<Change>,
 }
 
 /// Runs this program with `words` as arguments. Returns the events that it printed, or an error if it failed.
-async fn run(api: &Api, words: Vec<OsString>, time_max: Duration) -> Result<Ran, Problem> {
+async fn run(
+    api: &Api,
+    words: Vec<OsString>,
+    time_max: Duration,
+) -> Result<ProcessOutput, Problem> {
     let _room = api
         .processes
         .acquire()
@@ -175,26 +181,26 @@ async fn run(api: &Api, words: Vec<OsString>, time_max: Duration) -> Result<Ran,
             format!("zmove did not finish within {} s", time_max.as_secs()),
         )
     };
-    tokio::time::timeout(time_max, attend(child))
+    tokio::time::timeout(time_max, wait_for_output(child))
         .await
         .map_err(|_| late())?
         .map_err(fail)?
 }
 
-async fn attend(mut child: Child) -> std::io::Result<Result<Ran, Problem>> {
+async fn wait_for_output(mut child: Child) -> std::io::Result<Result<ProcessOutput, Problem>> {
     let stdout = child.stdout.take().expect("a pipe was asked for");
     let stderr = child.stderr.take().expect("a pipe was asked for");
-    let (ran, said) = tokio::join!(read_events(stdout), read_words(stderr));
+    let (ran, stderr_text) = tokio::join!(read_events(stdout), read_words(stderr));
     let status = child.wait().await?;
     if status.success() {
         return Ok(Ok(ran));
     }
-    let told = ran
+    let message = ran
         .last
         .as_ref()
         .and_then(|last| last["message"].as_str())
         .map(str::to_owned);
-    let error = told.unwrap_or_else(|| reason(&said).to_owned());
+    let error = message.unwrap_or_else(|| reason(&stderr_text).to_owned());
     let problem = Problem {
         exit: status.code(),
         ..Problem::bad(error)
@@ -203,21 +209,21 @@ async fn attend(mut child: Child) -> std::io::Result<Result<Ran, Problem>> {
 }
 
 /// Returns the error message of a command, without its prefix and the reference to the help.
-fn reason(said: &str) -> &str {
-    let said = said
+fn reason(stderr_text: &str) -> &str {
+    let stderr_text = stderr_text
         .split("\n\nFor more information")
         .next()
         .unwrap_or_default()
         .trim();
     ["error: ", "zmove: "]
         .iter()
-        .find_map(|head| said.strip_prefix(head))
-        .unwrap_or(said)
+        .find_map(|head| stderr_text.strip_prefix(head))
+        .unwrap_or(stderr_text)
 }
 
 /// Reads all events. Keeps the first changes and the last other event.
-async fn read_events(stdout: impl AsyncRead + Unpin) -> Ran {
-    let mut ran = Ran::default();
+async fn read_events(stdout: impl AsyncRead + Unpin) -> ProcessOutput {
+    let mut ran = ProcessOutput::default();
     let mut reader = BufReader::new(stdout);
     let mut line = Vec::new();
     loop {

@@ -117,7 +117,7 @@ pub(crate) async fn at_work(
         )
         .into_response();
     };
-    let work = visitor.seat.work();
+    let work = visitor.slot.work();
     let answer = next.run(Request::from_parts(head, body.into())).await;
     // The body of the response holds the guard, and is dropped once it was passed on completely.
     answer.map(|body| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::Semaphore;
-use zmove_jobs::Place;
+use zmove_jobs::JobsDirectory;
 
 use crate::hub::Hub;
 use crate::options::SubmitOption;
@@ -37,7 +37,7 @@ impl fmt::Debug for Host {
 /// State that all requests share.
 #[derive(Clone, Debug)]
 pub struct Api {
-    pub(crate) place: Place,
+    pub(crate) place: JobsDirectory,
     pub(crate) host: Host,
     pub(crate) stores: Arc<Stores>,
     /// Permits for the processes that requests start.
@@ -50,7 +50,7 @@ impl Api {
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn new(place: &Place, host: Host) -> io::Result<Self> {
+    pub fn new(place: &JobsDirectory, host: Host) -> io::Result<Self> {
         Ok(Self {
             place: place.clone(),
             hub: Hub::new(place, host.daemon)?,

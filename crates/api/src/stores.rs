@@ -5,20 +5,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
-use zmove_jobs::{Place, Store};
+use zmove_jobs::{JobsDirectory, Store};
 
 use crate::problem::Problem;
 
 /// The pool of connections to one job store.
 #[derive(Debug)]
 pub(crate) struct Stores {
-    place: Place,
+    place: JobsDirectory,
     idle: Mutex<Vec<Store>>,
     room: Semaphore,
 }
 
 impl Stores {
-    pub(crate) fn new(place: Place) -> Arc<Self> {
+    pub(crate) fn new(place: JobsDirectory) -> Arc<Self> {
         Arc::new(Self {
             place,
             idle: Mutex::new(Vec::new()),
@@ -29,7 +29,7 @@ impl Stores {
     /// Runs `work` with a store on a blocking thread.
     pub(crate) async fn with<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Place, &mut Store) -> Result<T, Problem> + Send + 'static,
+        work: impl FnOnce(&JobsDirectory, &mut Store) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let _room = self
             .room

@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde::Serialize;
 use utoipa::ToSchema;
 use zmove_jobs::{
-    AttemptProgress, Job, JobEvent, JobId, Moved, Nodes, Place, State, Watching, progress_of,
+    AttemptProgress, Job, JobEvent, JobId, JobsDirectory, Nodes, State, TransferTotals, Watching,
+    progress_of,
 };
 
 /// A job and its progress.
@@ -58,10 +59,14 @@ pub struct Figures {
 impl Figures {
     /// Returns the figures of a job. `moved` has the totals of its finished attempts, and `progress` is that of its
     /// latest attempt.
-    fn new(moved: Option<&Moved>, progress: Option<&AttemptProgress>, state: State) -> Self {
+    fn new(
+        moved: Option<&TransferTotals>,
+        progress: Option<&AttemptProgress>,
+        state: State,
+    ) -> Self {
         let now = progress.filter(|_| state == State::Running);
         let at_the_end = moved.filter(|_| state.is_final());
-        let all = Moved::sum(moved.cloned(), now.map(AttemptProgress::moved));
+        let all = TransferTotals::add(moved.cloned(), now.map(AttemptProgress::moved));
         Self {
             files: all.as_ref().map(|all| all.files),
             bytes: all.map(|all| all.bytes),
@@ -76,7 +81,7 @@ impl Figures {
             bytes_per_second: now
                 .and_then(|now| now.bytes_per_second)
                 .or_else(|| at_the_end.and_then(rate)),
-            eta_seconds: now.and_then(left).map(|left| left.as_secs()),
+            eta_seconds: now.and_then(time_left).map(|left| left.as_secs()),
             lanes: now.map(|now| now.lanes),
             limited_by: now
                 .map(|now| now.limited_by.clone())
@@ -89,8 +94,8 @@ impl Figures {
 impl JobView {
     /// Returns a job with its current progress.
     #[must_use]
-    pub fn of(place: &Place, job: &Job) -> Self {
-        Self::new(job, reached(place, job).as_ref())
+    pub fn of(place: &JobsDirectory, job: &Job) -> Self {
+        Self::new(job, current_progress(place, job).as_ref())
     }
 
     /// Returns a job with the progress of its latest attempt.
@@ -117,7 +122,7 @@ pub(crate) struct ProgressView {
 
 impl ProgressView {
     /// Returns the progress of a job whose earlier attempts have moved `moved`.
-    pub(crate) fn new(id: JobId, moved: &Moved, progress: &AttemptProgress) -> Self {
+    pub(crate) fn new(id: JobId, moved: &TransferTotals, progress: &AttemptProgress) -> Self {
         Self {
             id,
             figures: Figures::new(Some(moved), Some(progress), State::Running),
@@ -128,7 +133,7 @@ impl ProgressView {
 /// Returns the progress of a job's latest attempt, unless the job has ended. A job that is paused or waits for another
 /// attempt has the progress that its latest attempt reached.
 #[must_use]
-pub fn reached(place: &Place, job: &Job) -> Option<AttemptProgress> {
+pub fn current_progress(place: &JobsDirectory, job: &Job) -> Option<AttemptProgress> {
     let has_come = job.attempt > 0 && !job.state.is_final();
     has_come
         .then(|| progress_of(place, job.id, job.attempt))
@@ -140,19 +145,19 @@ pub fn reached(place: &Place, job: &Job) -> Option<AttemptProgress> {
     clippy::cast_precision_loss,
     reason = "a rate is shown with three digits"
 )]
-fn rate(moved: &Moved) -> Option<f64> {
+fn rate(moved: &TransferTotals) -> Option<f64> {
     (moved.seconds > 0.0 && moved.bytes > 0).then(|| moved.bytes as f64 / moved.seconds)
 }
 
 /// Returns the estimated time left at the current rate.
 #[expect(clippy::cast_precision_loss, reason = "a time that is left is a guess")]
-fn left(progress: &AttemptProgress) -> Option<Duration> {
+fn time_left(progress: &AttemptProgress) -> Option<Duration> {
     // A watched source may change at any time, so there is no end to estimate.
     let rate = progress.bytes_per_second.filter(|rate| *rate >= 1.0)?;
     if !progress.scan_ended || progress.watch.is_some() {
         return None;
     }
-    if !tells_time_left(progress.bytes_moved, progress.bytes_found) {
+    if !can_estimate_time_left(progress.bytes_moved, progress.bytes_found) {
         return None;
     }
     let left = progress.bytes_found.saturating_sub(progress.bytes_done) as f64;
@@ -162,7 +167,7 @@ fn left(progress: &AttemptProgress) -> Option<Duration> {
 /// Returns whether enough was moved to estimate the remaining time. The bytes of a large file count by group. On a slow
 /// path the first group takes a minute, and until it is complete the rate is that of a few small files.
 #[must_use]
-pub fn tells_time_left(bytes_moved: u64, bytes_found: u64) -> bool {
+pub fn can_estimate_time_left(bytes_moved: u64, bytes_found: u64) -> bool {
     bytes_moved > 0 && bytes_moved >= TELLING_BYTES.min(bytes_found / TELLING_SHARE)
 }
 
@@ -207,7 +212,7 @@ mod tests {
             (50, 1000),
         ];
         assert_eq!(
-            tells.map(|(moved, found)| tells_time_left(moved, found)),
+            tells.map(|(moved, found)| can_estimate_time_left(moved, found)),
             [false, false, true, true, true]
         );
     }

@@ -14,7 +14,8 @@ use tokio::task::spawn_blocking;
 use zmove_disk::Lease;
 use zmove_engine::{DialSettings, Remote, SenderConfig};
 use zmove_scan::{
-    DirectoryMark, MarkedPath, Portion, PortionSize, PortionWanted, ScanConfig, ScanRoot, mark_root,
+    DirectoryMark, MarkedPath, Portion, PortionEntries, PortionSize, ScanConfig, ScanRoot,
+    mark_root,
 };
 use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
@@ -257,5 +258,5 @@ pub(crate) const ITEM: PortionSize = PortionSize {
     entries: 1000,
     bytes: 4 * GROUP_BYTES,
     large_bytes: 16 * GROUP_BYTES,
-    wanted: PortionWanted::All,
+    wanted: PortionEntries::All,
 };

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{CauseAt, Roots, Task, Turn, open_beneath};
+use zmove_disk::{PathCause, Roots, Task, Turn, open_beneath};
 use zmove_receiver::{Charge, Quota, choose_root, without_dots};
 use zmove_scan::{ScanRoot, glob_matches, is_glob, means_contents};
 use zmove_types::{Escaped, Name, RelPath};
@@ -132,7 +132,7 @@ impl FoundSources {
         let mut search = Search {
             access,
             quota,
-            turn: quota.turn(Task::Look, stopping),
+            turn: quota.turn(Task::Read, stopping),
             memory: quota.empty_charge(),
             descriptors: Vec::new(),
             opened: HashMap::new(),
@@ -157,7 +157,7 @@ impl FoundSources {
                     Err(Unusable::Refused(refusal)) => return Err(refusal),
                     Err(Unusable::Missing(error)) => {
                         let path = wanted.ground.shown(&path);
-                        let cause = CauseAt {
+                        let cause = PathCause {
                             error: &error,
                             path: &path,
                         };
@@ -250,7 +250,7 @@ impl Search<'_> {
         }
         self.charge_descriptor()?;
         let tree = roots.open(root).map_err(|error| {
-            let cause = CauseAt {
+            let cause = PathCause {
                 error: &error,
                 path: root,
             };

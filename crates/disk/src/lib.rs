@@ -14,57 +14,57 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod cache_file;
 mod metadata;
 mod opening;
 mod publishing;
-mod remembered;
 mod replace_file;
 mod shared_job;
 mod staging;
 mod storage;
 
+pub use cache_file::{CacheFile, CacheValue, today};
 pub use metadata::attributes::renew_times;
-pub use metadata::entry::metadata::{Miss, Wanted};
-pub use metadata::entry::open_own::{hold_new, open_own};
+pub use metadata::entry::metadata::{MetadataFailure, WantedMetadata};
+pub use metadata::entry::open_despite_mode::{hold_new, open_despite_mode};
 pub use metadata::entry::proven::ProvenKinds;
-pub use metadata::entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, NameAt, mode_without_acl};
+pub use metadata::entry::xattrs::{Descriptor, EntryXattrs, HasXattrs, NameAt, mode_without_acl};
 pub use metadata::entry::{
-    FileIdentity, is_of_another_user, is_refused_to_others, is_same_file, number_at, number_of,
-    retouch, set_file_mtime,
+    FileIdentity, is_foreign_owner, is_foreign_owner_failure, is_same_file, number_at, number_of,
+    set_file_mtime, set_metadata_if_unchanged,
 };
-pub use metadata::kept_times::KeptTimes;
-pub use metadata::storable_times::{is_beyond_range, is_held_everywhere};
+pub use metadata::storable_times::{is_out_of_range, is_storable_everywhere};
+pub use metadata::time_resolutions::TimeResolutions;
 pub use opening::by_name::{READ, create_at, open_at, remove_directory_at, stat_at, unlink_at};
-pub use opening::dead_mount::{CauseAt, is_gone};
-pub use opening::proc::{Mount, boot_id, is_mount_point, mounts, unescaped};
+pub use opening::dead_mount::{PathCause, is_file_system_gone};
+pub use opening::proc::{Mount, boot_id, is_mount_point, mounts, unescape_mountinfo};
 pub use opening::region::Region;
 pub use opening::tree::roots::{OwnPaths, RootGuard, Roots};
 pub use opening::tree::trusted_path::path_parts;
 pub use opening::tree::{DirectoryModes, Tree, open_beneath};
-pub use publishing::lease::{Clock, GAP_MAX, LEASE_MAX, Lease, Permit, boot_clock};
+pub use publishing::lease::{Clock, LEASE_MAX, Lease, Permit, SUSPENSION_MAX, boot_clock};
 pub use publishing::link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use publishing::publish::{Replace, place_symlink, publish_file, publish_from};
 pub use publishing::remove::{
     RemovalBudget, refuse_mount, remove_entries, remove_entries_within, remove_open_directory,
 };
 pub use publishing::special::{is_special_at, place_special};
-pub use remembered::{Rememberable, Remembered, today};
 pub use replace_file::replace_file;
 pub use shared_job::directory::{
-    DEAD_AFTER, GroupOfNew, Heartbeat, JOB_ENDED, JOURNAL_PREFIX, JobSession, LOOK_AGAIN_AFTER,
-    PART_GONE, PartFound, SharedJobDirectory, SharedJobError, Sign, UNSEEN_MAX, WatchedJob,
-    jobs_in,
+    DEAD_AFTER, Heartbeat, JOB_ENDED, JOURNAL_PREFIX, JobSession, Liveness, NewEntryGroup,
+    PART_GONE, PartState, RETRY_INTERVAL, SharedJobDirectory, SharedJobError, VISIBILITY_TIMEOUT,
+    WatchedJob, list_shared_jobs,
 };
 pub use shared_job::names::is_shared_job_name;
 pub use staging::abandoned::{remove_abandoned, remove_leftover};
 pub use staging::hidden::{
-    Hidden, LastingNames, has_process_ended, hidden_in, is_hidden, is_part, is_passing,
+    HiddenEntries, LastingNames, has_process_ended, is_hidden, is_part, is_temporary, list_hidden,
     make_hidden, own_process,
 };
 pub use staging::new_files::NewFiles;
 pub use staging::staged::Staged;
 pub use staging::staged::existing::{Change, Existing};
-pub use staging::staging_directory::{Answers, StagingDirectory, set_usual_mode};
+pub use staging::staging_directory::{MergeCallbacks, StagingDirectory, set_default_mode};
 pub use storage::file_io::contents::ContentsWriter;
 pub use storage::file_io::data_file::{DataFile, Direct, free_bytes};
 pub use storage::file_io::fault::{FaultAt, Faulty, InjectedFault, RequestKind};
@@ -72,8 +72,8 @@ pub use storage::file_io::storage_engine::StorageEngine;
 pub use storage::file_io::storage_reader::{
     BUFFER_BYTES, StorageReader, StoredFile, value_or_zeros,
 };
-pub use storage::file_io::{FileIo, Moved, Slices, Way};
-pub use storage::holes::{data_begins, find_data, find_data_but_zeros, next_data, write_data};
-pub use storage::storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
+pub use storage::file_io::{FileIo, IoMode, IoResult, SliceCallback};
+pub use storage::holes::{find_data, find_nonzero_data, next_data, next_data_offset, write_data};
+pub use storage::storage_threads::memory::{FileSystemThreadCounts, StorageWork, ThreadCountCache};
 pub use storage::storage_threads::{StorageThreads, Task, Turn, cores};
 pub use zmove_uring::{Ring, RingConfig, Span, Unavailable, cached_bytes, close};

@@ -4,5 +4,5 @@
 pub(crate) mod attributes;
 pub(crate) mod entry;
 pub(crate) mod inheritance;
-pub(crate) mod kept_times;
 pub(crate) mod storable_times;
+pub(crate) mod time_resolutions;

@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::Path;
 
-use zmove_disk::CauseAt;
+use zmove_disk::PathCause;
 use zmove_transport::{BlackHole, Fingerprint};
 use zmove_types::{Escaped, TransferId};
 
@@ -151,7 +151,7 @@ impl Display for Notice<'_> {
                 write!(f, "write '{}': {source}", Escaped::path(file))
             }
             Self::SourceMissing { path, source } => {
-                let cause = CauseAt {
+                let cause = PathCause {
                     error: source,
                     path,
                 };

@@ -4,17 +4,17 @@
 use std::ffi::{OsStr, OsString};
 
 /// Returns the variables of this process that are passed to child processes.
-pub(crate) fn handed_on() -> impl Iterator<Item = (OsString, OsString)> {
-    std::env::vars_os().filter(|(name, _)| is_handed_on(name))
+pub(crate) fn passed_variables() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| is_passed(name))
 }
 
-fn is_handed_on(name: &OsStr) -> bool {
+fn is_passed(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else {
         return false;
     };
     NAMES.contains(&name)
         || FAMILIES.iter().any(|family| name.starts_with(family))
-            && !name.starts_with(OF_ONE_PROCESS)
+            && !name.starts_with(PRIVATE_PREFIX)
 }
 
 const NAMES: [&str; 11] = [
@@ -32,7 +32,7 @@ const NAMES: [&str; 11] = [
 ];
 const FAMILIES: [&str; 3] = ["LC_", "XDG_", "ZMOVE_"];
 /// Prefix of variables that are meant only for the process that started the runner.
-const OF_ONE_PROCESS: &str = "ZMOVE_JOB_";
+const PRIVATE_PREFIX: &str = "ZMOVE_JOB_";
 
 #[cfg(test)]
 mod tests {
@@ -51,7 +51,7 @@ mod tests {
             ("LD_PRELOAD", false),
             ("PATHS", false),
         ] {
-            assert_eq!(is_handed_on(OsStr::new(name)), expected, "{name}");
+            assert_eq!(is_passed(OsStr::new(name)), expected, "{name}");
         }
     }
 }

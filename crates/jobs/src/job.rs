@@ -39,18 +39,18 @@ impl FromStr for JobId {
 
 /// Words of a command line or variables of its environment. No word contains a NUL byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words(pub Vec<OsString>);
+pub struct ArgumentList(pub Vec<OsString>);
 
-impl Words {
+impl ArgumentList {
     /// Encodes the words. A NUL byte terminates each word.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn encode_nul_terminated(&self) -> Vec<u8> {
         self.0
             .iter()
             .flat_map(|word| word.as_bytes().iter().copied().chain([0]))
             .collect()
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+    pub(crate) fn decode_nul_terminated(bytes: &[u8]) -> Self {
         let words = bytes
             .strip_suffix(&[0])
             .map(|bytes| bytes.split(|&byte| byte == 0));
@@ -69,11 +69,11 @@ impl Words {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobWork {
     /// Arguments after the program's name.
-    pub arguments: Words,
+    pub arguments: ArgumentList,
     /// The working directory, to which relative paths refer.
     pub directory: PathBuf,
     /// Variables as `NAME=VALUE`, which override those of the runner.
-    pub environment: Words,
+    pub environment: ArgumentList,
 }
 
 /// A job to submit.
@@ -120,7 +120,7 @@ pub enum Wish {
 
 /// Totals of finished attempts, as those attempts reported them. Data that was already at the target is not included.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Moved {
+pub struct TransferTotals {
     /// Files moved.
     pub files: u64,
     /// Bytes moved.
@@ -131,10 +131,10 @@ pub struct Moved {
     pub limited_by: Option<String>,
 }
 
-impl Moved {
+impl TransferTotals {
     /// Adds the totals of a later attempt to those of the earlier ones.
     #[must_use]
-    pub fn sum(before: Option<Self>, later: Option<Self>) -> Option<Self> {
+    pub fn add(before: Option<Self>, later: Option<Self>) -> Option<Self> {
         match (before, later) {
             (Some(before), Some(later)) => Some(Self {
                 files: before.files.saturating_add(later.files),
@@ -216,7 +216,7 @@ pub struct Job {
     pub message: Option<String>,
     /// Totals of all finished attempts.
     #[serde(skip)]
-    pub moved: Option<Moved>,
+    pub moved: Option<TransferTotals>,
     /// The job that this job repeats.
     pub previous: Option<JobId>,
 }
@@ -261,8 +261,11 @@ mod tests {
             vec![OsString::new()],
             vec!["a b".into(), raw, OsString::new(), "x".into()],
         ] {
-            let words = Words(words);
-            assert_eq!(Words::from_bytes(&words.to_bytes()), words);
+            let words = ArgumentList(words);
+            assert_eq!(
+                ArgumentList::decode_nul_terminated(&words.encode_nul_terminated()),
+                words
+            );
         }
     }
 }

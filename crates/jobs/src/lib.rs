@@ -18,19 +18,21 @@ mod state;
 mod store;
 
 pub use error::StoreError;
-pub use job::{AttemptEnd, Job, JobEvent, JobId, JobWork, Moved, NewJob, Wish, Words, variable};
+pub use job::{
+    ArgumentList, AttemptEnd, Job, JobEvent, JobId, JobWork, NewJob, TransferTotals, Wish, variable,
+};
 pub use moment::Moment;
 pub use nodes::{Node, Nodes, Pace, Party};
 pub use notify::{NotifyConfig, NotifyError};
-pub use place::{Place, bind_socket, end_of, is_shared};
+pub use place::{JobsDirectory, bind_socket, is_shared, read_tail};
 pub use program::{Program, THIS_PROGRAM, host_name, this_program};
 pub use runner::{
-    AttemptProgress, COPY_TO_END, Follower, Limits, OF_THE_SUBMITTER, RunEnd, Runner, RunnerConfig,
-    RunnerError, Stay, Watching, progress_of, samples_of, wake,
+    AttemptProgress, COPY_TO_END, Follower, IdlePolicy, Limits, RunEnd, Runner, RunnerConfig,
+    RunnerError, SUBMITTER_VARIABLES, Watching, progress_of, samples_of, wake,
 };
-pub use schedule::{Schedule, StartTime, first_time, shown};
+pub use schedule::{Schedule, StartTime, first_time, format_local};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, AttemptEvent, AttemptVerdict, Ending, Notification, NotificationState, NotifyMethod,
-    Page, Queued, QueuedJob, RunningJob, Started, Store, Submitted,
+    AttemptEvent, AttemptVerdict, Ending, Notification, NotificationState, NotifyMethod, Page,
+    Queued, QueuedJob, RequestResult, RunningJob, Started, Store, Submitted,
 };

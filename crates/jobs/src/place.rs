@@ -19,9 +19,9 @@ use crate::job::JobId;
 
 /// The directory of a user's jobs.
 #[derive(Clone, Debug)]
-pub struct Place(PathBuf);
+pub struct JobsDirectory(PathBuf);
 
-impl Place {
+impl JobsDirectory {
     /// Opens the directory and creates it if it does not exist.
     ///
     /// # Errors
@@ -155,7 +155,7 @@ fn refuse_network(path: &Path, kind: u64) -> Result<(), StoreError> {
 }
 
 /// Returns options that open a file of the directory with access for its user only.
-pub(crate) fn private() -> OpenOptions {
+pub(crate) fn private_open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).mode(0o600);
     options
@@ -163,7 +163,7 @@ pub(crate) fn private() -> OpenOptions {
 
 /// Opens a file, creates it if it does not exist, and locks it. Returns `None` if another process holds the lock.
 pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
-    let file = private()
+    let file = private_open_options()
         .write(true)
         .create(true)
         .truncate(false)
@@ -177,11 +177,11 @@ pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
 
 /// Returns whether `path` refers to this open file.
 pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    Ok(number_of(&file.metadata()?) == number_of(&path.symlink_metadata()?))
+    Ok(file_id(&file.metadata()?) == file_id(&path.symlink_metadata()?))
 }
 
 /// Returns the device and inode numbers of a file.
-pub(crate) fn number_of(metadata: &Metadata) -> (u64, u64) {
+pub(crate) fn file_id(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
@@ -189,7 +189,7 @@ pub(crate) fn number_of(metadata: &Metadata) -> (u64, u64) {
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn end_of(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+pub fn read_tail(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => file?,
@@ -327,38 +327,38 @@ mod tests {
     fn a_place_is_for_its_user_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state/jobs");
-        Place::open(&path).unwrap();
+        JobsDirectory::open(&path).unwrap();
         let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
         assert_eq!(mode(&path), 0o700);
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-        Place::open(&path).unwrap();
+        JobsDirectory::open(&path).unwrap();
         assert_eq!(mode(&path), 0o700, "an empty one is closed");
         std::fs::write(path.join("of another program"), "").unwrap();
         for open in [0o755, 0o710, 0o1777] {
             std::fs::set_permissions(&path, Permissions::from_mode(open)).unwrap();
-            let error = Place::open(&path).unwrap_err().to_string();
+            let error = JobsDirectory::open(&path).unwrap_err().to_string();
             assert!(error.contains("chmod 700"), "{error}");
             assert_eq!(mode(&path), open & 0o777, "as it was");
         }
         std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
-        Place::open(&path).unwrap();
+        JobsDirectory::open(&path).unwrap();
         // Files that were created while the directory was open to others.
         for name in ["jobs.db", "jobs.db-wal", "runner.log"] {
             let file = path.join(name);
             std::fs::write(&file, "").unwrap();
             std::fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
             assert!(
-                matches!(Place::open(&path), Err(StoreError::Foreign { .. })),
+                matches!(JobsDirectory::open(&path), Err(StoreError::Foreign { .. })),
                 "{name}"
             );
             std::fs::remove_file(&file).unwrap();
             std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
             assert!(
-                matches!(Place::open(&path), Err(StoreError::Foreign { .. })),
+                matches!(JobsDirectory::open(&path), Err(StoreError::Foreign { .. })),
                 "{name}"
             );
             std::fs::remove_file(&file).unwrap();
         }
-        Place::open(&path).unwrap();
+        JobsDirectory::open(&path).unwrap();
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::place::number_of;
+use crate::place::file_id;
 
 /// The kernel's path of the file that this process executes. A child started from this path runs the same version as
 /// its parent, even if the file was replaced or removed.
@@ -52,7 +52,7 @@ impl Program {
             Some(plain) => OsString::from_vec(plain.to_vec()).into(),
             None => path,
         };
-        let number = number_of(&std::fs::metadata(THIS_PROGRAM)?);
+        let number = file_id(&std::fs::metadata(THIS_PROGRAM)?);
         Ok(Self { path, number })
     }
 
@@ -63,7 +63,7 @@ impl Program {
         self.path.metadata().is_ok_and(|there| {
             there.is_file()
                 && there.permissions().mode() & 0o111 != 0
-                && number_of(&there) != self.number
+                && file_id(&there) != self.number
         })
     }
 

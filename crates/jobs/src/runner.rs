@@ -30,18 +30,18 @@ use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
 use crate::notify::Notifier;
-use crate::place::{Place, end_of, is_at, lock};
+use crate::place::{JobsDirectory, is_at, lock, read_tail};
 use crate::program::Program;
 use crate::state::State;
 use crate::store::{AttemptVerdict, Ending, Queued, QueuedJob, RunningJob, Started, Store};
 
-use child::{Life, Process, take_lock};
-use choice::Choice;
-use copies::Copies;
-use tail::{Last, Tail};
-use wake::Bell;
+use child::{Process, ProcessStatus, take_lock};
+use choice::JobSelection;
+use copies::PendingCopies;
+use tail::{EventReader, FinalEvent};
+use wake::WakeFifo;
 
-pub use child::{COPY_TO_END, OF_THE_SUBMITTER};
+pub use child::{COPY_TO_END, SUBMITTER_VARIABLES};
 pub use choice::Limits;
 pub use samples::samples_of;
 pub use tail::{AttemptProgress, Follower, Watching, progress_of};
@@ -57,7 +57,7 @@ pub struct RunnerConfig {
     /// Limits of concurrent jobs.
     pub limits: Limits,
     /// Whether the runner ends when it is idle.
-    pub stay: Stay,
+    pub stay: IdlePolicy,
     /// The runner's own program. The runner ends when that was replaced. `None`: the runner does not check.
     pub program: Option<Program>,
     /// The file that configures notifications.
@@ -66,7 +66,7 @@ pub struct RunnerConfig {
 
 /// Whether a runner ends when it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stay {
+pub enum IdlePolicy {
     /// Never: it runs until it is killed.
     Always,
     /// Once it has been idle for this time.
@@ -106,14 +106,14 @@ pub enum RunnerError {
 /// The runner of a directory of jobs.
 #[derive(Debug)]
 pub struct Runner {
-    place: Place,
+    place: JobsDirectory,
     store: Store,
     config: RunnerConfig,
     /// Held while the runner runs.
     lock: File,
-    bell: Bell,
+    wake_fifo: WakeFifo,
     attempts: BTreeMap<JobId, RunningAttempt>,
-    copies: Copies,
+    copies: PendingCopies,
     /// The state of the store when no queued job could start. Until it changes, there is no need to read the queue
     /// again, which may contain thousands of jobs.
     nothing_begins: Option<(i64, i64)>,
@@ -129,7 +129,7 @@ struct RunningAttempt {
     job: QueuedJob,
     number: u32,
     process: Process,
-    tail: Tail,
+    tail: EventReader,
     deadline: Duration,
     /// When the process was asked to end.
     asked: Option<Instant>,
@@ -142,7 +142,13 @@ struct RunningAttempt {
 }
 
 impl RunningAttempt {
-    fn new(job: QueuedJob, number: u32, process: Process, tail: Tail, deadline: Duration) -> Self {
+    fn new(
+        job: QueuedJob,
+        number: u32,
+        process: Process,
+        tail: EventReader,
+        deadline: Duration,
+    ) -> Self {
         Self {
             job,
             number,
@@ -162,20 +168,20 @@ impl Runner {
     ///
     /// # Errors
     /// Another runner is active, or the store cannot be used.
-    pub fn begin(place: &Place, config: RunnerConfig) -> Result<Self, RunnerError> {
-        let lock = become_the_one(&place.runner_lock())?;
+    pub fn begin(place: &JobsDirectory, config: RunnerConfig) -> Result<Self, RunnerError> {
+        let lock = lock_as_runner(&place.runner_lock())?;
         let store = Store::open(place)?;
         store.check()?;
-        let bell = open_bell(place)?;
+        let wake_fifo = open_wake_fifo(place)?;
         Ok(Self {
             place: place.clone(),
             store,
             notifier: Notifier::begin(place, config.notify.clone())?,
             config,
             lock,
-            bell,
+            wake_fifo,
             attempts: BTreeMap::new(),
-            copies: Copies::default(),
+            copies: PendingCopies::default(),
             nothing_begins: None,
             trouble: None,
             idle_since: None,
@@ -190,7 +196,7 @@ impl Runner {
     pub fn run(mut self, warn: impl Fn(&str)) -> Result<RunEnd, RunnerError> {
         loop {
             self.check_lock()?;
-            self.bell.clear();
+            self.wake_fifo.clear();
             let pause = match self.work(Moment::now(), &warn) {
                 Ok(None) => return Ok(RunEnd::Idle),
                 Ok(Some(_)) if self.has_successor() => return Ok(RunEnd::Replaced),
@@ -204,13 +210,13 @@ impl Runner {
                         warn(&format!("{text}; retrying"));
                         self.trouble = Some(text);
                     }
-                    // The failed work is still due, so `rest` would return immediately.
+                    // The failed work is still due, so `sleep_until_event` would return immediately.
                     std::thread::sleep(TURN);
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            self.rest(pause);
+            self.sleep_until_event(pause);
         }
     }
 
@@ -243,8 +249,8 @@ impl Runner {
     ///
     /// # Errors
     /// The store cannot be used.
-    pub fn begin_unless_up(
-        place: &Place,
+    pub fn begin_unless_running(
+        place: &JobsDirectory,
         config: RunnerConfig,
     ) -> Result<Option<Self>, RunnerError> {
         loop {
@@ -261,31 +267,31 @@ impl Runner {
 
     /// Does one turn of work. Returns how long the runner may sleep, or `None` if it may end.
     fn work(&mut self, now: Moment, warn: &impl Fn(&str)) -> Result<Option<Duration>, StoreError> {
-        if !self.bell.is_at(&self.place.wake()) {
-            self.bell = open_bell(&self.place)?;
+        if !self.wake_fifo.is_at(&self.place.wake()) {
+            self.wake_fifo = open_wake_fifo(&self.place)?;
         }
         for running in self.store.running()? {
-            self.look_after(running);
+            self.adopt_or_signal(running);
         }
         let mut trouble = Ok(());
         // An error while one job ends may affect only that job, so the others are still handled.
         for id in self.attempts.keys().copied().collect::<Vec<_>>() {
-            let attended = self.attend(id, now);
+            let attended = self.poll_attempt(id, now);
             trouble = trouble.and(attended);
         }
         let ended = self
             .copies
             .end(&self.place, &mut self.store, &self.config.words, now);
         trouble = trouble.and(ended);
-        self.bury_others();
+        self.reap_orphans();
         self.store.stall_waiting(self.notifier.stalled_after, now)?;
         self.store.release(now)?;
         self.start_queued(now)?;
-        if let Some(error) = self.notifier.look(&mut self.store)? {
+        if let Some(error) = self.notifier.reload_config(&mut self.store)? {
             warn(&error);
         }
         trouble?;
-        if self.may_leave()? {
+        if self.may_exit()? {
             Ok(None)
         } else {
             self.pause(now).map(Some)
@@ -294,7 +300,7 @@ impl Runner {
 
     /// Adopts a job whose process an earlier runner has started. Asks the process to end if the user requested that or
     /// it made no progress for the time of its deadline, and kills it if it does not comply.
-    fn look_after(&mut self, running: RunningJob) {
+    fn adopt_or_signal(&mut self, running: RunningJob) {
         let RunningJob {
             job,
             attempt: number,
@@ -307,7 +313,7 @@ impl Runner {
         let id = job.id;
         let attempt = self.attempts.entry(id).or_insert_with(|| {
             let process = Process::adopt(&self.place, id);
-            let tail = Tail::new(events_read, furthest);
+            let tail = EventReader::new(events_read, furthest);
             RunningAttempt::new(job, number, process, tail, deadline)
         });
         let tail = &attempt.tail;
@@ -319,7 +325,7 @@ impl Runner {
                 attempt.asked = found.then(Instant::now);
                 attempt.is_stopped = found && wish.is_some();
             }
-            Some(asked) if asked.elapsed() > GRACE => {
+            Some(asked) if asked.elapsed() > KILL_AFTER => {
                 let _found = attempt.process.signal(&self.place, id, Signal::KILL);
             }
             _ => {}
@@ -327,7 +333,7 @@ impl Runner {
     }
 
     /// Reads the events of an attempt, and records its end if its process has ended.
-    fn attend(&mut self, id: JobId, now: Moment) -> Result<(), StoreError> {
+    fn poll_attempt(&mut self, id: JobId, now: Moment) -> Result<(), StoreError> {
         let Self {
             place,
             store,
@@ -342,16 +348,16 @@ impl Runner {
         if attempt.ended.is_none() {
             let life = attempt
                 .process
-                .life(place, id)
+                .check_status(place, id)
                 .map_err(StoreError::io("lock", &place.lock(id)))?;
-            if let Life::Ended(exit) = life {
+            if let ProcessStatus::Ended(exit) = life {
                 attempt.ended = Some(exit);
             }
         }
         let events = place.events(id, attempt.number);
         attempt
             .tail
-            .read_on(&events)
+            .read_new_events(&events)
             .map_err(StoreError::io("read", &events))?;
         let Some(exit) = attempt.ended else {
             // The final event must be read by the runner that records the end of the attempt, which may be a later
@@ -379,7 +385,7 @@ impl Runner {
             return Ok(());
         };
         let ending = ending(attempt, exit, config.judge, &place.log(id));
-        let state = store.settle(id, attempt.number, &ending, now)?;
+        let state = store.record_end(id, attempt.number, &ending, now)?;
         let number = attempt.number;
         attempts.remove(&id);
         if state.is_some() {
@@ -398,7 +404,7 @@ impl Runner {
 
     /// Reaps child processes that do not belong to a job. The runner inherits the orphans of jobs, such as an ssh, if
     /// it is the first process of a container. Without this, each would remain a zombie.
-    fn bury_others(&self) {
+    fn reap_orphans(&self) {
         let Ok(children) = std::fs::read_to_string("/proc/thread-self/children") else {
             return;
         };
@@ -427,7 +433,7 @@ impl Runner {
             return Ok(());
         }
         let running = self.attempts.values().map(|attempt| &attempt.job);
-        let mut choice = Choice::new(self.config.limits, running);
+        let mut choice = JobSelection::new(self.config.limits, running);
         let which = if choice.has_room() {
             Queued::All
         } else {
@@ -463,14 +469,14 @@ impl Runner {
                     furthest,
                     ..
                 } = started;
-                let tail = Tail::new(0, furthest);
+                let tail = EventReader::new(0, furthest);
                 let attempt = RunningAttempt::new(job, number, process, tail, deadline);
                 self.attempts.insert(id, attempt);
             }
             Err(error) => {
                 let directory = started.work.directory.display();
                 let ending = Ending {
-                    verdict: if IN_VAIN.contains(&error.kind()) {
+                    verdict: if PERMANENT_START_ERRORS.contains(&error.kind()) {
                         AttemptVerdict::Fatal
                     } else {
                         AttemptVerdict::Passing
@@ -481,7 +487,7 @@ impl Runner {
                     furthest: 0,
                     events: Vec::new(),
                 };
-                self.store.settle(id, started.attempt, &ending, now)?;
+                self.store.record_end(id, started.attempt, &ending, now)?;
             }
         }
         Ok(())
@@ -489,8 +495,8 @@ impl Runner {
 
     /// Returns whether the runner may end because it was idle for the configured time. The FIFO is removed before the
     /// last check for work, so a process that submits a job has either committed it before that check or finds no FIFO.
-    fn may_leave(&mut self) -> Result<bool, StoreError> {
-        let Stay::UntilIdle(idle) = self.config.stay else {
+    fn may_exit(&mut self) -> Result<bool, StoreError> {
+        let IdlePolicy::UntilIdle(idle) = self.config.stay else {
             return Ok(false);
         };
         if self.store.has_work()? {
@@ -507,7 +513,7 @@ impl Runner {
             removed => removed.map_err(StoreError::io("remove", &path))?,
         }
         if self.store.has_work()? {
-            self.bell = open_bell(&self.place)?;
+            self.wake_fifo = open_wake_fifo(&self.place)?;
             return Ok(false);
         }
         Ok(true)
@@ -523,7 +529,7 @@ impl Runner {
     }
 
     /// Waits until a process ends, the runner is woken, or `pause` has passed.
-    fn rest(&self, pause: Duration) {
+    fn sleep_until_event(&self, pause: Duration) {
         // A process that has ended but could not be recorded would end the wait immediately.
         let alive = self
             .attempts
@@ -532,18 +538,18 @@ impl Runner {
         let pidfds = alive
             .filter_map(|attempt| attempt.process.pidfd())
             .chain(self.copies.pidfds());
-        let bell = PollFd::new(self.bell.file(), PollFlags::IN);
+        let wake_fifo = PollFd::new(self.wake_fifo.file(), PollFlags::IN);
         let pidfds = pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd, PollFlags::IN));
-        let mut sources: Vec<_> = std::iter::once(bell).chain(pidfds).collect();
+        let mut sources: Vec<_> = std::iter::once(wake_fifo).chain(pidfds).collect();
         let pause = Timespec::try_from(pause).ok();
         // Whatever ended the wait, a signal included, the next turn checks everything.
         let _woken = poll(&mut sources, pause.as_ref());
     }
 }
 
-fn open_bell(place: &Place) -> Result<Bell, StoreError> {
+fn open_wake_fifo(place: &JobsDirectory) -> Result<WakeFifo, StoreError> {
     let path = place.wake();
-    Bell::open(&path).map_err(StoreError::io("open", &path))
+    WakeFifo::open(&path).map_err(StoreError::io("open", &path))
 }
 
 /// Returns the end of an attempt whose process has ended. If the exit code was not observed, it is taken from the
@@ -555,11 +561,11 @@ fn ending(
     log: &Path,
 ) -> Ending {
     let moved = attempt.tail.moved();
-    let Last {
+    let FinalEvent {
         exit: printed,
         message,
         ..
-    } = attempt.tail.last.take().unwrap_or(Last {
+    } = attempt.tail.last.take().unwrap_or(FinalEvent {
         exit: -1,
         message: None,
         moved: None,
@@ -587,7 +593,7 @@ fn ending(
 
 /// Returns the last line of a log.
 fn last_line(log: &Path) -> Option<String> {
-    let end = end_of(log, 4096).ok()?;
+    let end = read_tail(log, 4096).ok()?;
     let end = String::from_utf8_lossy(&end);
     end.lines()
         .rev()
@@ -596,7 +602,7 @@ fn last_line(log: &Path) -> Option<String> {
 }
 
 /// Takes the lock that only one runner can hold, and writes the id of this process into it.
-fn become_the_one(path: &Path) -> Result<File, RunnerError> {
+fn lock_as_runner(path: &Path) -> Result<File, RunnerError> {
     let Some(mut file) = lock(path).map_err(StoreError::io("lock", path))? else {
         return Err(RunnerError::Up {
             pid: read_pid(path),
@@ -615,7 +621,7 @@ fn read_pid(path: &Path) -> Option<i32> {
 
 /// Errors at the start of a process that a retry does not resolve: the directory or the program does not exist, or is
 /// not accessible.
-const IN_VAIN: [ErrorKind; 3] = [
+const PERMANENT_START_ERRORS: [ErrorKind; 3] = [
     ErrorKind::NotFound,
     ErrorKind::PermissionDenied,
     ErrorKind::NotADirectory,
@@ -628,4 +634,4 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// The wait between two attempts to become the runner while another runner ends.
 const LEAVE_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a process may take to end after it was asked to.
-const GRACE: Duration = Duration::from_secs(30);
+const KILL_AFTER: Duration = Duration::from_secs(30);

@@ -38,7 +38,7 @@ impl FromStr for Schedule {
                  day: {why}"
             )
         };
-        refuse_what_cron_has_not(text).map_err(fail)?;
+        refuse_unsupported_syntax(text).map_err(fail)?;
         let cron = Cron::from_str(text).map_err(|error| fail(error.to_string()))?;
         let schedule = Self {
             typed: text.to_owned(),
@@ -62,7 +62,7 @@ const FIELDS: [(&str, u32); 5] = [
 
 /// Refuses text that the parser would accept with a different meaning: a field for seconds, a step larger than its
 /// field, or an empty element of a list.
-fn refuse_what_cron_has_not(text: &str) -> Result<(), String> {
+fn refuse_unsupported_syntax(text: &str) -> Result<(), String> {
     let fields: Vec<_> = text.split_whitespace().collect();
     if matches!(fields[..], [word] if word.starts_with('@')) {
         return Ok(());
@@ -176,7 +176,7 @@ fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
 
 /// Formats a timestamp in the host's time zone.
 #[must_use]
-pub fn shown(moment: Moment) -> String {
+pub fn format_local(moment: Moment) -> String {
     local(moment).map_or_else(String::new, |time| {
         time.format("%Y-%m-%d %H:%M:%S").to_string()
     })
@@ -273,8 +273,8 @@ mod tests {
         );
         let clock = parse_moment("02:00", now).unwrap();
         assert!(clock > now && clock.since(now) <= Duration::from_secs(25 * 3600));
-        assert!(shown(clock).ends_with(" 02:00:00"));
-        assert_eq!(parse_moment(&shown(clock), now), Ok(clock));
+        assert!(format_local(clock).ends_with(" 02:00:00"));
+        assert_eq!(parse_moment(&format_local(clock), now), Ok(clock));
         for text in ["", "2", "25:00", "tomorrow", "2026-13-01 00:00"] {
             assert!(parse_moment(text, now).is_err(), "{text}");
         }

@@ -21,11 +21,11 @@ use rusqlite::types::FromSql;
 use rusqlite::{Connection, Params, Row, Transaction, TransactionBehavior};
 
 use crate::error::StoreError;
-use crate::place::{Place, private};
+use crate::place::{JobsDirectory, private_open_options};
 
 pub(crate) use copies::{COPY_ENDED, COPY_LEFT};
 
-pub use change::{Answer, AttemptEvent, AttemptVerdict, Ending, Started};
+pub use change::{AttemptEvent, AttemptVerdict, Ending, RequestResult, Started};
 pub use notifications::{Notification, NotificationState, NotifyMethod};
 pub use read::{Page, Queued, QueuedJob, RunningJob};
 pub use submit::Submitted;
@@ -42,7 +42,7 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read or written, is damaged, or has a different schema version.
-    pub fn open(place: &Place) -> Result<Self, StoreError> {
+    pub fn open(place: &JobsDirectory) -> Result<Self, StoreError> {
         let begun = Instant::now();
         loop {
             let opened = Self::open_once(place);
@@ -58,10 +58,10 @@ impl Store {
         }
     }
 
-    fn open_once(place: &Place) -> Result<Self, StoreError> {
+    fn open_once(place: &JobsDirectory) -> Result<Self, StoreError> {
         let path = place.database();
         // SQLite gives its other files, such as the write-ahead log, the mode of the database.
-        let create = private()
+        let create = private_open_options()
             .write(true)
             .create(true)
             .truncate(false)
@@ -114,7 +114,7 @@ impl Store {
     /// # Errors
     /// The file exists already, or cannot be written.
     pub fn back_up(&self, file: &Path) -> Result<(), StoreError> {
-        let made = private()
+        let made = private_open_options()
             .write(true)
             .create_new(true)
             .mode(0o600)

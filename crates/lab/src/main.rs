@@ -67,7 +67,7 @@ enum Task {
     /// Copy data sets with several tools in turn.
     Compare(CompareArgs),
     /// Repeat the measurements of the paper "When to use rsync": every tool, over file sizes and round-trip times.
-    Paper(PaperArgs),
+    ImageSize(PaperArgs),
     /// Draw the charts and write the tables of the results of `paper`.
     Figures(FiguresArgs),
     /// Copy between all pairs of four sites, and print a table of rates per site.
@@ -148,7 +148,7 @@ fn main() -> ExitCode {
         Task::Calibrate(arguments) => run_calibrate(&arguments),
         Task::Data(arguments) => run_data(&arguments),
         Task::Compare(arguments) => measurements::compare::compare(&arguments),
-        Task::Paper(arguments) => measurements::paper::paper(&arguments),
+        Task::ImageSize(arguments) => measurements::paper::paper(&arguments),
         Task::Figures(arguments) => measurements::paper::figures(&arguments),
         Task::Matrix(arguments) => measurements::matrix::matrix(&arguments),
         Task::Verdicts(arguments) => verdicts::verdicts(&arguments),

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 pub(crate) use zmove_disk::BUFFER_BYTES;
-use zmove_disk::{Direct, FileIo, RemovalBudget, StorageEngine, StorageMemory, Tree, cores};
+use zmove_disk::{Direct, FileIo, RemovalBudget, StorageEngine, ThreadCountCache, Tree, cores};
 use zmove_types::{Accounts, Brought, Lock, NoAccounts, RelPath, Root};
 use zmove_wire::{SweepOrder, Swept};
 
@@ -71,7 +71,7 @@ pub struct ReceiverConfig {
     /// Whether large files bypass the page cache. Default: if that is expected to be faster.
     pub direct: Direct,
     /// Measurements of target storage from earlier transfers. Default: empty, and new measurements are discarded.
-    pub storage: StorageMemory,
+    pub storage: ThreadCountCache,
     /// The function that measures the target's storage for a probe. Default: none; the probe reports that it is
     /// missing.
     pub measure_storage: Option<MeasureStorage>,
@@ -116,7 +116,7 @@ impl Default for ReceiverConfig {
             parts_kept: Duration::from_secs(7 * 24 * 60 * 60),
             file_io: Arc::new(StorageEngine::default()),
             direct: Direct::default(),
-            storage: StorageMemory::default(),
+            storage: ThreadCountCache::default(),
             measure_storage: None,
             rights: Rights::default(),
             accounts: Arc::new(NoAccounts),

@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use zmove_disk::{cores, is_part, is_passing, is_shared_job_name, open_beneath};
+use zmove_disk::{cores, is_part, is_shared_job_name, is_temporary, open_beneath};
 use zmove_types::{Kinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
 use crate::error::{Operation, ScanError};
 use crate::listing::Listing;
 use crate::selection::Selection;
-use crate::sources::first_walk::FirstWalk;
+use crate::sources::walk_record::WalkRecord;
 
 /// One tree or file to walk.
 #[derive(Clone, Debug)]
@@ -58,27 +58,27 @@ pub struct ScanConfig {
     pub xattrs: Option<Kinds>,
     /// Decides which names are skipped in trees and lists. Default: none. [`unfinished`] skips entries that this
     /// program has not finished.
-    pub apart: Option<Apart>,
+    pub skip_filter: Option<SkipFilter>,
     /// The mount points below the roots at the head of a job across several nodes. Default: none, so mounts are not
     /// compared. Only walks of portions compare them.
     pub mounts: Option<Arc<BTreeSet<PathBuf>>>,
     /// The record that lets a later walk of the same roots check that the roots are unchanged and find what has changed
     /// since. Default: none. A record costs a system call per directory and an open descriptor per root.
-    pub first_walk: Option<Arc<FirstWalk>>,
+    pub walk_record: Option<Arc<WalkRecord>>,
     /// The record of the previous walk. Default: none. With it, the walk emits only the entries of directories that
     /// have changed since that walk began, and no roots. In other directories it reads only the names of
     /// subdirectories.
-    pub reread: Option<Arc<FirstWalk>>,
+    pub reread: Option<Arc<WalkRecord>>,
 }
 
 /// A function that returns why a name of a directory is skipped, or `None` if it is not skipped.
-pub type Apart = fn(BorrowedFd<'_>, &[u8]) -> Option<Unfinished>;
+pub type SkipFilter = fn(BorrowedFd<'_>, &[u8]) -> Option<Unfinished>;
 
 /// An entry of an unfinished transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfinished {
     /// An entry that the process that created it will rename or remove.
-    Passing,
+    Temporary,
     /// A part of a large file, or an entry named like the directory of a shared job. Such entries outlive their
     /// processes, and are counted.
     Part,
@@ -90,7 +90,7 @@ pub fn unfinished(directory: BorrowedFd<'_>, name: &[u8]) -> Option<Unfinished> 
     if is_part(name) || is_shared_job_name(name) {
         return Some(Unfinished::Part);
     }
-    is_passing(directory, name).then_some(Unfinished::Passing)
+    is_temporary(directory, name).then_some(Unfinished::Temporary)
 }
 
 impl ScanConfig {
@@ -107,9 +107,9 @@ impl Default for ScanConfig {
             selection: None,
             file_systems: FileSystems::default(),
             xattrs: None,
-            apart: None,
+            skip_filter: None,
             mounts: None,
-            first_walk: None,
+            walk_record: None,
             reread: None,
         }
     }

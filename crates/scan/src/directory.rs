@@ -17,7 +17,7 @@ use zmove_disk::{is_mount_point, open_beneath};
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
 use crate::error::{Operation, ScanError};
-use crate::generated::{Generated, GeneratedFileSystems};
+use crate::generated::{GeneratedFileSystems, GeneratedFiles};
 use crate::listing::Listing;
 
 /// The open directory that a [`ScanRoot`](crate::ScanRoot) names, or that contains the single entry that it names.
@@ -178,7 +178,7 @@ impl SourceRoot {
     }
 
     /// Returns a root at the same directory with the target path `prefix`.
-    pub(crate) fn again(&self, prefix: &RelPath) -> Result<Self> {
+    pub(crate) fn with_prefix(&self, prefix: &RelPath) -> Result<Self> {
         Self::at(self.fd()?, &self.path, prefix, self.extent)
     }
 
@@ -232,7 +232,11 @@ impl SourceRoot {
 
     /// Returns whether a directory that cannot be opened is a mount point that this walk does not enter anyway. A FUSE
     /// mount may deny all access to other users, even a look-up.
-    pub(crate) fn is_beyond(self: &Arc<Self>, path: &RelPath, file_systems: FileSystems) -> bool {
+    pub(crate) fn is_excluded_mount(
+        self: &Arc<Self>,
+        path: &RelPath,
+        file_systems: FileSystems,
+    ) -> bool {
         let Some((parent, name)) = path.split() else {
             return false;
         };
@@ -242,22 +246,22 @@ impl SourceRoot {
     }
 
     /// Returns a function that converts an error number of opening the directory at `path` into an error.
-    pub(crate) fn not_opened(&self, path: &RelPath) -> impl Fn(Errno) -> ScanError {
+    pub(crate) fn open_error(&self, path: &RelPath) -> impl Fn(Errno) -> ScanError {
         move |errno| ScanError::listed(self.path.join(path.as_path()), Operation::Open, errno)
     }
 
     /// Returns which files on this device have contents that are generated when they are read, as on proc. Returns
     /// `None` if the device is not known yet.
     #[must_use]
-    pub fn knows_generated(&self, device: u64) -> Option<Generated> {
+    pub fn known_generated_files(&self, device: u64) -> Option<GeneratedFiles> {
         self.generated.known(device)
     }
 
     /// Returns which files on this device have generated contents. If that is not known yet, determines it from `file`,
     /// an open file on the device.
     #[must_use]
-    pub fn generated(&self, device: u64, file: impl AsFd) -> Generated {
-        self.generated.ask(device, file)
+    pub fn generated(&self, device: u64, file: impl AsFd) -> GeneratedFiles {
+        self.generated.query(device, file)
     }
 
     /// Returns the target path of the directory at `path` below this root.
@@ -327,16 +331,16 @@ impl Directory {
 
     /// Returns the current identity and times of the directory.
     pub(crate) fn status(&self) -> Result<DirectoryStatus> {
-        self.ask_status(AtFlags::empty())
+        self.query_status(AtFlags::empty())
     }
 
     /// Returns the current identity and times as the server of a network file system knows them, regardless of local
     /// caches. A listing after this call is at least as recent.
-    pub(crate) fn status_at_server(&self) -> Result<DirectoryStatus> {
-        self.ask_status(AtFlags::STATX_FORCE_SYNC)
+    pub(crate) fn query_status_at_server(&self) -> Result<DirectoryStatus> {
+        self.query_status(AtFlags::STATX_FORCE_SYNC)
     }
 
-    fn ask_status(&self, flags: AtFlags) -> Result<DirectoryStatus> {
+    fn query_status(&self, flags: AtFlags) -> Result<DirectoryStatus> {
         let asked = StatxFlags::INO | StatxFlags::MTIME | StatxFlags::CTIME;
         let stat = statx(&self.fd, c"", flags | AtFlags::EMPTY_PATH, asked)?;
         let status = DirectoryStatus {

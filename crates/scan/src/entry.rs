@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, statx};
 use rustix::io::Errno;
 use zmove_chunk::xattr_digest;
-use zmove_disk::{FoundXattrs, HasXattrs, NameAt, mode_without_acl};
+use zmove_disk::{EntryXattrs, HasXattrs, NameAt, mode_without_acl};
 use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, NeverCopied, Special, Timestamp};
 
 use crate::directory::{Directory, is_mount, number_of, time_of};
@@ -26,7 +26,7 @@ pub enum ScanItem {
         /// The directory's own mode and time.
         metadata: Metadata,
         /// The properties other than kind, size, mode and time.
-        beside: Beside,
+        properties: EntryProperties,
     },
     /// Some entries of one directory, in no particular order.
     Batch(EntryBatch),
@@ -68,18 +68,18 @@ pub struct Entry {
     /// Whether the entry is a mount point. `None` before Linux 5.8.
     pub is_mount: Option<bool>,
     /// The file that this entry is a hard link to, if the file has several names.
-    pub shared: Option<SharedFile>,
+    pub shared: Option<HardLinkedFile>,
     /// The properties other than kind, size, mode and time.
-    pub beside: Beside,
+    pub properties: EntryProperties,
     /// The extended attributes that are never copied.
     pub never_copied: NeverCopied,
 }
 
 /// An entry with several hard links, some of which may be outside the scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedFile {
+pub struct HardLinkedFile {
     /// The identity of the file.
-    pub id: SharedFileId,
+    pub id: HardLinkedFileId,
     /// Number of hard links.
     pub names: u32,
 }
@@ -91,7 +91,7 @@ pub struct SharedFile {
 /// of one file have the same. A hard link that is created during the walk may count as another file, which the next run
 /// corrects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SharedFileId {
+pub struct HardLinkedFileId {
     /// The inode and device number.
     pub number: FileNumber,
     /// The change time.
@@ -100,7 +100,7 @@ pub struct SharedFileId {
 
 /// Properties of an entry other than kind, size, mode and time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Beside {
+pub struct EntryProperties {
     /// Owner and group.
     pub ids: Ids,
     /// Time of the last read access.
@@ -154,13 +154,18 @@ impl Entry {
         };
         let name = Name::from_bytes(raw_name.to_bytes()).map_err(refused)?;
         directory.check_length(&name).map_err(refused)?;
-        let stat = statx(directory.fd(), raw_name, AtFlags::SYMLINK_NOFOLLOW, WANTED)
-            .map_err(failed(Operation::Stat))?;
+        let stat = statx(
+            directory.fd(),
+            raw_name,
+            AtFlags::SYMLINK_NOFOLLOW,
+            STATX_FIELDS,
+        )
+        .map_err(failed(Operation::Stat))?;
         let kind =
             EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
         let mut metadata = metadata_of(&stat);
         let shared =
-            (kind != EntryKind::Directory && stat.stx_nlink > 1).then(|| SharedFile::of(&stat));
+            (kind != EntryKind::Directory && stat.stx_nlink > 1).then(|| HardLinkedFile::of(&stat));
         // A symbolic link has neither user attributes nor an access control list.
         let kinds = match kind {
             EntryKind::Symlink(_) => kinds
@@ -168,7 +173,7 @@ impl Entry {
                 .filter(|kinds| !kinds.is_empty()),
             _ => kinds,
         };
-        let (beside, never_copied) = Beside::look(
+        let (properties, never_copied) = EntryProperties::read(
             NameAt::new(directory.fd(), &name),
             &stat,
             kinds,
@@ -183,19 +188,19 @@ impl Entry {
             inode: number.inode,
             device: number.device,
             ctime: time_of(stat.stx_ctime),
-            may_have_holes: beside.xattrs.is_some() || is_sparse(&stat),
+            may_have_holes: properties.xattrs.is_some() || is_sparse(&stat),
             is_mount: is_mount(&stat),
             shared,
-            beside,
+            properties,
             never_copied,
         })
     }
 }
 
-impl SharedFile {
+impl HardLinkedFile {
     fn of(stat: &Statx) -> Self {
         Self {
-            id: SharedFileId {
+            id: HardLinkedFileId {
                 number: number_of(stat),
                 ctime: time_of(stat.stx_ctime),
             },
@@ -204,17 +209,17 @@ impl SharedFile {
     }
 }
 
-impl Beside {
+impl EntryProperties {
     /// Reads the properties of an entry. If any attributes are requested, an access control list is looked for too. If
     /// such lists are not among `kinds`, `metadata` gets the mode that the entry has without the list. Attributes that
     /// cannot be read are recorded, and are read again when the entry is sent.
-    pub(crate) fn look(
+    pub(crate) fn read(
         entry: impl HasXattrs,
         stat: &Statx,
         kinds: Option<Kinds>,
         metadata: &mut Metadata,
     ) -> (Self, NeverCopied) {
-        let mut beside = Self {
+        let mut properties = Self {
             ids: Ids {
                 user: stat.stx_uid,
                 group: stat.stx_gid,
@@ -223,14 +228,14 @@ impl Beside {
             xattrs: None,
         };
         let Some(kinds) = kinds else {
-            return (beside, NeverCopied::default());
+            return (properties, NeverCopied::default());
         };
-        let none_read = FoundXattrs {
+        let none_read = EntryXattrs {
             unread: kinds,
-            ..FoundXattrs::default()
+            ..EntryXattrs::default()
         };
         let found = entry.xattrs(kinds.and(Kinds::ACLS)).unwrap_or(none_read);
-        let FoundXattrs {
+        let EntryXattrs {
             list: mut xattrs,
             unread,
             never_copied,
@@ -238,7 +243,7 @@ impl Beside {
         } = found;
         // An entry without a mark counts as having no attributes, so existing ones at the target are removed.
         if xattrs.is_empty() && unread.is_empty() {
-            return (beside, never_copied);
+            return (properties, never_copied);
         }
         let unread = unread.common(kinds);
         let mode_without_acl = mode_without_acl(metadata.mode, &xattrs);
@@ -255,17 +260,17 @@ impl Beside {
             digest: (!xattrs.is_empty()).then(|| xattr_digest(&xattrs)),
             bytes: xattrs
                 .iter()
-                .map(|xattr| xattr.bytes() + XATTR_BESIDE_BYTES)
+                .map(|xattr| xattr.bytes() + XATTR_OVERHEAD_BYTES)
                 .sum(),
             mode_without_acl,
         };
-        beside.xattrs = Some(Box::new(mark));
-        (beside, never_copied)
+        properties.xattrs = Some(Box::new(mark));
+        (properties, never_copied)
     }
 }
 
 /// Size in bytes of an attribute on the wire in addition to its name and value, rounded up.
-const XATTR_BESIDE_BYTES: usize = 8;
+const XATTR_OVERHEAD_BYTES: usize = 8;
 
 impl EntryKind {
     fn of(directory: &Directory, name: &CStr, stat: &Statx) -> Result<Self, Errno> {
@@ -311,7 +316,7 @@ fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
 
 /// The requested attributes. Sizes are synchronized as for `stat` (no `AT_STATX_DONT_SYNC`), because an outdated size
 /// would make the transfer of the file fail later.
-pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
+pub(crate) const STATX_FIELDS: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::MODE)
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
@@ -373,10 +378,10 @@ mod tests {
 
     #[test]
     fn attributes_that_cannot_be_read_are_not_taken_for_none() {
-        let stat = statx(rustix::fs::CWD, ".", AtFlags::empty(), WANTED).unwrap();
+        let stat = statx(rustix::fs::CWD, ".", AtFlags::empty(), STATX_FIELDS).unwrap();
         let kinds = Kinds::XATTRS.and(Kinds::ACLS);
         let unread = |names| {
-            let (seen, _) = Beside::look(
+            let (seen, _) = EntryProperties::read(
                 Unreadable(names),
                 &stat,
                 Some(kinds),

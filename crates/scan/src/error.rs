@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use thiserror::Error;
-use zmove_disk::CauseAt;
+use zmove_disk::PathCause;
 use zmove_types::{Escaped, PathError};
 
 /// An error that does not stop the walk. The entry that it names is missing from the scan, with everything below it.
@@ -17,7 +17,7 @@ use zmove_types::{Escaped, PathError};
 #[non_exhaustive]
 pub enum ScanError {
     /// A system call failed.
-    #[error("{operation} '{}': {}", Escaped::path(path), CauseAt { error: source, path })]
+    #[error("{operation} '{}': {}", Escaped::path(path), PathCause { error: source, path })]
     Io {
         /// The path that could not be read.
         path: PathBuf,
@@ -61,7 +61,7 @@ pub enum ScanError {
         "list directory '{}': it is no longer the same directory as at the start",
         Escaped::path(path)
     )]
-    Exchanged {
+    RootReplaced {
         /// The path of the root, as the user typed it.
         path: PathBuf,
     },
@@ -70,7 +70,7 @@ pub enum ScanError {
         "list directory '{}': the mount that was there at the start is gone",
         Escaped::path(path)
     )]
-    Unmounted {
+    MountGone {
         /// The path of the mount.
         path: PathBuf,
     },
@@ -172,8 +172,8 @@ impl ScanError {
         match self {
             Self::Io { path, .. }
             | Self::Vanished { path }
-            | Self::Exchanged { path }
-            | Self::Unmounted { path }
+            | Self::RootReplaced { path }
+            | Self::MountGone { path }
             | Self::Differs { path, .. }
             | Self::Path { path, .. }
             | Self::Listed { path, .. }

@@ -11,7 +11,7 @@ use rustix::fs::{FsWord, fstatfs};
 
 /// The files of a file system whose contents may be generated on reading, so that their lengths are meaningless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Generated {
+pub enum GeneratedFiles {
     /// No files.
     None,
     /// Files of length 0.
@@ -20,8 +20,8 @@ pub enum Generated {
     All,
 }
 
-impl Generated {
-    fn on(kind: FsWord) -> Self {
+impl GeneratedFiles {
+    fn of_type(kind: FsWord) -> Self {
         match kind {
             FUSE => Self::Empty,
             kind if TYPES.contains(&kind) => Self::All,
@@ -43,12 +43,12 @@ impl Generated {
 /// The known file systems below a root.
 #[derive(Debug, Default)]
 pub(crate) struct GeneratedFileSystems {
-    known: RwLock<Vec<(u64, Generated)>>,
+    known: RwLock<Vec<(u64, GeneratedFiles)>>,
 }
 
 impl GeneratedFileSystems {
     /// Returns which files on this device have generated contents, or `None` if it is not known yet.
-    pub(crate) fn known(&self, device: u64) -> Option<Generated> {
+    pub(crate) fn known(&self, device: u64) -> Option<GeneratedFiles> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let found = known.iter().find(|(of, _)| *of == device);
         found.map(|(_, generated)| *generated)
@@ -56,12 +56,12 @@ impl GeneratedFileSystems {
 
     /// Returns which files on this device have generated contents. If that is not known yet, determines it from `file`,
     /// an open file on the device.
-    pub(crate) fn ask(&self, device: u64, file: impl AsFd) -> Generated {
+    pub(crate) fn query(&self, device: u64, file: impl AsFd) -> GeneratedFiles {
         self.known(device).unwrap_or_else(|| {
             let Ok(stat) = fstatfs(file) else {
-                return Generated::None;
+                return GeneratedFiles::None;
             };
-            let generated = Generated::on(stat.f_type);
+            let generated = GeneratedFiles::of_type(stat.f_type);
             let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
             if known.len() < KNOWN_MAX {
                 known.push((device, generated));
@@ -113,14 +113,14 @@ mod tests {
         let file_systems = GeneratedFileSystems::default();
         let home = tempfile::tempdir().unwrap();
         for (path, expected) in [
-            ("/proc/version".as_ref(), Generated::All),
-            ("/sys/kernel".as_ref(), Generated::All),
-            (home.path(), Generated::None),
+            ("/proc/version".as_ref(), GeneratedFiles::All),
+            ("/sys/kernel".as_ref(), GeneratedFiles::All),
+            (home.path(), GeneratedFiles::None),
         ] {
             let file = File::open(path).unwrap();
             let device = file.metadata().unwrap().dev();
             assert_eq!(file_systems.known(device), None);
-            assert_eq!(file_systems.ask(device, &file), expected, "{path:?}");
+            assert_eq!(file_systems.query(device, &file), expected, "{path:?}");
             assert_eq!(file_systems.known(device), Some(expected));
         }
     }

@@ -98,7 +98,7 @@ impl Histogram {
 
     fn add_root(&mut self, directory: &Directory) {
         self.directories += 1;
-        raise(&mut self.deepest_path, 0, || display(directory, None));
+        raise_extreme(&mut self.deepest_path, 0, || display(directory, None));
     }
 
     fn add_batch(&mut self, batch: &EntryBatch) {
@@ -106,13 +106,13 @@ impl Histogram {
         for entry in &batch.entries {
             self.add_entry(directory, entry);
         }
-        raise(
+        raise_extreme(
             &mut self.largest_directory,
             directory.entries_found(),
             || display(directory, None),
         );
         let depth = directory.source_path().depth() as u64 + 1;
-        raise(&mut self.deepest_path, depth, || {
+        raise_extreme(&mut self.deepest_path, depth, || {
             display(directory, batch.entries.first())
         });
     }
@@ -121,7 +121,7 @@ impl Histogram {
         match entry.kind {
             EntryKind::File => {
                 self.add_size(entry.size);
-                raise(&mut self.largest_file, entry.size, || {
+                raise_extreme(&mut self.largest_file, entry.size, || {
                     display(directory, Some(entry))
                 });
             }
@@ -157,7 +157,7 @@ fn bucket_start(index: usize) -> u64 {
 }
 
 /// Replaces an extreme if `value` exceeds it. The path is only computed in that case.
-fn raise(extreme: &mut Option<Extreme>, value: u64, path: impl FnOnce() -> String) {
+fn raise_extreme(extreme: &mut Option<Extreme>, value: u64, path: impl FnOnce() -> String) {
     if extreme.as_ref().is_none_or(|extreme| value > extreme.value) {
         *extreme = Some(Extreme {
             value,

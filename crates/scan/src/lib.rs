@@ -37,21 +37,22 @@ mod selection;
 mod sources;
 mod walk;
 
-pub use config::{Apart, ScanConfig, ScanRoot, Unfinished, means_contents, unfinished};
+pub use config::{ScanConfig, ScanRoot, SkipFilter, Unfinished, means_contents, unfinished};
 pub use directory::{Directory, FileSystems, SourceRoot, is_mount_at};
 pub use entry::{
-    Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, SharedFileId, XattrMark,
+    Entry, EntryBatch, EntryKind, EntryProperties, HardLinkedFile, HardLinkedFileId, ScanItem,
+    XattrMark,
 };
 pub use error::{Difference, ListFault, Operation, ScanError};
-pub use generated::Generated;
+pub use generated::GeneratedFiles;
 pub use histogram::{Extreme, Histogram, Share, histogram};
 pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};
-pub use sources::first_walk::FirstWalk;
 pub use sources::name_glob::{glob_matches, is_glob};
 pub use sources::path_list::{PathList, Separator};
 pub use sources::source_names::{DirectoryNames, SourceNames};
+pub use sources::walk_record::WalkRecord;
 pub use walk::{
-    DirectoryMark, MarkedPath, Portion, PortionSize, PortionWanted, UnfinishedParts, WalkTally,
-    WalkTotal, look_up_portion, mark_root, walk_portion,
+    DirectoryMark, MarkedPath, Portion, PortionEntries, PortionSize, UnfinishedParts, WalkTally,
+    WalkTotals, look_up_portion, mark_root, walk_portion,
 };

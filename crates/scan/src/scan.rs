@@ -52,7 +52,7 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
         receiver,
         tally: Arc::default(),
     };
-    match pool_of(config.threads.max(1)) {
+    match start_pool(config.threads.max(1)) {
         // The threads of the pool end when its handle is dropped and the jobs spawned on it are done.
         Ok(pool) => work(pool, Arc::new(Walk::new(output, config, scan.tally()))),
         Err(error) => {
@@ -68,13 +68,13 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
 }
 
 /// Creates a pool of `threads` threads, or of fewer if the system cannot start that many.
-fn pool_of(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
+fn start_pool(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|index| format!("zmove-scan-{index}"))
         .build();
     if pool.is_err() && threads > 1 {
-        return pool_of(threads / 2);
+        return start_pool(threads / 2);
     }
     pool
 }
@@ -82,7 +82,7 @@ fn pool_of(threads: usize) -> Result<ThreadPool, ThreadPoolBuildError> {
 impl Scan {
     /// Returns a scan that never emits an item and never ends.
     #[must_use]
-    pub fn none() -> Self {
+    pub fn never() -> Self {
         Self {
             receiver: crossbeam_channel::never(),
             tally: Arc::default(),

@@ -50,7 +50,7 @@ pub enum PathKind {
 
 /// The effect of the rules on a path, for each kind that the entry may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct RuleAnswer {
+struct RuleEffect {
     directory: Effect,
     other: Effect,
 }
@@ -83,10 +83,11 @@ impl Selection {
         let slashes = bytes.iter().enumerate().filter(|&(_, &byte)| byte == b'/');
         let mut matches = Vec::new();
         let mut above = slashes.map(|(end, _)| &bytes[..end]);
-        let admits = above
-            .all(|directory| self.answer(directory, &mut matches).directory == Effect::Include)
-            && (path.is_root() || self.answer(bytes, &mut matches).of(kind) == Effect::Include);
-        self.note(&matches);
+        let admits = above.all(|directory| {
+            self.match_rules(directory, &mut matches).directory == Effect::Include
+        }) && (path.is_root()
+            || self.match_rules(bytes, &mut matches).of(kind) == Effect::Include);
+        self.record_matches(&matches);
         admits
     }
 
@@ -111,7 +112,7 @@ impl Selection {
     }
 
     /// Records that these rules have matched a name during a scan.
-    fn note(&self, matches: &[usize]) {
+    fn record_matches(&self, matches: &[usize]) {
         let matched = matches.iter().map(|index| &self.matched[*index]);
         // All threads of a scan record here. Reading first avoids taking the cache line from other threads.
         matched
@@ -132,7 +133,7 @@ impl Selection {
     }
 
     /// Returns the effect of the last rule that matches the path itself.
-    fn answer(&self, path: &[u8], matches: &mut Vec<usize>) -> RuleAnswer {
+    fn match_rules(&self, path: &[u8], matches: &mut Vec<usize>) -> RuleEffect {
         self.set
             .matches_candidate_into(&Candidate::from_bytes(path), matches);
         let mut directory = None;
@@ -142,20 +143,20 @@ impl Selection {
             } = self.rules[index];
             let directory = *directory.get_or_insert(effect);
             if applies_to == AppliesTo::All {
-                return RuleAnswer {
+                return RuleEffect {
                     directory,
                     other: effect,
                 };
             }
         }
-        RuleAnswer {
+        RuleEffect {
             directory: directory.unwrap_or(Effect::Include),
             other: Effect::Include,
         }
     }
 }
 
-impl RuleAnswer {
+impl RuleEffect {
     fn of(self, kind: PathKind) -> Effect {
         match kind {
             PathKind::Directory => self.directory,
@@ -247,9 +248,9 @@ mod tests {
             let rules = [Rule::new(Effect::Exclude, format!("/{escaped}").as_bytes()).unwrap()];
             let selection = Selection::new(&rules, 0..=u64::MAX).unwrap();
             let mut matches = Vec::new();
-            prop_assert_eq!(selection.answer(name.as_bytes(), &mut matches).other, Effect::Exclude);
+            prop_assert_eq!(selection.match_rules(name.as_bytes(), &mut matches).other, Effect::Exclude);
             let expected = if name == other { Effect::Exclude } else { Effect::Include };
-            prop_assert_eq!(selection.answer(other.as_bytes(), &mut matches).other, expected);
+            prop_assert_eq!(selection.match_rules(other.as_bytes(), &mut matches).other, expected);
         }
 
         #[test]

@@ -1,7 +1,7 @@
 //! The sources of a scan: how they are specified, and the names found in them.
 
-pub(crate) mod first_walk;
 pub(crate) mod name_glob;
 pub(crate) mod path_list;
 pub(crate) mod shared_parents;
 pub(crate) mod source_names;
+pub(crate) mod walk_record;

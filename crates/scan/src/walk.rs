@@ -18,12 +18,14 @@ use zmove_types::{Doing, Lock, RelPath, Stopwatch};
 
 use crate::config::{ScanConfig, ScanRoot, Unfinished};
 use crate::directory::{Directory, DirectoryStatus, Extent, FileSystems, SourceRoot};
-use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
+use crate::entry::{
+    Entry, EntryBatch, EntryKind, EntryProperties, STATX_FIELDS, ScanItem, metadata_of,
+};
 use crate::error::{Operation, ScanError};
 use crate::listing::Listing;
 use crate::selection::{DirectoryFilter, PathKind};
-use crate::sources::first_walk::{DirectoryChange, Listed};
 use crate::sources::shared_parents::SharedParents;
+use crate::sources::walk_record::{DirectoryChange, ListingStart};
 
 mod descriptor_wait;
 mod files_from;
@@ -35,8 +37,8 @@ mod tally;
 use descriptor_wait::DescriptorWait;
 pub use mark::{DirectoryMark, MarkedPath};
 use names::NameList;
-pub use portion::{Portion, PortionSize, PortionWanted, look_up_portion, mark_root, walk_portion};
-pub use tally::{UnfinishedParts, WalkTally, WalkTotal};
+pub use portion::{Portion, PortionEntries, PortionSize, look_up_portion, mark_root, walk_portion};
+pub use tally::{UnfinishedParts, WalkTally, WalkTotals};
 
 /// The state shared by all jobs of one walk. The stream of items ends when the last job drops it.
 #[derive(Debug)]
@@ -47,7 +49,7 @@ pub(crate) struct Walk {
     stopped: AtomicBool,
     descriptor_wait: DescriptorWait,
     parents: SharedParents,
-    stretches_waiting: AtomicUsize,
+    batches_waiting: AtomicUsize,
     scratch: Lock<Vec<Scratch>>,
 }
 
@@ -78,7 +80,7 @@ impl Walk {
             stopped: AtomicBool::new(false),
             descriptor_wait: DescriptorWait::new(),
             parents: SharedParents::default(),
-            stretches_waiting: AtomicUsize::new(0),
+            batches_waiting: AtomicUsize::new(0),
             scratch: Lock::default(),
         }
     }
@@ -100,18 +102,18 @@ impl Walk {
     /// Returns why a name is skipped, or `None` if it is not skipped.
     fn unfinished(&self, directory: &Directory, name: &CStr) -> Option<Unfinished> {
         // An entry that is itself a root is never skipped.
-        let apart = self
+        let skip_filter = self
             .config
-            .apart
+            .skip_filter
             .filter(|_| directory.root().extent == Extent::Tree)?;
-        apart(directory.fd().as_fd(), name.to_bytes())
+        skip_filter(directory.fd().as_fd(), name.to_bytes())
     }
 
     /// Returns whether a name is skipped. Counts the parts of unfinished transfers.
-    fn passes_over(&self, directory: &Directory, name: &CStr) -> bool {
+    fn counts_as_skipped(&self, directory: &Directory, name: &CStr) -> bool {
         let why = self.unfinished(directory, name);
         if why == Some(Unfinished::Part) {
-            self.tally.pass_over_part(|| {
+            self.tally.count_skipped_part(|| {
                 directory
                     .full_path()
                     .join(OsStr::from_bytes(name.to_bytes()))
@@ -158,7 +160,7 @@ impl<'walk> Worker<'walk> {
     /// Visits and emits a root, which is a directory with everything below it or a single entry.
     pub(crate) fn visit_root(&mut self, root: &ScanRoot) {
         let visited = match root.directory_flags() {
-            _ if self.walk.config.reread.is_some() => self.visit_tree_again(root),
+            _ if self.walk.config.reread.is_some() => self.reread_tree(root),
             Ok(Some(flags)) => self.visit_tree(root, flags),
             Ok(None) => self.visit_single(root),
             Err(errno) => Err(root.failed(Operation::Stat)(errno)),
@@ -170,7 +172,7 @@ impl<'walk> Worker<'walk> {
 
     fn visit_tree(&mut self, root: &ScanRoot, flags: OFlags) -> Result<(), ScanError> {
         if !self.admits(&root.prefix, PathKind::Directory) {
-            self.leave_out(1);
+            self.count_excluded(1);
             return Ok(());
         }
         let directory = self.open_root(root, Some(flags))?;
@@ -183,22 +185,22 @@ impl<'walk> Worker<'walk> {
 
     /// Visits a root that the previous walk opened as a directory. A root that is a single entry is not visited,
     /// because a rename elsewhere cannot hide it.
-    fn visit_tree_again(&mut self, root: &ScanRoot) -> Result<(), ScanError> {
+    fn reread_tree(&mut self, root: &ScanRoot) -> Result<(), ScanError> {
         let Some(walked) = self.walk.config.reread.clone() else {
             return Ok(());
         };
         let opened = match walked.root(&root.source) {
             None => return Ok(()),
-            Some(Some(known)) => known.again(&root.prefix),
+            Some(Some(known)) => known.with_prefix(&root.prefix),
             Some(None) => root.directory_flags().and_then(|flags| {
                 let flags = flags.or(Some(OFlags::NOFOLLOW));
                 self.walk.parents.open(root, flags)
             }),
         };
         let opened = opened.map_err(root.failed(Operation::Open))?;
-        if walked.is_other(&root.source, Some(&opened)) {
+        if walked.is_replaced_root(&root.source, Some(&opened)) {
             let path = root.source.clone();
-            return Err(ScanError::Exchanged { path });
+            return Err(ScanError::RootReplaced { path });
         }
         let directory = self.walk.open(&Arc::new(opened), &RelPath::root());
         let directory = directory.map_err(root.failed(Operation::Open))?;
@@ -209,8 +211,10 @@ impl<'walk> Worker<'walk> {
     }
 
     fn note_root(&self, directory: &Directory) -> Result<(), Errno> {
-        let first_walk = self.walk.config.first_walk.as_ref();
-        first_walk.map_or(Ok(()), |first_walk| first_walk.note_root(directory.root()))
+        let walk_record = self.walk.config.walk_record.as_ref();
+        walk_record.map_or(Ok(()), |walk_record| {
+            walk_record.note_root(directory.root())
+        })
     }
 
     /// Emits the item of a root.
@@ -222,10 +226,10 @@ impl<'walk> Worker<'walk> {
 
     /// Returns the item of a root.
     fn root_item(&self, directory: &Arc<Directory>) -> Result<ScanItem, Errno> {
-        let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)?;
+        let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, STATX_FIELDS)?;
         let mut metadata = metadata_of(&stat);
         let kinds = self.walk.config.xattrs;
-        let (beside, _only_entries_are_reported) = Beside::look(
+        let (properties, _only_entries_are_reported) = EntryProperties::read(
             Descriptor::Open(directory.fd().as_fd()),
             &stat,
             kinds,
@@ -234,7 +238,7 @@ impl<'walk> Worker<'walk> {
         Ok(ScanItem::Root {
             directory: Arc::clone(directory),
             metadata,
-            beside,
+            properties,
         })
     }
 
@@ -267,9 +271,9 @@ impl<'walk> Worker<'walk> {
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath, visit: Visit) {
         let opened = self.walk.open(root, path);
         let visited = opened.and_then(|directory| self.visit(&directory, visit));
-        let is_beyond = || root.is_beyond(path, self.walk.config.file_systems);
-        match visited.map_err(root.not_opened(path)) {
-            Err(error) if !is_beyond() => self.report(error),
+        let is_excluded_mount = || root.is_excluded_mount(path, self.walk.config.file_systems);
+        match visited.map_err(root.open_error(path)) {
+            Err(error) if !is_excluded_mount() => self.report(error),
             Ok(()) | Err(_) => {}
         }
     }
@@ -281,20 +285,20 @@ impl<'walk> Worker<'walk> {
             Some(_) => Some(directory.status()?),
             None => None,
         };
-        let listed = Listed::begin(before);
+        let listed = ListingStart::begin(before);
         if directory.is_within(self.walk.config.file_systems)? {
-            self.list(directory, self.visits(directory, before.as_ref(), visit));
+            self.list(directory, self.visit_for(directory, before.as_ref(), visit));
         }
-        if let Some(first_walk) = &self.walk.config.first_walk {
+        if let Some(walk_record) = &self.walk.config.walk_record {
             let after = directory.status()?;
-            first_walk.note_mount(directory, &after);
-            first_walk.note_listed(directory, listed, &after);
+            walk_record.note_mount(directory, &after);
+            walk_record.note_listed(directory, listed, &after);
         }
         Ok(())
     }
 
     /// Returns which part of a directory to visit.
-    fn visits(
+    fn visit_for(
         &self,
         directory: &Directory,
         before: Option<&DirectoryStatus>,
@@ -307,8 +311,8 @@ impl<'walk> Worker<'walk> {
             _ if moved == Visit::Tree => Visit::Tree,
             DirectoryChange::Nothing => Visit::Directories,
             // A root cannot have been moved here unnoticed.
-            DirectoryChange::Place if !directory.source_path().is_root() => Visit::Tree,
-            DirectoryChange::Place | DirectoryChange::Names => Visit::Entries,
+            DirectoryChange::Replaced if !directory.source_path().is_root() => Visit::Tree,
+            DirectoryChange::Replaced | DirectoryChange::Names => Visit::Entries,
         }
     }
 
@@ -325,7 +329,7 @@ impl<'walk> Worker<'walk> {
             if names.len() >= self.walk.config.batch_entries_max.max(1) {
                 let directory = Arc::clone(directory);
                 let names = std::mem::take(&mut names);
-                self.share(move |worker| worker.look_up(&directory, &names, visit));
+                self.run_or_queue(move |worker| worker.look_up(&directory, &names, visit));
             }
             Ok(!self.walk.is_stopped())
         });
@@ -337,23 +341,20 @@ impl<'walk> Worker<'walk> {
     }
 
     /// Passes a job to another thread, or runs it directly if enough jobs are waiting.
-    fn share(&mut self, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
-        if self.walk.stretches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
-            self.walk.stretches_waiting.fetch_sub(1, Ordering::Relaxed);
+    fn run_or_queue(&mut self, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
+        if self.walk.batches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
+            self.walk.batches_waiting.fetch_sub(1, Ordering::Relaxed);
             return job(self);
         }
         self.walk.spawn(move |worker| {
-            worker
-                .walk
-                .stretches_waiting
-                .fetch_sub(1, Ordering::Relaxed);
+            worker.walk.batches_waiting.fetch_sub(1, Ordering::Relaxed);
             job(worker);
         });
     }
 
     /// Emits the selected entries of these names as one batch, then queues the subdirectories among them.
     fn look_up(&mut self, directory: &Arc<Directory>, names: &NameList, visit: Visit) {
-        let entries = self.gather(directory, names, Self::report);
+        let entries = self.look_up_selected(directory, names, Self::report);
         let children = children(directory, &entries);
         if visit != Visit::Directories {
             self.send_entries(directory, entries);
@@ -367,7 +368,7 @@ impl<'walk> Worker<'walk> {
 
     /// Looks up these names and returns the selected entries. Errors are passed to `report`. Returns no entries if the
     /// walk is stopped.
-    fn gather(
+    fn look_up_selected(
         &mut self,
         directory: &Directory,
         names: &NameList,
@@ -380,21 +381,21 @@ impl<'walk> Worker<'walk> {
             if walk.is_stopped() {
                 return Vec::new();
             }
-            if !walk.passes_over(directory, name) && filter.may_admit(name) {
+            if !walk.counts_as_skipped(directory, name) && filter.may_admit(name) {
                 match Entry::look_up(directory, name, walk.config.xattrs) {
                     Ok(entry) if filter.admits(&entry) => entries.push(entry),
                     Ok(_not_wanted) => {}
-                    Err(_) if self.is_beyond(directory, name) => filter.left_out += 1,
+                    Err(_) if self.is_excluded_mount(directory, name) => filter.left_out += 1,
                     Err(error) => report(self, error),
                 }
             }
         }
-        self.leave_out(filter.left_out);
+        self.count_excluded(filter.left_out);
         entries
     }
 
     /// Returns whether an entry that cannot be looked up is a mount point that this walk does not enter anyway.
-    fn is_beyond(&self, directory: &Directory, name: &CStr) -> bool {
+    fn is_excluded_mount(&self, directory: &Directory, name: &CStr) -> bool {
         self.walk.config.file_systems == FileSystems::OfRoot
             && is_mount_point(directory.fd(), OsStr::from_bytes(name.to_bytes()))
     }
@@ -421,9 +422,9 @@ impl<'walk> Worker<'walk> {
     }
 
     /// Counts excluded entries.
-    fn leave_out(&self, entries: u64) {
+    fn count_excluded(&self, entries: u64) {
         if entries > 0 {
-            self.walk.tally.leave_out(entries);
+            self.walk.tally.count_excluded(entries);
         }
     }
 

@@ -14,7 +14,7 @@
 //!
 //! An entry whose name has changed since the first walk has not been sent, and its copy under the old name may be the
 //! only one. Entries that exist only at the target therefore stay during this run if the corresponding source directory
-//! has changed since the first walk began (`FirstWalk` detects this).
+//! has changed since the first walk began (`WalkRecord` detects this).
 //!
 //! A removal counts as done once the sender has requested it. This also holds for the next session if the connection is
 //! lost before the answer.
@@ -266,7 +266,7 @@ impl<'a> MirrorRound<'a> {
             }
             match listing {
                 Ok(listing) => self.keep(listing),
-                Err(error @ (ScanError::Exchanged { .. } | ScanError::Unmounted { .. })) => {
+                Err(error @ (ScanError::RootReplaced { .. } | ScanError::MountGone { .. })) => {
                     self.session.account.fail(&FileError::OtherSource(error));
                     are_those_pushed = false;
                     break;

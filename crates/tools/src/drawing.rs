@@ -11,7 +11,7 @@ mod picture;
 pub mod scale;
 
 pub use picture::{
-    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Paper, Pen, TOP, WIDTH, bold, document, drawn, grid,
-    grid_with_labels, polyline, rounded, stroke, words,
+    GAP, GREY, Heading, ImageSize, LEFT, LineStyle, PLOT_WIDTH, TOP, WIDTH, bold, document, grid,
+    grid_with_labels, polyline, rounded, stroke, styled_group, words,
 };
 pub(crate) use picture::{LETTER_WIDTH, TITLE_LETTERS, fitted, legend};

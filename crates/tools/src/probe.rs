@@ -18,7 +18,7 @@ use zmove_sender::{ProbeReport, Round};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::sweep::IoDirection;
-use prediction::{Prediction, Way, predict};
+use prediction::{Prediction, TransferLimits, predict};
 pub use storage::StorageRates;
 
 /// All results of a probe.
@@ -75,7 +75,7 @@ impl ProbeResults {
         // A push starts to send without waiting for the receiver's greeting and permission, which saves two round
         // trips.
         let ahead = self.report.round_trips.min * 2;
-        let way = Way {
+        let way = TransferLimits {
             source: reads.as_ref(),
             path: best(&self.report)?.steady.bytes_per_second(),
             target: writes.as_ref(),

@@ -40,7 +40,7 @@ pub use compare::{ReferenceRate, compare};
 pub use error::SweepError;
 use place::SweepDirectory;
 use plan::{Cell, cells_within};
-use result::{FORMAT, Measured, Storage, SweptHost};
+use result::{FORMAT, Measured, Storage, SweepHost};
 pub use result::{IoDirection, ReadError, Sweep};
 pub use saved_sweeps::SavedSweeps;
 pub use shares::{MovedSizes, Shares};
@@ -148,7 +148,7 @@ pub fn sweep(
             .as_secs()
             .saturating_sub(started.elapsed().as_secs()),
         storage,
-        host: SweptHost::this(),
+        host: SweepHost::this(),
         threads: config.threads,
         budget_bytes: config.budget.0,
         time_seconds: config.time.as_secs_f64(),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use zmove_disk::{DataFile, FileIo, Slices, Span, StorageEngine, Way};
+use zmove_disk::{DataFile, FileIo, IoMode, SliceCallback, Span, StorageEngine};
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Buffer, Stopwatch};
 
@@ -35,15 +35,20 @@ impl HookedDisk {
 impl FileIo for HookedDisk {
     fn read_some(
         &self,
-        way: Way<'_>,
+        way: IoMode<'_>,
         span: Span,
         buffer: Buffer,
-        seen: Slices<'_>,
+        seen: SliceCallback<'_>,
     ) -> (io::Result<usize>, Buffer) {
         StorageEngine::Threads.read_some(way, span, buffer, seen)
     }
 
-    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> (io::Result<usize>, Buffer) {
+    fn write_some(
+        &self,
+        way: IoMode<'_>,
+        span: Span,
+        buffer: Buffer,
+    ) -> (io::Result<usize>, Buffer) {
         StorageEngine::Threads.write_some(way, span, buffer)
     }
 
@@ -52,7 +57,7 @@ impl FileIo for HookedDisk {
         file: &DataFile,
         span: Span,
         buffer: Buffer,
-        seen: Slices<'_>,
+        seen: SliceCallback<'_>,
     ) -> (io::Result<usize>, Buffer) {
         (self.before_read)();
         StorageEngine::Threads.read_part(file, span, buffer, seen)

@@ -20,11 +20,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
-use zmove_jobs::{Place, bind_socket};
+use zmove_jobs::{JobsDirectory, bind_socket};
 
 use crate::connections::guard::Proof;
 use crate::connections::host_name::PublicName;
-use crate::connections::room::{ConnectionRoom, Guest, Seat};
+use crate::connections::room::{ConnectionSlot, ConnectionSlots, SlotHolder};
 use crate::connections::token::Token;
 use crate::error::ApiError;
 
@@ -40,7 +40,7 @@ pub enum ApiListener {
 
 /// Returns the path of the API's socket in a directory of jobs.
 #[must_use]
-pub fn socket(place: &Place) -> PathBuf {
+pub fn socket(place: &JobsDirectory) -> PathBuf {
     place.path().join("api.sock")
 }
 
@@ -50,7 +50,7 @@ pub fn socket(place: &Place) -> PathBuf {
 ///
 /// # Errors
 /// The socket cannot be created, or another runner listens on it.
-pub fn bind_unix(place: &Place) -> Result<ApiListener, ApiError> {
+pub fn bind_unix(place: &JobsDirectory) -> Result<ApiListener, ApiError> {
     let path = socket(place);
     match bind_socket(&path, "another runner is listening there") {
         Ok(listener) => Ok(ApiListener::Unix(listener)),
@@ -111,7 +111,7 @@ pub(crate) async fn serve_listener(
 #[derive(Debug)]
 pub(crate) struct Visitor {
     /// The slot of the connection.
-    pub(crate) seat: Arc<Seat>,
+    pub(crate) slot: Arc<ConnectionSlot>,
     /// Permits for the event streams of the listener.
     pub(crate) streams: Arc<Semaphore>,
 }
@@ -120,7 +120,7 @@ async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Socket>>,
     router: Router,
 ) {
-    let connections = ConnectionRoom::new(CONNECTIONS_MAX);
+    let connections = ConnectionSlots::new(CONNECTIONS_MAX);
     let streams = Arc::new(Semaphore::new(STREAMS_MAX));
     loop {
         let Ok(socket) = poll_fn(&mut poll_accept).await else {
@@ -128,21 +128,21 @@ async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             continue;
         };
         // While every connection has a request in progress, further ones wait to be accepted.
-        let guest = connections.enter().await;
+        let holder = connections.acquire().await;
         let visitor = Visitor {
-            seat: Arc::clone(&guest.seat),
+            slot: Arc::clone(&holder.slot),
             streams: Arc::clone(&streams),
         };
-        let socket = Patient::new(socket, Arc::clone(&guest.seat));
-        tokio::spawn(converse(socket, router.clone(), guest, visitor));
+        let socket = WriteTimeout::new(socket, Arc::clone(&holder.slot));
+        tokio::spawn(serve_client(socket, router.clone(), holder, visitor));
     }
 }
 
 /// Serves one connection until it closes or its slot is given to another connection.
-async fn converse(
+async fn serve_client(
     socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
-    guest: Guest,
+    holder: SlotHolder,
     visitor: Visitor,
 ) {
     let visitor = Arc::new(visitor);
@@ -158,25 +158,25 @@ async fn converse(
     tokio::select! {
         // The connection is closed without a response if the client is slow, disconnects or violates HTTP.
         _ended = http.serve_connection(TokioIo::new(socket), answer) => {}
-        _given_up = guest.given_up => {}
+        _given_up = holder.given_up => {}
     }
 }
 
 /// A connection that fails if its client reads nothing for [`STALL_TIME_MAX`].
-struct Patient<Socket> {
+struct WriteTimeout<Socket> {
     socket: Socket,
     /// The end of that time while a write is pending.
     until: Option<Pin<Box<Sleep>>>,
     /// The slot of the connection, which is notified when all data has been sent.
-    seat: Arc<Seat>,
+    slot: Arc<ConnectionSlot>,
 }
 
-impl<Socket: AsyncWrite + Unpin> Patient<Socket> {
-    fn new(socket: Socket, seat: Arc<Seat>) -> Self {
+impl<Socket: AsyncWrite + Unpin> WriteTimeout<Socket> {
+    fn new(socket: Socket, slot: Arc<ConnectionSlot>) -> Self {
         Self {
             socket,
             until: None,
-            seat,
+            slot,
         }
     }
 
@@ -200,7 +200,7 @@ impl<Socket: AsyncWrite + Unpin> Patient<Socket> {
     }
 }
 
-impl<Socket: AsyncRead + Unpin> AsyncRead for Patient<Socket> {
+impl<Socket: AsyncRead + Unpin> AsyncRead for WriteTimeout<Socket> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -210,7 +210,7 @@ impl<Socket: AsyncRead + Unpin> AsyncRead for Patient<Socket> {
     }
 }
 
-impl<Socket: AsyncWrite + Unpin> AsyncWrite for Patient<Socket> {
+impl<Socket: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<Socket> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -222,7 +222,7 @@ impl<Socket: AsyncWrite + Unpin> AsyncWrite for Patient<Socket> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = self.bounded(context, AsyncWrite::poll_flush);
         if let Poll::Ready(Ok(())) = flushed {
-            self.seat.sent();
+            self.slot.mark_idle();
         }
         flushed
     }
@@ -273,8 +273,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_takes_nothing_is_left() {
         let (own, _theirs) = tokio::io::duplex(10);
-        let guest = ConnectionRoom::new(1).enter().await;
-        let mut socket = Patient::new(own, guest.seat);
+        let holder = ConnectionSlots::new(1).acquire().await;
+        let mut socket = WriteTimeout::new(own, holder.slot);
         let error = socket.write_all(&[0; 100]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 
 /// The connection slots of one listener.
 #[derive(Debug)]
-pub(crate) struct ConnectionRoom {
+pub(crate) struct ConnectionSlots {
     places_max: usize,
     taken: Mutex<TakenPlaces>,
     /// Notified whenever a slot may be free.
@@ -48,7 +48,7 @@ enum State {
     Sending,
 }
 
-impl ConnectionRoom {
+impl ConnectionSlots {
     pub(crate) fn new(places_max: usize) -> Arc<Self> {
         Arc::new(Self {
             places_max,
@@ -58,17 +58,17 @@ impl ConnectionRoom {
     }
 
     /// Takes a slot for a new connection. Waits until one is available.
-    pub(crate) async fn enter(self: &Arc<Self>) -> Guest {
+    pub(crate) async fn acquire(self: &Arc<Self>) -> SlotHolder {
         loop {
             let freed = self.freed.notified();
-            if let Some(guest) = self.try_enter() {
-                return guest;
+            if let Some(holder) = self.try_acquire() {
+                return holder;
             }
             freed.await;
         }
     }
 
-    fn try_enter(self: &Arc<Self>) -> Option<Guest> {
+    fn try_acquire(self: &Arc<Self>) -> Option<SlotHolder> {
         let mut taken = self.lock();
         if taken.places.len() >= self.places_max {
             let waits = taken.places.iter().filter_map(Place::waits_since);
@@ -84,8 +84,8 @@ impl ConnectionRoom {
             state: State::Waiting { since: number },
             _held: held,
         });
-        Some(Guest {
-            seat: Arc::new(Seat {
+        Some(SlotHolder {
+            slot: Arc::new(ConnectionSlot {
                 room: Arc::clone(self),
                 number,
             }),
@@ -116,20 +116,20 @@ impl Place {
 
 /// A connection that has a slot.
 #[derive(Debug)]
-pub(crate) struct Guest {
-    pub(crate) seat: Arc<Seat>,
+pub(crate) struct SlotHolder {
+    pub(crate) slot: Arc<ConnectionSlot>,
     /// Resolves when the slot was given to another connection.
     pub(crate) given_up: oneshot::Receiver<Infallible>,
 }
 
 /// A handle of a slot. Dropping it frees the slot.
 #[derive(Debug)]
-pub(crate) struct Seat {
-    room: Arc<ConnectionRoom>,
+pub(crate) struct ConnectionSlot {
+    room: Arc<ConnectionSlots>,
     number: u64,
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// Protects the slot from reuse until the returned guard is dropped and all data has been sent.
     pub(crate) fn work(self: &Arc<Self>) -> AnswerInProgress {
         self.change(|_, _| Some(State::Serving));
@@ -137,7 +137,7 @@ impl Seat {
     }
 
     /// Notes that no data is left to send.
-    pub(crate) fn sent(&self) {
+    pub(crate) fn mark_idle(&self) {
         self.change(|state, now| {
             (state == State::Sending).then_some(State::Waiting { since: now })
         });
@@ -162,7 +162,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.room
             .lock()
@@ -174,7 +174,7 @@ impl Drop for Seat {
 
 /// A request that is being answered.
 #[derive(Debug)]
-pub(crate) struct AnswerInProgress(Arc<Seat>);
+pub(crate) struct AnswerInProgress(Arc<ConnectionSlot>);
 
 impl Drop for AnswerInProgress {
     fn drop(&mut self) {
@@ -193,13 +193,15 @@ mod tests {
 
     const PLACES_MAX: usize = 4;
 
-    fn has_place(guest: &mut Guest) -> bool {
-        guest.given_up.try_recv() == Err(TryRecvError::Empty)
+    fn has_place(holder: &mut SlotHolder) -> bool {
+        holder.given_up.try_recv() == Err(TryRecvError::Empty)
     }
 
-    fn full() -> (Arc<ConnectionRoom>, Vec<Guest>) {
-        let room = ConnectionRoom::new(PLACES_MAX);
-        let guests = (0..PLACES_MAX).map(|_| room.try_enter().unwrap()).collect();
+    fn full() -> (Arc<ConnectionSlots>, Vec<SlotHolder>) {
+        let room = ConnectionSlots::new(PLACES_MAX);
+        let guests = (0..PLACES_MAX)
+            .map(|_| room.try_acquire().unwrap())
+            .collect();
         (room, guests)
     }
 
@@ -207,9 +209,9 @@ mod tests {
     fn the_connection_that_has_waited_longest_gives_way() {
         let (room, mut guests) = full();
         // The first connection is served and becomes idle again, so it is now the most recently idle one.
-        drop(guests[0].seat.work());
-        guests[0].seat.sent();
-        let _new = room.try_enter().unwrap();
+        drop(guests[0].slot.work());
+        guests[0].slot.mark_idle();
+        let _new = room.try_acquire().unwrap();
         let have_place: Vec<_> = guests.iter_mut().map(has_place).collect();
         assert_eq!(have_place, [true, false, true, true]);
     }
@@ -217,31 +219,31 @@ mod tests {
     #[test]
     fn a_connection_with_a_request_keeps_its_place_until_all_is_sent() {
         let (room, guests) = full();
-        let mut work: Vec<_> = guests.iter().map(|guest| guest.seat.work()).collect();
-        guests[0].seat.sent();
+        let mut work: Vec<_> = guests.iter().map(|holder| holder.slot.work()).collect();
+        guests[0].slot.mark_idle();
         assert!(
-            room.try_enter().is_none(),
+            room.try_acquire().is_none(),
             "what was sent is not the end of the answer"
         );
         work.remove(0);
-        assert!(room.try_enter().is_none(), "the end is not sent");
-        guests[0].seat.sent();
-        assert!(room.try_enter().is_some());
+        assert!(room.try_acquire().is_none(), "the end is not sent");
+        guests[0].slot.mark_idle();
+        assert!(room.try_acquire().is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_new_connection_gets_the_first_place_that_is_free() {
-        let room = ConnectionRoom::new(1);
-        let guest = room.try_enter().unwrap();
-        let work = guest.seat.work();
-        let enter = || timeout(Duration::from_secs(1), room.enter());
+        let room = ConnectionSlots::new(1);
+        let holder = room.try_acquire().unwrap();
+        let work = holder.slot.work();
+        let enter = || timeout(Duration::from_secs(1), room.acquire());
         let (second, ()) = tokio::join!(enter(), async {
-            drop(guest);
+            drop(holder);
             drop(work);
         });
         let second = second.unwrap();
-        drop(second.seat.work());
-        let (third, ()) = tokio::join!(enter(), async { second.seat.sent() });
+        drop(second.slot.work());
+        let (third, ()) = tokio::join!(enter(), async { second.slot.mark_idle() });
         third.unwrap();
     }
 }

@@ -5,21 +5,23 @@ use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
 use serde::Serialize;
-use zmove_jobs::{Follower, JobEvent, JobId, Moved, Place, Store, StoreError, Wish};
+use zmove_jobs::{
+    Follower, JobEvent, JobId, JobsDirectory, Store, StoreError, TransferTotals, Wish,
+};
 
-use super::{Message, words};
+use super::{Message, encode_event};
 use crate::view::{EventView, JobView, ProgressView};
 
 /// The state at the last check.
 #[derive(Debug)]
 pub(super) struct Watch {
-    place: Place,
+    place: JobsDirectory,
     store: Store,
     /// The number of the last event that was sent.
     last: i64,
     /// The data version of the store at the last check.
     version: Option<i64>,
-    running: BTreeMap<JobId, Seen>,
+    running: BTreeMap<JobId, SeenJob>,
     /// When jobs were last counted. `None` if they were not counted yet.
     counted: Option<Instant>,
     /// The data version of the store when jobs were last counted.
@@ -28,11 +30,11 @@ pub(super) struct Watch {
 
 /// The last known state of a running job.
 #[derive(Debug)]
-struct Seen {
+struct SeenJob {
     attempt: u32,
     wish: Option<Wish>,
     /// Data that earlier attempts have moved.
-    moved: Moved,
+    moved: TransferTotals,
     follower: Follower,
 }
 
@@ -48,7 +50,7 @@ struct Change {
 
 impl Watch {
     /// Starts from the current state of the store.
-    pub(super) fn begin(place: &Place) -> Result<Self, StoreError> {
+    pub(super) fn begin(place: &JobsDirectory) -> Result<Self, StoreError> {
         let store = Store::open(place)?;
         let last = store.last_event()?;
         let running = BTreeMap::new();
@@ -64,11 +66,11 @@ impl Watch {
     }
 
     /// Sends messages for all changes since the last call.
-    pub(super) fn look(&mut self, mut tell: impl FnMut(Message)) -> Result<(), StoreError> {
+    pub(super) fn poll(&mut self, mut send: impl FnMut(Message)) -> Result<(), StoreError> {
         let version = self.store.version_of_data()?;
         if self.version != Some(version) {
-            self.tell_events(&mut tell)?;
-            self.look_at_running(&mut tell)?;
+            self.send_events(&mut send)?;
+            self.update_running(&mut send)?;
             self.version = Some(version);
         }
         let is_time = self
@@ -81,26 +83,26 @@ impl Watch {
                 .into_iter()
                 .map(|(state, count)| (state.to_string(), count))
                 .collect();
-            tell(Message::Passing(words("counts", None, &counts)));
+            send(Message::Snapshot(encode_event("counts", None, &counts)));
         }
         let moved = self.running.iter_mut().filter_map(|(id, seen)| {
-            let progress = seen.follower.look()?;
+            let progress = seen.follower.poll()?;
             Some(ProgressView::new(*id, &seen.moved, &progress))
         });
         let moved: Vec<_> = moved.collect();
         if !moved.is_empty() {
-            tell(Message::Passing(words("progress", None, &moved)));
+            send(Message::Snapshot(encode_event("progress", None, &moved)));
         }
         Ok(())
     }
 
-    fn tell_events(&mut self, tell: &mut impl FnMut(Message)) -> Result<(), StoreError> {
+    fn send_events(&mut self, send: &mut impl FnMut(Message)) -> Result<(), StoreError> {
         loop {
             let events = numbered(&self.place, &self.store, self.last, EVENTS_AT_ONCE)?;
             let is_more = events.len() == EVENTS_AT_ONCE as usize;
             for (number, words) in events {
                 self.last = number;
-                tell(Message::Numbered(number, words));
+                send(Message::Numbered(number, words));
             }
             if !is_more {
                 return Ok(());
@@ -108,7 +110,7 @@ impl Watch {
         }
     }
 
-    fn look_at_running(&mut self, tell: &mut impl FnMut(Message)) -> Result<(), StoreError> {
+    fn update_running(&mut self, send: &mut impl FnMut(Message)) -> Result<(), StoreError> {
         let now = self.store.running()?;
         let mut running = BTreeMap::new();
         for job in now {
@@ -125,7 +127,7 @@ impl Watch {
             );
             running.insert(
                 id,
-                Seen {
+                SeenJob {
                     attempt,
                     wish: job.wish,
                     moved: job.moved,
@@ -134,7 +136,7 @@ impl Watch {
             );
             if is_asked {
                 let change = change(&self.place, &self.store, id, None)?;
-                tell(Message::Passing(words("job", None, &change)));
+                send(Message::Snapshot(encode_event("job", None, &change)));
             }
         }
         self.running = running;
@@ -144,7 +146,7 @@ impl Watch {
 
 /// Returns the events of the store after the event `after`, encoded with the current state of their jobs.
 pub(crate) fn numbered(
-    place: &Place,
+    place: &JobsDirectory,
     store: &Store,
     after: i64,
     length_max: u32,
@@ -152,7 +154,7 @@ pub(crate) fn numbered(
     let told = |event: JobEvent| {
         let number = event.number;
         let change = change(place, store, event.job, Some(event.into()))?;
-        Ok((number, words("job", Some(number), &change)))
+        Ok((number, encode_event("job", Some(number), &change)))
     };
     store
         .events_after(after, length_max)?
@@ -162,7 +164,7 @@ pub(crate) fn numbered(
 }
 
 fn change(
-    place: &Place,
+    place: &JobsDirectory,
     store: &Store,
     id: JobId,
     event: Option<EventView>,

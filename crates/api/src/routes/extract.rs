@@ -28,9 +28,9 @@ impl<State: Send + Sync> FromRequestParts<State> for Id {
 }
 
 /// The parameters of the query string.
-pub(super) struct Asked<T>(pub(super) T);
+pub(super) struct QueryParameters<T>(pub(super) T);
 
-impl<T: DeserializeOwned, State: Send + Sync> FromRequestParts<State> for Asked<T> {
+impl<T: DeserializeOwned, State: Send + Sync> FromRequestParts<State> for QueryParameters<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, Problem> {
@@ -40,9 +40,9 @@ impl<T: DeserializeOwned, State: Send + Sync> FromRequestParts<State> for Asked<
 }
 
 /// The JSON body of the request.
-pub(super) struct Body<T>(pub(super) T);
+pub(super) struct JsonBody<T>(pub(super) T);
 
-impl<T: DeserializeOwned, State: Send + Sync> FromRequest<State> for Body<T> {
+impl<T: DeserializeOwned, State: Send + Sync> FromRequest<State> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &State) -> Result<Self, Problem> {

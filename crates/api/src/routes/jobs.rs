@@ -7,9 +7,9 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use zmove_jobs::{JobId, Moved, Page, State, end_of, samples_of};
+use zmove_jobs::{JobId, Page, State, TransferTotals, read_tail, samples_of};
 
-use super::extract::{Asked, Id};
+use super::extract::{Id, QueryParameters};
 use crate::problem::Problem;
 use crate::state::Api;
 use crate::view::{EventView, JobView, ProgressView};
@@ -45,7 +45,7 @@ pub(super) struct Jobs {
 )]
 pub(super) async fn list(
     Shared(api): Shared<Api>,
-    Asked(which): Asked<Which>,
+    QueryParameters(which): QueryParameters<Which>,
 ) -> Result<Json<Jobs>, Problem> {
     let words = which
         .state
@@ -118,7 +118,7 @@ pub(super) struct Events {
 pub(super) async fn events(
     Shared(api): Shared<Api>,
     Id(id): Id,
-    Asked(since): Asked<Since>,
+    QueryParameters(since): QueryParameters<Since>,
 ) -> Result<Json<Events>, Problem> {
     let length_max = since.limit.unwrap_or(LENGTH_DEFAULT).clamp(1, LENGTH_MAX);
     let read = move |_: &_, store: &mut zmove_jobs::Store| {
@@ -164,7 +164,7 @@ pub(super) async fn samples(
         let found = attempts.into_iter().find(|(_, samples)| samples.len() > 1);
         let (attempt, samples) = found.unwrap_or((last, Vec::new()));
         // The chart shows this attempt only, so earlier attempts do not count.
-        let nothing = Moved::default();
+        let nothing = TransferTotals::default();
         let samples = samples
             .iter()
             .map(|sample| ProgressView::new(id, &nothing, sample))
@@ -182,7 +182,7 @@ pub(super) async fn samples(
     responses((status = 200, body = String, content_type = "text/plain"), (status = 404, body = Problem))
 )]
 pub(super) async fn log(Shared(api): Shared<Api>, Id(id): Id) -> Result<Response, Problem> {
-    let read = move |place: &zmove_jobs::Place, store: &mut zmove_jobs::Store| {
+    let read = move |place: &zmove_jobs::JobsDirectory, store: &mut zmove_jobs::Store| {
         store.job(id)?;
         let fail = |error: std::io::Error| {
             Problem::new(
@@ -190,7 +190,7 @@ pub(super) async fn log(Shared(api): Shared<Api>, Id(id): Id) -> Result<Response
                 format!("read the log: {error}"),
             )
         };
-        let said = end_of(&place.log(id), LOG_BYTES_MAX).map_err(fail)?;
+        let said = read_tail(&place.log(id), LOG_BYTES_MAX).map_err(fail)?;
         Ok(String::from_utf8_lossy(&said).into_owned())
     };
     let said = api.stores.with(read).await?;

@@ -6,9 +6,9 @@ use axum::extract::{Path, State as Shared};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::ToSchema;
-use zmove_jobs::{JobId, Moment, Place, Store, wake};
+use zmove_jobs::{JobId, JobsDirectory, Moment, Store, wake};
 
-use super::extract::Body;
+use super::extract::JsonBody;
 use crate::problem::Problem;
 use crate::program::{Plan, Submission};
 use crate::state::Api;
@@ -27,7 +27,7 @@ use crate::view::JobView;
 )]
 pub(super) async fn submit(
     Shared(api): Shared<Api>,
-    Body(submission): Body<Submission>,
+    JsonBody(submission): JsonBody<Submission>,
 ) -> Result<(StatusCode, Json<JobView>), Problem> {
     let id = JobId(submission.submit(&api).await?);
     let job = api
@@ -48,7 +48,7 @@ pub(super) async fn submit(
 )]
 pub(super) async fn plan(
     Shared(api): Shared<Api>,
-    Body(submission): Body<Submission>,
+    JsonBody(submission): JsonBody<Submission>,
 ) -> Result<Json<Plan>, Problem> {
     Ok(Json(submission.plan(&api).await?))
 }
@@ -85,7 +85,7 @@ pub(super) async fn order(
     path: Result<Path<(JobId, JobOrder)>, PathRejection>,
 ) -> Result<Json<JobView>, Problem> {
     let Path((id, order)) = path?;
-    let changed = move |place: &Place, store: &mut Store| {
+    let changed = move |place: &JobsDirectory, store: &mut Store| {
         let now = Moment::now();
         let id = match order {
             JobOrder::Pause => store.pause(id, now).map(|_| id),

@@ -18,7 +18,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, broadcast, mpsc};
 
 use crate::connections::listen::Visitor;
-use crate::hub::{Message, numbered, words};
+use crate::hub::{Message, encode_event, numbered};
 use crate::problem::Problem;
 use crate::state::Api;
 
@@ -63,7 +63,7 @@ pub(super) async fn events(
     let messages = api.hub.subscribe();
     let last = api.stores.with(|_, store| Ok(store.last_event()?)).await?;
     let from = seen.filter(|seen| (last.saturating_sub(CATCH_UP_MAX)..=last).contains(seen));
-    let hello = words(
+    let hello = encode_event(
         "hello",
         Some(from.unwrap_or(last)),
         &json!({ "last": last, "reset": from.is_none() }),
@@ -119,7 +119,7 @@ impl Feeder {
                     }
                     // The event was already sent when the store was read.
                     Ok(Ok(Message::Numbered(..))) => {}
-                    Ok(Ok(Message::Passing(words))) => self.send(words).await?,
+                    Ok(Ok(Message::Snapshot(words))) => self.send(words).await?,
                     Ok(Ok(Message::Begin)) => self.catch_up().await?,
                     Ok(Err(RecvError::Lagged(_))) => {
                         self.catch_up().await?;

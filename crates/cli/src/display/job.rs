@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use zmove_api::{EventView, Figures, JobView, reached};
-use zmove_jobs::{AttemptProgress, Job, JobEvent, Moment, Place, State, shown};
+use zmove_api::{EventView, Figures, JobView, current_progress};
+use zmove_jobs::{AttemptProgress, Job, JobEvent, JobsDirectory, Moment, State, format_local};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::display::format::{counted, cut, wrapped};
@@ -26,8 +26,8 @@ pub(crate) struct Row {
 
 impl Row {
     /// Reads the current progress of a job.
-    pub(crate) fn of(place: &Place, job: Job) -> Self {
-        let progress = reached(place, &job);
+    pub(crate) fn of(place: &JobsDirectory, job: Job) -> Self {
+        let progress = current_progress(place, &job);
         Self::new(job, progress)
     }
 
@@ -276,7 +276,7 @@ pub(crate) fn event(
         String::new()
     };
     let message = after_colon(message.as_ref());
-    Printable(format!("{} {kind}{attempt}{message}", shown(*time))).to_string()
+    Printable(format!("{} {kind}{attempt}{message}", format_local(*time))).to_string()
 }
 
 /// Returns an event as an object for programs.
@@ -286,7 +286,7 @@ pub(crate) fn event_as_json(event: &JobEvent) -> Value {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use zmove_jobs::{JobId, Moved};
+    use zmove_jobs::{JobId, TransferTotals};
 
     use super::*;
 
@@ -390,7 +390,7 @@ pub(super) mod tests {
             target: format!("dtn:/{}", "long/".repeat(9)),
             ..job()
         };
-        let moved = Some(Moved {
+        let moved = Some(TransferTotals {
             files: 1,
             bytes: 1 << 20,
             seconds: 1.0,

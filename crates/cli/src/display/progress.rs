@@ -23,7 +23,7 @@ use crate::value::age::Age;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use zmove_api::tells_time_left;
+use zmove_api::can_estimate_time_left;
 use zmove_engine::{Listener, Notice};
 use zmove_jobs::Nodes;
 use zmove_tools::sweep::MovedSizes;
@@ -353,7 +353,7 @@ impl Watcher {
         let left = rate.map_or(0.0, |rate| {
             ByteCount(found.saturating_sub(done.bytes)).as_f64() / rate
         });
-        let is_known = state.scan_ended && tells_time_left(self.moved.total().bytes, found);
+        let is_known = state.scan_ended && can_estimate_time_left(self.moved.total().bytes, found);
         let left = if is_known && left > 0.0 && left < LEFT_MAX {
             format!(", {} left", Age(Duration::from_secs_f64(left)))
         } else {

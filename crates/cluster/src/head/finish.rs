@@ -12,7 +12,7 @@ use std::path::Path;
 use futures_util::future::{FutureExt, try_join_all};
 use futures_util::stream::{self, TryStreamExt};
 use rustix::io::Errno;
-use zmove_scan::{MarkedPath, PortionSize, PortionWanted, ScanItem, ScanRoot, walk_portion};
+use zmove_scan::{MarkedPath, PortionEntries, PortionSize, ScanItem, ScanRoot, walk_portion};
 use zmove_types::{Escaped, Lock, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
@@ -98,7 +98,7 @@ impl Finishing<'_> {
     /// scanned.
     async fn walk(&self, source: u32, unwalked: &mut Vec<MarkedPath>) -> Result<Vec<Batch>, Stop> {
         let size = PortionSize {
-            wanted: PortionWanted::Directories,
+            wanted: PortionEntries::Directories,
             ..ITEM
         };
         let places = unwalked.split_off(unwalked.len().saturating_sub(PLACES_AT_ONCE));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 use tokio::time::interval;
-use zmove_disk::{GAP_MAX, Lease, boot_clock};
+use zmove_disk::{Lease, SUSPENSION_MAX, boot_clock};
 
 /// The lease of a node, which ends when this is dropped. A task in the current runtime keeps its clock running.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct HeadLease {
 
 /// How often the process records that it is running.
 const TICK_EVERY: Duration = Duration::from_millis(100);
-const _: () = assert!(TICK_EVERY.as_millis() * 4 < GAP_MAX.as_millis());
+const _: () = assert!(TICK_EVERY.as_millis() * 4 < SUSPENSION_MAX.as_millis());
 
 impl Default for HeadLease {
     /// Creates a lease that the node does not hold yet.
@@ -34,7 +34,7 @@ impl Default for HeadLease {
             let mut ticks = interval(TICK_EVERY);
             loop {
                 ticks.tick().await;
-                ticked.tick();
+                ticked.note_running();
             }
         });
         Self {
@@ -60,10 +60,10 @@ mod tests {
         let head = HeadLease::default();
         let lease = head.lease.clone();
         assert!(!lease.holds());
-        let ping = head.lease.ask();
-        head.lease.echoed(ping + 1);
+        let ping = head.lease.send_ping();
+        head.lease.note_echo(ping + 1);
         assert!(!lease.holds(), "this was never asked");
-        head.lease.echoed(ping);
+        head.lease.note_echo(ping);
         assert!(lease.holds());
         drop(head);
         assert!(!lease.holds());

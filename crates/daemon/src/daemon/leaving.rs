@@ -53,5 +53,5 @@ impl Shared {
 }
 
 fn mount_around(path: &Path) -> Option<Mount> {
-    Mount::around(&mounts(), path)
+    Mount::containing(&mounts(), path)
 }

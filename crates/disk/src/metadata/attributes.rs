@@ -10,14 +10,14 @@ use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Result;
 use zmove_types::Name;
 
-use crate::metadata::entry::xattrs::{Descriptor, by_descriptor};
+use crate::metadata::entry::xattrs::{Descriptor, descriptor_path};
 use crate::publishing::lease::Permit;
 
 impl Descriptor<'_> {
     pub(crate) fn set_mode(self, _permit: &Permit<'_>, mode: Mode) -> Result<()> {
         match self {
             Self::Open(file) => rustix::fs::fchmod(file, mode),
-            Self::PathOnly(file) => rustix::fs::chmod(by_descriptor(file), mode),
+            Self::PathOnly(file) => rustix::fs::chmod(descriptor_path(file), mode),
         }
     }
 
@@ -40,7 +40,7 @@ impl Descriptor<'_> {
             Self::Open(file) => rustix::fs::futimens(file, times),
             Self::PathOnly(file) => rustix::fs::utimensat(
                 rustix::fs::CWD,
-                by_descriptor(file),
+                descriptor_path(file),
                 times,
                 AtFlags::empty(),
             ),
@@ -51,14 +51,14 @@ impl Descriptor<'_> {
         let flags = XattrFlags::empty();
         match self {
             Self::Open(file) => rustix::fs::fsetxattr(file, name, value, flags),
-            Self::PathOnly(file) => rustix::fs::setxattr(by_descriptor(file), name, value, flags),
+            Self::PathOnly(file) => rustix::fs::setxattr(descriptor_path(file), name, value, flags),
         }
     }
 
     pub(crate) fn erase_xattr(self, _permit: &Permit<'_>, name: &[u8]) -> Result<()> {
         match self {
             Self::Open(file) => rustix::fs::fremovexattr(file, name),
-            Self::PathOnly(file) => rustix::fs::removexattr(by_descriptor(file), name),
+            Self::PathOnly(file) => rustix::fs::removexattr(descriptor_path(file), name),
         }
     }
 }

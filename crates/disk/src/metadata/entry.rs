@@ -10,14 +10,14 @@ use rustix::thread::{CapabilitySet, capabilities};
 use zmove_types::{FileNumber, Ids, Metadata, Name, Timestamp};
 
 pub(crate) mod metadata;
-pub(crate) mod open_own;
+pub(crate) mod open_despite_mode;
 pub(crate) mod proven;
 pub(crate) mod xattrs;
 
 use crate::opening::by_name::stat_at;
 use crate::publishing::lease::{Lease, Permit};
-use metadata::{Miss, Wanted};
-use open_own::open_own;
+use metadata::{MetadataFailure, WantedMetadata};
+use open_despite_mode::open_despite_mode;
 use proven::ProvenKinds;
 use xattrs::Descriptor;
 
@@ -139,21 +139,21 @@ const fn of_stat(stat: &Stat) -> FileNumber {
 /// Returns the system's error, `EINVAL` if the entry is not a regular file, `EBUSY` if the file has changed or has
 /// other hard links and its owner would change, and `EPERM` if another user owns the file and only that user may set
 /// its mode and time.
-pub fn retouch(
+pub fn set_metadata_if_unchanged(
     lease: &Lease,
     directory: BorrowedFd<'_>,
     name: &Name,
     judged: &FileIdentity,
-    wanted: &Wanted<'_>,
+    wanted: &WantedMetadata<'_>,
     proven: &ProvenKinds,
-) -> io::Result<Vec<Miss>> {
+) -> io::Result<Vec<MetadataFailure>> {
     let there = FileIdentity::at(directory, name)?;
     if !there.regular {
         return Err(Errno::INVAL.into());
     }
-    let file = open_own(lease, directory, name)?;
+    let file = open_despite_mode(lease, directory, name)?;
     let opened = FileIdentity::of(&file)?;
-    // `open_own` may change the mode for a moment, which updates the ctime.
+    // `open_despite_mode` may change the mode for a moment, which updates the ctime.
     let is_it = FileIdentity {
         ctime: there.ctime,
         ..opened
@@ -161,11 +161,11 @@ pub fn retouch(
     if there != *judged || !is_it {
         return Err(Errno::BUSY.into());
     }
-    if is_kept_by_other_names(&FileIdentity::of(&file)?, wanted) {
+    if is_owner_change_unsafe(&FileIdentity::of(&file)?, wanted) {
         return Err(Errno::BUSY.into());
     }
     let misses = wanted.set(lease.permit()?, Descriptor::Open(file.as_fd()), proven)?;
-    if is_refused_to_others(opened.ids, &misses) {
+    if is_foreign_owner_failure(opened.ids, &misses) {
         return Err(Errno::PERM.into());
     }
     if wanted.mtime.is_some() && FileIdentity::of(&file)?.bytes != judged.bytes {
@@ -176,26 +176,26 @@ pub fn retouch(
 
 /// Returns whether the owner of a file must not change because the file has other hard links. A local user may have
 /// created one of these links to a file that belongs to somebody else. The owner of a new file can always be set.
-fn is_kept_by_other_names(there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
-    wanted.gives_away(there.ids) && there.names > 1 && may_give_away()
+fn is_owner_change_unsafe(there: &FileIdentity, wanted: &WantedMetadata<'_>) -> bool {
+    wanted.changes_owner(there.ids) && there.names > 1 && can_change_owner()
 }
 
 /// Returns whether setting the mode or time of an entry with owner `has` failed because another user owns it.
 #[must_use]
-pub fn is_refused_to_others(has: Ids, misses: &[Miss]) -> bool {
-    misses.iter().any(Miss::is_of_an_owner) && is_of_another_user(has)
+pub fn is_foreign_owner_failure(has: Ids, misses: &[MetadataFailure]) -> bool {
+    misses.iter().any(MetadataFailure::needs_entry_owner) && is_foreign_owner(has)
 }
 
 /// Returns whether an entry with owner `has` belongs to another user and this thread lacks `CAP_FOWNER`.
 #[must_use]
-pub fn is_of_another_user(has: Ids) -> bool {
+pub fn is_foreign_owner(has: Ids) -> bool {
     let may_act_for_all =
         || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FOWNER));
     has.user != rustix::process::geteuid().as_raw() && !may_act_for_all()
 }
 
 /// Returns whether this thread may give files to other users. Returns `true` if its capabilities cannot be read.
-pub(crate) fn may_give_away() -> bool {
+pub(crate) fn can_change_owner() -> bool {
     capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::CHOWN))
 }
 
@@ -205,11 +205,11 @@ pub(crate) fn may_give_away() -> bool {
 /// # Errors
 /// Returns the system's error.
 pub fn set_file_mtime(permit: Permit<'_>, file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
-    Ok(Descriptor::Open(file.as_fd()).set_times(&permit, &with_access_now(mtime))?)
+    Ok(Descriptor::Open(file.as_fd()).set_times(&permit, &times_with_atime_now(mtime))?)
 }
 
 /// Returns timestamps that set the modification time to `mtime` and the access time to the current time.
-pub(crate) fn with_access_now(mtime: Timestamp) -> Timestamps {
+pub(crate) fn times_with_atime_now(mtime: Timestamp) -> Timestamps {
     Timestamps {
         last_access: Timespec {
             tv_sec: 0,
@@ -233,14 +233,14 @@ pub(crate) mod tests {
     use std::fs::File;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// Calls [`super::retouch`] without any proven kinds of metadata.
-    fn retouch(
+    /// Calls [`super::set_metadata_if_unchanged`] without any proven kinds of metadata.
+    fn set_metadata_if_unchanged(
         directory: BorrowedFd<'_>,
         name: &Name,
         judged: &FileIdentity,
-        wanted: &Wanted<'_>,
-    ) -> io::Result<Vec<Miss>> {
-        super::retouch(
+        wanted: &WantedMetadata<'_>,
+    ) -> io::Result<Vec<MetadataFailure>> {
+        super::set_metadata_if_unchanged(
             &Lease::constant(),
             directory,
             name,
@@ -252,7 +252,7 @@ pub(crate) mod tests {
 
     /// Sets the mode and time of a file.
     pub(crate) fn set_new_file_metadata(file: &File, metadata: &Metadata) -> io::Result<()> {
-        let wanted = Wanted::mode_and_time(metadata);
+        let wanted = WantedMetadata::mode_and_time(metadata);
         let misses = wanted.set(
             Permit::for_hidden(),
             Descriptor::Open(file.as_fd()),
@@ -262,11 +262,11 @@ pub(crate) mod tests {
         Ok(())
     }
 
-    fn wanted(mode: u32, mtime: Option<Timestamp>) -> Wanted<'static> {
-        Wanted {
+    fn wanted(mode: u32, mtime: Option<Timestamp>) -> WantedMetadata<'static> {
+        WantedMetadata {
             mode,
             mtime,
-            ..Wanted::default()
+            ..WantedMetadata::default()
         }
     }
 
@@ -297,7 +297,7 @@ pub(crate) mod tests {
             let judged = FileIdentity::at(&fd, &there).unwrap();
             let wanted = wanted(metadata.mode, Some(metadata.mtime));
             assert!(
-                retouch(fd.as_fd(), &there, &judged, &wanted).is_err(),
+                set_metadata_if_unchanged(fd.as_fd(), &there, &judged, &wanted).is_err(),
                 "{name}"
             );
             assert_eq!(mode(name), before, "{name}");
@@ -313,19 +313,19 @@ pub(crate) mod tests {
         std::fs::write(home.path().join("precious"), "x").unwrap();
         std::fs::hard_link(home.path().join("precious"), home.path().join("x")).unwrap();
         let judged = FileIdentity::at(&fd, &name).unwrap();
-        let given = Wanted {
+        let given = WantedMetadata {
             owner: Some(judged.ids.user + 1),
-            may_own: true,
+            may_set_owner: true,
             ..wanted(0o600, None)
         };
-        let error = retouch(fd.as_fd(), &name, &judged, &given).unwrap_err();
+        let error = set_metadata_if_unchanged(fd.as_fd(), &name, &judged, &given).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
         assert_eq!(FileIdentity::at(&fd, &name).unwrap(), judged);
-        retouch(
+        set_metadata_if_unchanged(
             fd.as_fd(),
             &name,
             &judged,
-            &Wanted {
+            &WantedMetadata {
                 owner: Some(judged.ids.user),
                 ..given
             },
@@ -349,7 +349,7 @@ pub(crate) mod tests {
         )
         .unwrap();
         let judged = FileIdentity::at(&fd, &name).unwrap();
-        retouch(fd.as_fd(), &name, &judged, &wanted(0o604, None)).unwrap();
+        set_metadata_if_unchanged(fd.as_fd(), &name, &judged, &wanted(0o604, None)).unwrap();
         let judged = FileIdentity::at(&fd, &name).unwrap();
         assert_eq!(judged.metadata(), Metadata::new(0o604, of_second(3)));
         let write = |text: &str| std::fs::write(&path, text).unwrap();
@@ -361,7 +361,7 @@ pub(crate) mod tests {
             [&|| write("twice!"), &|| write("longer than that"), &replace];
         for change in changes {
             change();
-            let changed = retouch(
+            let changed = set_metadata_if_unchanged(
                 fd.as_fd(),
                 &name,
                 &judged,
@@ -389,7 +389,7 @@ pub(crate) mod tests {
             },
         );
         let judged = FileIdentity::at(&fd, &name).unwrap();
-        retouch(
+        set_metadata_if_unchanged(
             fd.as_fd(),
             &name,
             &judged,

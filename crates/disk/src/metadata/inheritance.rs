@@ -35,7 +35,7 @@ impl Inheritance {
 
     /// Sets the inherited attributes on a file that was created elsewhere. The caller still has to set the mode.
     /// Returns whether anything changed.
-    pub(crate) fn give_to(&self, permit: &Permit<'_>, file: &File) -> io::Result<bool> {
+    pub(crate) fn apply_to(&self, permit: &Permit<'_>, file: &File) -> io::Result<bool> {
         let entry = Descriptor::Open(file.as_fd());
         let mut given = false;
         if let Some(group) = self.group
@@ -52,7 +52,7 @@ impl Inheritance {
     }
 
     /// Sets the inherited group of an entry other than a regular file, by its hidden name in a directory.
-    pub(crate) fn give_group(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
+    pub(crate) fn apply_group_to(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let Some(group) = self.group else {
             return Ok(());
         };
@@ -61,7 +61,7 @@ impl Inheritance {
 }
 
 /// Makes new entries of a directory with a hidden name inherit nothing.
-pub(crate) fn give_nothing(directory: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn disable_inheritance(directory: BorrowedFd<'_>) -> io::Result<()> {
     if Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode) != Mode::RWXU {
         set_mode_if_allowed(Permit::for_hidden(), directory, Mode::RWXU)?;
     }

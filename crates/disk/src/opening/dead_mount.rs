@@ -13,17 +13,17 @@ use crate::opening::proc::{Mount, mounts};
 /// The error of an operation on a path, formatted for a message. The message names the mount if its file system is
 /// gone.
 #[derive(Clone, Copy, Debug)]
-pub struct CauseAt<'a> {
+pub struct PathCause<'a> {
     /// The error.
     pub error: &'a io::Error,
     /// The path that was given to the operation.
     pub path: &'a Path,
 }
 
-impl fmt::Display for CauseAt<'_> {
+impl fmt::Display for PathCause<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)?;
-        let mount = is_gone(self.error).then(|| dead_mount_around(self.path));
+        let mount = is_file_system_gone(self.error).then(|| find_dead_mount(self.path));
         match mount.flatten() {
             Some(Mount { point, kind, .. }) => write!(
                 f,
@@ -37,7 +37,7 @@ impl fmt::Display for CauseAt<'_> {
 
 /// Returns whether an error means that a file system is gone. ESTALE can also be about a single file.
 #[must_use]
-pub fn is_gone(error: &io::Error) -> bool {
+pub fn is_file_system_gone(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
         Some(Errno::NOTCONN | Errno::STALE | Errno::SHUTDOWN | Errno::HOSTDOWN)
@@ -45,14 +45,16 @@ pub fn is_gone(error: &io::Error) -> bool {
 }
 
 /// Returns the mount that a path lies on, if its file system is gone.
-fn dead_mount_around(path: &Path) -> Option<Mount> {
-    let mount = Mount::around(&mounts(), &without_links(path)?)?;
+fn find_dead_mount(path: &Path) -> Option<Mount> {
+    let mount = Mount::containing(&mounts(), &resolve_links(path)?)?;
     let asked = mount.point.metadata();
-    asked.is_err_and(|error| is_gone(&error)).then_some(mount)
+    asked
+        .is_err_and(|error| is_file_system_gone(&error))
+        .then_some(mount)
 }
 
 /// Resolves the symbolic links of a path as far as possible. Nothing can be resolved below a dead mount.
-fn without_links(path: &Path) -> Option<PathBuf> {
+fn resolve_links(path: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).ok()?;
     absolute.ancestors().find_map(|ancestor| {
         let real = ancestor.canonicalize().ok()?;
@@ -68,7 +70,7 @@ mod tests {
     fn a_file_system_that_answers_is_not_named() {
         let home = tempfile::tempdir().unwrap();
         for errno in [Errno::STALE, Errno::NOTCONN, Errno::NOENT] {
-            let cause = CauseAt {
+            let cause = PathCause {
                 error: &errno.into(),
                 path: home.path(),
             };
@@ -81,7 +83,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let real = home.path().canonicalize().unwrap();
         std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
-        let resolved = without_links(&real.join("link/none/x")).unwrap();
+        let resolved = resolve_links(&real.join("link/none/x")).unwrap();
         assert_eq!(resolved, real.join("none/x"));
     }
 }

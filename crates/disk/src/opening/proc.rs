@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-use crate::metadata::entry::xattrs::by_descriptor;
+use crate::metadata::entry::xattrs::descriptor_path;
 
 /// Returns the kernel's boot ID, or `None` if it cannot be read. A service whose `/proc` shows only processes cannot
 /// read it.
@@ -57,11 +57,11 @@ impl Mount {
     /// mount is found by `path`, a path of the file without symbolic links.
     #[must_use]
     pub fn of(mountinfo: &[u8], file: impl AsFd, path: &Path) -> Option<Self> {
-        Self::opened(mountinfo, file).or_else(|| Self::around(mountinfo, path))
+        Self::of_open_file(mountinfo, file).or_else(|| Self::containing(mountinfo, path))
     }
 
     /// Returns the mount that an open file lies on, or `None` if the kernel does not report the mount ID.
-    pub(crate) fn opened(mountinfo: &[u8], file: impl AsFd) -> Option<Self> {
+    pub(crate) fn of_open_file(mountinfo: &[u8], file: impl AsFd) -> Option<Self> {
         let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
         let is_reported = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
         Self::all(mountinfo).find(|mount| is_reported && mount.id == stat.stx_mnt_id)
@@ -70,7 +70,7 @@ impl Mount {
     /// Returns the innermost mount that contains a path without symbolic links. Of several mounts at the same point,
     /// the last one counts.
     #[must_use]
-    pub fn around(mountinfo: &[u8], path: &Path) -> Option<Self> {
+    pub fn containing(mountinfo: &[u8], path: &Path) -> Option<Self> {
         let around = Self::all(mountinfo).filter(|mount| path.starts_with(&mount.point));
         around.max_by_key(|mount| mount.point.components().count())
     }
@@ -80,7 +80,11 @@ impl Mount {
         let mut fields = line.split(|byte| *byte == b' ');
         let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
         let device = shown(fields.nth(1)?);
-        let mut path = || Some(PathBuf::from(OsString::from_vec(unescaped(fields.next()?))));
+        let mut path = || {
+            Some(PathBuf::from(OsString::from_vec(unescape_mountinfo(
+                fields.next()?,
+            ))))
+        };
         let root = path()?;
         let point = path()?;
         let options = shown(fields.next()?)
@@ -111,7 +115,7 @@ pub fn mounts() -> Vec<u8> {
 /// Returns whether a file system is mounted on an entry. The entry itself is not accessed, so a dead mount does not
 /// matter.
 pub fn is_mount_point(directory: impl AsFd, name: &OsStr) -> bool {
-    let path = std::fs::read_link(by_descriptor(directory.as_fd()));
+    let path = std::fs::read_link(descriptor_path(directory.as_fd()));
     path.is_ok_and(|path| {
         let path = path.join(name);
         Mount::all(&mounts()).any(|mount| mount.point == path)
@@ -119,12 +123,12 @@ pub fn is_mount_point(directory: impl AsFd, name: &OsStr) -> bool {
 }
 
 fn shown(field: &[u8]) -> String {
-    String::from_utf8_lossy(&unescaped(field)).into_owned()
+    String::from_utf8_lossy(&unescape_mountinfo(field)).into_owned()
 }
 
 /// Decodes a field of `mountinfo`. The kernel writes blanks and backslashes as a backslash and three octal digits.
 #[must_use]
-pub fn unescaped(field: &[u8]) -> Vec<u8> {
+pub fn unescape_mountinfo(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
@@ -158,7 +162,7 @@ mod tests {
     #[test]
     fn a_mount_is_found_by_the_open_file_or_by_the_path() {
         let file = tempfile::tempfile().unwrap();
-        let Some(id) = Mount::opened(&mounts(), &file).map(|mount| mount.id) else {
+        let Some(id) = Mount::of_open_file(&mounts(), &file).map(|mount| mount.id) else {
             return eprintln!("skipped: this kernel does not number mounts");
         };
         let path = Path::new("/database");
@@ -173,7 +177,7 @@ mod tests {
 
     #[test]
     fn the_innermost_and_last_mount_counts() {
-        let at = |path: &str| Mount::around(MOUNTS, Path::new(path)).unwrap();
+        let at = |path: &str| Mount::containing(MOUNTS, Path::new(path)).unwrap();
         assert_eq!(at("/home").point, Path::new("/"));
         let hiding = at("/data/x");
         assert_eq!(
@@ -192,7 +196,7 @@ mod tests {
         );
         assert_eq!(inner.options, ["ro", "relatime"]);
         assert_eq!(at("/database").kind, "ext4");
-        assert_eq!(Mount::around(b"what is this", Path::new("/")), None);
+        assert_eq!(Mount::containing(b"what is this", Path::new("/")), None);
     }
 
     #[test]

@@ -23,7 +23,7 @@ impl Region {
     /// Returns the regions at and below a path without symbolic links. The region of the path itself comes first,
     /// followed by those mounted below it. `mounts` is the result of [`mounts`](crate::mounts).
     #[must_use]
-    pub fn all_of(path: &Path, mounts: &[u8]) -> Vec<Self> {
+    pub fn find_all(path: &Path, mounts: &[u8]) -> Vec<Self> {
         let opened = open(
             path,
             OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
@@ -31,7 +31,7 @@ impl Region {
         );
         let mount = match opened {
             Ok(opened) => Mount::of(mounts, opened, path),
-            Err(_) => Mount::around(mounts, path),
+            Err(_) => Mount::containing(mounts, path),
         };
         let own = mount.and_then(|mount| {
             let root = mount.root.join(path.strip_prefix(&mount.point).ok()?);
@@ -64,7 +64,7 @@ impl Region {
 
     /// Returns the path at which two regions overlap, relative to the examined path of each of them.
     #[must_use]
-    pub fn meets(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
+    pub fn overlap(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
         if let Some(position) = self.position_in(other) {
             return Some((self.below.clone(), other.below.join(position)));
         }
@@ -81,8 +81,8 @@ mod tests {
         3 1 8:2 /a /no-bind rw - ext4 b rw\n4 2 8:3 / /no-data/c rw - ext4 c rw\n";
 
     fn meet(one: &str, two: &str) -> bool {
-        let [one, two] = [one, two].map(|path| Region::all_of(Path::new(path), MOUNTS));
-        let meets = |own: &Region| two.iter().any(|other| own.meets(other).is_some());
+        let [one, two] = [one, two].map(|path| Region::find_all(Path::new(path), MOUNTS));
+        let meets = |own: &Region| two.iter().any(|other| own.overlap(other).is_some());
         one.iter().any(meets)
     }
 

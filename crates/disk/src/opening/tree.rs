@@ -16,7 +16,7 @@ use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::metadata::entry::metadata::set_mode_if_allowed;
 use crate::metadata::entry::number_of;
-use crate::metadata::entry::open_own::EntryHandle;
+use crate::metadata::entry::open_despite_mode::EntryHandle;
 use crate::metadata::entry::xattrs::Descriptor;
 use crate::opening::by_name::{open_at, stat_at};
 use crate::publishing::final_names::make_directory;
@@ -49,7 +49,7 @@ pub enum DirectoryModes {
 
 impl DirectoryModes {
     /// Returns the mode for creating a directory.
-    pub(crate) const fn of_new(self) -> Mode {
+    pub(crate) const fn mode_for_new(self) -> Mode {
         match self {
             Self::SetAtTheEnd => Mode::RWXU,
             Self::Kept => USUAL_MODE,
@@ -65,7 +65,7 @@ const RACES_MAX: usize = 16;
 
 pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 
-const HELD: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
+const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 
 impl Tree {
     /// Opens the tree at `path`. Symbolic links in `path` are followed.
@@ -96,7 +96,7 @@ impl Tree {
 
     /// Returns a tree at another open directory, with the same lease and directory modes.
     #[must_use]
-    pub fn like_this_at(&self, root: Arc<OwnedFd>) -> Self {
+    pub fn with_root(&self, root: Arc<OwnedFd>) -> Self {
         Self::at(root)
             .with_modes(self.modes)
             .under(self.lease.clone())
@@ -148,19 +148,21 @@ impl Tree {
                 if error.kind() == io::ErrorKind::PermissionDenied
                     && self.modes == DirectoryModes::SetAtTheEnd =>
             {
-                self.open_closed(path)
+                self.open_inaccessible(path)
             }
             outcome => outcome,
         }
     }
 
-    fn open_closed(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
+    fn open_inaccessible(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         let mut directory = Arc::clone(&self.root);
         let mut names = path.components().map(OsStr::from_bytes).peekable();
         while let Some(name) = names.next() {
-            let entered = match self.enter_own(directory.as_fd(), name) {
+            let entered = match self.open_subdirectory(directory.as_fd(), name) {
                 // The directory belongs to another user, who permits passing through it.
-                Err(Errno::ACCESS) if names.peek().is_some() => open_at(&directory, name, HELD)?,
+                Err(Errno::ACCESS) if names.peek().is_some() => {
+                    open_at(&directory, name, PATH_ONLY)?
+                }
                 entered => entered?,
             };
             make_writable(&self.lease, entered.as_fd())?;
@@ -174,10 +176,10 @@ impl Tree {
     ///
     /// # Errors
     /// Returns the errors of [`open_directory`](Self::open_directory).
-    pub fn look_into(&self, path: &RelPath) -> io::Result<Option<Arc<OwnedFd>>> {
+    pub fn open_for_inspection(&self, path: &RelPath) -> io::Result<Option<Arc<OwnedFd>>> {
         let searched = self.open_directory(path).and_then(|directory| {
             // A directory can be readable without being searchable.
-            open_at(&directory, ".", HELD)?;
+            open_at(&directory, ".", PATH_ONLY)?;
             Ok(directory)
         });
         let denied = match searched {
@@ -186,7 +188,7 @@ impl Tree {
         };
         let mut closed = Arc::clone(&self.root);
         for name in path.components().map(OsStr::from_bytes) {
-            let Ok(next) = open_at(&closed, name, HELD) else {
+            let Ok(next) = open_at(&closed, name, PATH_ONLY) else {
                 break;
             };
             closed = Arc::new(next);
@@ -206,14 +208,14 @@ impl Tree {
         }
         match self.open_own_directory(path) {
             Ok(directory) => {
-                // The root itself belongs to the user. A caller that sets its mode at the end uses `open_up`.
+                // The root itself belongs to the user. A caller that sets its mode at the end uses `open_with_access`.
                 if !path.is_root() {
                     make_writable(&self.lease, directory.as_fd())?;
                 }
                 Ok(directory)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.make_missing(path, DirectoryModes::SetAtTheEnd)
+                self.create_missing(path, DirectoryModes::SetAtTheEnd)
             }
             Err(error) => Err(error),
         }
@@ -225,7 +227,7 @@ impl Tree {
     ///
     /// # Errors
     /// Returns the errors of [`ensure_directory`](Self::ensure_directory).
-    pub fn open_up(&self, path: &RelPath) -> io::Result<(Arc<OwnedFd>, Option<Mode>)> {
+    pub fn open_with_access(&self, path: &RelPath) -> io::Result<(Arc<OwnedFd>, Option<Mode>)> {
         let place = if path.is_root() {
             b"."
         } else {
@@ -264,7 +266,7 @@ impl Tree {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             outcome => return outcome,
         }
-        self.make_missing(path, DirectoryModes::Kept)
+        self.create_missing(path, DirectoryModes::Kept)
     }
 
     /// Creates the directory at a path that the user chose, and its missing parents, with the usual mode. Symbolic
@@ -272,7 +274,7 @@ impl Tree {
     ///
     /// # Errors
     /// Returns the system's error and the errors of [`Lease::permit`].
-    pub fn make_with_parents(lease: &Lease, path: &Path) -> io::Result<()> {
+    pub fn create_with_parents(lease: &Lease, path: &Path) -> io::Result<()> {
         let make = |path: &Path| match make_directory(lease.permit()?, CWD, path, USUAL_MODE) {
             Err(error) if error != Errno::NOENT && path.is_dir() => Ok(()),
             made => made,
@@ -294,13 +296,13 @@ impl Tree {
     ///
     /// # Errors
     /// Returns the system's error.
-    pub fn make_new(
+    pub fn create_new(
         lease: &Lease,
         parent: BorrowedFd<'_>,
         name: &Name,
         modes: DirectoryModes,
     ) -> io::Result<bool> {
-        match make_directory(lease.permit()?, parent, name, modes.of_new()) {
+        match make_directory(lease.permit()?, parent, name, modes.mode_for_new()) {
             Ok(()) => Ok(true),
             Err(Errno::EXIST) => Ok(false),
             Err(error) => Err(error.into()),
@@ -310,7 +312,7 @@ impl Tree {
     /// Opens a directory and creates its missing components. The path is walked in a loop, because it may have
     /// thousands of components, too many for recursion. If modes are set at the end, the existing directories on the
     /// way are made writable. The root is not, because it belongs to the user.
-    fn make_missing(&self, path: &RelPath, modes: DirectoryModes) -> io::Result<Arc<OwnedFd>> {
+    fn create_missing(&self, path: &RelPath, modes: DirectoryModes) -> io::Result<Arc<OwnedFd>> {
         let opens_up = modes == DirectoryModes::SetAtTheEnd;
         let mut directory = Arc::clone(&self.root);
         for (depth, name) in path.components().map(OsStr::from_bytes).enumerate() {
@@ -318,27 +320,31 @@ impl Tree {
                 if opens_up && depth > 0 {
                     make_writable(&self.lease, directory.as_fd())?;
                 }
-                make_directory(self.lease.permit()?, &directory, name, modes.of_new())
+                make_directory(self.lease.permit()?, &directory, name, modes.mode_for_new())
             };
             let enter = || match opens_up {
-                true => self.enter_own(directory.as_fd(), name),
+                true => self.open_subdirectory(directory.as_fd(), name),
                 false => open_at(&directory, name, DIRECTORY),
             };
-            let entered = enter_or_make(enter, make)?;
+            let entered = open_or_create(enter, make)?;
             directory = Arc::new(entered);
         }
         Ok(directory)
     }
 
     /// Opens a subdirectory. If it belongs to this user and its mode denies access, u+rwx is added to the mode first.
-    fn enter_own(&self, parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    fn open_subdirectory(
+        &self,
+        parent: BorrowedFd<'_>,
+        name: &OsStr,
+    ) -> rustix::io::Result<OwnedFd> {
         match open_at(parent, name, DIRECTORY) {
             Err(Errno::ACCESS) => {
-                let held = open_at(parent, name, HELD)?;
+                let held = open_at(parent, name, PATH_ONLY)?;
                 let held = EntryHandle::of(held, FileType::Directory)?;
                 let permit = self.lease.permit()?;
                 // If the mode cannot be changed, the directory remains inaccessible.
-                held.open_up(&permit, OFlags::RDONLY | OFlags::DIRECTORY)
+                held.open_with_access(&permit, OFlags::RDONLY | OFlags::DIRECTORY)
                     .map_err(|_error| Errno::ACCESS)
             }
             opened => opened,
@@ -347,7 +353,7 @@ impl Tree {
 }
 
 /// Opens a directory, and creates it if it does not exist.
-fn enter_or_make(
+fn open_or_create(
     enter: impl Fn() -> rustix::io::Result<OwnedFd>,
     make: impl Fn() -> rustix::io::Result<()>,
 ) -> io::Result<OwnedFd> {
@@ -368,7 +374,7 @@ fn enter_or_make(
 ///
 /// # Errors
 /// Returns `ESTALE` if the parent is not `known`, which means that the open directory has been moved.
-pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<OwnedFd> {
+pub(crate) fn open_parent(directory: &OwnedFd, known: FileNumber) -> io::Result<OwnedFd> {
     let above = open_at(directory, "..", DIRECTORY)?;
     if number_of(&above)? == known {
         Ok(above)

@@ -31,17 +31,17 @@ use zmove_types::Lock;
 /// Maximum age of an echoed ping that still proves that the sender is alive, counted from when the ping was sent.
 pub const LEASE_MAX: Duration = Duration::from_secs(10);
 /// A process or thread that has not run for longer than this may have been suspended, and needs a new echo.
-pub const GAP_MAX: Duration = Duration::from_millis(500);
+pub const SUSPENSION_MAX: Duration = Duration::from_millis(500);
 
 /// The right to publish, shared by all threads of a session.
 #[derive(Clone, Debug)]
-pub struct Lease(Option<Arc<Timed>>);
+pub struct Lease(Option<Arc<LeaseState>>);
 
 /// The right to make one call that publishes.
 #[must_use = "a permit is for one call"]
 #[derive(Debug)]
 pub struct Permit<'a> {
-    _issued: Option<Issued<'a>>,
+    _issued: Option<IssuedPermit<'a>>,
 }
 
 /// A clock that returns the time since the host booted, in nanoseconds, including the time during which the host was
@@ -49,7 +49,7 @@ pub struct Permit<'a> {
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The state of a lease that depends on pings.
-struct Timed {
+struct LeaseState {
     clock: Clock,
     /// Sends a ping with this value to the sender.
     ping: Box<dyn Fn(u64) + Send + Sync>,
@@ -57,32 +57,32 @@ struct Timed {
     /// the connection open, so it is dropped when the lease ends.
     connection: RwLock<Option<OwnedFd>>,
     /// Time at which the newest ping was sent.
-    asked: AtomicU64,
+    newest_sent: AtomicU64,
     /// Time at which the newest echoed ping was sent.
-    proved: AtomicU64,
+    newest_echoed: AtomicU64,
     /// Round-trip time of the last echo, in nanoseconds.
-    echo_took: AtomicU64,
+    round_trip: AtomicU64,
     /// Echoes of pings that were sent before this time prove nothing.
     since: AtomicU64,
     /// Time at which any thread last recorded that it runs.
-    ran: AtomicU64,
+    last_run: AtomicU64,
     ended: AtomicBool,
     waiting: Lock<()>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Issued<'a> {
-    lease: &'a Timed,
+struct IssuedPermit<'a> {
+    lease: &'a LeaseState,
     at: u64,
 }
 
 /// The reason why no permit was issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refused {
+enum PermitRefusal {
     Ended,
     /// A permit requires the echo of a ping that was sent at this time or later.
-    NeedsProofSince(u64),
+    NeedsEchoSince(u64),
 }
 
 impl Permit<'_> {
@@ -94,23 +94,25 @@ impl Permit<'_> {
 
 thread_local! {
     /// Echoes of pings that were sent before this time prove nothing to this thread.
-    static SINCE: Cell<u64> = const { Cell::new(0) };
+    static THREAD_VALID_SINCE: Cell<u64> = const { Cell::new(0) };
     /// Total time for which this thread has waited for echoes, over all leases.
-    static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    static PERMIT_WAIT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
 /// Returns the total time for which the calling thread has waited for permits. This is time spent on the sender, not on
 /// storage.
 pub(crate) fn waited_for_permits() -> Duration {
-    WAITED.get()
+    PERMIT_WAIT.get()
 }
 
 /// Interval at which a thread that waits for an echo checks whether the connection has ended.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const HANGUP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const LEASE_NANOS: u64 = 10_000_000_000;
-pub(crate) const GAP_NANOS: u64 = 500_000_000;
-const _: () =
-    assert!(LEASE_NANOS as u128 == LEASE_MAX.as_nanos() && GAP_NANOS as u128 == GAP_MAX.as_nanos());
+pub(crate) const SUSPENSION_NANOS: u64 = 500_000_000;
+const _: () = assert!(
+    LEASE_NANOS as u128 == LEASE_MAX.as_nanos()
+        && SUSPENSION_NANOS as u128 == SUSPENSION_MAX.as_nanos()
+);
 
 /// Returns the clock of this host.
 #[must_use]
@@ -138,15 +140,15 @@ impl Lease {
         connection: Option<OwnedFd>,
     ) -> Self {
         let now = clock();
-        Self(Some(Arc::new(Timed {
+        Self(Some(Arc::new(LeaseState {
             clock,
             ping: Box::new(ping),
             connection: RwLock::new(connection),
-            asked: AtomicU64::new(0),
-            proved: AtomicU64::new(0),
-            echo_took: AtomicU64::new(0),
+            newest_sent: AtomicU64::new(0),
+            newest_echoed: AtomicU64::new(0),
+            round_trip: AtomicU64::new(0),
             since: AtomicU64::new(now),
-            ran: AtomicU64::new(now),
+            last_run: AtomicU64::new(now),
             ended: AtomicBool::new(false),
             waiting: Lock::new(()),
             changed: Condvar::new(),
@@ -173,39 +175,39 @@ impl Lease {
     /// Returns the age of the newest echoed ping, counted from when it was sent. Returns `None` if the lease has ended,
     /// or if the age exceeds [`LEASE_MAX`] or the sum of `within` and the round-trip time of the last echo.
     #[must_use]
-    pub fn proof_age(&self, within: Duration) -> Option<Duration> {
+    pub fn echo_age(&self, within: Duration) -> Option<Duration> {
         let Some(timed) = &self.0 else {
             return Some(Duration::ZERO);
         };
         let within = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
-        let echo = timed.echo_took.load(Ordering::Acquire);
+        let echo = timed.round_trip.load(Ordering::Acquire);
         let within = within.saturating_add(echo).min(LEASE_NANOS);
-        let proved = timed.proved.load(Ordering::Acquire);
-        let age = (timed.clock)().saturating_sub(proved);
-        (!timed.is_over() && proved > 0 && age <= within).then(|| Duration::from_nanos(age))
+        let newest_echoed = timed.newest_echoed.load(Ordering::Acquire);
+        let age = (timed.clock)().saturating_sub(newest_echoed);
+        (!timed.is_over() && newest_echoed > 0 && age <= within).then(|| Duration::from_nanos(age))
     }
 
     /// Sends a ping and returns its value. Also records that this process runs. Must be called once per second.
-    pub fn ask(&self) -> u64 {
-        self.0.as_ref().map_or(0, |timed| timed.ask())
+    pub fn send_ping(&self) -> u64 {
+        self.0.as_ref().map_or(0, |timed| timed.send_ping())
     }
 
-    /// Records that this process runs. Must be called at intervals shorter than [`GAP_MAX`].
-    pub fn tick(&self) {
+    /// Records that this process runs. Must be called at intervals shorter than [`SUSPENSION_MAX`].
+    pub fn note_running(&self) {
         if let Some(timed) = &self.0 {
             timed.note_running();
         }
     }
 
     /// Records that the sender has echoed the ping with this value.
-    pub fn echoed(&self, value: u64) {
+    pub fn note_echo(&self, value: u64) {
         if let Some(timed) = &self.0 {
-            timed.echoed(value);
+            timed.note_echo(value);
         }
     }
 
     /// Invalidates all pings that were sent so far: their echoes no longer prove anything.
-    pub fn doubt(&self) {
+    pub fn invalidate_pings(&self) {
         if let Some(timed) = &self.0 {
             timed.since.fetch_max((timed.clock)(), Ordering::AcqRel);
         }
@@ -217,10 +219,10 @@ impl Lease {
         self.0.as_ref().is_some_and(|timed| timed.is_over())
     }
 
-    /// Runs a slow call that publishes nothing. If it takes longer than [`GAP_MAX`], this thread needs the echo of a
+    /// Runs a slow call that publishes nothing. If it takes longer than [`SUSPENSION_MAX`], this thread needs the echo of a
     /// later ping.
-    pub fn during<R>(&self, call: impl FnOnce() -> R) -> R {
-        let _watched = self.0.as_ref().map(|timed| Issued {
+    pub fn watch_slow_call<R>(&self, call: impl FnOnce() -> R) -> R {
+        let _watched = self.0.as_ref().map(|timed| IssuedPermit {
             lease: timed,
             at: (timed.clock)(),
         });
@@ -235,74 +237,77 @@ impl Lease {
     }
 }
 
-impl Timed {
-    fn issue(&self) -> rustix::io::Result<Issued<'_>> {
+impl LeaseState {
+    fn issue(&self) -> rustix::io::Result<IssuedPermit<'_>> {
         loop {
             match self.try_issue() {
                 Ok(issued) => return Ok(issued),
-                Err(Refused::Ended) => return Err(Errno::CONNABORTED),
-                Err(Refused::NeedsProofSince(oldest)) => {
-                    self.ask();
-                    self.wait_for_proof_since(oldest);
+                Err(PermitRefusal::Ended) => return Err(Errno::CONNABORTED),
+                Err(PermitRefusal::NeedsEchoSince(oldest)) => {
+                    self.send_ping();
+                    self.wait_for_echo_since(oldest);
                 }
             }
         }
     }
 
-    fn try_issue(&self) -> Result<Issued<'_>, Refused> {
+    fn try_issue(&self) -> Result<IssuedPermit<'_>, PermitRefusal> {
         let at = self.note_running();
         if self.is_over() {
-            return Err(Refused::Ended);
+            return Err(PermitRefusal::Ended);
         }
         let oldest = self
             .since
             .load(Ordering::Acquire)
-            .max(SINCE.get())
+            .max(THREAD_VALID_SINCE.get())
             .max(at.saturating_sub(LEASE_NANOS));
-        if self.proved.load(Ordering::Acquire) < oldest {
-            return Err(Refused::NeedsProofSince(oldest));
+        if self.newest_echoed.load(Ordering::Acquire) < oldest {
+            return Err(PermitRefusal::NeedsEchoSince(oldest));
         }
-        Ok(Issued { lease: self, at })
+        Ok(IssuedPermit { lease: self, at })
     }
 
     /// Records that this thread runs, and returns the time. After a gap, earlier pings prove nothing.
     fn note_running(&self) -> u64 {
         let now = (self.clock)();
         // The gap is recorded before the run time, so that no other thread misses the gap.
-        if now.saturating_sub(self.ran.load(Ordering::Acquire)) > GAP_NANOS {
+        if now.saturating_sub(self.last_run.load(Ordering::Acquire)) > SUSPENSION_NANOS {
             self.since.fetch_max(now, Ordering::AcqRel);
         }
-        self.ran.fetch_max(now, Ordering::AcqRel);
+        self.last_run.fetch_max(now, Ordering::AcqRel);
         now
     }
 
-    fn ask(&self) -> u64 {
+    fn send_ping(&self) -> u64 {
         let sent = self.note_running();
-        self.asked.fetch_max(sent, Ordering::AcqRel);
+        self.newest_sent.fetch_max(sent, Ordering::AcqRel);
         (self.ping)(sent);
         sent
     }
 
-    fn echoed(&self, value: u64) {
+    fn note_echo(&self, value: u64) {
         // A peer may send any value. A value that was never sent proves nothing.
-        if value <= self.asked.load(Ordering::Acquire) {
+        if value <= self.newest_sent.load(Ordering::Acquire) {
             let took = (self.clock)().saturating_sub(value);
-            self.echo_took.store(took, Ordering::Release);
-            self.proved.fetch_max(value, Ordering::AcqRel);
+            self.round_trip.store(took, Ordering::Release);
+            self.newest_echoed.fetch_max(value, Ordering::AcqRel);
         }
         self.wake();
     }
 
     /// Waits until an echo is received, the lease ends, or a second has passed. The caller then checks the connection
     /// again.
-    fn wait_for_proof_since(&self, oldest: u64) {
+    fn wait_for_echo_since(&self, oldest: u64) {
         let began = Instant::now();
         let waiting = self.waiting.lock();
-        let waited = self.changed.wait_timeout_while(waiting, LOOK_AGAIN, |()| {
-            self.proved.load(Ordering::Acquire) < oldest && !self.ended.load(Ordering::Acquire)
-        });
+        let waited = self
+            .changed
+            .wait_timeout_while(waiting, HANGUP_CHECK_INTERVAL, |()| {
+                self.newest_echoed.load(Ordering::Acquire) < oldest
+                    && !self.ended.load(Ordering::Acquire)
+            });
         drop(waited);
-        WAITED.set(WAITED.get() + began.elapsed());
+        PERMIT_WAIT.set(PERMIT_WAIT.get() + began.elapsed());
     }
 
     fn is_over(&self) -> bool {
@@ -343,20 +348,20 @@ impl Timed {
     }
 }
 
-impl Drop for Issued<'_> {
+impl Drop for IssuedPermit<'_> {
     fn drop(&mut self) {
         let now = (self.lease.clock)();
-        if now.saturating_sub(self.at) > GAP_NANOS {
-            SINCE.set(now);
+        if now.saturating_sub(self.at) > SUSPENSION_NANOS {
+            THREAD_VALID_SINCE.set(now);
         }
     }
 }
 
-impl fmt::Debug for Timed {
+impl fmt::Debug for LeaseState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Timed")
-            .field("asked", &self.asked)
-            .field("proved", &self.proved)
+            .field("asked", &self.newest_sent)
+            .field("proved", &self.newest_echoed)
             .field("since", &self.since)
             .field("ended", &self.ended)
             .finish_non_exhaustive()

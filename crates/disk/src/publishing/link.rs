@@ -27,7 +27,7 @@ pub enum NonRegular<'a> {
 impl NonRegular<'_> {
     /// Returns whether the entry `name` is of this kind and has the same link target or device number.
     #[must_use]
-    pub fn is_at(self, directory: &OwnedFd, name: &Name) -> bool {
+    pub fn matches_at(self, directory: &OwnedFd, name: &Name) -> bool {
         match self {
             Self::Symlink(target) => {
                 let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
@@ -44,7 +44,7 @@ pub enum Linked {
     /// The link was created.
     Made,
     /// The name was already a link to the file.
-    There,
+    AlreadyLinked,
 }
 
 /// Makes `new` a hard link to `first`, if `first` is a regular file that `is_it` accepts. Does not follow symbolic
@@ -82,7 +82,7 @@ pub fn place_link_to_non_regular(
     entry: NonRegular<'_>,
     replace: Replace,
 ) -> io::Result<Linked> {
-    let is_it = |_number| entry.is_at(first.directory, first.name);
+    let is_it = |_number| entry.matches_at(first.directory, first.name);
     place(lease, first, new, is_it, replace)
 }
 
@@ -104,7 +104,7 @@ fn place(
         return Err(Errno::STALE.into());
     }
     if is_there(directory, name) {
-        return Ok(Linked::There);
+        return Ok(Linked::AlreadyLinked);
     }
     let link = |hidden: &Name| {
         rustix::fs::linkat(
@@ -164,7 +164,7 @@ mod tests {
             );
             assert_eq!(
                 place(home, "first", name, Replace::Existing).unwrap(),
-                Linked::There
+                Linked::AlreadyLinked
             );
             assert_eq!(inode(home, name), inode(home, "first"));
         }

@@ -8,11 +8,11 @@ use rustix::io::Errno;
 use zmove_types::{Kinds, Name, Timestamp};
 
 use crate::metadata::attributes::set_times_at;
-use crate::metadata::entry::metadata::Miss;
+use crate::metadata::entry::metadata::MetadataFailure;
 use crate::metadata::entry::proven::ProvenKinds;
 use crate::metadata::entry::xattrs::NameAt;
-use crate::metadata::entry::{FileIdentity, with_access_now};
-use crate::metadata::storable_times::{is_beyond_range, is_held_everywhere, may_be_kept};
+use crate::metadata::entry::{FileIdentity, times_with_atime_now};
+use crate::metadata::storable_times::{is_out_of_range, is_storable_everywhere, may_be_stored_as};
 use crate::opening::by_name::unlink_at;
 use crate::publishing::final_names::{link, rename, rename_with, symlink};
 use crate::publishing::lease::Lease;
@@ -40,7 +40,7 @@ pub fn publish_file(
     name: &Name,
     replace: Replace,
 ) -> io::Result<()> {
-    move_to(
+    publish_across(
         lease,
         NameAt::new(directory, hidden),
         NameAt::new(directory, name),
@@ -49,7 +49,7 @@ pub fn publish_file(
 }
 
 /// Renames an entry like [`publish_file`], from any directory of the file system.
-pub(crate) fn move_to(
+pub(crate) fn publish_across(
     lease: &Lease,
     NameAt {
         directory: from,
@@ -106,7 +106,7 @@ pub fn place_symlink(
     mtime: Timestamp,
     replace: Replace,
     proven: &ProvenKinds,
-) -> io::Result<Option<Vec<Miss>>> {
+) -> io::Result<Option<Vec<MetadataFailure>>> {
     match symlink(lease.permit()?, target, directory, name) {
         Ok(()) => {}
         Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(None),
@@ -114,25 +114,30 @@ pub fn place_symlink(
         Err(error) => return Err(error.into()),
     }
     let miss = |error| {
-        Some(vec![Miss {
+        Some(vec![MetadataFailure {
             kind: Kinds::TIMES,
             error,
         }])
     };
-    match set_times_at(lease.permit()?, directory, name, &with_access_now(mtime)) {
+    match set_times_at(
+        lease.permit()?,
+        directory,
+        name,
+        &times_with_atime_now(mtime),
+    ) {
         Ok(()) => {}
-        Err(error) if Miss::is_refusal(error) => return Ok(miss(error)),
+        Err(error) if MetadataFailure::is_refusal(error) => return Ok(miss(error)),
         Err(error) => return Err(error.into()),
     }
     let device = rustix::fs::fstat(directory)?.st_dev;
-    if is_held_everywhere(mtime) && proven.of(device).has_any(Kinds::TIMES) {
+    if is_storable_everywhere(mtime) && proven.of(device).has_any(Kinds::TIMES) {
         return Ok(Some(Vec::new()));
     }
     let got = FileIdentity::at(directory, name)?.mtime;
-    Ok(if !may_be_kept(got, mtime) {
-        miss(Miss::IGNORED)
-    } else if is_beyond_range(got, mtime) {
-        miss(Miss::BEYOND_RANGE)
+    Ok(if !may_be_stored_as(got, mtime) {
+        miss(MetadataFailure::NOT_STORED)
+    } else if is_out_of_range(got, mtime) {
+        miss(MetadataFailure::OUT_OF_RANGE)
     } else {
         Some(Vec::new())
     })

@@ -16,20 +16,20 @@ use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes
 use rustix::io::Errno;
 use zmove_types::{FileNumber, HashOnlySet, Name, RelPath};
 
-use crate::metadata::entry::open_own::EntryHandle;
+use crate::metadata::entry::open_despite_mode::EntryHandle;
 use crate::metadata::entry::{is_directory, number_of};
 use crate::opening::by_name::open_at;
-use crate::opening::tree::{DIRECTORY, Tree, make_writable, open_above};
+use crate::opening::tree::{DIRECTORY, Tree, make_writable, open_parent};
 use crate::publishing::final_names::remove;
 use crate::publishing::lease::Lease;
-use crate::staging::hidden::{is_hidden, is_left_over};
+use crate::staging::hidden::{is_hidden, is_leftover};
 
 /// The number of deepest directories for which names are kept.
 const LISTED_MAX: usize = 8;
 /// The number of names to keep for each directory. Names of maximum length take 64 KiB.
 const NAMES_MAX: usize = 256;
 /// Maximum number of retained entries to remember when a directory is reread. Rereading stops at this limit.
-const STAYING_MAX: usize = 65_536;
+const RETAINED_MAX: usize = 65_536;
 
 /// The number of entries that may still be removed, shared by several threads.
 #[derive(Debug)]
@@ -97,23 +97,30 @@ pub fn remove_entries<'n>(
     )
 }
 
-/// Removes entries like [`remove_entries`], until `stops` returns true or the budget is used up. The remaining entries
-/// are kept. `stops` is called before each entry. When the budget is used up, `failed` gets the first remaining entry
+/// Removes entries like [`remove_entries`], until `should_stop` returns true or the budget is used up. The remaining entries
+/// are kept. `should_stop` is called before each entry. When the budget is used up, `failed` gets the first remaining entry
 /// with `EDQUOT`.
 pub fn remove_entries_within<'n>(
     budget: &RemovalBudget,
-    stops: impl Fn() -> bool,
+    should_stop: impl Fn() -> bool,
     tree: &Tree,
     directory: &RelPath,
     names: impl Iterator<Item = &'n Name>,
     mut failed: impl FnMut(RelPath, io::Error),
 ) -> u64 {
-    let allowed = Allowed {
+    let allowed = RemovalContext {
         lease: tree.lease(),
         budget,
     };
     match tree.open_directory(directory) {
-        Ok(opened) => remove_from(allowed, stops, directory, opened.as_fd(), names, failed),
+        Ok(opened) => remove_from(
+            allowed,
+            should_stop,
+            directory,
+            opened.as_fd(),
+            names,
+            failed,
+        ),
         Err(error) => {
             failed(directory.clone(), error);
             0
@@ -130,7 +137,7 @@ pub(crate) fn remove_entries_of<'n>(
     names: impl Iterator<Item = &'n Name>,
     failed: impl FnMut(RelPath, io::Error),
 ) -> u64 {
-    let allowed = Allowed {
+    let allowed = RemovalContext {
         lease: tree.lease(),
         budget: &RemovalBudget::new(u64::MAX),
     };
@@ -138,7 +145,7 @@ pub(crate) fn remove_entries_of<'n>(
 }
 
 /// Removes an entry of one of our own directories recursively. Errors are ignored.
-pub(crate) fn remove_own(directory: &Arc<OwnedFd>, name: &Name) {
+pub(crate) fn remove_best_effort(directory: &Arc<OwnedFd>, name: &Name) {
     let tree = Tree::at(Arc::clone(directory));
     let names = std::iter::once(name);
     let _best_effort = remove_entries(&tree, &RelPath::root(), names, |_path, _stays| {});
@@ -157,20 +164,20 @@ pub fn remove_open_directory(
         Ok(opened) => opened,
         Err(error) => return failed(error),
     };
-    let allowed = Allowed {
+    let allowed = RemovalContext {
         lease: &Lease::constant(),
         budget: &RemovalBudget::new(u64::MAX),
     };
     let failed = |_below: &[Name], error: io::Error| failed(error);
     let mut removal = Removal::new(parent, name, allowed, failed);
-    removal.entered(name.clone(), opened, itself);
-    removal.empty(&|| false);
+    removal.push_level(name.clone(), opened, itself);
+    removal.remove_entered(&|| false);
 }
 
 /// Removes entries of an open directory.
 fn remove_from<'n>(
-    allowed: Allowed<'_>,
-    stops: impl Fn() -> bool,
+    allowed: RemovalContext<'_>,
+    should_stop: impl Fn() -> bool,
     directory: &RelPath,
     opened: BorrowedFd<'_>,
     names: impl Iterator<Item = &'n Name>,
@@ -185,7 +192,7 @@ fn remove_from<'n>(
     }
     let mut removed = 0;
     let is_used_up = Cell::new(false);
-    let stops = || is_used_up.get() || stops();
+    let should_stop = || is_used_up.get() || should_stop();
     for name in names.take_while(|_| !is_used_up.get()) {
         let failed = |below: &[Name], error: io::Error| {
             let path = std::iter::once(name).chain(below);
@@ -196,19 +203,19 @@ fn remove_from<'n>(
             is_used_up.set(is_used_up.get() || over);
             failed(path, error);
         };
-        removed += Removal::new(opened, name, allowed, failed).run(&stops);
+        removed += Removal::new(opened, name, allowed, failed).run(&should_stop);
     }
     removed
 }
 
 /// The lease and budget under which entries are removed.
 #[derive(Clone, Copy)]
-struct Allowed<'a> {
+struct RemovalContext<'a> {
     lease: &'a Lease,
     budget: &'a RemovalBudget,
 }
 
-impl Allowed<'_> {
+impl RemovalContext<'_> {
     fn remove(self, directory: impl AsFd, name: &Name, flags: AtFlags) -> Result<(), Errno> {
         self.budget
             .remove(|| remove(self.lease.permit()?, directory, name, flags))
@@ -225,9 +232,9 @@ struct Removal<'a, F> {
     here: Option<OwnedFd>,
     entered: u64,
     /// Retained entries, identified by the number of their directory and their name.
-    staying: HashOnlySet,
+    retained: HashOnlySet,
     removed: u64,
-    allowed: Allowed<'a>,
+    allowed: RemovalContext<'a>,
     failed: F,
 }
 
@@ -245,31 +252,31 @@ struct RemovalLevel {
     /// A hidden entry, if any, that is kept because it may belong to a running transfer.
     hidden: Option<Name>,
     /// Whether an entry below was kept. Its error has been reported.
-    stays: bool,
+    has_retained: bool,
 }
 
 /// Whether to continue reading a directory.
 enum ListingStep {
-    GoesOn,
-    IsEnough,
+    Continue,
+    Stop,
 }
 
 impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
-    fn new(top: BorrowedFd<'a>, name: &'a Name, allowed: Allowed<'a>, failed: F) -> Self {
+    fn new(top: BorrowedFd<'a>, name: &'a Name, allowed: RemovalContext<'a>, failed: F) -> Self {
         Self {
             top,
             name,
             levels: Vec::new(),
             here: None,
             entered: 0,
-            staying: HashOnlySet::default(),
+            retained: HashOnlySet::default(),
             removed: 0,
             allowed,
             failed,
         }
     }
 
-    fn run(mut self, stops: &impl Fn() -> bool) -> u64 {
+    fn run(mut self, should_stop: &impl Fn() -> bool) -> u64 {
         match self.allowed.remove(self.top, self.name, AtFlags::empty()) {
             Ok(()) => return 1,
             Err(Errno::NOENT) => return 0,
@@ -280,18 +287,20 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             }
         }
         self.enter(self.name.clone());
-        self.empty(stops)
+        self.remove_entered(should_stop)
     }
 
     /// Removes the entered directories recursively.
-    fn empty(mut self, stops: &impl Fn() -> bool) -> u64 {
+    fn remove_entered(mut self, should_stop: &impl Fn() -> bool) -> u64 {
         while let Some(level) = self.levels.last_mut()
-            && !stops()
+            && !should_stop()
         {
             match level.directories.pop() {
                 Some(name) => self.enter(name),
-                None if level.is_unread && self.staying.len() < STAYING_MAX => self.read(stops),
-                None => self.leave(stops),
+                None if level.is_unread && self.retained.len() < RETAINED_MAX => {
+                    self.read(should_stop)
+                }
+                None => self.leave(should_stop),
             }
         }
         self.removed
@@ -299,15 +308,15 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
 
     fn enter(&mut self, name: Name) {
         let parent = self.here.as_ref().map_or(self.top, OwnedFd::as_fd);
-        let opened = open_to_empty(self.allowed.lease, parent, &name);
+        let opened = open_for_removal(self.allowed.lease, parent, &name);
         match opened.and_then(|fd| number_of(&fd).map(|itself| (fd, itself))) {
-            Ok((directory, itself)) => self.entered(name, directory, itself),
-            Err(error) => self.fail(Some(&name), error),
+            Ok((directory, itself)) => self.push_level(name, directory, itself),
+            Err(error) => self.report_failure(Some(&name), error),
         }
     }
 
     /// Continues with a directory that has been opened.
-    fn entered(&mut self, name: Name, directory: OwnedFd, itself: FileNumber) {
+    fn push_level(&mut self, name: Name, directory: OwnedFd, itself: FileNumber) {
         let above = self.levels.len().checked_sub(LISTED_MAX);
         if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
             above.is_unread |= !above.directories.is_empty();
@@ -323,59 +332,59 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             is_unread: true,
             has_shrunk: false,
             hidden: None,
-            stays: false,
+            has_retained: false,
         });
     }
 
     /// Removes the entries of the deepest directory except subdirectories, and stores the names of the first
     /// subdirectories.
-    fn read(&mut self, stops: &impl Fn() -> bool) {
+    fn read(&mut self, should_stop: &impl Fn() -> bool) {
         if let Some(level) = self.levels.last_mut() {
             (level.is_unread, level.has_shrunk) = (false, false);
         }
-        if let Err(error) = self.read_entries(stops) {
-            self.fail(None, error);
+        if let Err(error) = self.read_entries(should_stop) {
+            self.report_failure(None, error);
         }
     }
 
-    fn read_entries(&mut self, stops: &impl Fn() -> bool) -> io::Result<()> {
+    fn read_entries(&mut self, should_stop: &impl Fn() -> bool) -> io::Result<()> {
         let Some(here) = &self.here else {
             return Ok(());
         };
         for entry in Dir::read_from(here)? {
-            if stops() || matches!(self.meet(&entry?)?, ListingStep::IsEnough) {
+            if should_stop() || matches!(self.process_entry(&entry?)?, ListingStep::Stop) {
                 break;
             }
         }
         Ok(())
     }
 
-    fn meet(&mut self, entry: &DirEntry) -> io::Result<ListingStep> {
+    fn process_entry(&mut self, entry: &DirEntry) -> io::Result<ListingStep> {
         let Some(here) = &self.here else {
-            return Ok(ListingStep::IsEnough);
+            return Ok(ListingStep::Stop);
         };
         let bytes = entry.file_name().to_bytes();
         if matches!(bytes, b"." | b"..") {
-            return Ok(ListingStep::GoesOn);
+            return Ok(ListingStep::Continue);
         }
         let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
         // A hidden entry in a hidden directory belongs to the same transfer as that directory, and is removed with it.
         let mut above = self.levels.iter().map(|level| &level.name);
         if is_hidden(bytes)
             && !above.any(|name| is_hidden(name.as_bytes()))
-            && !is_left_over(here.as_fd(), bytes)
+            && !is_leftover(here.as_fd(), bytes)
         {
             let Some(level) = self.levels.last_mut() else {
-                return Ok(ListingStep::IsEnough);
+                return Ok(ListingStep::Stop);
             };
             level.hidden = Some(name);
-            return Ok(ListingStep::GoesOn);
+            return Ok(ListingStep::Continue);
         }
         let Some(level) = self.levels.last_mut() else {
-            return Ok(ListingStep::IsEnough);
+            return Ok(ListingStep::Stop);
         };
-        if self.staying.contains(&(level.number, &name)) {
-            return Ok(ListingStep::GoesOn);
+        if self.retained.contains(&(level.number, &name)) {
+            return Ok(ListingStep::Continue);
         }
         let is_directory = match entry.file_type() {
             FileType::Unknown => is_directory(here.as_fd(), &name),
@@ -385,9 +394,9 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             level.directories.push(name);
             level.is_unread = level.directories.len() == NAMES_MAX;
             return Ok(if level.is_unread {
-                ListingStep::IsEnough
+                ListingStep::Stop
             } else {
-                ListingStep::GoesOn
+                ListingStep::Continue
             });
         }
         match self.allowed.remove(here, &name, AtFlags::empty()) {
@@ -397,18 +406,18 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             }
             // The entry is listed but does not exist. It may be listed again, so it must not cause another reading.
             Err(Errno::NOENT) => {}
-            Err(error) => self.fail(Some(&name), error.into()),
+            Err(error) => self.report_failure(Some(&name), error.into()),
         }
-        Ok(ListingStep::GoesOn)
+        Ok(ListingStep::Continue)
     }
 
     /// Removes the deepest directory, which should be empty. If it is not, it is read again, unless that cannot help.
-    fn leave(&mut self, stops: &impl Fn() -> bool) {
+    fn leave(&mut self, should_stop: &impl Fn() -> bool) {
         let above = match self.above() {
             Ok(above) => above,
             Err(error) => {
                 // Without the parent, the removal cannot continue.
-                self.fail(None, error);
+                self.report_failure(None, error);
                 return self.levels.clear();
             }
         };
@@ -418,12 +427,12 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         let parent = above.as_ref().map_or(self.top, OwnedFd::as_fd);
         let gone = self.allowed.remove(parent, &level.name, AtFlags::REMOVEDIR);
         let is_filled = matches!(gone, Err(Errno::NOTEMPTY | Errno::EXIST));
-        if is_filled && level.has_shrunk && !level.stays && level.hidden.is_none() {
-            return self.read(stops);
+        if is_filled && level.has_shrunk && !level.has_retained && level.hidden.is_none() {
+            return self.read(should_stop);
         }
-        if is_filled && !level.stays && level.hidden.is_some() {
+        if is_filled && !level.has_retained && level.hidden.is_some() {
             let hidden = level.hidden.clone();
-            self.fail(hidden.as_ref(), Errno::NOTEMPTY.into());
+            self.report_failure(hidden.as_ref(), Errno::NOTEMPTY.into());
         }
         self.here = above;
         let Some(level) = self.levels.pop() else {
@@ -437,9 +446,9 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
                     .into_iter()
                     .for_each(|above| above.has_shrunk = true);
             }
-            Err(_) if level.stays => self.stay(&level.name),
+            Err(_) if level.has_retained => self.note_retained(&level.name),
             Err(Errno::NOENT) => {}
-            Err(error) => self.fail(Some(&level.name), error.into()),
+            Err(error) => self.report_failure(Some(&level.name), error.into()),
         }
     }
 
@@ -451,26 +460,31 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         let above = self
             .here
             .as_ref()
-            .map(|here| open_above(here, above.itself));
+            .map(|here| open_parent(here, above.itself));
         above.transpose()
     }
 
     /// Records that an entry of the deepest directory is kept, and therefore all directories above it.
-    fn stay(&mut self, name: &Name) {
-        self.levels.iter_mut().for_each(|level| level.stays = true);
+    fn note_retained(&mut self, name: &Name) {
+        self.levels
+            .iter_mut()
+            .for_each(|level| level.has_retained = true);
         if let Some(level) = self.levels.last()
-            && self.staying.len() < STAYING_MAX
+            && self.retained.len() < RETAINED_MAX
         {
-            self.staying.insert(&(level.number, name));
+            self.retained.insert(&(level.number, name));
         }
     }
 
     /// Reports that an entry of the deepest directory, or the directory itself if `name` is `None`, could not be
     /// removed.
-    fn fail(&mut self, name: Option<&Name>, error: io::Error) {
+    fn report_failure(&mut self, name: Option<&Name>, error: io::Error) {
         match name {
-            Some(name) => self.stay(name),
-            None => self.levels.iter_mut().for_each(|level| level.stays = true),
+            Some(name) => self.note_retained(name),
+            None => self
+                .levels
+                .iter_mut()
+                .for_each(|level| level.has_retained = true),
         }
         let path = self
             .levels
@@ -484,7 +498,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
 }
 
 /// Opens a directory to remove its contents. Changes its mode if the mode denies its owner reading or writing.
-fn open_to_empty(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
+fn open_for_removal(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
     match open_at(parent, name, DIRECTORY) {
         Ok(directory) => {
             refuse_mount(parent, directory.as_fd())?;

@@ -11,8 +11,8 @@ use rustix::fs::{FileType, Mode, Stat, StatVfsMountFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Special};
 
-use crate::metadata::entry::metadata::{Miss, Wanted};
-use crate::metadata::entry::open_own::hold_new;
+use crate::metadata::entry::metadata::{MetadataFailure, WantedMetadata};
+use crate::metadata::entry::open_despite_mode::hold_new;
 use crate::metadata::entry::proven::ProvenKinds;
 use crate::metadata::entry::xattrs::Descriptor;
 use crate::opening::by_name::{stat_at, unlink_at};
@@ -31,10 +31,10 @@ pub fn place_special(
     directory: &OwnedFd,
     name: &Name,
     special: Special,
-    wanted: &Wanted<'_>,
+    wanted: &WantedMetadata<'_>,
     replace: Replace,
     proven: &ProvenKinds,
-) -> io::Result<Option<Vec<Miss>>> {
+) -> io::Result<Option<Vec<MetadataFailure>>> {
     match stat_at(directory, name) {
         Ok(_) if replace == Replace::Nothing => return Ok(None),
         Ok(stat) if is(&stat, special) => {
@@ -51,7 +51,7 @@ pub fn place_special(
     let device = device(special);
     let missed = |error| {
         let kind = special.kind();
-        Ok(Some(vec![Miss { kind, error }]))
+        Ok(Some(vec![MetadataFailure { kind, error }]))
     };
     if device != 0 && is_without_devices(directory.as_fd()) {
         return missed(Errno::OPNOTSUPP);
@@ -61,7 +61,7 @@ pub fn place_special(
     let hidden = match make_hidden(directory.as_fd(), make) {
         Ok((hidden, ())) => hidden,
         // The user may not create such an entry, or the file system does not support it.
-        Err(error) if Miss::is_refusal(error) => return missed(error),
+        Err(error) if MetadataFailure::is_refusal(error) => return missed(error),
         Err(error) => return Err(error.into()),
     };
     let placed = hold(directory.as_fd(), &hidden, special).and_then(|held| {
@@ -162,10 +162,10 @@ mod tests {
             seconds: 5,
             nanos: 6,
         });
-        let wanted = |mode| Wanted {
+        let wanted = |mode| WantedMetadata {
             mode,
             mtime,
-            ..Wanted::default()
+            ..WantedMetadata::default()
         };
         let place = |special, mode, replace| {
             place_special(
@@ -230,7 +230,7 @@ mod tests {
             &directory,
             &name,
             Special::Fifo,
-            &Wanted::default(),
+            &WantedMetadata::default(),
             Replace::Existing,
             &ProvenKinds::default(),
         );

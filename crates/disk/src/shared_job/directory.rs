@@ -16,7 +16,7 @@
 //! ([`JobSession::retire_part`]), so no receiver creates it again. Otherwise a receiver's records about the part could
 //! refer to two files, because the inode number of the first may be reused. A file under the name of a part has never
 //! had a final name, where other programs could have changed it. So another job may take it over
-//! ([`JobSession::take_part`]).
+//! ([`JobSession::adopt_part`]).
 //!
 //! Directories of the target itself are created under their final names. It is not an error if another receiver has
 //! created one first.
@@ -40,8 +40,8 @@ use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::{Beginning, Name, RelPath, SharedJobId};
 
-use self::job_session::is_dead;
-use self::proof::{is_own, make, make_proven, open, proof_name};
+use self::job_session::is_missing;
+use self::proof::{create_with_proof, is_own, make, open, proof_name};
 use crate::metadata::entry::xattrs::Descriptor;
 use crate::metadata::entry::{FileIdentity, number_at, set_file_mtime};
 use crate::opening::by_name::{remove_directory_at, stat_at};
@@ -51,8 +51,8 @@ use crate::publishing::remove::{RemovalBudget, remove_entries_within};
 use crate::shared_job::names::JOB_PREFIX;
 use crate::staging::hidden::{make_hidden, own_process};
 
-pub use self::heartbeats::{DEAD_AFTER, Heartbeat, Sign, WatchedJob, jobs_in};
-pub use self::job_session::{GroupOfNew, JOB_ENDED, JobSession, PART_GONE, PartFound};
+pub use self::heartbeats::{DEAD_AFTER, Heartbeat, Liveness, WatchedJob, list_shared_jobs};
+pub use self::job_session::{JOB_ENDED, JobSession, NewEntryGroup, PART_GONE, PartState};
 
 /// The directory of a job.
 #[derive(Debug)]
@@ -91,9 +91,9 @@ const OWN_PREFIX: &str = ".zmove-";
 /// The prefix of the names of journals in the directory of a job.
 pub const JOURNAL_PREFIX: &str = "journal-";
 /// The maximum time until a directory that was created on another host becomes visible here.
-pub const UNSEEN_MAX: Duration = Duration::from_secs(2);
+pub const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between two attempts to open such a directory.
-pub const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(10);
+pub const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 fn is_absent(error: &SharedJobError) -> bool {
     matches!(error, SharedJobError::Io(error) if error.kind() == io::ErrorKind::NotFound)
@@ -108,7 +108,7 @@ fn name_of(job: SharedJobId) -> Name {
 }
 
 impl SharedJobDirectory {
-    /// Opens the directory of a job in a target, or creates it if `beginning` allows it. Waits up to [`UNSEEN_MAX`] for
+    /// Opens the directory of a job in a target, or creates it if `beginning` allows it. Waits up to [`VISIBILITY_TIMEOUT`] for
     /// the directory to become visible.
     ///
     /// # Errors
@@ -120,13 +120,13 @@ impl SharedJobDirectory {
     ) -> Result<Self, SharedJobError> {
         let began = Instant::now();
         loop {
-            let mut opened = Self::open_proven(root, job);
+            let mut opened = Self::open_with_proof(root, job);
             if beginning == Beginning::Allowed && opened.as_ref().is_err_and(is_absent) {
-                opened = make_proven(root, job)
+                opened = create_with_proof(root, job)
                     .map_err(SharedJobError::from)
-                    .and_then(|()| Self::open_proven(root, job));
+                    .and_then(|()| Self::open_with_proof(root, job));
             }
-            let is_last = began.elapsed() >= UNSEEN_MAX;
+            let is_last = began.elapsed() >= VISIBILITY_TIMEOUT;
             match opened {
                 Err(error) if is_absent(&error) && is_last => {
                     return Err(SharedJobError::NotUnderWay);
@@ -136,7 +136,7 @@ impl SharedJobDirectory {
                 Err(SharedJobError::Foreign) if !is_last => {}
                 opened => return opened,
             }
-            std::thread::sleep(LOOK_AGAIN_AFTER);
+            std::thread::sleep(RETRY_INTERVAL);
         }
     }
 
@@ -155,14 +155,14 @@ impl SharedJobDirectory {
     /// Removes the entries that a session created when it failed to begin a job, so that nobody takes the job for a
     /// running one. Returns whether nothing of the job is left. Opens no file or directory, because opening may be the
     /// operation that failed.
-    pub fn take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> bool {
+    pub fn undo_begin(root: &OwnedFd, job: SharedJobId, own: &str) -> bool {
         let name = name_of(job);
-        let _done = Self::try_to_take_back(root, job, own);
+        let _done = Self::try_undo_begin(root, job, own);
         stat_at(root, &name).is_err_and(|error| error == Errno::NOENT)
     }
 
     /// The proof gets a hidden name first. It is renamed back if other sessions have entries in the directory.
-    fn try_to_take_back(root: &OwnedFd, job: SharedJobId, own: &str) -> rustix::io::Result<()> {
+    fn try_undo_begin(root: &OwnedFd, job: SharedJobId, own: &str) -> rustix::io::Result<()> {
         let name = name_of(job);
         let directory = Path::new(name.as_os_str());
         let proof = proof_name(job, stat_at(root, &name)?.st_ino);
@@ -186,7 +186,7 @@ impl SharedJobDirectory {
         let name =
             Name::from_bytes(own_name(own).as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
         JobSession::begin(&self.directory, &self.parts, name).map_err(|error| {
-            if is_dead(&error) {
+            if is_missing(&error) {
                 SharedJobError::NotUnderWay
             } else {
                 error.into()
@@ -222,7 +222,7 @@ impl SharedJobDirectory {
         job: SharedJobId,
         patience: Duration,
     ) -> Result<(), SharedJobError> {
-        Ok(Self::open_proven(root, job)?.remove(lease, root, job, patience)?)
+        Ok(Self::open_with_proof(root, job)?.remove(lease, root, job, patience)?)
     }
 
     /// Removes an empty directory of this user that has the name of a job but no proof. It may be left by a receiver
@@ -294,25 +294,25 @@ impl SharedJobDirectory {
             if let Ok(name) = Name::from_bytes(name)
                 && name != self.parts
             {
-                remove_for_good(&self.directory, &name, patience)?;
+                remove_with_retries(&self.directory, &name, patience)?;
             }
         }
-        remove_for_good(&self.directory, &self.parts, patience)
+        remove_with_retries(&self.directory, &self.parts, patience)
     }
 }
 
 /// Removes a directory recursively, and retries if entries are added in the meantime.
-fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io::Result<()> {
+fn remove_with_retries(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io::Result<()> {
     let began = Instant::now();
     let tree = Tree::at(Arc::clone(parent));
     loop {
         let mut failed = None;
-        let stops = || began.elapsed() > patience;
+        let should_stop = || began.elapsed() > patience;
         let names = std::iter::once(name);
         let fails = |_path, error| failed = Some(error);
         remove_entries_within(
             &RemovalBudget::new(u64::MAX),
-            stops,
+            should_stop,
             &tree,
             &RelPath::root(),
             names,
@@ -321,7 +321,7 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
         match number_at(parent, name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
-            Ok(_) if began.elapsed() < patience => std::thread::sleep(LOOK_AGAIN_AFTER),
+            Ok(_) if began.elapsed() < patience => std::thread::sleep(RETRY_INTERVAL),
             Ok(_) => return Err(failed.unwrap_or_else(|| Errno::NOTEMPTY.into())),
         }
     }
@@ -415,12 +415,12 @@ mod tests {
             &lease,
             NameAt::new(&root, &to),
             Replace::Existing,
-            GroupOfNew::Own,
+            NewEntryGroup::Own,
             |NameAt { directory, name }| {
                 Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?)
             },
         ));
-        late.give_back_time(&lease, &root, Timestamp::default());
+        late.restore_time(&lease, &root, Timestamp::default());
         assert_eq!(FileIdentity::of(&root).unwrap().mtime, time);
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
         let refused = SharedJobDirectory::open(&root, JOB, Beginning::UnderWay);
@@ -451,7 +451,7 @@ mod tests {
         let own = |hidden: &Name| format!("/proc/self/fd/{}/{hidden}", session.own().as_raw_fd());
         let look = |hidden: &Name, staged, error: Errno| {
             let from = NameAt::new(session.own(), hidden);
-            session.look_after_failure(staged, from, NameAt::new(&root, &name("f")), error.into())
+            session.check_failed_rename(staged, from, NameAt::new(&root, &name("f")), error.into())
         };
         let hidden = create(&session).unwrap();
         let staged = number_at(session.own(), &hidden).unwrap();
@@ -528,7 +528,7 @@ mod tests {
             root.as_fd(),
         );
         assert_eq!(jobs.unwrap(), [JOB]);
-        assert_eq!(jobs_in(root.as_fd()).unwrap(), [JOB]);
+        assert_eq!(list_shared_jobs(root.as_fd()).unwrap(), [JOB]);
         assert!(home.path().join(job_name.as_os_str()).exists());
     }
 
@@ -562,7 +562,7 @@ mod tests {
         );
         let found = other.find_part(&part).unwrap();
         assert!(
-            matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
+            matches!(found, PartState::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
         );
         // The reason of the first call is kept.
         other
@@ -570,7 +570,7 @@ mod tests {
             .unwrap();
         let found = one.find_part(&part).unwrap();
         assert!(
-            matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
+            matches!(found, PartState::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
         );
         drop(home);
     }
@@ -585,7 +585,7 @@ mod tests {
         let open =
             |session: &JobSession| session.open_part(&Lease::constant(), &part, 4, Direct::Off);
         let [of_slow, of_fast] = [&slow, &fast].map(|session| open(session).unwrap());
-        assert!(matches!(late.find_part(&part), Ok(PartFound::Part(_))));
+        assert!(matches!(late.find_part(&part), Ok(PartState::Part(_))));
         std::os::unix::fs::FileExt::write_all_at(of_fast.file(), b"data", 0).unwrap();
         let file_name = name("f");
         let target = NameAt::new(&root, &file_name);
@@ -603,7 +603,7 @@ mod tests {
         );
         let there = home.path().join("f");
         let expected = there.metadata().unwrap().ino();
-        let is_told = |session: &JobSession| matches!(session.find_part(&part), Ok(PartFound::Committed { inode }) if inode == expected);
+        let is_told = |session: &JobSession| matches!(session.find_part(&part), Ok(PartState::Committed { inode }) if inode == expected);
         assert!(is_told(&late));
         slow.publish_part(
             &Lease::constant(),
@@ -641,15 +641,15 @@ mod tests {
             .unwrap();
         let inode = number_of(opened.file()).unwrap().inode;
         dead.retire_part(&part, opened.file()).unwrap();
-        assert!(matches!(dead.find_part(&part), Ok(PartFound::Part(_))));
+        assert!(matches!(dead.find_part(&part), Ok(PartState::Part(_))));
         let next = SharedJobId([8; 16]);
         let next = SharedJobDirectory::open(&root, next, Beginning::Allowed).unwrap();
         let next = next.begin("b").unwrap();
-        let is_taken = || next.take_part(&job(&root), &part, inode).unwrap();
+        let is_taken = || next.adopt_part(&job(&root), &part, inode).unwrap();
         assert!(!is_taken());
         let target = home.path().join("f");
         rustix::fs::renameat(&dead.parts, retired.as_os_str(), rustix::fs::CWD, &target).unwrap();
-        let is_committed = || matches!(dead.find_part(&part), Ok(PartFound::Committed { inode: told }) if told == inode);
+        let is_committed = || matches!(dead.find_part(&part), Ok(PartState::Committed { inode: told }) if told == inode);
         assert!(!is_taken() && is_committed());
         std::fs::write(&target, "other").unwrap();
         std::fs::remove_file(&target).unwrap();
@@ -677,10 +677,10 @@ mod tests {
             next.begin("b").unwrap()
         });
         let take =
-            |session: &JobSession, inode| session.take_part(&job(&root), &part, inode).unwrap();
+            |session: &JobSession, inode| session.adopt_part(&job(&root), &part, inode).unwrap();
         assert!(!take(&first, inode + 1), "another file");
         assert!(take(&first, inode) && !take(&second, inode));
-        assert!(matches!(first.find_part(&part), Ok(PartFound::Part(_))));
+        assert!(matches!(first.find_part(&part), Ok(PartState::Part(_))));
         assert_eq!(opened.file().metadata().unwrap().nlink(), 1);
     }
 
@@ -702,11 +702,11 @@ mod tests {
         drop((one, other));
         assert!(matches!(
             session.find_part(&name("p")),
-            Ok(PartFound::Part(_))
+            Ok(PartState::Part(_))
         ));
         assert!(matches!(
             session.find_part(&name("q")),
-            Ok(PartFound::Nothing)
+            Ok(PartState::Nothing)
         ));
     }
 
@@ -715,11 +715,11 @@ mod tests {
         let (home, root) = place();
         let has_job = || home.path().join(name_of(JOB).as_os_str()).exists();
         let made = make(job(&root).fd(), &name(&own_name("a"))).unwrap();
-        assert!(SharedJobDirectory::take_back(&root, JOB, "a") && !has_job());
+        assert!(SharedJobDirectory::undo_begin(&root, JOB, "a") && !has_job());
         drop(made);
         let session = begin(&root, "b");
         assert!(
-            !SharedJobDirectory::take_back(&root, JOB, "a") && has_job(),
+            !SharedJobDirectory::undo_begin(&root, JOB, "a") && has_job(),
             "another session has begun"
         );
         drop(session);

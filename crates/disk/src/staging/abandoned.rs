@@ -12,7 +12,7 @@ use crate::metadata::entry::{FileIdentity, set_file_mtime};
 use crate::opening::by_name::unlink_at;
 use crate::opening::tree::Tree;
 use crate::publishing::remove::remove_entries_of;
-use crate::staging::hidden::{Hidden, Parent, hidden_in};
+use crate::staging::hidden::{HiddenEntries, ParentIdentity, list_hidden};
 
 /// Removes the entries that ended processes have left in `directory`, which is `path` of `tree`. Returns the shared
 /// jobs whose directories are there. An entry that cannot be removed is left for a later call.
@@ -24,9 +24,9 @@ pub fn remove_abandoned(
     path: &RelPath,
     directory: BorrowedFd<'_>,
 ) -> io::Result<Vec<SharedJobId>> {
-    let Hidden { left, jobs, .. } = hidden_in(directory, |_not_hidden| {})?;
+    let HiddenEntries { left, jobs, .. } = list_hidden(directory, |_not_hidden| {})?;
     if !left.is_empty() {
-        let _counted = remove_left(tree, path, directory, &left, |_path, _another_time| {});
+        let _counted = remove_leftovers(tree, path, directory, &left, |_path, _another_time| {});
     }
     Ok(jobs)
 }
@@ -48,7 +48,7 @@ pub fn remove_leftover(
     // One permit for the whole change, so that the mode is always restored.
     let permit = tree.lease().permit()?;
     let names = std::slice::from_ref(name);
-    let removed = remove_left(tree, path, directory.as_fd(), names, failed);
+    let removed = remove_leftovers(tree, path, directory.as_fd(), names, failed);
     if FileIdentity::of(&directory)?.mode != before.mode {
         let mode = Mode::from_raw_mode(before.mode);
         Descriptor::Open(directory.as_fd()).set_mode(&permit, mode)?;
@@ -60,14 +60,14 @@ pub fn remove_leftover(
 /// Removes entries that ended processes have left in `directory`, which is `path` of `tree`. Returns the number of
 /// removed entries, including those below them. A directory is kept if another user could have given it its name, or
 /// could now give that name to another directory.
-pub(crate) fn remove_left(
+pub(crate) fn remove_leftovers(
     tree: &Tree,
     path: &RelPath,
     directory: BorrowedFd<'_>,
     names: &[Name],
     mut failed: impl FnMut(RelPath, io::Error),
 ) -> u64 {
-    let guarded = Parent::of(directory).guarded();
+    let guarded = ParentIdentity::of(directory).guarded();
     let (own, other): (Vec<_>, Vec<_>) = names
         .iter()
         .partition(|name| guarded.covers(directory, name));
@@ -129,7 +129,7 @@ mod tests {
         let mut stays = Vec::new();
         let failed = |path: RelPath, _error| stays.push(path.file_name());
         let names = [file, directory];
-        let removed = remove_left(&tree, &RelPath::root(), tree.fd(), &names, failed);
+        let removed = remove_leftovers(&tree, &RelPath::root(), tree.fd(), &names, failed);
         assert_eq!((removed, stays), (1, vec![Some(names[1].clone())]));
         assert!(home.path().join(names[1].as_os_str()).join("f").exists());
     }

@@ -15,7 +15,7 @@ use crate::opening::by_name::stat_at;
 
 /// The entries of a directory that only this user and root can rename.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Guarded {
+pub(crate) enum GuardedEntries {
     /// All entries.
     All,
     /// The entries that this user owns, because the directory has the sticky bit.
@@ -25,23 +25,23 @@ pub(crate) enum Guarded {
     None,
 }
 
-impl Guarded {
+impl GuardedEntries {
     /// The fields of `statx` that [`of`](Self::of) needs.
-    pub(crate) const ASKED: StatxFlags = StatxFlags::UID.union(StatxFlags::MODE);
+    pub(crate) const STATX_FIELDS: StatxFlags = StatxFlags::UID.union(StatxFlags::MODE);
 
     /// Returns the guarded entries of a directory with these properties.
     pub(crate) fn of(directory: &Statx) -> Self {
         let reported = StatxFlags::from_bits_retain(directory.stx_mask);
-        if !reported.contains(Self::ASKED) {
+        if !reported.contains(Self::STATX_FIELDS) {
             return Self::None;
         }
         let mode = Mode::from_raw_mode(directory.stx_mode.into());
-        Self::by(directory.stx_uid, mode, geteuid().as_raw())
+        Self::for_user(directory.stx_uid, mode, geteuid().as_raw())
     }
 
     /// Returns the guarded entries from the perspective of the user `own`. If the directory has an access control list,
     /// its group bits are the mask, which limits all entries except those of the owner and of others.
-    fn by(owner: u32, mode: Mode, own: u32) -> Self {
+    fn for_user(owner: u32, mode: Mode, own: u32) -> Self {
         if owner != own && owner != 0 {
             Self::None
         } else if !mode.intersects(Mode::WGRP | Mode::WOTH) {
@@ -73,23 +73,23 @@ mod tests {
     fn entries_are_guarded_where_only_their_owner_and_root_can_rename_them() {
         let (own, other) = (1000, 1001);
         for (owner, mode, guarded) in [
-            (own, 0o700, Guarded::All),
-            (own, 0o2755, Guarded::All),
-            (0, 0o755, Guarded::All),
-            (0, 0o1755, Guarded::All),
-            (own, 0o1777, Guarded::Own),
-            (0, 0o1777, Guarded::Own),
-            (0, 0o3775, Guarded::Own),
-            (own, 0o775, Guarded::None),
-            (0, 0o2775, Guarded::None),
-            (own, 0o757, Guarded::None),
-            (own, 0o777, Guarded::None),
+            (own, 0o700, GuardedEntries::All),
+            (own, 0o2755, GuardedEntries::All),
+            (0, 0o755, GuardedEntries::All),
+            (0, 0o1755, GuardedEntries::All),
+            (own, 0o1777, GuardedEntries::Own),
+            (0, 0o1777, GuardedEntries::Own),
+            (0, 0o3775, GuardedEntries::Own),
+            (own, 0o775, GuardedEntries::None),
+            (0, 0o2775, GuardedEntries::None),
+            (own, 0o757, GuardedEntries::None),
+            (own, 0o777, GuardedEntries::None),
             // The owner of a directory may rename entries of other users even if the directory has the sticky bit.
-            (other, 0o1777, Guarded::None),
-            (other, 0o755, Guarded::None),
-            (other, 0o700, Guarded::None),
+            (other, 0o1777, GuardedEntries::None),
+            (other, 0o755, GuardedEntries::None),
+            (other, 0o700, GuardedEntries::None),
         ] {
-            let found = Guarded::by(owner, Mode::from_raw_mode(mode), own);
+            let found = GuardedEntries::for_user(owner, Mode::from_raw_mode(mode), own);
             assert_eq!(found, guarded, "{owner} {mode:o}");
         }
     }

@@ -44,7 +44,7 @@ use crate::metadata::entry::is_directory;
 use crate::opening::by_name::stat_at;
 use crate::opening::proc::read_id;
 use crate::shared_job::names::job_of;
-use crate::staging::guarded::Guarded;
+use crate::staging::guarded::GuardedEntries;
 
 /// The prefix of all names that transfers use temporarily. An entry with such a name is not removed while its transfer
 /// may be running.
@@ -65,19 +65,19 @@ pub struct LastingNames {
 
 /// The identity of a directory as contained in names. The device number is omitted because it may change at each boot.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Parent {
+pub(crate) struct ParentIdentity {
     inode: u64,
     /// Time of birth in seconds and nanoseconds, or 0 if the file system does not store it.
     born: (i64, u32),
     /// Whether entries can be neither removed nor renamed (`chattr +a`).
     is_append_only: bool,
     /// The entries that only this user and root can rename.
-    guarded: Guarded,
+    guarded: GuardedEntries,
 }
 
 /// A process, identified uniquely across hosts, boots and reused process IDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Process {
+struct ProcessIdentity {
     /// A hash of the machine ID, the host name and, in a container, the PID and time namespaces. A machine without an
     /// ID gets a new one at each boot. 0 if it is unknown.
     machine: u64,
@@ -94,7 +94,7 @@ const BIRTH_MS_MAX: u64 = 1_000;
 /// The age after which processes of other or unknown machines count as dead, because they cannot be looked up here.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A start time later than that of any process.
-const NEVER: u64 = u64::MAX;
+const ENDED_START: u64 = u64::MAX;
 /// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel), in which every process outside
 /// containers runs.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -136,7 +136,7 @@ pub fn make_hidden<T>(
     directory: BorrowedFd<'_>,
     make: impl Fn(&Name) -> rustix::io::Result<T>,
 ) -> rustix::io::Result<(Name, T)> {
-    make_hidden_beneath(&Parent::of(directory), make)
+    make_hidden_beneath(&ParentIdentity::of(directory), make)
 }
 
 /// Creates a directory that is to be filled under its hidden name, like [`make_hidden`].
@@ -148,8 +148,8 @@ pub(crate) fn make_hidden_directory(
     directory: BorrowedFd<'_>,
     make: impl Fn(&Name) -> rustix::io::Result<()>,
 ) -> rustix::io::Result<Name> {
-    let parent = Parent::of(directory);
-    if parent.guarded == Guarded::None {
+    let parent = ParentIdentity::of(directory);
+    if parent.guarded == GuardedEntries::None {
         return Err(Errno::PERM);
     }
     Ok(make_hidden_beneath(&parent, make)?.0)
@@ -157,14 +157,14 @@ pub(crate) fn make_hidden_directory(
 
 /// Creates an entry like [`make_hidden`], in a directory whose identity is already known.
 pub(crate) fn make_hidden_beneath<T>(
-    parent: &Parent,
+    parent: &ParentIdentity,
     make: impl Fn(&Name) -> rustix::io::Result<T>,
 ) -> rustix::io::Result<(Name, T)> {
     if parent.is_append_only {
         return Err(Errno::PERM);
     }
     loop {
-        let name = passing(parent);
+        let name = temporary_name(parent);
         match make(&name) {
             Err(Errno::EXIST) => {}
             made => return Ok((name, made?)),
@@ -176,20 +176,21 @@ pub(crate) fn make_hidden_beneath<T>(
 #[must_use]
 pub fn own_process() -> &'static str {
     static OWN: OnceLock<String> = OnceLock::new();
-    OWN.get_or_init(|| Process::own().to_string())
+    OWN.get_or_init(|| ProcessIdentity::own().to_string())
 }
 
 /// Returns whether a process, given by its [`own_process`] text, ran in this boot of this machine and has ended.
 /// Returns `false` for any other process.
 #[must_use]
 pub fn has_process_ended(process: &str) -> bool {
-    let process = hex_numbers(process).map(Process::of_numbers);
+    let process = parse_hex_numbers(process).map(ProcessIdentity::of_numbers);
     process.is_some_and(|process| {
-        process.is_of_boot(Process::own()) && !process.runs(start_of(process.pid))
+        process.is_of_boot(ProcessIdentity::own())
+            && !process.is_running(process_start(process.pid))
     })
 }
 
-fn passing(parent: &Parent) -> Name {
+fn temporary_name(parent: &ParentIdentity) -> Name {
     // One counter for the whole process, because several of its transfers may use the same directory.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let own = own_process();
@@ -201,10 +202,10 @@ fn passing(parent: &Parent) -> Name {
     Name::from_bytes(text.as_bytes()).expect("numbers alone are short")
 }
 
-impl Parent {
+impl ParentIdentity {
     /// Reads the identity of a directory. Values that the kernel does not report are 0.
     pub(crate) fn of(directory: BorrowedFd<'_>) -> Self {
-        let asked = StatxFlags::INO | StatxFlags::BTIME | Guarded::ASKED;
+        let asked = StatxFlags::INO | StatxFlags::BTIME | GuardedEntries::STATX_FIELDS;
         let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked);
         stat.map_or_else(
             |_unknown| Self::default(),
@@ -212,18 +213,18 @@ impl Parent {
                 inode: stat.stx_ino,
                 born: (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
                 is_append_only: stat.stx_attributes.contains(StatxAttributes::APPEND),
-                guarded: Guarded::of(&stat),
+                guarded: GuardedEntries::of(&stat),
             },
         )
     }
 
     /// Returns the entries that only this user and root can rename.
-    pub(crate) const fn guarded(&self) -> Guarded {
+    pub(crate) const fn guarded(&self) -> GuardedEntries {
         self.guarded
     }
 }
 
-impl Display for Parent {
+impl Display for ParentIdentity {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (seconds, nanos) = self.born;
         write!(f, "{:x}.{seconds:x}.{nanos:x}", self.inode)
@@ -233,9 +234,10 @@ impl Display for Parent {
 /// Returns whether the entry `name` of `directory` is unfinished, or was unfinished when its process ended, and is not
 /// a copy of such an entry.
 #[must_use]
-pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
+pub fn is_temporary(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     // The prefix is checked first because most names do not have it, which saves the look at the directory.
-    is_hidden(name) && maker_of(directory, &Parent::of(directory).to_string(), name).is_some()
+    is_hidden(name)
+        && creator_of(directory, &ParentIdentity::of(directory).to_string(), name).is_some()
 }
 
 /// Returns whether a name is that of a part of a large file whose transfer has not finished.
@@ -258,32 +260,38 @@ pub fn is_part(name: &[u8]) -> bool {
 
 /// The process that created an entry, and the time.
 #[derive(Clone, Debug)]
-struct Maker {
-    process: Process,
-    moment_ms: u64,
+struct EntryCreator {
+    process: ProcessIdentity,
+    created_ms: u64,
 }
 
 /// Returns the creator of the entry `name` of `directory`, or `None` if the entry is a copy. `here` is the identity of
 /// `directory` as contained in names.
-fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, Maker)> {
+fn creator_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, EntryCreator)> {
     let text = std::str::from_utf8(name).ok()?;
     let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
-    let [machine, boot, pid, start, moment_ms, _number] = hex_numbers(made)?;
-    let process = Process::of_numbers([machine, boot, pid, start]);
+    let [machine, boot, pid, start, created_ms, _number] = parse_hex_numbers(made)?;
+    let process = ProcessIdentity::of_numbers([machine, boot, pid, start]);
     let name = Name::from_bytes(name).ok()?;
-    let is_no_copy = parent == here || was_born_at(directory, &name, moment_ms);
-    is_no_copy.then_some((name, Maker { process, moment_ms }))
+    let is_no_copy = parent == here || was_born_at(directory, &name, created_ms);
+    is_no_copy.then_some((
+        name,
+        EntryCreator {
+            process,
+            created_ms,
+        },
+    ))
 }
 
 /// Returns whether a process that has ended left the entry `name` in `directory`.
-pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
-    let maker = maker_of(directory, &Parent::of(directory).to_string(), name);
-    maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
+pub(crate) fn is_leftover(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
+    let creator = creator_of(directory, &ParentIdentity::of(directory).to_string(), name);
+    creator.is_some_and(|(name, creator)| creator.has_ended(|| age_of(directory, &name)))
 }
 
 /// The hidden entries of a directory, without those of running processes.
 #[derive(Debug, Default)]
-pub struct Hidden {
+pub struct HiddenEntries {
     /// Entries left by ended processes, without directories that other users may have given such a name.
     pub left: Vec<Name>,
     /// Parts of large files.
@@ -296,12 +304,12 @@ pub struct Hidden {
 ///
 /// # Errors
 /// Returns the system's error if the directory cannot be listed.
-pub fn hidden_in(
+pub fn list_hidden(
     directory: BorrowedFd<'_>,
     mut other: impl FnMut(&DirEntry),
-) -> io::Result<Hidden> {
-    let mut hidden = Hidden::default();
-    let parent = Parent::of(directory);
+) -> io::Result<HiddenEntries> {
+    let mut hidden = HiddenEntries::default();
+    let parent = ParentIdentity::of(directory);
     let here = parent.to_string();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -312,8 +320,8 @@ pub fn hidden_in(
             hidden.jobs.push(job);
         } else if is_part(name) {
             hidden.parts.extend(Name::from_bytes(name));
-        } else if let Some((name, maker)) = maker_of(directory, &here, name)
-            && maker.has_ended(|| age_of(directory, &name))
+        } else if let Some((name, creator)) = creator_of(directory, &here, name)
+            && creator.has_ended(|| age_of(directory, &name))
             && (parent.guarded.covers(directory, &name) || !is_directory(directory, &name))
         {
             hidden.left.push(name);
@@ -322,7 +330,7 @@ pub fn hidden_in(
     Ok(hidden)
 }
 
-fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
+fn was_born_at(directory: BorrowedFd<'_>, name: &Name, created_ms: u64) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     let Ok(stat) = rustix::fs::statx(directory, name.as_os_str(), flags, StatxFlags::BTIME) else {
         return false;
@@ -332,7 +340,7 @@ fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
         u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0),
         stat.stx_btime.tv_nsec,
     );
-    since_epoch_ms(SystemTime::UNIX_EPOCH + born).abs_diff(moment_ms) <= BIRTH_MS_MAX
+    since_epoch_ms(SystemTime::UNIX_EPOCH + born).abs_diff(created_ms) <= BIRTH_MS_MAX
 }
 
 fn since_epoch_ms(time: SystemTime) -> u64 {
@@ -348,31 +356,34 @@ fn age_of(directory: BorrowedFd<'_>, name: &Name) -> Option<Duration> {
     SystemTime::now().duration_since(changed).ok()
 }
 
-impl Maker {
+impl EntryCreator {
     fn has_ended(&self, age: impl FnOnce() -> Option<Duration>) -> bool {
-        self.has_ended_for(Process::own(), age)
+        self.has_ended_for(ProcessIdentity::own(), age)
     }
 
-    fn has_ended_for(&self, own: &Process, age: impl FnOnce() -> Option<Duration>) -> bool {
-        let Self { process, moment_ms } = self;
+    fn has_ended_for(&self, own: &ProcessIdentity, age: impl FnOnce() -> Option<Duration>) -> bool {
+        let Self {
+            process,
+            created_ms,
+        } = self;
         if process.is_of_boot(own) {
-            return !process.runs(start_of(process.pid));
+            return !process.is_running(process_start(process.pid));
         }
-        let was_before_this_boot = process.is_of_machine(own) && *moment_ms < booted_ms();
+        let was_before_this_boot = process.is_of_machine(own) && *created_ms < booted_ms();
         was_before_this_boot || age().is_some_and(|age| age > FOREIGN_AGE_MAX)
     }
 }
 
-impl Process {
+impl ProcessIdentity {
     fn own() -> &'static Self {
-        static OWN: OnceLock<Process> = OnceLock::new();
+        static OWN: OnceLock<ProcessIdentity> = OnceLock::new();
         OWN.get_or_init(|| {
             let pid = u64::from(std::process::id());
             Self {
                 machine: machine(),
                 boot: boot(),
                 pid,
-                start: start_of(pid).unwrap_or(0),
+                start: process_start(pid).unwrap_or(0),
             }
         })
     }
@@ -398,12 +409,12 @@ impl Process {
 
     /// Returns whether the process is running. `start` is the start time of the process that now has its ID, or `None`
     /// if that process cannot be seen. Processes of other users may be invisible (`hidepid`).
-    fn runs(&self, start: Option<u64>) -> bool {
-        start.map_or_else(|| exists(self.pid), |start| start == self.start)
+    fn is_running(&self, start: Option<u64>) -> bool {
+        start.map_or_else(|| process_exists(self.pid), |start| start == self.start)
     }
 }
 
-impl Display for Process {
+impl Display for ProcessIdentity {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -414,26 +425,26 @@ impl Display for Process {
 }
 
 /// Parses exactly `COUNT` hexadecimal numbers separated by dashes.
-fn hex_numbers<const COUNT: usize>(text: &str) -> Option<[u64; COUNT]> {
+fn parse_hex_numbers<const COUNT: usize>(text: &str) -> Option<[u64; COUNT]> {
     let numbers = text.split('-').map(|part| u64::from_str_radix(part, 16));
     let numbers: Vec<_> = numbers.collect::<Result<_, _>>().ok()?;
     numbers.try_into().ok()
 }
 
 /// Returns whether a process with this ID exists, even if this process may not see or signal it.
-fn exists(pid: u64) -> bool {
+fn process_exists(pid: u64) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 /// Returns the start time of a process of this host. Returns `None` if it does not exist or cannot be seen, and
-/// [`NEVER`] if it has ended but its parent has not reaped it.
-fn start_of(pid: u64) -> Option<u64> {
-    started(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+/// [`ENDED_START`] if it has ended but its parent has not reaped it.
+fn process_start(pid: u64) -> Option<u64> {
+    parse_process_start(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Parses the start time of a process from text in the format of proc_pid_stat(5).
-fn started(stat: &[u8]) -> Option<u64> {
+fn parse_process_start(stat: &[u8]) -> Option<u64> {
     // The program name is in parentheses and may contain any characters.
     let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
     let fields: Vec<_> = std::str::from_utf8(&stat[after_name..])
@@ -447,7 +458,7 @@ fn started(stat: &[u8]) -> Option<u64> {
     // A remaining thread may still be executing a request to storage.
     let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
     if has_ended {
-        Some(NEVER)
+        Some(ENDED_START)
     } else {
         start.parse().ok()
     }
@@ -467,11 +478,11 @@ fn machine() -> u64 {
     let pids = namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE);
     let times = namespace("/proc/self/ns/time", FIRST_TIME_NAMESPACE);
     let host = rustix::system::uname();
-    one_of_a_kind(id, pids ^ (times << 32), host.nodename().to_bytes())
+    machine_hash(id, pids ^ (times << 32), host.nodename().to_bytes())
 }
 
 /// Combines a machine ID, which clones of one image share, with the namespaces and the host name.
-fn one_of_a_kind(id: u64, namespaces: u64, name: &[u8]) -> u64 {
+fn machine_hash(id: u64, namespaces: u64, name: &[u8]) -> u64 {
     id ^ namespaces ^ (hash(name) << 32)
 }
 

@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use zmove_types::{Kinds, Metadata};
 
-use crate::metadata::entry::metadata::{Miss, Wanted};
+use crate::metadata::entry::metadata::{MetadataFailure, WantedMetadata};
 use crate::metadata::entry::proven::ProvenKinds;
 use crate::metadata::entry::set_file_mtime;
-use crate::metadata::entry::xattrs::{Descriptor, gives_acl};
+use crate::metadata::entry::xattrs::{Descriptor, has_default_acl};
 use crate::metadata::inheritance::Inheritance;
-use crate::metadata::storable_times::is_held_everywhere;
+use crate::metadata::storable_times::is_storable_everywhere;
 use crate::publishing::lease::Permit;
-use crate::staging::hidden::Parent;
+use crate::staging::hidden::ParentIdentity;
 
 /// The shared properties of a directory's new files.
 #[derive(Debug)]
 pub struct NewFiles {
-    parent: OnceLock<Parent>,
+    parent: OnceLock<ParentIdentity>,
     /// Whether new files inherit an access control list from the directory.
-    gives_acl: OnceLock<bool>,
+    has_default_acl: OnceLock<bool>,
     /// The attributes that files must be given if they are created elsewhere.
     inheritance: OnceLock<Inheritance>,
     /// A mode that new files are known to get unchanged when they are created with it, or `NO_MODE`.
@@ -37,7 +37,7 @@ impl Default for NewFiles {
     fn default() -> Self {
         Self {
             parent: OnceLock::new(),
-            gives_acl: OnceLock::new(),
+            has_default_acl: OnceLock::new(),
             inheritance: OnceLock::new(),
             exact_mode: AtomicU32::new(NO_MODE),
         }
@@ -57,15 +57,16 @@ impl NewFiles {
         file: &File,
         metadata: &Metadata,
         proven: &ProvenKinds,
-    ) -> io::Result<Vec<Miss>> {
+    ) -> io::Result<Vec<MetadataFailure>> {
         let has_exact_mode = self.exact_mode.load(Ordering::Relaxed) == metadata.mode;
-        if has_exact_mode && is_held_everywhere(metadata.mtime) {
+        if has_exact_mode && is_storable_everywhere(metadata.mtime) {
             set_file_mtime(permit, file.as_fd(), metadata.mtime)?;
             return Ok(Vec::new());
         }
         let entry = Descriptor::Open(file.as_fd());
         let stat = entry.stat()?;
-        let misses = Wanted::mode_and_time(metadata).set_from(permit, entry, &stat, proven)?;
+        let misses =
+            WantedMetadata::mode_and_time(metadata).set_from(permit, entry, &stat, proven)?;
         // Checks are skipped for later files only if the file system is known to store times too.
         if stat.st_mode & 0o7777 == metadata.mode && proven.of(stat.st_dev).has_any(Kinds::TIMES) {
             self.exact_mode.store(metadata.mode, Ordering::Relaxed);
@@ -75,8 +76,10 @@ impl NewFiles {
 
     /// Returns whether new entries inherit an access control list from the directory.
     #[must_use]
-    pub fn gives_acl(&self, directory: BorrowedFd<'_>) -> bool {
-        *self.gives_acl.get_or_init(|| gives_acl(directory))
+    pub fn has_default_acl(&self, directory: BorrowedFd<'_>) -> bool {
+        *self
+            .has_default_acl
+            .get_or_init(|| has_default_acl(directory))
     }
 
     /// Sets the attributes that a file created elsewhere would have inherited from the directory. The caller still has
@@ -84,7 +87,7 @@ impl NewFiles {
     ///
     /// # Errors
     /// Returns the system's error, `EPERM` if this user does not belong to the group of a setgid directory.
-    pub fn give_to(
+    pub fn apply_to(
         &self,
         permit: &Permit<'_>,
         file: &File,
@@ -97,11 +100,11 @@ impl NewFiles {
                 self.inheritance.get_or_init(|| found)
             }
         };
-        inheritance.give_to(permit, file)
+        inheritance.apply_to(permit, file)
     }
 
     /// Returns the identity of the directory as contained in hidden names.
-    pub(crate) fn parent(&self, directory: BorrowedFd<'_>) -> &Parent {
-        self.parent.get_or_init(|| Parent::of(directory))
+    pub(crate) fn parent(&self, directory: BorrowedFd<'_>) -> &ParentIdentity {
+        self.parent.get_or_init(|| ParentIdentity::of(directory))
     }
 }

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use zmove_types::{DataRanges, Name};
 
 use crate::metadata::entry::FileIdentity;
-use crate::metadata::entry::open_own::EntryHandle;
+use crate::metadata::entry::open_despite_mode::EntryHandle;
 use crate::opening::by_name::{create_at, open_at, unlink_at};
 use crate::publishing::lease::Lease;
 use crate::publishing::publish::{Replace, publish_file};
@@ -35,7 +35,7 @@ use crate::storage::holes::make_holes;
 pub(crate) mod existing;
 mod in_place;
 
-use in_place::{InPlace, make_oldest};
+use in_place::{InPlaceChange, set_oldest_mtime};
 
 /// A file that is being written, in the directory where it will stay.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub struct Staged {
     /// Whether the hidden name is kept when this is dropped.
     lasting: AtomicBool,
     /// Detects changes by others while an existing file is changed in place.
-    in_place: Option<InPlace>,
+    in_place: Option<InPlaceChange>,
     /// A value that is dropped together with the file.
     _attached: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -101,7 +101,7 @@ impl Staged {
             return Err(Errno::NOENT.into());
         }
         let file = match open_at(directory, name, OFlags::RDWR | OFlags::NONBLOCK) {
-            Err(Errno::ACCESS) => open_finished(lease, found)?,
+            Err(Errno::ACCESS) => open_with_final_mode(lease, found)?,
             opened => opened?,
         };
         if !is_it(file.as_fd()) {
@@ -154,7 +154,12 @@ impl Staged {
     }
 
     /// Creates the state for an existing file that is changed in place.
-    fn in_place(lease: &Lease, data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
+    fn in_place(
+        lease: &Lease,
+        data: DataFile,
+        directory: Arc<OwnedFd>,
+        in_place: InPlaceChange,
+    ) -> Self {
         let mut staged = Self::new(data, directory, None);
         staged.lease = lease.clone();
         staged.in_place = Some(in_place);
@@ -243,7 +248,7 @@ impl Staged {
     ///
     /// # Errors
     /// Returns the system's error, `EEXIST` if the name exists. The file is unchanged then.
-    pub fn last_as(&mut self, lease: &Lease, name: Name) -> io::Result<()> {
+    pub fn make_lasting(&mut self, lease: &Lease, name: Name) -> io::Result<()> {
         let Some(hidden) = &self.temporary else {
             return Err(Errno::NOENT.into());
         };
@@ -319,12 +324,12 @@ impl Staged {
             return Ok(false);
         }
         self.file().set_len(bytes)?;
-        self.take_length(direct)?;
+        self.prepare_writing(direct)?;
         Ok(true)
     }
 
     /// Prepares the file for writing, after its length has been set.
-    fn take_length(&mut self, direct: Direct) -> io::Result<()> {
+    fn prepare_writing(&mut self, direct: Direct) -> io::Result<()> {
         self.data = DataFile::for_writing(self.file().try_clone()?, direct)?;
         Ok(())
     }
@@ -349,7 +354,7 @@ impl Staged {
     /// replaced. For a file that was changed in place, returns `ESTALE` if it has lost its name, and `EBUSY` if another
     /// process has changed its length.
     pub fn commit(mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
-        self.give_name(lease, name, replace)
+        self.publish(lease, name, replace)
     }
 
     /// Renames the file like [`commit`](Self::commit), without consuming it, so that the caller can check its removal
@@ -357,7 +362,7 @@ impl Staged {
     ///
     /// # Errors
     /// Returns the errors of [`commit`](Self::commit).
-    pub fn give_name(&mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
+    pub fn publish(&mut self, lease: &Lease, name: &Name, replace: Replace) -> io::Result<()> {
         if let Some(in_place) = &self.in_place {
             let there = FileIdentity::of(self.file())?;
             let of_that_name = FileIdentity::at(&self.directory, name)
@@ -389,7 +394,7 @@ impl Drop for Staged {
         if self.in_place.is_some()
             && let Ok(permit) = self.lease.permit()
         {
-            make_oldest(permit, self.data.file());
+            set_oldest_mtime(permit, self.data.file());
         }
         if let Some(name) = &self.temporary
             && !*self.lasting.get_mut()
@@ -406,7 +411,7 @@ fn is_refusal(error: Errno) -> bool {
 }
 
 /// Opens a file that was about to get its final name. It already has its final mode, which may deny access.
-fn open_finished(lease: &Lease, found: OwnedFd) -> rustix::io::Result<OwnedFd> {
+fn open_with_final_mode(lease: &Lease, found: OwnedFd) -> rustix::io::Result<OwnedFd> {
     let held = EntryHandle::of(found, FileType::RegularFile)?;
     held.open(
         &lease.permit()?,
@@ -448,7 +453,9 @@ mod tests {
 
     fn create_lasting(directory: &Arc<OwnedFd>, names: &LastingNames) -> Staged {
         let mut staged = create(directory);
-        staged.last_as(&Lease::constant(), names.name()).unwrap();
+        staged
+            .make_lasting(&Lease::constant(), names.name())
+            .unwrap();
         staged
     }
 
@@ -614,13 +621,13 @@ mod tests {
             let flags = OFlags::PATH | OFlags::NOFOLLOW;
             open_at(&fd, name, flags).unwrap()
         };
-        File::from(open_finished(&Lease::constant(), hold(&hidden)).unwrap())
+        File::from(open_with_final_mode(&Lease::constant(), hold(&hidden)).unwrap())
             .write_all(b"more")
             .unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"more");
         std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
         let link = Name::from_bytes(b"link").unwrap();
-        assert!(open_finished(&Lease::constant(), hold(&link)).is_err());
+        assert!(open_with_final_mode(&Lease::constant(), hold(&link)).is_err());
         assert!(Staged::reopen(&Lease::constant(), &fd, &link, Direct::Auto, |_| true).is_err());
         assert!(Staged::reopen(&Lease::constant(), &fd, &hidden, Direct::Auto, |_| true).is_ok());
     }

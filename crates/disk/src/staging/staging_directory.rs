@@ -38,8 +38,8 @@ use crate::publishing::remove::remove_open_directory;
 use crate::staging::hidden::{make_hidden, make_hidden_directory};
 use crate::staging::new_files::NewFiles;
 
-pub use merging::Answers;
 use merging::Merge;
+pub use merging::MergeCallbacks;
 
 /// A staging directory under its hidden name.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct StagingDirectory {
     hidden: Name,
     directory: Arc<OwnedFd>,
     /// Whether the hidden name no longer belongs to this directory.
-    let_go: AtomicBool,
+    is_released: AtomicBool,
     new_files: NewFiles,
 }
 
@@ -69,12 +69,13 @@ impl StagingDirectory {
     ///
     /// # Errors
     /// Returns the errors of [`begin`](Self::begin).
-    pub fn begin_nameless(parent: &Arc<OwnedFd>) -> io::Result<Self> {
+    pub fn begin_unpublished(parent: &Arc<OwnedFd>) -> io::Result<Self> {
         Self::make(parent, None, DirectoryModes::default())
     }
 
     fn make(parent: &Arc<OwnedFd>, name: Option<&Name>, modes: DirectoryModes) -> io::Result<Self> {
-        let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), modes.of_new());
+        let make =
+            |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), modes.mode_for_new());
         let hidden = make_hidden_directory(parent.as_fd(), make)?;
         let directory = open_at(parent, &hidden, DIRECTORY);
         let directory = directory.inspect_err(|_error| {
@@ -85,7 +86,7 @@ impl StagingDirectory {
             name: name.unwrap_or(&hidden).clone(),
             hidden,
             directory: Arc::new(directory?),
-            let_go: AtomicBool::new(false),
+            is_released: AtomicBool::new(false),
             new_files: NewFiles::default(),
         })
     }
@@ -104,7 +105,7 @@ impl StagingDirectory {
 
     /// Returns whether the staging directory still has its hidden name, so that it was neither moved nor removed.
     #[must_use]
-    pub fn is_in_its_place(&self) -> bool {
+    pub fn has_hidden_name(&self) -> bool {
         let there = number_at(self.parent(), &self.hidden);
         matches!((there, number_of(&self.directory)), (Ok(there), Ok(here)) if there == here)
     }
@@ -149,7 +150,7 @@ impl StagingDirectory {
     ///
     /// # Errors
     /// Returns the system's error, `EISDIR` or `EPERM` if the name is a directory.
-    pub fn make_way(lease: &Lease, parent: &OwnedFd, name: &Name) -> io::Result<()> {
+    pub fn remove_existing(lease: &Lease, parent: &OwnedFd, name: &Name) -> io::Result<()> {
         Ok(remove(lease.permit()?, parent, name, AtFlags::empty())?)
     }
 
@@ -162,12 +163,10 @@ impl StagingDirectory {
     /// keeps the hidden name.
     pub fn publish(&self, lease: &Lease, replace: Replace) -> io::Result<()> {
         match self.rename_to_final(lease) {
-            Err(Errno::NOTDIR) if replace == Replace::Existing => {
-                self.publish_over_a_file(lease)?
-            }
+            Err(Errno::NOTDIR) if replace == Replace::Existing => self.publish_over_file(lease)?,
             renamed => renamed?,
         }
-        self.let_go.store(true, Ordering::Relaxed);
+        self.is_released.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -184,7 +183,7 @@ impl StagingDirectory {
 
     /// Exchanges the two names atomically, so that a complete entry has the name at any time. An entry that cannot be
     /// removed, because it is now a directory, gets its name back.
-    fn publish_over_a_file(&self, lease: &Lease) -> io::Result<()> {
+    fn publish_over_file(&self, lease: &Lease) -> io::Result<()> {
         match self.exchange_names(lease.permit()?) {
             Ok(()) => {
                 let removed = unlink_at(self.parent(), &self.hidden);
@@ -192,7 +191,7 @@ impl StagingDirectory {
             }
             // Without `RENAME_EXCHANGE`, the name does not exist for a moment.
             Err(Errno::INVAL | Errno::NOSYS) => {
-                Self::make_way(lease, &self.parent(), &self.name)?;
+                Self::remove_existing(lease, &self.parent(), &self.name)?;
                 Ok(self.rename_to_final(lease)?)
             }
             Err(error) => Err(error.into()),
@@ -203,21 +202,27 @@ impl StagingDirectory {
     fn exchange_back(&self) {
         let exchanged = self.exchange_names(Permit::for_hidden());
         // If this fails, the entry with the hidden name belongs to somebody else and must not be removed.
-        self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
+        self.is_released
+            .store(exchanged.is_err(), Ordering::Relaxed);
     }
 
     /// Moves the entries of this directory into another directory. Files replace files and links, and directories are
     /// merged with directories of the same name. An entry is removed here if an existing one [stays](Answers::stays) in
     /// `target` or the move fails.
-    pub fn move_into(&self, lease: &Lease, target: &Arc<OwnedFd>, answers: &mut Answers<'_>) {
+    pub fn merge_into(
+        &self,
+        lease: &Lease,
+        target: &Arc<OwnedFd>,
+        callbacks: &mut MergeCallbacks<'_>,
+    ) {
         let hidden = self.hidden.clone();
         let from = &self.directory;
-        let merge = Merge::begin(lease, self.parent(), hidden, from, target, answers);
+        let merge = Merge::begin(lease, self.parent(), hidden, from, target, callbacks);
         let merged = merge.and_then(Merge::run);
         match merged {
-            Ok(true) => self.let_go.store(true, Ordering::Relaxed),
+            Ok(true) => self.is_released.store(true, Ordering::Relaxed),
             Ok(false) => {}
-            Err(error) => (answers.failed)(RelPath::root(), error),
+            Err(error) => (callbacks.failed)(RelPath::root(), error),
         }
     }
 }
@@ -227,7 +232,7 @@ impl StagingDirectory {
 ///
 /// # Errors
 /// Returns the system's error.
-pub fn set_usual_mode(lease: &Lease, directory: BorrowedFd<'_>) -> io::Result<()> {
+pub fn set_default_mode(lease: &Lease, directory: BorrowedFd<'_>) -> io::Result<()> {
     let all = Mode::from_raw_mode(0o777);
     let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
     let (made, ()) = make_hidden(directory, make)?;
@@ -242,7 +247,7 @@ pub fn set_usual_mode(lease: &Lease, directory: BorrowedFd<'_>) -> io::Result<()
 
 impl Drop for StagingDirectory {
     fn drop(&mut self) {
-        if !*self.let_go.get_mut() {
+        if !*self.is_released.get_mut() {
             let parent = self.parent();
             // The directory is empty if its files were published one by one.
             if remove_directory_at(&parent, &self.hidden).is_ok() {
@@ -430,7 +435,7 @@ pub(crate) mod tests {
         std::fs::write(home.path().join("d/theirs"), "x").unwrap();
         let staging = begin(&fd, "d");
         staging.create(&name("ours"), 0o644).unwrap();
-        assert!(staging.publish_over_a_file(&Lease::constant()).is_err());
+        assert!(staging.publish_over_file(&Lease::constant()).is_err());
         assert!(home.path().join("d/theirs").exists());
         assert!(
             home.path()
@@ -467,11 +472,11 @@ pub(crate) mod tests {
         let hidden = staged.into_hidden_name().unwrap();
         let target = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
         let failed = &mut |path, error| panic!("{path}: {error}");
-        staging.move_into(
+        staging.merge_into(
             &Lease::constant(),
             &target,
-            &mut Answers {
-                stays: &mut |_, _, _| false,
+            &mut MergeCallbacks {
+                keeps_existing: &mut |_, _, _| false,
                 failed,
                 pause: &|| {},
             },
@@ -510,13 +515,14 @@ pub(crate) mod tests {
         );
         let filled = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
         let mut failed = Vec::new();
-        let mut stays = |_: &OwnedFd, _: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
+        let mut keeps_existing =
+            |_: &OwnedFd, _: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
         let mut tell = |path, _error| failed.push(path);
-        staging.move_into(
+        staging.merge_into(
             &Lease::constant(),
             &filled,
-            &mut Answers {
-                stays: &mut stays,
+            &mut MergeCallbacks {
+                keeps_existing: &mut keeps_existing,
                 failed: &mut tell,
                 pause: &|| {},
             },

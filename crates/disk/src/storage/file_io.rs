@@ -28,12 +28,17 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     /// Reads from the start of the span and shows each slice to `seen` once. Returns the number of bytes shown, which
     /// is less than the span at the end of the file or if the engine cannot continue. Does not change the length of the
     /// buffer.
-    fn read_some(&self, way: Way<'_>, span: Span, buffer: Buffer, seen: Slices<'_>)
-    -> Moved<usize>;
+    fn read_some(
+        &self,
+        way: IoMode<'_>,
+        span: Span,
+        buffer: Buffer,
+        seen: SliceCallback<'_>,
+    ) -> IoResult<usize>;
 
     /// Writes from the start of the span. Returns the number of bytes written, which is less than the span if the
     /// engine cannot continue.
-    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize>;
+    fn write_some(&self, way: IoMode<'_>, span: Span, buffer: Buffer) -> IoResult<usize>;
 
     /// Reads a span and shows each slice to `seen` while it is in the CPU cache. Returns the number of bytes read,
     /// which is less than the span only at the end of the file. The contents of the buffer after the span may change.
@@ -45,8 +50,8 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         file: &DataFile,
         span: Span,
         mut buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> Moved<usize> {
+        seen: SliceCallback<'_>,
+    ) -> IoResult<usize> {
         let start = span.room().start;
         let len = span.len();
         assert!(
@@ -75,7 +80,7 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         }
         while filled < len {
             let rest = span.part(filled, len);
-            let (outcome, back) = self.read_some(Way::Cached(file.cached()), rest, buffer, seen);
+            let (outcome, back) = self.read_some(IoMode::Cached(file.cached()), rest, buffer, seen);
             buffer = back;
             match outcome {
                 Ok(0) => break,
@@ -87,7 +92,7 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     }
 
     /// Writes a span of the buffer's contents.
-    fn write_part(&self, file: &DataFile, span: Span, mut buffer: Buffer) -> Moved<()> {
+    fn write_part(&self, file: &DataFile, span: Span, mut buffer: Buffer) -> IoResult<()> {
         let len = span.len();
         let mut written = 0;
         if let Some((way, body)) = file.direct_write(&span, &mut buffer) {
@@ -99,8 +104,11 @@ pub trait FileIo: Send + Sync + fmt::Debug {
             }
         }
         while written < len {
-            let (outcome, back) =
-                self.write_some(Way::Cached(file.cached()), span.part(written, len), buffer);
+            let (outcome, back) = self.write_some(
+                IoMode::Cached(file.cached()),
+                span.part(written, len),
+                buffer,
+            );
             buffer = back;
             match outcome {
                 Ok(0) => return (Err(Errno::IO.into()), buffer),
@@ -122,15 +130,15 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         offset: u64,
         len: usize,
         buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> Moved<()> {
+        seen: SliceCallback<'_>,
+    ) -> IoResult<()> {
         let (outcome, mut buffer) = self.read_part(file, Span::new(offset, 0..len), buffer, seen);
         let outcome = outcome.map(|read| buffer.set_len(read));
         (outcome, buffer)
     }
 
     /// Writes the whole buffer at `offset`.
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> Moved<()> {
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> IoResult<()> {
         let whole = Span::new(offset, 0..buffer.len());
         self.write_part(file, whole, buffer)
     }
@@ -138,34 +146,34 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     /// Returns another engine of the same kind that shares no resources with this one, so that unresponsive storage
     /// blocks only the users of one engine. Returns `None` if the users of one engine share no limited resources, or if
     /// no other engine can be started.
-    fn anew(&self) -> Option<Arc<dyn FileIo>> {
+    fn new_independent(&self) -> Option<Arc<dyn FileIo>> {
         None
     }
 }
 
 /// The result of a request, together with its buffer.
-pub type Moved<T> = (io::Result<T>, Buffer);
+pub type IoResult<T> = (io::Result<T>, Buffer);
 
 /// A callback that gets the slices of a read in order.
-pub type Slices<'a> = &'a mut dyn FnMut(&[u8]);
+pub type SliceCallback<'a> = &'a mut dyn FnMut(&[u8]);
 
 /// A file descriptor, with the kind of I/O that it is used for.
 #[derive(Clone, Copy, Debug)]
-pub enum Way<'a> {
+pub enum IoMode<'a> {
     /// I/O through the page cache.
     Cached(&'a Arc<File>),
     /// Aligned I/O that bypasses the page cache.
     Direct(&'a Arc<File>),
     /// Aligned I/O that bypasses the page cache, on a file system where the kernel serializes synchronous writes to a
     /// file.
-    DirectInTurns(&'a Arc<File>),
+    DirectSerialized(&'a Arc<File>),
 }
 
-impl<'a> Way<'a> {
+impl<'a> IoMode<'a> {
     /// Returns the descriptor.
     #[must_use]
     pub fn file(self) -> &'a Arc<File> {
-        let (Self::Cached(file) | Self::Direct(file) | Self::DirectInTurns(file)) = self;
+        let (Self::Cached(file) | Self::Direct(file) | Self::DirectSerialized(file)) = self;
         file
     }
 }

@@ -41,7 +41,7 @@ fn find(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
 ///
 /// # Errors
 /// Returns the system's error, or `ECANCELED` if `stop` returned true.
-pub fn find_data_but_zeros(
+pub fn find_nonzero_data(
     file: &File,
     bytes: u64,
     stop: impl Fn() -> bool,
@@ -87,7 +87,7 @@ const SEARCHED_AT_ONCE_BYTES: usize = 256 << 10;
 /// # Errors
 /// Returns the system's error.
 pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
-    let Some(start) = data_begins(file, at)? else {
+    let Some(start) = next_data_offset(file, at)? else {
         return Ok(None);
     };
     match seek(file, SeekFrom::Hole(start)) {
@@ -104,7 +104,7 @@ pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
 ///
 /// # Errors
 /// Returns the system's error.
-pub fn data_begins(file: &File, at: u64) -> io::Result<Option<u64>> {
+pub fn next_data_offset(file: &File, at: u64) -> io::Result<Option<u64>> {
     match seek(file, SeekFrom::Data(at)) {
         Ok(start) => Ok(Some(start)),
         Err(Errno::NXIO) => Ok(None),
@@ -268,14 +268,14 @@ mod tests {
         zeros(MIB + 20_481..MIB + 28_671);
         zeros(size - 4096 + 5..size);
         zeros(5 * MIB..6 * MIB);
-        let found = find_data_but_zeros(&file, size, || false).unwrap();
+        let found = find_nonzero_data(&file, size, || false).unwrap();
         let ranges = [
             MIB..MIB + 8192,
             MIB + 16_384..2 * MIB,
             7 * MIB..8 * MIB - 4096,
         ];
         assert_eq!(found, (DataRanges::new(size, ranges.to_vec()), 0));
-        assert!(find_data_but_zeros(&file, size, || true).is_err());
+        assert!(find_nonzero_data(&file, size, || true).is_err());
     }
 
     #[test]

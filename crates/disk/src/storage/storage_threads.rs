@@ -5,7 +5,7 @@
 //! places as cores, however many transfers the threads serve. Each thread asks for its turn before every piece of work,
 //! and gives its place to the next waiting thread.
 //!
-//! Threads that wait for storage do not occupy a core. On slow storage there are more places, as many as [`Width`]
+//! Threads that wait for storage do not occupy a core. On slow storage there are more places, as many as [`ThreadCountController`]
 //! finds useful. A piece is one request to storage, or a few related ones such as all that a small file needs. The
 //! durations of the pieces, and how long their threads were awake during that time, are measured
 //! (`/proc/thread-self/schedstat`). If writes complete promptly, no threads are added: each would hold a buffer and
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use zmove_types::Lock;
 
-use self::width::{Width, WidthSample};
+use self::width::{ThreadCountController, WorkSample};
 use crate::publishing::lease::waited_for_permits;
 
 pub(crate) mod memory;
@@ -42,21 +42,21 @@ pub struct StorageThreads {
     awake: fn() -> Option<Duration>,
     state: Lock<TurnState>,
     /// For each task, whether another thread would be useful.
-    is_spare: [AtomicBool; 2],
+    needs_thread: [AtomicBool; 2],
 }
 
 /// The task of a thread. The useful number of threads is determined separately for each task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// Threads that look up or read entries.
-    Look,
+    Read,
     /// Threads that create, write and flush entries.
     Write,
 }
 
 #[derive(Debug)]
 struct TurnState {
-    crowds: [Crowd; 2],
+    tasks: [TaskThreads; 2],
     /// The working threads, each with its task and the time at which it last asked for its turn.
     at_work: HashMap<u64, (Task, Instant)>,
     /// The waiting threads in order. The first thread of each task is woken when a place may be free.
@@ -73,15 +73,15 @@ struct WaitingThread {
 
 /// The threads that work on one task.
 #[derive(Debug)]
-struct Crowd {
-    width: Width,
+struct TaskThreads {
+    width: ThreadCountController,
     at_work: usize,
     /// Threads that were started to help and have not asked for a turn yet.
     starting: usize,
     /// The start of the sample, shifted by the time for which no thread was working.
     since: Instant,
     idle_since: Instant,
-    sample: WidthSample,
+    sample: WorkSample,
 }
 
 /// The turn of one thread. The thread has a place from the time when it [asks](Self::is_over) until it
@@ -117,7 +117,7 @@ struct Stopwatch {
 }
 
 /// The state shared by the threads that work on one task in parallel.
-struct SideBySide<'a, Work, Admit, T> {
+struct ParallelWork<'a, Work, Admit, T> {
     threads: &'a StorageThreads,
     task: Task,
     stopping: &'a AtomicBool,
@@ -129,10 +129,10 @@ struct SideBySide<'a, Work, Admit, T> {
 
 /// The maximum time until the first waiting thread notices that its session has ended or that the lease of another
 /// thread has expired.
-const STOPPED_AFTER: Duration = Duration::from_millis(100);
-/// Maximum number of threads ahead of a waiting thread that delay its next check, by [`STOPPED_AFTER`] each. Hundreds
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum number of threads ahead of a waiting thread that delay its next check, by [`CHECK_INTERVAL`] each. Hundreds
 /// of waiting threads must not keep the cores busy with checks.
-const LOOKS_LATER_MAX: usize = 9;
+const DELAYED_CHECKS_MAX: usize = 9;
 /// The time after which a thread that has not asked for its turn no longer counts as working.
 const LEASE: Duration = Duration::from_secs(1);
 /// Pieces of work are measured together until they have taken this long.
@@ -155,7 +155,7 @@ impl Default for StorageThreads {
 impl StorageThreads {
     /// Creates threads that take turns. At most as many as there are cores work concurrently, unless storage is slow.
     #[must_use]
-    pub fn in_turns() -> Self {
+    pub fn limited_to_cores() -> Self {
         Self::with_places(cores(), LEASE)
     }
 
@@ -168,7 +168,7 @@ impl StorageThreads {
 
     fn with_places(places: usize, lease: Duration) -> Self {
         let state = TurnState {
-            crowds: [Crowd::new(), Crowd::new()],
+            tasks: [TaskThreads::new(), TaskThreads::new()],
             at_work: HashMap::new(),
             waiting: VecDeque::new(),
             next: 0,
@@ -178,7 +178,7 @@ impl StorageThreads {
             lease,
             awake,
             state: Lock::new(state),
-            is_spare: Default::default(),
+            needs_thread: Default::default(),
         }
     }
 
@@ -196,7 +196,7 @@ impl StorageThreads {
     /// Runs `work` on this thread and on as many further threads as are useful. Returns all results. Between its
     /// pieces, `work` [asks for its turn](Turn::is_over) and [gets help](Turn::get_help). `admit` is called for each
     /// further thread, and its result is kept until that thread ends.
-    pub fn side_by_side<T: Send, Permit: Send + 'static>(
+    pub fn run_parallel<T: Send, Permit: Send + 'static>(
         &self,
         task: Task,
         name: &str,
@@ -204,7 +204,7 @@ impl StorageThreads {
         admit: impl Fn() -> Option<Permit> + Sync,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        let shared = SideBySide {
+        let shared = ParallelWork {
             threads: self,
             task,
             stopping,
@@ -219,24 +219,24 @@ impl StorageThreads {
 
     /// Returns whether storage is so slow that the task uses more threads than there are cores.
     #[must_use]
-    pub fn is_late(&self, task: Task) -> bool {
-        self.state.lock().crowd(task).width.threads() > cores()
+    pub fn is_slow(&self, task: Task) -> bool {
+        self.state.lock().task_threads(task).width.threads() > cores()
     }
 
     /// Starts a task with the number of threads that was useful before, unless the task has already started.
-    pub fn begin_with(&self, task: Task, threads: usize) {
+    pub fn start_with(&self, task: Task, threads: usize) {
         let mut state = self.state.lock();
-        state.crowd(task).width.begin_with(threads);
-        self.note_spare(&state, task);
+        state.task_threads(task).width.start_with(threads);
+        self.note_thread_need(&state, task);
     }
 
-    fn note_spare(&self, state: &TurnState, task: Task) {
-        self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
+    fn note_thread_need(&self, state: &TurnState, task: Task) {
+        self.needs_thread[task as usize].store(state.needs_thread(task), Ordering::Relaxed);
     }
 
     /// Returns the number of threads that was useful for a task, or `None` if there was too little work to tell.
-    pub(crate) fn found(&self, task: Task) -> Option<usize> {
-        self.state.lock().crowd(task).width.found()
+    pub(crate) fn useful_threads(&self, task: Task) -> Option<usize> {
+        self.state.lock().task_threads(task).width.useful_threads()
     }
 
     /// Waits for a place in the order of arrival. Returns `None` if the session has ended.
@@ -258,13 +258,13 @@ impl StorageThreads {
             if state.may_enter(number, task, self) {
                 state.waiting.retain(|other| other.number != number);
                 state.at_work.insert(number, (task, Instant::now()));
-                state.crowd(task).enter();
+                state.task_threads(task).enter();
                 state.wake_first();
                 return Some(number);
             }
-            let looks_after = state.looks_after(number);
+            let next_check_after = state.next_check_after(number);
             drop(state);
-            thread::park_timeout(looks_after);
+            thread::park_timeout(next_check_after);
             state = self.state.lock();
         }
     }
@@ -272,16 +272,16 @@ impl StorageThreads {
     fn leave(&self, number: u64) {
         let mut state = self.state.lock();
         if let Some((task, _)) = state.at_work.remove(&number) {
-            state.crowd(task).leave();
+            state.task_threads(task).leave();
         }
         state.wake_first();
     }
 
     /// Records pieces of work. Returns whether the thread must give up its place.
-    fn worked(&self, task: Task, number: u64, pieces: &WidthSample) -> bool {
+    fn record_work(&self, task: Task, number: u64, pieces: &WorkSample) -> bool {
         let mut state = self.state.lock();
-        state.crowd(task).measure(pieces);
-        self.note_spare(&state, task);
+        state.task_threads(task).measure(pieces);
+        self.note_thread_need(&state, task);
         if let Some((_, asked)) = state.at_work.get_mut(&number) {
             *asked = Instant::now();
         }
@@ -291,14 +291,14 @@ impl StorageThreads {
     /// Returns whether one more thread would be useful. If so, it counts as starting.
     fn begin_start(&self, task: Task) -> bool {
         let mut state = self.state.lock();
-        let is_spare = state.is_spare(task);
-        state.crowd(task).starting += usize::from(is_spare);
-        self.note_spare(&state, task);
-        is_spare
+        let needs_thread = state.needs_thread(task);
+        state.task_threads(task).starting += usize::from(needs_thread);
+        self.note_thread_need(&state, task);
+        needs_thread
     }
 
     fn end_start(&self, task: Task) {
-        self.state.lock().crowd(task).starting -= 1;
+        self.state.lock().task_threads(task).starting -= 1;
     }
 }
 
@@ -307,7 +307,7 @@ impl<
     Admit: Fn() -> Option<Permit> + Sync,
     Permit: Send + 'static,
     T: Send,
-> SideBySide<'_, Work, Admit, T>
+> ParallelWork<'_, Work, Admit, T>
 {
     fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         let start_another = || self.start_another(scope);
@@ -349,7 +349,7 @@ pub fn cores() -> usize {
 
 impl TurnState {
     fn wake_first(&self) {
-        for task in [Task::Look, Task::Write] {
+        for task in [Task::Read, Task::Write] {
             if let Some(first) = self.first(task) {
                 first.thread.unpark();
             }
@@ -361,28 +361,28 @@ impl TurnState {
     }
 
     /// Returns the time after which a waiting thread checks again whether it may start, unless it is woken first.
-    fn looks_after(&self, number: u64) -> Duration {
-        let waiting = self.waiting.iter().take(LOOKS_LATER_MAX);
+    fn next_check_after(&self, number: u64) -> Duration {
+        let waiting = self.waiting.iter().take(DELAYED_CHECKS_MAX);
         let ahead = waiting.take_while(|other| other.number != number);
-        STOPPED_AFTER + ahead.map(|_| STOPPED_AFTER).sum()
+        CHECK_INTERVAL + ahead.map(|_| CHECK_INTERVAL).sum()
     }
 
     /// Returns whether a waiting thread may start. The first thread in the queue may take a place that is available
     /// regardless of the storage. The first thread of its task need not wait behind the other task for places that its
     /// own task has gained.
     fn may_enter(&self, number: u64, task: Task, threads: &StorageThreads) -> bool {
-        let crowd = &self.crowds[task as usize];
+        let task_threads = &self.tasks[task as usize];
         let is_first =
             |first: Option<&WaitingThread>| first.is_some_and(|first| first.number == number);
         is_first(self.waiting.front()) && self.has_room(task, threads)
-            || is_first(self.first(task)) && crowd.at_work < crowd.width.threads()
+            || is_first(self.first(task)) && task_threads.at_work < task_threads.width.threads()
     }
 
     /// Returns whether one more thread may work on a task. The width of the other task is ignored, because that task
     /// may be finished or use other storage.
     fn has_room(&self, task: Task, &StorageThreads { places, lease, .. }: &StorageThreads) -> bool {
-        let width = self.crowds[task as usize].width.threads();
-        if self.at_work.len() < places || self.crowds[task as usize].at_work < width {
+        let width = self.tasks[task as usize].width.threads();
+        if self.at_work.len() < places || self.tasks[task as usize].at_work < width {
             return true;
         }
         let leased = || {
@@ -394,30 +394,31 @@ impl TurnState {
     }
 
     fn is_over_full(&self, task: Task, places: usize) -> bool {
-        let crowd = &self.crowds[task as usize];
-        self.at_work.len() > places && crowd.at_work > crowd.width.threads()
+        let task_threads = &self.tasks[task as usize];
+        self.at_work.len() > places && task_threads.at_work > task_threads.width.threads()
     }
 
-    fn is_spare(&self, task: Task) -> bool {
-        let crowd = &self.crowds[task as usize];
-        self.first(task).is_none() && crowd.at_work + crowd.starting < crowd.width.threads()
+    fn needs_thread(&self, task: Task) -> bool {
+        let task_threads = &self.tasks[task as usize];
+        self.first(task).is_none()
+            && task_threads.at_work + task_threads.starting < task_threads.width.threads()
     }
 
-    fn crowd(&mut self, task: Task) -> &mut Crowd {
-        &mut self.crowds[task as usize]
+    fn task_threads(&mut self, task: Task) -> &mut TaskThreads {
+        &mut self.tasks[task as usize]
     }
 }
 
-impl Crowd {
+impl TaskThreads {
     fn new() -> Self {
         let now = Instant::now();
         Self {
-            width: Width::new(cores(), THREADS_MAX),
+            width: ThreadCountController::new(cores(), THREADS_MAX),
             at_work: 0,
             starting: 0,
             since: now,
             idle_since: now,
-            sample: WidthSample::default(),
+            sample: WorkSample::default(),
         }
     }
 
@@ -435,16 +436,16 @@ impl Crowd {
         }
     }
 
-    fn measure(&mut self, pieces: &WidthSample) {
+    fn measure(&mut self, pieces: &WorkSample) {
         self.sample.done += pieces.done;
         self.sample.elapsed += pieces.elapsed;
         self.sample.awake += pieces.awake;
         self.sample.reports += pieces.reports;
         self.sample.prompt += pieces.prompt;
         self.sample.wall = self.since.elapsed();
-        if self.width.is_ripe(&self.sample) {
-            self.width.take(&self.sample);
-            self.sample = WidthSample::default();
+        if self.width.is_complete(&self.sample) {
+            self.width.add_sample(&self.sample);
+            self.sample = WorkSample::default();
             self.since = Instant::now();
         }
     }
@@ -460,10 +461,10 @@ impl Turn<'_> {
         let mut place = self.place.lock();
         if let Some((number, _)) = place.held {
             place.done += 1;
-            let Some(pieces) = place.measured(self.threads.awake) else {
+            let Some(pieces) = place.take_sample(self.threads.awake) else {
                 return false;
             };
-            if !self.threads.worked(self.task, number, &pieces) {
+            if !self.threads.record_work(self.task, number, &pieces) {
                 return false;
             }
             place.held = None;
@@ -479,8 +480,8 @@ impl Turn<'_> {
 
     /// Starts another thread for this work if that is useful. Must be called between pieces while more work is left
     /// than this thread is about to do.
-    pub fn get_help(&self) {
-        if self.threads.is_spare[self.task as usize].load(Ordering::Relaxed)
+    pub fn start_helper(&self) {
+        if self.threads.needs_thread[self.task as usize].load(Ordering::Relaxed)
             && let Some(start_another) = self.start_another
         {
             start_another();
@@ -489,7 +490,7 @@ impl Turn<'_> {
 
     /// Records that this piece of work writes `bytes`. Storage that takes a while to transfer them does not count as
     /// slow.
-    pub fn writes(&self, bytes: usize) {
+    pub fn note_write(&self, bytes: usize) {
         let moving = PROMPT_PER_MEBIBYTE.mul_f64(bytes as f64 / f64::from(1 << 20));
         self.place.lock().prompt += PROMPT_MAX + moving;
     }
@@ -502,8 +503,8 @@ impl Turn<'_> {
             return;
         };
         place.done += 1;
-        if let Some(pieces) = place.measured(self.threads.awake) {
-            self.threads.worked(self.task, number, &pieces);
+        if let Some(pieces) = place.take_sample(self.threads.awake) {
+            self.threads.record_work(self.task, number, &pieces);
         }
         if let Some((_, since)) = place.held.take() {
             place.elapsed += since.elapsed();
@@ -529,7 +530,7 @@ impl Stopwatch {
 impl ThreadPlace {
     /// Returns the work of the thread since its last report, or `None` if the time is too short to measure. If the
     /// awake time cannot be measured, the thread counts as always awake.
-    fn measured(&mut self, awake: impl Fn() -> Option<Duration>) -> Option<WidthSample> {
+    fn take_sample(&mut self, awake: impl Fn() -> Option<Duration>) -> Option<WorkSample> {
         let since = self.held.as_mut().map(|(_, since)| since)?;
         let elapsed = self.elapsed + since.elapsed();
         if elapsed < MEASURED_MIN {
@@ -549,7 +550,7 @@ impl ThreadPlace {
         let done = std::mem::take(&mut self.done);
         let prompt = std::mem::take(&mut self.prompt);
         let is_prompt = !prompt.is_zero() && elapsed - awake <= prompt;
-        Some(WidthSample {
+        Some(WorkSample {
             wall: elapsed,
             done,
             elapsed,
@@ -568,12 +569,12 @@ fn awake() -> Option<Duration> {
         .ok()?
         .read(&mut text)
         .ok()?;
-    awake_by(std::str::from_utf8(&text[..bytes]).ok()?)
+    parse_awake_time(std::str::from_utf8(&text[..bytes]).ok()?)
 }
 
 /// Parses the awake time from `schedstat`: the nanoseconds on a core, plus those for which the thread waited for a
 /// core.
-fn awake_by(schedstat: &str) -> Option<Duration> {
+fn parse_awake_time(schedstat: &str) -> Option<Duration> {
     let mut numbers = schedstat.split_ascii_whitespace();
     let mut next = || numbers.next()?.parse::<u64>().ok();
     Some(Duration::from_nanos(next()? + next()?))

@@ -62,8 +62,8 @@ fn a_reserved_file_has_its_size() {
 fn a_file_that_would_fill_the_disk_reserves_nothing() {
     let mut data = DataFile::new(tempfile::tempfile().unwrap());
     let system = rustix::fs::fstatvfs(data.file()).unwrap();
-    let too_much = system.f_bavail * system.f_frsize + (1 << 40);
-    data.reserve(too_much, None, Direct::On).unwrap();
+    let oversized = system.f_bavail * system.f_frsize + (1 << 40);
+    data.reserve(oversized, None, Direct::On).unwrap();
     let metadata = data.file().metadata().unwrap();
-    assert_eq!((metadata.len(), metadata.blocks()), (too_much, 0));
+    assert_eq!((metadata.len(), metadata.blocks()), (oversized, 0));
 }

@@ -17,7 +17,7 @@
 
 use std::path::{Path, PathBuf};
 
-use zmove_disk::{Remembered, today};
+use zmove_disk::{CacheFile, today};
 
 use crate::connecting::location::Remote;
 use crate::notice::{Listener, Notice};
@@ -32,7 +32,7 @@ pub(crate) mod fuzzing;
 /// The memory of one path: the file and the path's key in it.
 #[derive(Debug)]
 pub struct PathMemory {
-    paths: Remembered<Known>,
+    paths: CacheFile<Known>,
     endpoint: String,
 }
 
@@ -49,7 +49,7 @@ impl PathMemory {
 
     /// Returns the properties measured by the last push, unless they are too old.
     pub fn recall(&self, listener: &dyn Listener) -> Option<Known> {
-        let known = self.paths.recall(&self.endpoint).unwrap_or_else(|source| {
+        let known = self.paths.get(&self.endpoint).unwrap_or_else(|source| {
             listener.hear(&Notice::PathsUnread {
                 file: self.paths.file(),
                 source,
@@ -68,7 +68,7 @@ impl PathMemory {
     /// Returns the current properties. Does not report an unreadable file.
     pub(crate) fn known(&self) -> Option<Known> {
         self.paths
-            .recall(&self.endpoint)
+            .get(&self.endpoint)
             .ok()?
             .and_then(Known::unless_old)
     }
@@ -96,7 +96,7 @@ impl PathMemory {
     }
 
     fn write(&self, known: Known, listener: &dyn Listener) {
-        if let Err(source) = self.paths.keep(&self.endpoint, Some(known)) {
+        if let Err(source) = self.paths.put(&self.endpoint, Some(known)) {
             listener.hear(&Notice::PathsUnwritten {
                 file: self.paths.file(),
                 source,
@@ -120,8 +120,8 @@ impl Known {
     }
 }
 
-const fn paths(file: PathBuf) -> Remembered<Known> {
-    Remembered::new(file, HEADER, PATHS_MAX)
+const fn paths(file: PathBuf) -> CacheFile<Known> {
+    CacheFile::new(file, HEADER, PATHS_MAX)
 }
 
 const FILE: &str = "paths";

@@ -155,7 +155,7 @@ impl Guard for Overlap {
                         .iter()
                         .flat_map(|one| place.regions.iter().map(move |two| (one, two)))
                 };
-                if lies || pairs().any(|(one, two)| one.meets(two).is_some_and(meets)) {
+                if lies || pairs().any(|(one, two)| one.overlap(two).is_some_and(meets)) {
                     let source = source.source.display();
                     let place = place.path.display();
                     return Some(format!(
@@ -177,7 +177,7 @@ impl Ground {
                 .ok()
         };
         let ancestors: Vec<_> = path.ancestors().map_while(identity).collect();
-        let regions = Region::all_of(path, mounts);
+        let regions = Region::find_all(path, mounts);
         (!ancestors.is_empty()).then(|| Self {
             path: path.to_owned(),
             ancestors,

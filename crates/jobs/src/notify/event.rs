@@ -58,7 +58,7 @@ pub(super) mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::job::{JobId, Moved};
+    use crate::job::{JobId, TransferTotals};
     use crate::state::State;
 
     /// Returns an event of a job whose names may have been chosen to mislead.
@@ -87,7 +87,7 @@ pub(super) mod tests {
             attempt: 2,
             exit: Some(0),
             message: None,
-            moved: Some(Moved {
+            moved: Some(TransferTotals {
                 files: 3,
                 bytes: 4,
                 seconds: 0.5,

@@ -44,7 +44,7 @@ impl Hook {
     fn run(&self, event: &EventDocument, timeout: Duration) -> io::Result<Option<ExitStatus>> {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).current_dir("/");
-        command.env_clear().envs(environment::handed_on());
+        command.env_clear().envs(environment::passed_variables());
         command.stdin(input(event)?).stdout(Stdio::null());
         // Processes that the command starts belong to its group, so the kill below includes them.
         let mut child = command.process_group(0).spawn()?;
@@ -136,7 +136,7 @@ mod tests {
         let names = text
             .lines()
             .filter_map(|line| Some(line.split_once('=')?.0));
-        let known: Vec<_> = environment::handed_on()
+        let known: Vec<_> = environment::passed_variables()
             .map(|(name, _)| name.into_string().unwrap())
             .collect();
         // The shell sets these variables.

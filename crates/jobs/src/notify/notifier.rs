@@ -11,7 +11,7 @@ use super::config::NotifyConfig;
 use super::event::EventDocument;
 use crate::error::StoreError;
 use crate::moment::Moment;
-use crate::place::Place;
+use crate::place::JobsDirectory;
 use crate::store::{Notification, NotifyMethod, Store};
 
 /// The runner's handle of the notifier threads.
@@ -30,7 +30,7 @@ impl Notifier {
     ///
     /// # Errors
     /// The store cannot be opened, or a thread cannot be started.
-    pub(crate) fn begin(place: &Place, file: PathBuf) -> Result<Self, StoreError> {
+    pub(crate) fn begin(place: &JobsDirectory, file: PathBuf) -> Result<Self, StoreError> {
         let mut wakes = Vec::new();
         for method in NotifyMethod::ALL {
             let (wake, wakeups) = sync_channel(1);
@@ -61,7 +61,10 @@ impl Notifier {
     ///
     /// # Errors
     /// The store cannot be changed.
-    pub(crate) fn look(&mut self, store: &mut Store) -> Result<Option<String>, StoreError> {
+    pub(crate) fn reload_config(
+        &mut self,
+        store: &mut Store,
+    ) -> Result<Option<String>, StoreError> {
         let config = match NotifyConfig::read(&self.file) {
             Ok(config) => config,
             Err(error) => {
@@ -163,7 +166,7 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         let mut notifier = Notifier::begin(&site.place, file).unwrap();
-        assert_eq!(notifier.look(&mut site.store).unwrap(), None);
+        assert_eq!(notifier.reload_config(&mut site.store).unwrap(), None);
         let request = server.join().unwrap();
         let (_, posted) = request.split_once("\r\n\r\n").unwrap();
         let until = Instant::now() + Duration::from_secs(60);

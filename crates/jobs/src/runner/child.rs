@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 
 use crate::environment;
 use crate::job::{JobId, JobWork};
-use crate::place::{Place, lock, make_directory, private};
+use crate::place::{JobsDirectory, lock, make_directory, private_open_options};
 use crate::program::THIS_PROGRAM;
 use crate::store::Started;
 
@@ -32,14 +32,14 @@ pub(super) struct Process {
 
 /// Whether a process is running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
-    Lives,
+pub(super) enum ProcessStatus {
+    Running,
     /// Ended with this exit code, if known.
     Ended(Option<i32>),
 }
 
 /// Takes a job's lock. Returns `None` while a process holds it.
-pub(super) fn take_lock(place: &Place, id: JobId) -> io::Result<Option<File>> {
+pub(super) fn take_lock(place: &JobsDirectory, id: JobId) -> io::Result<Option<File>> {
     make_directory(&place.job(id))?;
     lock(&place.lock(id))
 }
@@ -47,14 +47,14 @@ pub(super) fn take_lock(place: &Place, id: JobId) -> io::Result<Option<File>> {
 /// Starts the process of an attempt and passes it the job's lock. `words` are the program and arguments that precede
 /// those of the job.
 pub(super) fn start(
-    place: &Place,
+    place: &JobsDirectory,
     id: JobId,
     lock: File,
     Started { attempt, work, .. }: &Started,
     words: &[OsString],
 ) -> io::Result<Process> {
     let _shown_no_more = std::fs::remove_file(place.events(id, attempt.saturating_sub(1)));
-    let events = private()
+    let events = private_open_options()
         .write(true)
         .create(true)
         .truncate(true)
@@ -70,7 +70,7 @@ pub(super) fn start(
 /// Starts a process that ends a copy between two other hosts which the job has started. The process receives the job's
 /// lock.
 pub(super) fn start_to_end(
-    place: &Place,
+    place: &JobsDirectory,
     id: JobId,
     lock: File,
     work: &JobWork,
@@ -87,10 +87,10 @@ pub(super) fn start_to_end(
     Ok(Process::of(command.spawn()?))
 }
 
-fn open_log(place: &Place, id: JobId) -> io::Result<File> {
+fn open_log(place: &JobsDirectory, id: JobId) -> io::Result<File> {
     let log = place.log(id);
     let is_long = log.metadata().is_ok_and(|log| log.len() > LOG_BYTES_MAX);
-    let log = private().append(true).create(true).open(log)?;
+    let log = private_open_options().append(true).create(true).open(log)?;
     if is_long {
         log.set_len(0)?;
     }
@@ -112,10 +112,10 @@ fn command(work: &JobWork, words: &[OsString]) -> io::Result<Command> {
     if program == THIS_PROGRAM {
         command.arg0("zmove");
     }
-    command.env_clear().envs(environment::handed_on());
+    command.env_clear().envs(environment::passed_variables());
     // These variables must come from the submission of the job, not from the environment of whoever has started the
     // runner.
-    for name in OF_THE_SUBMITTER {
+    for name in SUBMITTER_VARIABLES {
         command.env_remove(name);
     }
     command
@@ -137,12 +137,12 @@ impl Process {
     }
 
     /// Finds the process that holds a job's lock and that an earlier runner has started.
-    pub(super) fn adopt(place: &Place, id: JobId) -> Self {
+    pub(super) fn adopt(place: &JobsDirectory, id: JobId) -> Self {
         let lock = place.lock(id);
-        let pid = holder(&lock);
+        let pid = find_lock_holder(&lock);
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         // The process may have ended, and its pid may have been reused, before the pidfd was opened.
-        let pid = pid.filter(|pid| holds(*pid, &lock));
+        let pid = pid.filter(|pid| has_lock_as_stdin(*pid, &lock));
         Self {
             child: None,
             pid,
@@ -151,12 +151,17 @@ impl Process {
     }
 
     /// Returns whether the process has ended. An adopted process has ended when its lock is free.
-    pub(super) fn life(&mut self, place: &Place, id: JobId) -> io::Result<Life> {
+    pub(super) fn check_status(
+        &mut self,
+        place: &JobsDirectory,
+        id: JobId,
+    ) -> io::Result<ProcessStatus> {
         match &mut self.child {
-            Some(child) => Ok(child
-                .try_wait()?
-                .map_or(Life::Lives, |status| Life::Ended(status.code()))),
-            None => Ok(take_lock(place, id)?.map_or(Life::Lives, |_free| Life::Ended(None))),
+            Some(child) => Ok(child.try_wait()?.map_or(ProcessStatus::Running, |status| {
+                ProcessStatus::Ended(status.code())
+            })),
+            None => Ok(take_lock(place, id)?
+                .map_or(ProcessStatus::Running, |_free| ProcessStatus::Ended(None))),
         }
     }
 
@@ -172,7 +177,7 @@ impl Process {
 
     /// Sends a signal to the process if it is alive, and returns whether the process was found. An adopted process that
     /// was not found is searched for again, because its standard input may not have been set yet.
-    pub(super) fn signal(&mut self, place: &Place, id: JobId, signal: Signal) -> bool {
+    pub(super) fn signal(&mut self, place: &JobsDirectory, id: JobId, signal: Signal) -> bool {
         if self.child.is_none() && self.pid.is_none() {
             *self = Self::adopt(place, id);
         }
@@ -180,7 +185,9 @@ impl Process {
             (None, Some(pidfd), _) => pidfd_send_signal(pidfd, signal),
             // The pid cannot be reused: only this thread can reap the child.
             (Some(_), _, Some(pid)) => kill_process(pid, signal),
-            (None, None, Some(pid)) if holds(pid, &place.lock(id)) => kill_process(pid, signal),
+            (None, None, Some(pid)) if has_lock_as_stdin(pid, &place.lock(id)) => {
+                kill_process(pid, signal)
+            }
             _ => return false,
         };
         // A process that has ended needs no signal.
@@ -189,13 +196,13 @@ impl Process {
 }
 
 /// Returns the process whose standard input is the lock file.
-fn holder(lock: &Path) -> Option<Pid> {
+fn find_lock_holder(lock: &Path) -> Option<Pid> {
     let entries = std::fs::read_dir("/proc").ok()?.flatten();
     let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
-    pids.into_iter().find(|pid| holds(*pid, lock))
+    pids.into_iter().find(|pid| has_lock_as_stdin(*pid, lock))
 }
 
-fn holds(pid: Pid, lock: &Path) -> bool {
+fn has_lock_as_stdin(pid: Pid, lock: &Path) -> bool {
     let input = std::fs::metadata(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
     let lock = std::fs::metadata(lock);
     matches!((input, lock), (Ok(input), Ok(lock)) if (input.dev(), input.ino()) == (lock.dev(), lock.ino()))
@@ -203,7 +210,7 @@ fn holds(pid: Pid, lock: &Path) -> bool {
 
 /// Variables that locate a user's keys and programs. A job receives their values at its submission, or does not have
 /// them.
-pub const OF_THE_SUBMITTER: [&str; 5] =
+pub const SUBMITTER_VARIABLES: [&str; 5] =
     ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH_SOCK", "ZMOVE_HOME"];
 
 /// The variable that makes a job's process end the copy with this id between two other hosts and do nothing else.
@@ -223,7 +230,7 @@ mod tests {
     #[test]
     fn a_process_that_was_not_found_is_looked_for_again() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, id) = (Place::open(directory.path()).unwrap(), JobId(1));
+        let (place, id) = (JobsDirectory::open(directory.path()).unwrap(), JobId(1));
         let lock = take_lock(&place, id).unwrap().unwrap();
         let mut process = Process::adopt(&place, id);
         assert!(

@@ -26,7 +26,7 @@ pub struct Limits {
 
 /// The choice of jobs to start, with counts of the running and the chosen jobs.
 #[derive(Debug, Default)]
-pub(super) struct Choice {
+pub(super) struct JobSelection {
     limits: Limits,
     all: usize,
     hosts: HashMap<String, usize>,
@@ -37,13 +37,13 @@ pub(super) struct Choice {
     pairs: HashMap<(String, String), usize>,
     chosen: Vec<QueuedJob>,
     /// Jobs of the same priority, by kind, until all jobs of that priority were offered.
-    rivals: BTreeMap<String, VecDeque<QueuedJob>>,
+    candidates: BTreeMap<String, VecDeque<QueuedJob>>,
     /// Number of rivals with the same kind, host and target. More than `limits.all` of them could never start.
     offered: HashMap<[String; 3], usize>,
     priority: Option<i32>,
 }
 
-impl Choice {
+impl JobSelection {
     pub(super) fn new<'a>(
         limits: Limits,
         running: impl IntoIterator<Item = &'a QueuedJob>,
@@ -113,7 +113,7 @@ impl Choice {
             .or_default();
         if *alike < self.limits.all || job.watches {
             *alike += 1;
-            self.rivals.entry(kind).or_default().push_back(job);
+            self.candidates.entry(kind).or_default().push_back(job);
         }
     }
 
@@ -121,14 +121,14 @@ impl Choice {
     /// jobs.
     fn choose(&mut self) {
         self.offered.clear();
-        let mut rivals = std::mem::take(&mut self.rivals);
+        let mut candidates = std::mem::take(&mut self.candidates);
         loop {
-            for jobs in rivals.values_mut() {
+            for jobs in candidates.values_mut() {
                 while jobs.front().is_some_and(|job| !self.has_room_for(job)) {
                     jobs.pop_front();
                 }
             }
-            let next = rivals.iter_mut().filter_map(|(kind, jobs)| {
+            let next = candidates.iter_mut().filter_map(|(kind, jobs)| {
                 let first = jobs.front()?.id;
                 Some(((self.kinds.get(kind).copied().unwrap_or(0), first), jobs))
             });
@@ -191,7 +191,7 @@ mod tests {
         running: &[QueuedJob],
         queued: impl IntoIterator<Item = QueuedJob>,
     ) -> Vec<i64> {
-        let mut choice = Choice::new(limits, running);
+        let mut choice = JobSelection::new(limits, running);
         queued.into_iter().for_each(|job| choice.offer(job));
         choice.chosen().iter().map(|job| job.id.0).collect()
     }

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use super::child::{Life, Process, start_to_end, take_lock};
+use super::child::{Process, ProcessStatus, start_to_end, take_lock};
 use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
-use crate::place::Place;
+use crate::place::JobsDirectory;
 use crate::store::{COPY_ENDED, COPY_LEFT, Store};
 
 /// The copies to end, by job.
 #[derive(Debug, Default)]
-pub(super) struct Copies(BTreeMap<JobId, Ender>);
+pub(super) struct PendingCopies(BTreeMap<JobId, CopyTerminator>);
 
 /// Ends one copy.
 ///
@@ -30,16 +30,16 @@ pub(super) struct Copies(BTreeMap<JobId, Ender>);
 ///    └── process does not start: counts as a try;  after TRIES_MAX ──► forget the copy
 /// ```
 #[derive(Debug)]
-struct Ender {
+struct CopyTerminator {
     process: Option<Process>,
     tries: u32,
     next: Instant,
 }
 
-impl Ender {
+impl CopyTerminator {
     fn step(
         &mut self,
-        place: &Place,
+        place: &JobsDirectory,
         store: &mut Store,
         id: JobId,
         copy: Option<&str>,
@@ -49,21 +49,23 @@ impl Ender {
         let path = place.lock(id);
         let cannot_lock = |error: io::Error| StoreError::io("lock", &path)(error);
         if let Some(process) = &mut self.process {
-            let Life::Ended(exit) = process.life(place, id).map_err(cannot_lock)? else {
+            let ProcessStatus::Ended(exit) =
+                process.check_status(place, id).map_err(cannot_lock)?
+            else {
                 return Ok(());
             };
             self.process = None;
             if exit == Some(0)
                 && let Some(copy) = copy
             {
-                return store.let_copy_go(id, copy, COPY_ENDED, now);
+                return store.forget_copy(id, copy, COPY_ENDED, now);
             }
         }
         let Some(copy) = copy.filter(|_| self.next <= Instant::now()) else {
             return Ok(());
         };
         if self.tries >= TRIES_MAX {
-            return store.let_copy_go(id, copy, COPY_LEFT, now);
+            return store.forget_copy(id, copy, COPY_LEFT, now);
         }
         let locked = take_lock(place, id).map_err(cannot_lock);
         if matches!(locked, Ok(None)) {
@@ -79,19 +81,19 @@ impl Ender {
     }
 }
 
-impl Copies {
+impl PendingCopies {
     /// Starts and checks the processes that end copies. `words` are the program and arguments that precede those of the
     /// job.
     pub(super) fn end(
         &mut self,
-        place: &Place,
+        place: &JobsDirectory,
         store: &mut Store,
         words: &[OsString],
         now: Moment,
     ) -> Result<(), StoreError> {
         let left: BTreeMap<_, _> = store.copies_left()?.into_iter().collect();
         for id in left.keys() {
-            let begun = || Ender {
+            let begun = || CopyTerminator {
                 process: None,
                 tries: 0,
                 next: Instant::now(),
@@ -100,10 +102,10 @@ impl Copies {
         }
         // A job that continues takes over its copy again.
         self.0
-            .retain(|id, ender| left.contains_key(id) || ender.process.is_some());
-        let ends = self.0.iter_mut().map(|(id, ender)| {
+            .retain(|id, terminator| left.contains_key(id) || terminator.process.is_some());
+        let ends = self.0.iter_mut().map(|(id, terminator)| {
             let copy = left.get(id).map(String::as_str);
-            ender.step(place, store, *id, copy, words, now)
+            terminator.step(place, store, *id, copy, words, now)
         });
         // An error for one copy does not stop the others.
         ends.fold(Ok(()), Result::and)
@@ -124,7 +126,9 @@ impl Copies {
     }
 
     fn processes(&self) -> impl Iterator<Item = &Process> {
-        self.0.values().filter_map(|ender| ender.process.as_ref())
+        self.0
+            .values()
+            .filter_map(|terminator| terminator.process.as_ref())
     }
 }
 
@@ -143,8 +147,8 @@ mod tests {
     #[test]
     fn a_copy_for_which_no_process_starts_is_left_to_itself_in_the_end() {
         let (mut site, id) = left_copy();
-        let mut copies = Copies::default();
-        let mut end = |copies: &mut Copies| {
+        let mut copies = PendingCopies::default();
+        let mut end = |copies: &mut PendingCopies| {
             copies
                 .end(
                     &site.place,

@@ -8,12 +8,12 @@ use std::path::Path;
 
 use super::tail::AttemptProgress;
 use crate::job::JobId;
-use crate::place::{Place, private};
+use crate::place::{JobsDirectory, private_open_options};
 
 /// Returns up to `length_max` progress samples of an attempt, at least 2, from its start to its end or the present.
 #[must_use]
 pub fn samples_of(
-    place: &Place,
+    place: &JobsDirectory,
     id: JobId,
     attempt: u32,
     length_max: usize,
@@ -28,7 +28,7 @@ pub fn samples_of(
 }
 
 /// Keeps samples of an attempt that has ended. Errors are ignored because only charts use the samples.
-pub(super) fn keep(place: &Place, id: JobId, attempt: u32) {
+pub(super) fn keep(place: &JobsDirectory, id: JobId, attempt: u32) {
     let samples = read(&place.events(id, attempt), KEPT_MAX).unwrap_or_default();
     if samples.len() < KEPT_MIN {
         return;
@@ -38,7 +38,7 @@ pub(super) fn keep(place: &Place, id: JobId, attempt: u32) {
         .filter_map(|sample| serde_json::to_string(sample).ok())
         .map(|line| line + "\n")
         .collect();
-    let file = private()
+    let file = private_open_options()
         .write(true)
         .create(true)
         .truncate(true)
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn samples_are_spread_over_the_whole_attempt_and_kept() {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::open(&directory.path().join("jobs")).unwrap();
+        let place = JobsDirectory::open(&directory.path().join("jobs")).unwrap();
         let id = JobId(1);
         std::fs::create_dir(place.job(id)).unwrap();
         for count in [0_u64, 2, 100, 20_000] {

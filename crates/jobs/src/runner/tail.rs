@@ -9,9 +9,9 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::job::{JobId, Moved};
+use crate::job::{JobId, TransferTotals};
 use crate::nodes::Nodes;
-use crate::place::Place;
+use crate::place::JobsDirectory;
 use crate::store::AttemptEvent;
 
 /// The progress of a running attempt.
@@ -48,8 +48,8 @@ pub struct AttemptProgress {
 impl AttemptProgress {
     /// Returns the totals of the attempt so far.
     #[must_use]
-    pub fn moved(&self) -> Moved {
-        Moved {
+    pub fn moved(&self) -> TransferTotals {
+        TransferTotals {
             files: self.files_moved,
             bytes: self.bytes_moved,
             seconds: self.seconds,
@@ -79,20 +79,20 @@ pub struct Watching {
 
 /// The final event of an attempt.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Last {
+pub(super) struct FinalEvent {
     pub(super) exit: i32,
     pub(super) message: Option<String>,
-    pub(super) moved: Option<Moved>,
+    pub(super) moved: Option<TransferTotals>,
 }
 
 /// The reader of an attempt's events.
 #[derive(Debug)]
-pub(super) struct Tail {
+pub(super) struct EventReader {
     /// End of the last complete line that was read, in bytes.
     pub(super) read: u64,
     /// Events that are not recorded yet.
     pub(super) unrecorded: Vec<AttemptEvent>,
-    pub(super) last: Option<Last>,
+    pub(super) last: Option<FinalEvent>,
     /// The best progress of this attempt: files plus bytes at the target.
     pub(super) furthest: u64,
     /// When the counts last changed.
@@ -104,7 +104,7 @@ pub(super) struct Tail {
     /// Whether the job watches its source and has nothing to do.
     pub(super) is_idle: bool,
     /// The totals in the latest progress event.
-    reported: Option<Moved>,
+    reported: Option<TransferTotals>,
 }
 
 /// A line of events. Each kind of event has some of the fields.
@@ -122,7 +122,7 @@ struct Line {
     limited_by: Option<String>,
 }
 
-impl Tail {
+impl EventReader {
     /// Returns a reader that starts at offset `read`. `before` is the best progress of earlier attempts.
     pub(super) fn new(read: u64, before: u64) -> Self {
         Self {
@@ -140,7 +140,7 @@ impl Tail {
     }
 
     /// Returns the totals of the attempt from its final event, or else from its latest progress event.
-    pub(super) fn moved(&self) -> Option<Moved> {
+    pub(super) fn moved(&self) -> Option<TransferTotals> {
         self.last
             .as_ref()
             .and_then(|last| last.moved.clone())
@@ -148,7 +148,7 @@ impl Tail {
     }
 
     /// Reads the events that were printed since the last call. A file that does not exist has no events.
-    pub(super) fn read_on(&mut self, path: &Path) -> io::Result<()> {
+    pub(super) fn read_new_events(&mut self, path: &Path) -> io::Result<()> {
         let mut file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             file => file?,
@@ -168,7 +168,7 @@ impl Tail {
             };
             bytes[..end]
                 .split(|&byte| byte == b'\n')
-                .for_each(|line| self.take(line));
+                .for_each(|line| self.process_line(line));
             self.read += end as u64 + 1;
             if (bytes.len() as u64) < PIECE_BYTES {
                 return Ok(());
@@ -176,7 +176,7 @@ impl Tail {
         }
     }
 
-    fn progress(&mut self, now: AttemptProgress) {
+    fn note_progress(&mut self, now: AttemptProgress) {
         let counts = [
             now.bytes_done,
             now.bytes_found,
@@ -199,7 +199,7 @@ impl Tail {
         self.reported = Some(now.moved());
     }
 
-    fn take(&mut self, text: &[u8]) {
+    fn process_line(&mut self, text: &[u8]) {
         // After a power failure, the file may contain arbitrary data.
         let Ok(line) = serde_json::from_slice::<Line>(text) else {
             return;
@@ -209,7 +209,7 @@ impl Tail {
             return;
         }
         match line.event.as_str() {
-            "progress" => serde_json::from_slice(text).map_or((), |now| self.progress(now)),
+            "progress" => serde_json::from_slice(text).map_or((), |now| self.note_progress(now)),
             "added" | "changed" | "removed" => {}
             kind => {
                 self.failures += usize::from(kind == "failed");
@@ -224,18 +224,21 @@ impl Tail {
     }
 }
 
-fn last(exit: i32, line: Line) -> Last {
+fn last(exit: i32, line: Line) -> FinalEvent {
     let failed = line
         .failed
         .filter(|failed| *failed > 0)
         .map(|failed| format!("{failed} failed"));
-    let moved = line.files.zip(line.bytes).map(|(files, bytes)| Moved {
-        files,
-        bytes,
-        seconds: line.seconds.unwrap_or_default(),
-        limited_by: line.limited_by,
-    });
-    Last {
+    let moved = line
+        .files
+        .zip(line.bytes)
+        .map(|(files, bytes)| TransferTotals {
+            files,
+            bytes,
+            seconds: line.seconds.unwrap_or_default(),
+            limited_by: line.limited_by,
+        });
+    FinalEvent {
         exit,
         message: line.message.or(failed),
         moved,
@@ -244,8 +247,8 @@ fn last(exit: i32, line: Line) -> Last {
 
 /// Returns the progress of a job's running attempt, or `None` before its first progress event.
 #[must_use]
-pub fn progress_of(place: &Place, id: JobId, attempt: u32) -> Option<AttemptProgress> {
-    Follower::new(place, id, attempt).look()
+pub fn progress_of(place: &JobsDirectory, id: JobId, attempt: u32) -> Option<AttemptProgress> {
+    Follower::new(place, id, attempt).poll()
 }
 
 /// Reads the progress of a running attempt repeatedly.
@@ -259,7 +262,7 @@ pub struct Follower {
 impl Follower {
     /// Returns a reader for an attempt.
     #[must_use]
-    pub fn new(place: &Place, id: JobId, attempt: u32) -> Self {
+    pub fn new(place: &JobsDirectory, id: JobId, attempt: u32) -> Self {
         Self {
             path: place.events(id, attempt),
             file: None,
@@ -268,7 +271,7 @@ impl Follower {
     }
 
     /// Returns the progress of the attempt, if its process has printed anything since the last call.
-    pub fn look(&mut self) -> Option<AttemptProgress> {
+    pub fn poll(&mut self) -> Option<AttemptProgress> {
         let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(File::open(&self.path).ok()?),
@@ -311,11 +314,11 @@ mod tests {
     #[test]
     fn lines_are_read_when_they_are_whole_and_each_once() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut tail = Tail::new(0, 0);
+        let mut tail = EventReader::new(0, 0);
         let write = |text: &str| file.as_file().write_all(text.as_bytes()).unwrap();
-        tail.read_on(file.path()).unwrap();
+        tail.read_new_events(file.path()).unwrap();
         write("{\"event\":\"warning\",\"message\":\"w\"}\n\0\0\nnonsense\n{\"event\":\"prog");
-        tail.read_on(file.path()).unwrap();
+        tail.read_new_events(file.path()).unwrap();
         let events = vec![AttemptEvent {
             kind: "warning".into(),
             message: Some("w".into()),
@@ -330,12 +333,12 @@ mod tests {
         };
         let rest = serde_json::to_string(&now).unwrap();
         write(&format!("ress\",{}\n", &rest[1..]));
-        tail.read_on(file.path()).unwrap();
+        tail.read_new_events(file.path()).unwrap();
         assert_eq!(
             (&tail.unrecorded, tail.furthest, &tail.last),
             (&events, 8, &None)
         );
-        let moved = Some(Moved {
+        let moved = Some(TransferTotals {
             files: 0,
             bytes: 3,
             seconds: 0.0,
@@ -345,14 +348,14 @@ mod tests {
         write(
             "{\"event\":\"summary\",\"exit\":23,\"files\":2,\"bytes\":3,\"failed\":4,\"seconds\":0.5,\"limited_by\":\"scan\"}\n",
         );
-        tail.read_on(file.path()).unwrap();
-        let moved = Moved {
+        tail.read_new_events(file.path()).unwrap();
+        let moved = TransferTotals {
             files: 2,
             bytes: 3,
             seconds: 0.5,
             limited_by: Some("scan".into()),
         };
-        let expected = Last {
+        let expected = FinalEvent {
             exit: 23,
             message: Some("4 failed".into()),
             moved: Some(moved),
@@ -364,10 +367,10 @@ mod tests {
     #[test]
     fn the_last_report_is_found_once_also_before_much_else() {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::open(&directory.path().join("jobs")).unwrap();
+        let place = JobsDirectory::open(&directory.path().join("jobs")).unwrap();
         std::fs::create_dir(place.job(JobId(1))).unwrap();
         let mut follower = Follower::new(&place, JobId(1), 1);
-        assert_eq!(follower.look(), None);
+        assert_eq!(follower.poll(), None);
         let progress = |bytes_done| AttemptProgress {
             bytes_done,
             ..AttemptProgress::default()
@@ -378,15 +381,15 @@ mod tests {
         for bytes_done in 1..3 {
             text += &(line(bytes_done) + &warnings);
             std::fs::write(place.events(JobId(1), 1), &text).unwrap();
-            assert_eq!(follower.look(), Some(progress(bytes_done)));
+            assert_eq!(follower.poll(), Some(progress(bytes_done)));
             assert_eq!(progress_of(&place, JobId(1), 1), Some(progress(bytes_done)));
-            assert_eq!(follower.look(), None);
+            assert_eq!(follower.poll(), None);
         }
     }
 
     #[test]
     fn who_watches_and_has_nothing_to_do_has_come_further() {
-        let mut tail = Tail::new(0, 1 << 40);
+        let mut tail = EventReader::new(0, 1 << 40);
         let mut take = |idle: bool| {
             let watch = Watching {
                 idle,
@@ -400,7 +403,7 @@ mod tests {
             let mut line = serde_json::json!(progress);
             line["event"] = "progress".into();
             let line = line.to_string();
-            tail.take(line.as_bytes());
+            tail.process_line(line.as_bytes());
             (tail.is_idle, tail.furthest)
         };
         assert_eq!(take(false), (false, 7));
@@ -410,8 +413,8 @@ mod tests {
 
     #[test]
     fn failures_without_end_do_not_fill_the_store() {
-        let mut tail = Tail::new(0, 0);
-        (0..1000).for_each(|_| tail.take(b"{\"event\":\"failed\",\"message\":\"f\"}"));
+        let mut tail = EventReader::new(0, 0);
+        (0..1000).for_each(|_| tail.process_line(b"{\"event\":\"failed\",\"message\":\"f\"}"));
         assert_eq!(tail.unrecorded.len(), FAILURES_MAX);
     }
 }

@@ -8,13 +8,13 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use rustix::io::Errno;
 
-use crate::place::{Place, is_at};
+use crate::place::{JobsDirectory, is_at};
 
 /// The reading end of the FIFO, which exists while the runner runs.
 #[derive(Debug)]
-pub(super) struct Bell(File);
+pub(super) struct WakeFifo(File);
 
-impl Bell {
+impl WakeFifo {
     /// Opens the FIFO and creates it if it does not exist. Any other file of that name, which a backup may have
     /// restored, is moved out of the way because it cannot wake the runner.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
@@ -23,7 +23,7 @@ impl Bell {
             .ok()
             .filter(|there| !there.file_type().is_fifo())
         {
-            put_aside(path, &other)?;
+            remove_obstacle(path, &other)?;
         }
         match mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -62,7 +62,7 @@ impl Bell {
 }
 
 /// Removes the file at the path of the FIFO. A directory that is not empty is renamed instead.
-fn put_aside(path: &Path, other: &Metadata) -> io::Result<()> {
+fn remove_obstacle(path: &Path, other: &Metadata) -> io::Result<()> {
     if !other.is_dir() {
         return std::fs::remove_file(path);
     }
@@ -79,7 +79,7 @@ fn put_aside(path: &Path, other: &Metadata) -> io::Result<()> {
 ///
 /// # Errors
 /// The FIFO cannot be opened or written.
-pub fn wake(place: &Place) -> io::Result<bool> {
+pub fn wake(place: &JobsDirectory) -> io::Result<bool> {
     let Some(file) = writer(place)? else {
         return Ok(false);
     };
@@ -93,7 +93,7 @@ pub fn wake(place: &Place) -> io::Result<bool> {
 
 /// Opens the FIFO for writing. Returns `None` if it has no reader or is not a FIFO, because no runner would read the
 /// byte.
-fn writer(place: &Place) -> io::Result<Option<File>> {
+fn writer(place: &JobsDirectory) -> io::Result<Option<File>> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     match File::options()
         .write(true)
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn what_is_no_fifo_makes_room_for_one() {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::open(directory.path()).unwrap();
+        let place = JobsDirectory::open(directory.path()).unwrap();
         let path = place.wake();
         let is_up = || wake(&place).unwrap();
         let makers: [&dyn Fn(); 5] = [
@@ -136,7 +136,7 @@ mod tests {
         for make in makers {
             make();
             assert!(!is_up(), "nobody reads there");
-            let bell = Bell::open(&path).unwrap();
+            let bell = WakeFifo::open(&path).unwrap();
             assert!(is_up() && bell.is_at(&path));
             drop(bell);
             // A child that another test has just forked holds the file until it executes its program.
@@ -164,7 +164,7 @@ mod tests {
     fn a_fifo_that_has_lost_its_name_is_noticed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("wake");
-        let bell = Bell::open(&path).unwrap();
+        let bell = WakeFifo::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(!bell.is_at(&path));
         std::fs::write(&path, "").unwrap();

@@ -8,16 +8,16 @@ use super::Store;
 use super::copies::note_copy;
 use super::notifications::notify;
 use super::rows::{read_moved, read_wish, read_work, signed, unsigned};
-use super::step::{add_event, state_of, take};
-use super::waiting::{RETRY_WAIT_MAX_MILLIS, do_again};
+use super::step::{add_event, apply_step, state_of};
+use super::waiting::{RETRY_WAIT_MAX_MILLIS, submit_next_run};
 use crate::error::StoreError;
-use crate::job::{JobId, JobWork, Moved, Wish};
+use crate::job::{JobId, JobWork, TransferTotals, Wish};
 use crate::moment::Moment;
 use crate::state::{State, Step};
 
 /// The result of a user's request for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum RequestResult {
     /// Carried out: the job is in this state now.
     Now(State),
     /// The job is running, and the request was recorded for the runner.
@@ -71,7 +71,7 @@ pub struct Ending {
     /// The reason for the result.
     pub message: Option<String>,
     /// Data that the attempt moved, as its process reported it.
-    pub moved: Option<Moved>,
+    pub moved: Option<TransferTotals>,
     /// The progress of the attempt: files plus bytes at the target.
     pub furthest: u64,
     /// Events that are not recorded yet.
@@ -92,7 +92,7 @@ impl Store {
                  WHERE id = ?1",
                 [id.0, now.0],
             )?;
-            if let Err(illegal) = take(transaction, id, Step::Start, None, now)? {
+            if let Err(illegal) = apply_step(transaction, id, Step::Start, None, now)? {
                 return Ok(Err(StoreError::Illegal { id, source: illegal }));
             }
             let sql =
@@ -136,7 +136,7 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be changed.
-    pub fn settle(
+    pub fn record_end(
         &mut self,
         id: JobId,
         attempt: u32,
@@ -146,12 +146,12 @@ impl Store {
         self.transact(|transaction| {
             let sql = "SELECT wish, failures, retry_until, deadline, furthest, files, bytes, seconds, limited_by
                  FROM jobs WHERE id = ?1 AND attempt = ?2 AND state = 'running'";
-            let terms = transaction.query_row(sql, params![id.0, attempt], Terms::read).optional()?;
-            let Some(terms) = terms else { return Ok(Ok(None)) };
+            let retry_state = transaction.query_row(sql, params![id.0, attempt], RetryState::read).optional()?;
+            let Some(retry_state) = retry_state else { return Ok(Ok(None)) };
             add_events(transaction, id, &ending.events, now)?;
-            let After { step, not_before, failures, retry_until } = terms.after(ending, now);
-            let furthest = signed(ending.furthest).max(terms.furthest);
-            let moved = Moved::sum(terms.moved, ending.moved.clone());
+            let NextStep { step, not_before, failures, retry_until } = retry_state.after(ending, now);
+            let furthest = signed(ending.furthest).max(retry_state.furthest);
+            let moved = TransferTotals::add(retry_state.moved, ending.moved.clone());
             transaction.execute(
                 "UPDATE jobs SET wish = NULL, not_before = ?2, failures = ?3, retry_until = ?4, exit = ?5,
                      files = ?6, bytes = ?7, seconds = ?8, limited_by = ?9, furthest = ?10,
@@ -175,17 +175,17 @@ impl Store {
             // job.
             let message = match step {
                 Step::Hold | Step::Cancel => None,
-                Step::Expire => Some(expired(terms.deadline, ending)),
+                Step::Expire => Some(expired(retry_state.deadline, ending)),
                 _ => ending.message.clone(),
             };
             let message = message.as_deref();
-            match take(transaction, id, step, message, now)? {
+            match apply_step(transaction, id, step, message, now)? {
                 Ok(state) => {
                     add_attempt(transaction, id, attempt, state, message, ending, now)?;
                     // A request to cancel ends the schedule, even if the attempt ended before the request was carried
                     // out.
-                    if state.is_final() && terms.wish != Some(Wish::Cancel) {
-                        do_again(transaction, id, now)?;
+                    if state.is_final() && retry_state.wish != Some(Wish::Cancel) {
+                        submit_next_run(transaction, id, now)?;
                     }
                     Ok(Ok(Some(state)))
                 }
@@ -198,7 +198,7 @@ impl Store {
     ///
     /// # Errors
     /// The job has ended.
-    pub fn pause(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
+    pub fn pause(&mut self, id: JobId, now: Moment) -> Result<RequestResult, StoreError> {
         self.order(id, Step::Hold, Some(Wish::Pause), now)
     }
 
@@ -206,7 +206,7 @@ impl Store {
     ///
     /// # Errors
     /// The job has ended.
-    pub fn cancel(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
+    pub fn cancel(&mut self, id: JobId, now: Moment) -> Result<RequestResult, StoreError> {
         self.order(id, Step::Cancel, Some(Wish::Cancel), now)
     }
 
@@ -215,7 +215,7 @@ impl Store {
     ///
     /// # Errors
     /// The job is neither held nor about to be held.
-    pub fn resume(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
+    pub fn resume(&mut self, id: JobId, now: Moment) -> Result<RequestResult, StoreError> {
         self.order(id, Step::Resume, None, now)
     }
 
@@ -225,7 +225,7 @@ impl Store {
         step: Step,
         wish: Option<Wish>,
         now: Moment,
-    ) -> Result<Answer, StoreError> {
+    ) -> Result<RequestResult, StoreError> {
         self.transact(|transaction| {
             let Some(state) = state_of(transaction, id)? else {
                 return Ok(Err(StoreError::NoJob(id)));
@@ -237,7 +237,7 @@ impl Store {
                     "UPDATE jobs SET wish = ?2 WHERE id = ?1 AND wish IS NOT 'cancel'",
                     params![id.0, wish.as_ref()],
                 )?;
-                return Ok(Ok(Answer::Asked));
+                return Ok(Ok(RequestResult::Asked));
             }
             if step == Step::Resume {
                 let held_no_more = transaction.execute(
@@ -245,7 +245,7 @@ impl Store {
                     [id.0],
                 )?;
                 if held_no_more == 1 {
-                    return Ok(Ok(Answer::Asked));
+                    return Ok(Ok(RequestResult::Asked));
                 }
                 transaction.execute(
                     "UPDATE jobs SET retry_until = ?2 + deadline, failures = 0,
@@ -254,9 +254,9 @@ impl Store {
                     [id.0, now.0],
                 )?;
             }
-            let taken = take(transaction, id, step, None, now)?;
+            let taken = apply_step(transaction, id, step, None, now)?;
             Ok(taken
-                .map(Answer::Now)
+                .map(RequestResult::Now)
                 .map_err(|source| StoreError::Illegal { id, source }))
         })
     }
@@ -311,25 +311,25 @@ impl Store {
 }
 
 /// The settings and the history of a job that determine the step after an attempt.
-struct Terms {
+struct RetryState {
     wish: Option<Wish>,
     failures: u32,
     retry_until: Moment,
     deadline: Duration,
     furthest: i64,
     /// Data that earlier attempts moved.
-    moved: Option<Moved>,
+    moved: Option<TransferTotals>,
 }
 
 /// The step that follows the end of an attempt, and the values to store with it.
-struct After {
+struct NextStep {
     step: Step,
     not_before: Option<Moment>,
     failures: u32,
     retry_until: Moment,
 }
 
-impl Terms {
+impl RetryState {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             wish: read_wish(row.get(0)?),
@@ -341,7 +341,7 @@ impl Terms {
         })
     }
 
-    fn after(&self, ending: &Ending, now: Moment) -> After {
+    fn after(&self, ending: &Ending, now: Moment) -> NextStep {
         // `retry_until` is later than that only if the clock was set back.
         let left = self.retry_until.min(now.after(self.deadline));
         let (failures, retry_until) = if signed(ending.furthest) > self.furthest {
@@ -349,7 +349,7 @@ impl Terms {
         } else {
             (self.failures.saturating_add(1), left)
         };
-        let simple = |step| After {
+        let simple = |step| NextStep {
             step,
             not_before: None,
             failures: 0,
@@ -361,14 +361,14 @@ impl Terms {
             (AttemptVerdict::Fatal, _) => simple(Step::Fail),
             (_, Some(Wish::Pause)) => simple(Step::Hold),
             // The job was to be held, and was resumed before its process had ended. Nothing has failed.
-            (AttemptVerdict::Stopped, None) => After {
+            (AttemptVerdict::Stopped, None) => NextStep {
                 step: Step::Requeue,
                 not_before: None,
                 failures: self.failures,
                 retry_until,
             },
             // This comes before the check of the deadline, which may have passed while no runner was running.
-            (AttemptVerdict::Vanished, None) if failures <= VANISHED_AT_ONCE => After {
+            (AttemptVerdict::Vanished, None) if failures <= VANISHED_AT_ONCE => NextStep {
                 step: Step::Requeue,
                 not_before: None,
                 failures,
@@ -377,7 +377,7 @@ impl Terms {
             _ if now >= retry_until => simple(Step::Expire),
             (AttemptVerdict::Passing | AttemptVerdict::Vanished, None) => {
                 let next = now.after(retry_wait(failures)).min(retry_until);
-                After {
+                NextStep {
                     step: Step::Retry,
                     not_before: Some(next),
                     failures,
@@ -420,7 +420,7 @@ fn add_attempt(
     ending: &Ending,
     now: Moment,
 ) -> rusqlite::Result<()> {
-    let Moved {
+    let TransferTotals {
         files,
         bytes,
         seconds,

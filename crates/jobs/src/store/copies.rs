@@ -35,7 +35,7 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be changed.
-    pub fn let_copy_go(
+    pub fn forget_copy(
         &mut self,
         id: JobId,
         copy: &str,

@@ -11,7 +11,7 @@ use super::Store;
 use super::copies::IS_LEFT;
 use super::rows::{read_event, read_moved, read_wish, unsigned};
 use crate::error::StoreError;
-use crate::job::{AttemptEnd, Job, JobEvent, JobId, Moved, Wish, Words};
+use crate::job::{ArgumentList, AttemptEnd, Job, JobEvent, JobId, TransferTotals, Wish};
 use crate::moment::Moment;
 use crate::state::State;
 
@@ -72,7 +72,7 @@ pub struct RunningJob {
     /// The best progress of any attempt so far: files plus bytes at the target.
     pub furthest: u64,
     /// Data that the earlier attempts moved.
-    pub moved: Moved,
+    pub moved: TransferTotals,
 }
 
 impl Store {
@@ -347,8 +347,10 @@ fn read_state(word: &str) -> rusqlite::Result<State> {
 const QUEUED: &str = "id, host, source, target, label, priority, environment, arguments";
 
 fn read_queued(row: &Row<'_>) -> rusqlite::Result<QueuedJob> {
-    let words = |column| -> rusqlite::Result<Words> {
-        Ok(Words::from_bytes(row.get_ref(column)?.as_blob()?))
+    let words = |column| -> rusqlite::Result<ArgumentList> {
+        Ok(ArgumentList::decode_nul_terminated(
+            row.get_ref(column)?.as_blob()?,
+        ))
     };
     let home = words(6)?.0.into_iter().find_map(|word| {
         Some(OsStr::from_bytes(word.as_bytes().strip_prefix(b"ZMOVE_HOME=")?).to_owned())

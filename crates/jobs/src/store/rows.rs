@@ -5,12 +5,12 @@ use std::os::unix::ffi::OsStringExt;
 
 use rusqlite::Row;
 
-use crate::job::{JobEvent, JobId, JobWork, Moved, Wish, Words};
+use crate::job::{ArgumentList, JobEvent, JobId, JobWork, TransferTotals, Wish};
 use crate::moment::Moment;
 
 /// Reads a command from the columns `arguments`, `directory` and `environment`, which start at column `first`.
 pub(super) fn read_work(row: &Row<'_>, first: usize) -> rusqlite::Result<JobWork> {
-    let words = |bytes: Vec<u8>| Words::from_bytes(&bytes);
+    let words = |bytes: Vec<u8>| ArgumentList::decode_nul_terminated(&bytes);
     Ok(JobWork {
         arguments: words(row.get(first)?),
         directory: OsString::from_vec(row.get(first + 1)?).into(),
@@ -24,11 +24,11 @@ pub(super) fn read_wish(word: Option<String>) -> Option<Wish> {
 
 /// Reads the totals of finished attempts from four columns that start at column `first`. Returns `None` if they are
 /// unknown.
-pub(super) fn read_moved(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Moved>> {
+pub(super) fn read_moved(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<TransferTotals>> {
     let Some(files) = row.get::<_, Option<i64>>(first)? else {
         return Ok(None);
     };
-    Ok(Some(Moved {
+    Ok(Some(TransferTotals {
         files: unsigned(files),
         bytes: unsigned(row.get(first + 1)?),
         seconds: row.get(first + 2)?,

@@ -8,7 +8,7 @@ use crate::moment::Moment;
 use crate::state::{IllegalStep, State, Step};
 
 /// Applies a step to a job. It writes the new state, an event and, if the job ends, notifications.
-pub(super) fn take(
+pub(super) fn apply_step(
     transaction: &Transaction<'_>,
     id: JobId,
     step: Step,

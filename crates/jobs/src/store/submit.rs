@@ -40,7 +40,7 @@ impl Store {
                 return Ok(Ok(Submitted { id, repeated: true }));
             }
             for needed in &job.after {
-                if !is_there(transaction, *needed)? {
+                if !job_exists(transaction, *needed)? {
                     return Ok(Err(StoreError::NoJob(*needed)));
                 }
             }
@@ -58,13 +58,13 @@ impl Store {
     /// The job does not exist, or has not ended.
     pub fn rerun(&mut self, id: JobId, now: Moment) -> Result<JobId, StoreError> {
         self.transact(|transaction| {
-            if !is_there(transaction, id)? {
+            if !job_exists(transaction, id)? {
                 return Ok(Err(StoreError::NoJob(id)));
             }
             if !state_of(transaction, id)?.is_some_and(State::is_final) {
                 return Ok(Err(StoreError::NotEnded(id)));
             }
-            Ok(Ok(again(transaction, id, None, now)?))
+            Ok(Ok(insert_repetition(transaction, id, None, now)?))
         })
     }
 }
@@ -82,7 +82,7 @@ fn find_submission(
     let sql = "SELECT id, arguments = ?2 AND directory = ?3 FROM jobs WHERE submission = ?1";
     let work = params![
         submission,
-        arguments.to_bytes(),
+        arguments.encode_nul_terminated(),
         directory.as_os_str().as_bytes()
     ];
     transaction
@@ -90,7 +90,7 @@ fn find_submission(
         .optional()
 }
 
-fn is_there(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<bool> {
+fn job_exists(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<bool> {
     transaction
         .prepare("SELECT 1 FROM jobs WHERE id = ?1")?
         .exists([id.0])
@@ -110,9 +110,9 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
             job.submission,
             job.label,
             state.as_ref(),
-            job.work.arguments.to_bytes(),
+            job.work.arguments.encode_nul_terminated(),
             job.work.directory.as_os_str().as_bytes(),
-            job.work.environment.to_bytes(),
+            job.work.environment.encode_nul_terminated(),
             job.source,
             job.target,
             job.host,
@@ -152,7 +152,7 @@ pub(super) struct NextRun {
 }
 
 /// Submits a job that repeats the work of another: immediately, or as the next run of its schedule.
-pub(super) fn again(
+pub(super) fn insert_repetition(
     transaction: &Transaction<'_>,
     id: JobId,
     next: Option<&NextRun>,

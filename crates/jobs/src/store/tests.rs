@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use tempfile::TempDir;
 
 use super::*;
-use crate::job::{JobId, JobWork, Moved, NewJob, Wish, Words};
+use crate::job::{ArgumentList, JobId, JobWork, NewJob, TransferTotals, Wish};
 use crate::moment::Moment;
 use crate::state::State;
 
@@ -16,13 +16,13 @@ mod waiting;
 
 pub(crate) struct Site {
     _directory: TempDir,
-    pub(crate) place: Place,
+    pub(crate) place: JobsDirectory,
     pub(crate) store: Store,
 }
 
 pub(crate) fn site() -> Site {
     let directory = tempfile::tempdir().unwrap();
-    let place = Place::open(&directory.path().join("jobs")).unwrap();
+    let place = JobsDirectory::open(&directory.path().join("jobs")).unwrap();
     let store = Store::open(&place).unwrap();
     Site {
         _directory: directory,
@@ -42,9 +42,9 @@ pub(crate) fn job(label: &str) -> NewJob {
         submission: None,
         label: label.to_owned(),
         work: JobWork {
-            arguments: Words(vec!["a".into(), label.into()]),
+            arguments: ArgumentList(vec!["a".into(), label.into()]),
             directory: "/".into(),
-            environment: Words(vec!["A=b".into()]),
+            environment: ArgumentList(vec!["A=b".into()]),
         },
         source: "/a".to_owned(),
         target: format!("h:{label}"),
@@ -126,7 +126,7 @@ impl Site {
     fn run(&mut self, id: JobId, ending: &Ending, now: Moment) -> State {
         let started = self.store.start(id, now).unwrap();
         self.store
-            .settle(id, started.attempt, ending, now)
+            .record_end(id, started.attempt, ending, now)
             .unwrap()
             .unwrap()
     }
@@ -162,10 +162,10 @@ fn a_job_runs_and_ends_once() {
     assert_eq!(site.store.running().unwrap().len(), 1);
     let done = ended(AttemptVerdict::Done);
     assert_eq!(
-        site.store.settle(id, 1, &done, later(1)).unwrap(),
+        site.store.record_end(id, 1, &done, later(1)).unwrap(),
         Some(State::Done)
     );
-    assert_eq!(site.store.settle(id, 1, &done, later(2)).unwrap(), None);
+    assert_eq!(site.store.record_end(id, 1, &done, later(2)).unwrap(), None);
     assert_eq!(site.notified(id), ["done"]);
     assert_eq!(site.kinds(id), ["submitted", "running", "done"]);
     let job = site.store.job(id).unwrap();
@@ -186,7 +186,7 @@ fn an_attempt_that_is_not_the_last_is_not_settled() {
     assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
     assert_eq!(
         site.store
-            .settle(id, 1, &ended(AttemptVerdict::Done), START)
+            .record_end(id, 1, &ended(AttemptVerdict::Done), START)
             .unwrap(),
         None
     );
@@ -265,7 +265,7 @@ fn an_attempt_that_comes_further_puts_off_the_deadline() {
     };
     site.store.start(id, START).unwrap();
     assert_eq!(
-        site.store.settle(id, 1, &further, later(3599)).unwrap(),
+        site.store.record_end(id, 1, &further, later(3599)).unwrap(),
         Some(State::Waiting)
     );
     site.release(later(3601)).unwrap();
@@ -306,7 +306,7 @@ fn a_job_is_held_and_goes_on() {
     let id = site.submit(&job("x"));
     assert_eq!(
         site.store.pause(id, START).unwrap(),
-        Answer::Now(State::Paused)
+        RequestResult::Now(State::Paused)
     );
     assert!(matches!(
         site.store.start(id, START),
@@ -319,24 +319,26 @@ fn a_job_is_held_and_goes_on() {
     );
     assert_eq!(
         site.store.resume(id, START).unwrap(),
-        Answer::Now(State::Waiting)
+        RequestResult::Now(State::Waiting)
     );
     site.release(START).unwrap();
     site.store.start(id, START).unwrap();
-    assert_eq!(site.store.pause(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.pause(id, START).unwrap(), RequestResult::Asked);
     assert_eq!(site.store.running().unwrap()[0].wish, Some(Wish::Pause));
     let interrupted = Ending {
         exit: Some(20),
         ..ended(AttemptVerdict::Passing)
     };
     assert_eq!(
-        site.store.settle(id, 1, &interrupted, later(9000)).unwrap(),
+        site.store
+            .record_end(id, 1, &interrupted, later(9000))
+            .unwrap(),
         Some(State::Paused)
     );
     // The job was held for longer than its deadline.
     assert_eq!(
         site.store.resume(id, later(9000)).unwrap(),
-        Answer::Now(State::Waiting)
+        RequestResult::Now(State::Waiting)
     );
     assert_eq!(site.release(later(9000)).unwrap().queued, 1);
 }
@@ -354,11 +356,11 @@ fn a_job_that_is_about_to_be_held_may_go_on() {
         "nobody holds it"
     );
     site.store.pause(id, START).unwrap();
-    assert_eq!(site.store.resume(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.resume(id, START).unwrap(), RequestResult::Asked);
     assert_eq!(site.store.running().unwrap()[0].wish, None);
     let settled = site
         .store
-        .settle(id, 1, &ended(AttemptVerdict::Stopped), START)
+        .record_end(id, 1, &ended(AttemptVerdict::Stopped), START)
         .unwrap();
     assert_eq!(
         settled,
@@ -381,8 +383,8 @@ fn an_order_that_comes_too_late_changes_nothing() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.store.start(id, START).unwrap();
-    assert_eq!(site.store.cancel(id, START).unwrap(), Answer::Asked);
-    assert_eq!(site.store.pause(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.cancel(id, START).unwrap(), RequestResult::Asked);
+    assert_eq!(site.store.pause(id, START).unwrap(), RequestResult::Asked);
     assert_eq!(
         site.store.running().unwrap()[0].wish,
         Some(Wish::Cancel),
@@ -390,7 +392,7 @@ fn an_order_that_comes_too_late_changes_nothing() {
     );
     assert_eq!(
         site.store
-            .settle(id, 1, &ended(AttemptVerdict::Done), START)
+            .record_end(id, 1, &ended(AttemptVerdict::Done), START)
             .unwrap(),
         Some(State::Done)
     );
@@ -458,7 +460,7 @@ fn each_attempt_s_end_is_kept() {
     let mut site = site();
     let id = site.submit(&job("x"));
     let moved = |files| {
-        Some(Moved {
+        Some(TransferTotals {
             files,
             bytes: 10 * files,
             seconds: 1.5,
@@ -502,7 +504,7 @@ fn each_attempt_s_end_is_kept() {
         (2, State::Done, Some(0), None, 4, 40),
     ];
     assert_eq!(recorded, expected);
-    let all = Moved {
+    let all = TransferTotals {
         files: 7,
         bytes: 70,
         seconds: 3.0,
@@ -573,13 +575,13 @@ fn a_stall_is_an_event_once_in_an_attempt() {
         .unwrap();
     assert_eq!(site.notified(id), ["stalled"]);
     site.store
-        .settle(id, 1, &ended(AttemptVerdict::Vanished), START)
+        .record_end(id, 1, &ended(AttemptVerdict::Vanished), START)
         .unwrap();
     assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
     (0..2).for_each(|_| site.store.stall(id, 2, "nothing", START).unwrap());
     assert_eq!(site.notified(id), ["stalled", "stalled"]);
     site.store
-        .settle(id, 2, &ended(AttemptVerdict::Done), START)
+        .record_end(id, 2, &ended(AttemptVerdict::Done), START)
         .unwrap();
     site.store.stall(id, 2, "too late", START).unwrap();
     assert_eq!(site.notified(id), ["stalled", "stalled", "done"]);

@@ -6,12 +6,12 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::Store;
 use super::notifications::notify;
-use super::step::{add_event, state_of, take};
-use super::submit::{NextRun, again};
+use super::step::{add_event, apply_step, state_of};
+use super::submit::{NextRun, insert_repetition};
 use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
-use crate::schedule::{Schedule, StartTime, first_time, shown};
+use crate::schedule::{Schedule, StartTime, first_time, format_local};
 use crate::state::{State, Step};
 
 impl Store {
@@ -21,21 +21,21 @@ impl Store {
     /// # Errors
     /// The store cannot be changed.
     pub fn release(&mut self, now: Moment) -> Result<(), StoreError> {
-        self.bring_forward(now)?;
+        self.recompute_start_times(now)?;
         let read = |row: &Row<'_>| row.get(0).map(JobId);
         let due = self.rows(DUE, [now.0, RETRY_WAIT_MAX_MILLIS], read)?;
-        let vain = self.rows(VAIN, (), read)?;
-        if due.is_empty() && vain.is_empty() {
+        let unsatisfiable = self.rows(UNSATISFIABLE, (), read)?;
+        if due.is_empty() && unsatisfiable.is_empty() {
             return Ok(());
         }
         self.transact(|transaction| {
-            for id in vain {
+            for id in unsatisfiable {
                 if let Some((needed, state)) = failed_need(transaction, id)?
                     && state_of(transaction, id)? == Some(State::Waiting)
                 {
                     let why = format!("job {needed}, which must be done first, {}", state.phrase());
-                    if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
-                        do_again(transaction, id, now)?;
+                    if apply_step(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
+                        submit_next_run(transaction, id, now)?;
                     }
                 }
             }
@@ -45,7 +45,7 @@ impl Store {
                     continue;
                 }
                 report_missed(transaction, id, now)?;
-                let _is_waiting = take(transaction, id, Step::Release, None, now)?;
+                let _is_waiting = apply_step(transaction, id, Step::Release, None, now)?;
             }
             Ok(Ok(()))
         })
@@ -53,7 +53,7 @@ impl Store {
 
     /// Recomputes the start times of waiting jobs that were submitted before the clock was set back. That affects
     /// scheduled jobs and jobs with a typed start time.
-    fn bring_forward(&mut self, now: Moment) -> Result<(), StoreError> {
+    fn recompute_start_times(&mut self, now: Moment) -> Result<(), StoreError> {
         let sql = "SELECT id FROM jobs WHERE state = 'waiting' AND attempt = 0 AND submitted > ?1
                  AND (schedule IS NOT NULL OR at IS NOT NULL)";
         let made_later: Vec<i64> = self.rows(sql, [now.0], |row| row.get(0))?;
@@ -113,7 +113,7 @@ fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusql
     if let Some(due) = due.flatten().map(Moment)
         && now.since(due) > MISSED_AFTER
     {
-        let why = format!("due at {}, starting now", shown(due));
+        let why = format!("due at {}, starting now", format_local(due));
         let number = add_event(transaction, id, "missed", Some(&why), now)?;
         notify(transaction, number, now)?;
     }
@@ -122,13 +122,13 @@ fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusql
 
 /// Submits the next run of the job's schedule, if the job has one. Times that have passed since the last run are
 /// skipped, so that no two runs overlap.
-pub(super) fn do_again(
+pub(super) fn submit_next_run(
     transaction: &Transaction<'_>,
     id: JobId,
     now: Moment,
 ) -> rusqlite::Result<()> {
     if let Some(next) = next_run(transaction, id, now)? {
-        again(transaction, id, Some(&next), now)?;
+        insert_repetition(transaction, id, Some(&next), now)?;
     }
     Ok(())
 }
@@ -189,7 +189,7 @@ const STALLED: &str = "SELECT id, message, retry_until - deadline FROM jobs j
     WHERE state = 'waiting' AND failures > 0 AND retry_until - deadline <= ?1
     AND NOT EXISTS (SELECT 1 FROM events e WHERE e.job = j.id AND kind = 'stalled' AND time >= retry_until - deadline)";
 /// Selects waiting jobs that depend on a job which has ended without being done.
-const VAIN: &str =
+const UNSATISFIABLE: &str =
     "SELECT DISTINCT j.id FROM jobs j JOIN dependencies d ON d.job = j.id JOIN jobs b ON b.id = d.needs
     WHERE j.state = 'waiting' AND b.state IN ('failed', 'cancelled', 'expired')";
 

@@ -19,8 +19,8 @@ use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Statx, StatxFlags};
 use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{
-    DEAD_AFTER, SharedJobDirectory, SharedJobError, Sign, Task, Tree, Turn, WatchedJob, hidden_in,
-    remove_leftover,
+    DEAD_AFTER, Liveness, SharedJobDirectory, SharedJobError, Task, Tree, Turn, WatchedJob,
+    list_hidden, remove_leftover,
 };
 use zmove_types::{Lock, Name, RelPath, SharedJobId, Timestamp, unix_now};
 use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operation, ToSender};
@@ -86,7 +86,7 @@ impl Cleaner {
         self.enter_later(RelPath::root());
         let stopping = &self.stopping;
         self.quota
-            .side_by_side(Task::Look, "zmove-clean", stopping, |turn| self.walk(turn));
+            .run_parallel(Task::Read, "zmove-clean", stopping, |turn| self.walk(turn));
         self.clean_jobs();
     }
 
@@ -95,7 +95,7 @@ impl Cleaner {
             let next = self.pending.lock().pop();
             let Some((path, _booked)) = next else { return };
             if !self.pending.lock().is_empty() {
-                turn.get_help();
+                turn.start_helper();
             }
             self.clean_directory(&path);
         }
@@ -115,7 +115,7 @@ impl Cleaner {
             Err(error) => return self.failed(path.clone(), Operation::OpenDirectory, &error),
         };
         let mut below = Vec::new();
-        let hidden = hidden_in(directory.as_fd(), |entry| {
+        let hidden = list_hidden(directory.as_fd(), |entry| {
             below.extend(subdirectory(directory.as_fd(), entry));
         });
         let hidden = match hidden {
@@ -243,7 +243,7 @@ impl Cleaner {
             }
             self.tree
                 .lease()
-                .during(|| std::thread::sleep(CHECK_INTERVAL));
+                .watch_slow_call(|| std::thread::sleep(CHECK_INTERVAL));
         }
     }
 
@@ -253,15 +253,15 @@ impl Cleaner {
             return true;
         }
         let looked = self.tree.open_directory(directory).and_then(|parent| {
-            let sign = job.look(parent.as_fd())?;
+            let sign = job.check(parent.as_fd())?;
             Ok((sign, parent))
         });
         match looked {
-            Ok((Sign::Unclear, _)) => return true,
-            Ok((sign @ (Sign::Dead | Sign::Foreign), parent)) => {
+            Ok((Liveness::Unclear, _)) => return true,
+            Ok((sign @ (Liveness::Dead | Liveness::Foreign), parent)) => {
                 self.clean_job(directory, &parent, job.job(), sign);
             }
-            Ok((Sign::Alive | Sign::Gone, _)) => {}
+            Ok((Liveness::Alive | Liveness::Gone, _)) => {}
             // The parent directory no longer exists.
             Err(error) if is_gone(&error) => {}
             Err(error) => {
@@ -275,7 +275,13 @@ impl Cleaner {
 
     /// Removes the directory of a dead job. A foreign directory is removed only if it belongs to this user and is
     /// empty.
-    fn clean_job(&self, directory: &RelPath, parent: &Arc<OwnedFd>, job: SharedJobId, sign: Sign) {
+    fn clean_job(
+        &self,
+        directory: &RelPath,
+        parent: &Arc<OwnedFd>,
+        job: SharedJobId,
+        sign: Liveness,
+    ) {
         let name = SharedJobDirectory::name(job);
         let Some((path, stat)) = find(directory, parent.as_fd(), &name) else {
             return;
@@ -283,7 +289,7 @@ impl Cleaner {
         let bytes = self.bytes_of(&path, &stat);
         let lease = self.tree.lease();
         let goes = match (self.mode, sign) {
-            (CleanMode::Remove, Sign::Dead) => {
+            (CleanMode::Remove, Liveness::Dead) => {
                 match SharedJobDirectory::end_dead(lease, parent, job, END_TIMEOUT) {
                     Err(SharedJobError::Io(error)) => {
                         return self.failed(path, Operation::Delete, &error);
@@ -292,7 +298,9 @@ impl Cleaner {
                 }
             }
             (CleanMode::Remove, _) => SharedJobDirectory::remove_empty(lease, parent, job),
-            (CleanMode::DryRun, Sign::Dead) => SharedJobDirectory::open_proven(parent, job).is_ok(),
+            (CleanMode::DryRun, Liveness::Dead) => {
+                SharedJobDirectory::open_with_proof(parent, job).is_ok()
+            }
             (CleanMode::DryRun, _) => false,
         };
         let fate = if goes {

@@ -25,8 +25,8 @@ use std::os::fd::OwnedFd;
 
 use zmove_chunk::xattr_digest;
 use zmove_disk::{
-    FileIdentity, FoundXattrs, HasXattrs, KeptTimes, Miss, NameAt, Wanted, is_beyond_range,
-    is_held_everywhere, is_of_another_user,
+    EntryXattrs, FileIdentity, HasXattrs, MetadataFailure, NameAt, TimeResolutions, WantedMetadata,
+    is_foreign_owner, is_out_of_range, is_storable_everywhere,
 };
 use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::{Differences, Verdict, XattrDigest};
@@ -40,7 +40,7 @@ use crate::store::target::renamed;
 pub(crate) struct Comparator {
     /// For a single entry: its name at the source and its name at the target.
     pub(crate) rename: Option<(Name, Name)>,
-    pub(crate) times: KeptTimes,
+    pub(crate) times: TimeResolutions,
     pub(crate) policy: MetadataPolicy,
     pub(crate) claims: Claims,
 }
@@ -79,7 +79,7 @@ impl Comparator {
     ) -> bool {
         self.policy
             .rules
-            .must_keep(there, || self.times.kept(directory, mtime))
+            .must_keep(there, || self.times.stored_time(directory, mtime))
     }
 
     /// Returns whether another name in the sender's requests leads to the same file as this one. Call this once for
@@ -117,7 +117,7 @@ impl Comparator {
         if all || is_time_asked && differences.is_empty() {
             let has_time = self
                 .times
-                .is_kept(directory, there.mtime, source.metadata.mtime);
+                .stores_as(directory, there.mtime, source.metadata.mtime);
             differences = differences.add_if_unequal(Differences::TIME, &has_time, &true);
         }
         let decisive = if contents.is_some() {
@@ -145,7 +145,7 @@ impl Comparator {
             Some(contents) => contents(differences),
             None if purpose == Purpose::Report
                 && !differences.is_empty()
-                && is_of_another_user(there.ids) =>
+                && is_foreign_owner(there.ids) =>
             {
                 Verdict::Replace(differences)
             }
@@ -169,10 +169,10 @@ impl Comparator {
         }
         let gets_owner = || {
             let wanted = self.policy.wanted(metadata, None);
-            wanted.owners_out_of_reach(there.ids).len() < wanted.missing_owners(there.ids).len()
+            wanted.unsettable_owners(there.ids).len() < wanted.ownership_failures(there.ids).len()
         };
         let lacks_xattrs = differences.has_any(Differences::XATTRS);
-        let gets_xattrs = lacks_xattrs && entry.may_have(self.policy.rules.xattr_kinds());
+        let gets_xattrs = lacks_xattrs && entry.may_support(self.policy.rules.xattr_kinds());
         let mut others = Differences::OWNER.and(Differences::XATTRS);
         if !self.policy.rules.kinds.has_any(Kinds::TIMES) {
             others = others.and(Differences::TIME);
@@ -194,14 +194,14 @@ impl Comparator {
         at: EntryLocation<'_>,
     ) {
         if self.policy.rules.kinds.has_any(Kinds::TIMES)
-            && !is_held_everywhere(source.mtime)
-            && is_beyond_range(there.mtime, source.mtime)
+            && !is_storable_everywhere(source.mtime)
+            && is_out_of_range(there.mtime, source.mtime)
         {
-            let misses = [Miss {
+            let misses = [MetadataFailure {
                 kind: Kinds::TIMES,
-                error: Miss::BEYOND_RANGE,
+                error: MetadataFailure::OUT_OF_RANGE,
             }];
-            self.policy.note(&Wanted::default(), &misses, at);
+            self.policy.note(&WantedMetadata::default(), &misses, at);
         }
     }
 
@@ -215,7 +215,7 @@ impl Comparator {
         entry: impl HasXattrs,
     ) -> Differences {
         let wanted = self.policy.wanted(metadata, None);
-        let is_owned = wanted.is_met(there.ids, wanted.mode)
+        let is_owned = wanted.matches(there.ids, wanted.mode)
             || purpose == Purpose::Report && self.keeps_all_owners(there, &wanted);
         let has_xattrs = xattrs.match_entry(entry, metadata, self.policy.rules.kinds);
         let has_mode = there.mode == metadata.mode || !self.policy.rules.kinds.has_any(Kinds::MODE);
@@ -227,10 +227,10 @@ impl Comparator {
 
     /// Returns whether a transfer would leave all owners of an entry unchanged because it is not permitted to set
     /// others. Counts the owners that it cannot set.
-    fn keeps_all_owners(&self, there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
-        let misses = wanted.owners_out_of_reach(there.ids);
+    fn keeps_all_owners(&self, there: &FileIdentity, wanted: &WantedMetadata<'_>) -> bool {
+        let misses = wanted.unsettable_owners(there.ids);
         self.policy.count_expected(&misses);
-        misses.len() == wanted.missing_owners(there.ids).len()
+        misses.len() == wanted.ownership_failures(there.ids).len()
     }
 }
 
@@ -255,7 +255,7 @@ impl SourceXattrs<'_> {
         if kinds.is_empty() {
             return true;
         }
-        let Ok(FoundXattrs { list, .. }) = entry.xattrs(kinds) else {
+        let Ok(EntryXattrs { list, .. }) = entry.xattrs(kinds) else {
             return false;
         };
         match self {

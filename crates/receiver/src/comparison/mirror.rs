@@ -303,9 +303,9 @@ mod tests {
     }
 
     fn with_budget<T>(held: &mut Charge, work: impl FnOnce(&mut WorkBudget<'_>) -> T) -> T {
-        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let (threads, stopping) = (StorageThreads::limited_to_cores(), AtomicBool::new(false));
         work(&mut WorkBudget::new(
-            threads.turn(Task::Look, &stopping),
+            threads.turn(Task::Read, &stopping),
             held,
         ))
     }
@@ -344,9 +344,9 @@ mod tests {
             std::fs::File::create(home.path().join(format!("{number}"))).unwrap();
         }
         let tree = Tree::open(home.path()).unwrap();
-        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let (threads, stopping) = (StorageThreads::limited_to_cores(), AtomicBool::new(false));
         let mut held = Quota::default().empty_charge();
-        let mut budget = WorkBudget::new(threads.turn(Task::Look, &stopping), &mut held);
+        let mut budget = WorkBudget::new(threads.turn(Task::Read, &stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
             let NameRange { names, .. } = &names_of(&["a"], None)[0];

@@ -38,7 +38,7 @@ pub fn selection(
         } else {
             Effect::Exclude
         };
-        Rule::again(effect, &text.pattern)
+        Rule::recreate(effect, &text.pattern)
     };
     let rules = rules.iter().map(rule).collect::<Result<Vec<_>, _>>()?;
     Selection::new(&rules, sizes).map(Some)

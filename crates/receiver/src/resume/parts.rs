@@ -359,7 +359,7 @@ impl PartStore {
         self.look_where(&staged);
         match journal.record_part(id.0, &part) {
             // Only a part that a journal lists may get a persistent name. Any other part would stay forever.
-            Ok(()) => staged.last_as(&self.lease, part.part)?,
+            Ok(()) => staged.make_lasting(&self.lease, part.part)?,
             Err(error) => self.note(error),
         }
         Ok(staged)

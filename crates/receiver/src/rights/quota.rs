@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
-use zmove_disk::{FileIo, FileSystemMemory, StorageThreads, StorageWork, Task, Turn};
+use zmove_disk::{FileIo, FileSystemThreadCounts, StorageThreads, StorageWork, Task, Turn};
 use zmove_transport::Fingerprint;
 use zmove_types::RelPath;
 use zmove_wire::WireError;
@@ -223,7 +223,7 @@ impl Quota {
         Arc::clone(
             self.0
                 .file_io
-                .get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))),
+                .get_or_init(|| usual.new_independent().unwrap_or_else(|| Arc::clone(usual))),
         )
     }
 
@@ -234,14 +234,14 @@ impl Quota {
 
     /// Sets the initial number of this key's threads to the number that was useful on a file system before, unless
     /// threads have already started.
-    pub(crate) fn recall_threads(&self, of: &FileSystemMemory) {
+    pub(crate) fn recall_threads(&self, of: &FileSystemThreadCounts) {
         let all = self.work_and_threads();
         all.into_iter()
             .for_each(|(work, threads)| of.recall(work, threads));
     }
 
     /// Remembers the number of this key's threads that was useful on a file system.
-    pub(crate) fn keep_threads(&self, of: &FileSystemMemory) {
+    pub(crate) fn keep_threads(&self, of: &FileSystemThreadCounts) {
         self.work_and_threads()
             .into_iter()
             .for_each(|(work, threads)| of.keep(work, threads));
@@ -262,12 +262,12 @@ impl Quota {
 
     /// Returns whether the storage that this key writes to has a high latency.
     pub(crate) fn has_slow_writes(&self) -> bool {
-        self.0.storage_threads.is_late(Task::Write)
+        self.0.storage_threads.is_slow(Task::Write)
     }
 
     /// Runs `work` on this thread and on as many other threads of the key as are useful; see
-    /// [`StorageThreads::side_by_side`].
-    pub(crate) fn side_by_side<T: Send>(
+    /// [`StorageThreads::run_parallel`].
+    pub(crate) fn run_parallel<T: Send>(
         &self,
         task: Task,
         name: &str,
@@ -276,10 +276,10 @@ impl Quota {
     ) -> Vec<T> {
         self.0
             .storage_threads
-            .side_by_side(task, name, stopping, || self.charge_helper(), work)
+            .run_parallel(task, name, stopping, || self.charge_helper(), work)
     }
 
-    /// Runs `work`, which renames files into place, like [`side_by_side`](Self::side_by_side) but with separate turns:
+    /// Runs `work`, which renames files into place, like [`run_parallel`](Self::side_by_side) but with separate turns:
     /// writers may hold all other turns while they wait for this work.
     pub(crate) fn name_side_by_side<T: Send>(
         &self,
@@ -288,13 +288,13 @@ impl Quota {
         let task = (Task::Write, "zmove-publish");
         self.0
             .naming_threads
-            .side_by_side(task.0, task.1, &NEVER, || self.charge_helper(), work)
+            .run_parallel(task.0, task.1, &NEVER, || self.charge_helper(), work)
     }
 
     /// Runs `work`, which removes the leftovers of a session that has ended, on as many threads as the session used for
-    /// writing; see [`side_by_side`](Self::side_by_side).
+    /// writing; see [`run_parallel`](Self::side_by_side).
     pub(crate) fn discard_side_by_side(&self, work: impl Fn(&Turn<'_>) + Sync) {
-        self.side_by_side(Task::Write, "zmove-discard", &NEVER, work);
+        self.run_parallel(Task::Write, "zmove-discard", &NEVER, work);
     }
 
     /// Returns a turn for a thread that renames files into place.
@@ -340,8 +340,8 @@ impl QuotaState {
             windows: Arc::default(),
             files: Arc::new(files),
             threads: Arc::default(),
-            storage_threads: StorageThreads::in_turns(),
-            naming_threads: StorageThreads::in_turns(),
+            storage_threads: StorageThreads::limited_to_cores(),
+            naming_threads: StorageThreads::limited_to_cores(),
             file_io: OnceLock::new(),
             transfers_max: AtomicUsize::new(0),
             room: Lock::new(JournalLimits::of(limits)),
@@ -525,7 +525,7 @@ mod tests {
 
         /// Makes the key's storage count as slow for writes.
         pub(crate) fn begin_to_write_late(&self) {
-            self.0.storage_threads.begin_with(Task::Write, 256);
+            self.0.storage_threads.start_with(Task::Write, 256);
         }
 
         pub(crate) fn memory_held(&self) -> usize {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use zmove_disk::{Task, Tree, Turn, set_usual_mode};
+use zmove_disk::{Task, Tree, Turn, set_default_mode};
 use zmove_types::RelPath;
 use zmove_wire::{Extraneous, Fault, FaultCode, Operation};
 
@@ -73,7 +73,7 @@ fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
     let set = match target.mode_before {
         Some(mode) => target.tree.set_root_mode(mode),
-        None if target.is_closed => set_usual_mode(target.tree.lease(), directory.as_fd()),
+        None if target.is_closed => set_default_mode(target.tree.lease(), directory.as_fd()),
         None => return Ok(None),
     };
     if let Err(error) = set {
@@ -87,7 +87,7 @@ fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
 /// Finishes directories of the same depth. None contains another, so several threads can work on them.
 fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fault>> {
     let parts = Lock::new(level.chunks(PART_DIRECTORIES));
-    let done = transfer.side_by_side(Task::Write, "zmove-finish", |turn| {
+    let done = transfer.run_parallel(Task::Write, "zmove-finish", |turn| {
         let mut faults = Vec::new();
         let next = || parts.lock().next();
         for part in std::iter::from_fn(next) {
@@ -117,7 +117,7 @@ fn finish_part(
         if turn.is_over() {
             return Err(Errno::CANCELED.into());
         }
-        turn.get_help();
+        turn.start_helper();
         let opened = opener.open(remembered);
         let at = EntryLocation(&remembered.path, remembered.name.as_ref());
         let set = |opened: Arc<OwnedFd>| {
@@ -168,7 +168,7 @@ impl<'a> Opener<'a> {
         };
         let above = match above {
             Some(above) => above,
-            None => above.insert(self.tree.like_this_at(self.tree.open_own_directory(path)?)),
+            None => above.insert(self.tree.with_root(self.tree.open_own_directory(path)?)),
         };
         let Some(name) = name else {
             return above.open_directory(&RelPath::root());

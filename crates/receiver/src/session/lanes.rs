@@ -63,7 +63,7 @@ fn receive_all(
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => {
                 let checked =
-                    VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Look))?;
+                    VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Read))?;
                 if let Ok(batch) = &checked {
                     transfer.top_names.check_batch(batch.batch())?;
                     if transfer.allowance.is_some() {
@@ -166,7 +166,7 @@ fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<WriterJob, St
         let checked = UnchangedGroup::check(&frame.header, file.head.bytes, told);
         checked.map(|named| WriterJob::Named(file, named))
     } else {
-        VerifiedChunk::check(frame, &file.head, &transfer.turn(Task::Look))
+        VerifiedChunk::check(frame, &file.head, &transfer.turn(Task::Read))
             .map(|chunk| WriterJob::Chunk(file, chunk))
     })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use zmove_disk::{FileSystemMemory, Lease};
+use zmove_disk::{FileSystemThreadCounts, Lease};
 use zmove_transport::ControlError;
 use zmove_types::{Beginning, TransferId};
 use zmove_wire::{Open, Opened, Refusal, RefusalCode, TargetShape, TargetState, ToReceiver};
@@ -116,7 +116,7 @@ pub(super) struct OpenTarget {
     pub(super) target: Target,
     pub(super) parts: PartStore,
     pub(super) other_jobs: OtherJobs,
-    pub(super) file_system: FileSystemMemory,
+    pub(super) file_system: FileSystemThreadCounts,
     /// Free bytes in the file system of the target, if known.
     pub(super) free_bytes: Option<u64>,
 }

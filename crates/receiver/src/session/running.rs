@@ -323,7 +323,7 @@ impl RunningSession {
             Question::Extraneous(ranges) if may_list => {
                 self.start(held, move |transfer| {
                     let mut held = transfer.quota.empty_charge();
-                    let mut budget = WorkBudget::new(transfer.turn(Task::Look), &mut held);
+                    let mut budget = WorkBudget::new(transfer.turn(Task::Read), &mut held);
                     let tree = Some(&transfer.target.tree);
                     let names = extraneous(tree, &ranges, &transfer.aliased, &mut budget);
                     // Release the core first, because reporting may have to wait.

@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, NameAt, NewFiles, PartFound};
+use zmove_disk::{FileIdentity, NameAt, NewFiles, PartState};
 use zmove_types::{Counters, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobResult};
@@ -83,13 +83,13 @@ impl SharedJobSession {
             .find_part(&place.part)
             .map_err(with_operation(Operation::Read))?
         {
-            PartFound::Committed { inode } => self.committed(transfer, &place, inode),
-            PartFound::GivenUp { errno } => {
+            PartState::Committed { inode } => self.committed(transfer, &place, inode),
+            PartState::GivenUp { errno } => {
                 self.check(Operation::Write)?;
                 Err(given_up(errno))
             }
-            PartFound::Part(part) => self.publish(transfer, &place, &part),
-            PartFound::Nothing => {
+            PartState::Part(part) => self.publish(transfer, &place, &part),
+            PartState::Nothing => {
                 self.check(Operation::Rename)?;
                 let missing = missing(head, None);
                 // A file that consists of holes only must have been begun as well.
@@ -162,8 +162,8 @@ impl SharedJobSession {
         answer: Result<SharedJobResult, Failure>,
     ) -> Result<SharedJobResult, Failure> {
         match self.session.find_part(&place.part) {
-            Ok(PartFound::Committed { inode }) => self.committed(transfer, place, inode),
-            Ok(PartFound::GivenUp { errno }) => Err(given_up(errno)),
+            Ok(PartState::Committed { inode }) => self.committed(transfer, place, inode),
+            Ok(PartState::GivenUp { errno }) => Err(given_up(errno)),
             _ => answer,
         }
     }

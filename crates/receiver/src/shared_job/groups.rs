@@ -17,7 +17,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use zmove_disk::{JobSession, PartFound};
+use zmove_disk::{JobSession, PartState};
 use zmove_types::{Cv, GroupSpan, Name};
 use zmove_wire::WireError;
 
@@ -153,7 +153,7 @@ impl FlushedGroups {
         let is_gone = |name: &Name| {
             matches!(
                 session.find_part(name),
-                Ok(PartFound::Committed { .. } | PartFound::GivenUp { .. })
+                Ok(PartState::Committed { .. } | PartState::GivenUp { .. })
             )
         };
         self.groups.of.retain(|(name, _inode), _| !is_gone(name));

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use tokio::sync::mpsc::UnboundedSender;
-use zmove_disk::{DEAD_AFTER, Lease, SharedJobDirectory, Sign, Tree, WatchedJob, remove_abandoned};
+use zmove_disk::{
+    DEAD_AFTER, Lease, Liveness, SharedJobDirectory, Tree, WatchedJob, remove_abandoned,
+};
 use zmove_types::{Lock, RelPath, SharedJobId};
 
 /// The jobs of other runs that a session finds.
@@ -125,7 +127,8 @@ impl OtherJobs {
             if !self.has_notified.swap(true, Ordering::Relaxed) {
                 self.notify(wait_notice(job.job()));
             }
-            self.lease.during(|| std::thread::sleep(CHECK_INTERVAL));
+            self.lease
+                .watch_slow_call(|| std::thread::sleep(CHECK_INTERVAL));
         }
     }
 
@@ -156,14 +159,14 @@ impl OtherJobs {
         parent: Arc<OwnedFd>,
         dead: &mut Vec<FoundJob>,
     ) -> io::Result<Option<(WatchedJob, Arc<OwnedFd>)>> {
-        match job.look(parent.as_fd())? {
-            Sign::Unclear => return Ok(Some((job, parent))),
-            Sign::Gone => return Ok(None),
-            Sign::Foreign => {
+        match job.check(parent.as_fd())? {
+            Liveness::Unclear => return Ok(Some((job, parent))),
+            Liveness::Gone => return Ok(None),
+            Liveness::Foreign => {
                 SharedJobDirectory::remove_empty(&self.lease, &parent, job.job());
             }
-            Sign::Alive => {}
-            Sign::Dead => dead.push((parent, job.job())),
+            Liveness::Alive => {}
+            Liveness::Dead => dead.push((parent, job.job())),
         }
         self.settled.lock().insert(job.job());
         Ok(None)
@@ -191,7 +194,7 @@ fn wait_notice(job: SharedJobId) -> String {
 mod tests {
     use super::*;
     use tokio::sync::mpsc::unbounded_channel;
-    use zmove_disk::jobs_in;
+    use zmove_disk::list_shared_jobs;
     use zmove_types::Beginning;
 
     const JOB: SharedJobId = SharedJobId([7; 16]);
@@ -227,7 +230,7 @@ mod tests {
         });
         assert!(others.wait_for(found()).is_err());
         assert!(tells.try_recv().is_err());
-        assert_eq!(jobs_in(root.as_fd()).unwrap(), [JOB]);
+        assert_eq!(list_shared_jobs(root.as_fd()).unwrap(), [JOB]);
     }
 
     /// The source and target of a local push are in one process, whose lease never ends.

@@ -77,7 +77,7 @@ impl HeartbeatWriter {
         while !*is_stopped {
             let mut heartbeat = self.heartbeat.lock();
             drop(is_stopped);
-            if let Some(age) = lease.proof_age(PING_AGE_MAX) {
+            if let Some(age) = lease.echo_age(PING_AGE_MAX) {
                 let _ended_or_unwritable = heartbeat.beat(Some(age));
             }
             drop(heartbeat);
@@ -193,7 +193,7 @@ impl SharedJobSession {
             let may_have_begun =
                 beginning == Beginning::Allowed && refusal.code == RefusalCode::Target;
             let is_left = may_have_begun
-                && !SharedJobDirectory::take_back(&root, job, &begin.transfer.to_string());
+                && !SharedJobDirectory::undo_begin(&root, job, &begin.transfer.to_string());
             if is_left {
                 Refusal {
                     code: RefusalCode::Failed,
@@ -253,7 +253,7 @@ impl SharedJobSession {
     /// Takes over the remains of dead jobs at this target, as far as possible, before they are removed.
     pub(crate) fn take_over(&self, dead: &[FoundJob], journal: &Journal, quota: &Quota) {
         for (parent, job) in dead {
-            if let Ok(dead) = SharedJobDirectory::open_proven(parent, *job) {
+            if let Ok(dead) = SharedJobDirectory::open_with_proof(parent, *job) {
                 let _is_sent_again =
                     take_over(&dead, &self.session, journal, quota.journal_limits().bytes);
             }

@@ -28,7 +28,7 @@ pub(crate) fn take_over(
     let mut taken = HashSet::new();
     for file in &files {
         let part = key(file);
-        if !taken.contains(&part) && session.take_part(dead, &part.0, part.1)? {
+        if !taken.contains(&part) && session.adopt_part(dead, &part.0, part.1)? {
             taken.insert(part);
         }
     }

@@ -79,7 +79,7 @@ impl Transfer {
 impl TargetTree {
     /// Returns whether the file called `name` will be changed in place.
     pub(crate) fn will_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
-        self.view.policy.rules.in_place && Existing::is_alone(directory, name)
+        self.view.policy.rules.in_place && Existing::has_single_name(directory, name)
     }
 
     /// Finishes a file that was changed in place, provided that no other process was seen to change it. The data is

@@ -67,13 +67,13 @@ struct PlacingTurns<'a> {
 
 impl PlacingTurns<'_> {
     /// Asks for another thread for this batch, or for another writer if more work is queued.
-    fn get_help(&self, transfer: &Transfer) {
+    fn start_helper(&self, transfer: &Transfer) {
         let turn = if transfer.meter.has_queued() {
             self.writer
         } else {
             self.own
         };
-        turn.get_help();
+        turn.start_helper();
     }
 }
 
@@ -105,7 +105,7 @@ impl<'a> Placer<'a> {
         let runs = Runs::new(groups, data);
         // The first taker is this thread.
         let own = Lock::new(Some(self));
-        transfer.side_by_side(Task::Write, "zmove-write", |turn| {
+        transfer.run_parallel(Task::Write, "zmove-write", |turn| {
             let turns = PlacingTurns { own: turn, writer };
             let mut other = None;
             let placer = own.lock().take();
@@ -160,7 +160,7 @@ impl<'a> Placer<'a> {
             if turns.own.is_over() {
                 return;
             }
-            turns.get_help(self.transfer);
+            turns.start_helper(self.transfer);
             if batch.known == ExpectedState::Unknown
                 && let BatchEntry::File(file) = &entry.entry
                 && opened
@@ -171,7 +171,7 @@ impl<'a> Placer<'a> {
                 continue;
             }
             if matches!(entry.entry, BatchEntry::File(_)) {
-                turns.own.writes(entry.bytes.len());
+                turns.own.note_write(entry.bytes.len());
             }
             let made = match (&side, &entry.entry, &opened) {
                 (Some(side), BatchEntry::File(file), Ok(opened)) => self.create_in_side_directory(
@@ -298,7 +298,11 @@ impl<'a> Placer<'a> {
             }
             // Other users may rename entries there, so the directory cannot wait under a hidden name.
             if error.as_ref().and_then(Errno::from_io_error) == Some(Errno::PERM) {
-                return StagingDirectory::make_way(transfer.target.tree.lease(), &parent, name);
+                return StagingDirectory::remove_existing(
+                    transfer.target.tree.lease(),
+                    &parent,
+                    name,
+                );
             }
             if let Some(error) = error {
                 return Err(error);
@@ -326,7 +330,7 @@ impl<'a> Placer<'a> {
         let begun = publisher.begin(path, || {
             let held = self.transfer.quota.charge_spare_staging(path)?;
             if !publisher.use_fresh(path)
-                && !Tree::make_new(tree.lease(), parent_directory.as_fd(), &name, modes).ok()?
+                && !Tree::create_new(tree.lease(), parent_directory.as_fd(), &name, modes).ok()?
             {
                 return None;
             }
@@ -365,7 +369,7 @@ impl<'a> Placer<'a> {
             if turns.own.is_over() {
                 break;
             }
-            turns.get_help(self.transfer);
+            turns.start_helper(self.transfer);
             let BatchEntry::File(file) = entry else {
                 others.push(PlacedEntry {
                     number,
@@ -374,7 +378,7 @@ impl<'a> Placer<'a> {
                 });
                 continue;
             };
-            turns.own.writes(bytes.len());
+            turns.own.note_write(bytes.len());
             let metadata = self
                 .transfer
                 .target
@@ -432,7 +436,7 @@ impl<'a> Placer<'a> {
         run.side_directories.next(|| {
             let held = transfer.quota.charge_spare_staging(&run.path)?;
             Some((
-                StagingDirectory::begin_nameless(&opened.directory).ok()?,
+                StagingDirectory::begin_unpublished(&opened.directory).ok()?,
                 held,
             ))
         })
@@ -617,7 +621,7 @@ impl<'a> Placer<'a> {
             EntryLocation(path, Some(name)),
         )? {
             Linked::Made => self.transfer.stored_link(|| path.join(&link.name).ok()),
-            Linked::There => batch.fault(number, KEPT_EXISTING),
+            Linked::AlreadyLinked => batch.fault(number, KEPT_EXISTING),
         }
         Ok(())
     }
@@ -639,7 +643,7 @@ impl<'a> Placer<'a> {
         if !publisher.is_fresh(&path)
             && !publisher
                 .make(&path, || {
-                    Tree::make_new(tree.lease(), parent.as_fd(), name, modes)
+                    Tree::create_new(tree.lease(), parent.as_fd(), name, modes)
                 })
                 .map_err(cannot)?
         {

@@ -61,7 +61,7 @@ impl Transfer {
         let groups = GroupSpan::count(head.bytes).unwrap_or(0);
         let next = AtomicU32::new(0);
         let look = || {
-            let turn = self.turn(Task::Look);
+            let turn = self.turn(Task::Read);
             let look_at = |index| {
                 let span = GroupSpan::of(head.bytes, index).ok_or(Errno::INVAL)?;
                 if turn.is_over() {

@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use zmove_disk::{
-    Answers, FileIdentity, NameAt, Replace, Staged, StagingDirectory, StoredFile, Turn, open_own,
-    publish_file, unlink_at,
+    FileIdentity, MergeCallbacks, NameAt, Replace, Staged, StagingDirectory, StoredFile, Turn,
+    open_despite_mode, publish_file, unlink_at,
 };
 use zmove_types::{FileId, Name, RelPath};
 use zmove_wire::{Durability, FileDone, FileEntry, Operation};
@@ -133,7 +133,7 @@ fn discard_each<T: Send>(
     transfer.quota.discard_side_by_side(|turn| {
         for discarded in std::iter::from_fn(next) {
             if waiting.lock().len() > 0 {
-                turn.get_help();
+                turn.start_helper();
             }
             discard(discarded, turn);
         }
@@ -189,7 +189,7 @@ fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
     }
     let mark = transfer.parts.mark();
     let lease = transfer.target.tree.lease();
-    let flushed = lease.during(|| transfer.target.file_systems.flush());
+    let flushed = lease.watch_slow_call(|| transfer.target.file_systems.flush());
     match flushed {
         Ok(()) => mark
             .into_iter()
@@ -381,7 +381,7 @@ fn verify_stored(
     is_flushed: bool,
 ) -> io::Result<()> {
     let (name, wanted) = suspect.file();
-    let opened = open_own(transfer.target.tree.lease(), directory.as_fd(), name)?;
+    let opened = open_despite_mode(transfer.target.tree.lease(), directory.as_fd(), name)?;
     if !is_flushed {
         opened.sync_all()?;
     }
@@ -520,7 +520,7 @@ fn rename_hidden_files(
             for file in files {
                 turn.is_over();
                 if waiting.lock().len() > 0 {
-                    turn.get_help();
+                    turn.start_helper();
                 }
                 match publish_hidden(&transfer.target, &mut directories, &file) {
                     Ok(()) => named.push(file),
@@ -656,7 +656,7 @@ fn rename_large_file(
     rename_fault(
         target,
         target.place_over_directory(EntryLocation(&parent, Some(&name)), || {
-            let named = staged.give_name(
+            let named = staged.publish(
                 target.tree.lease(),
                 &name,
                 target.view.policy.rules.replaces(),
@@ -704,7 +704,7 @@ fn publish_staging(
         ..
     } = filling;
     // The parent directory may have been merged, and this directory moved with it.
-    if !staging.is_in_its_place()
+    if !staging.has_hidden_name()
         && let Ok(parent) = directories.open_existing(&path.directory())
     {
         staging.move_to(parent);
@@ -728,7 +728,7 @@ fn publish_staging(
         Ok(()) => Ok(()),
         // The files in the directory fail with it.
         Err(error) if abandoned => Err(error),
-        Err(error) if !staging.is_in_its_place() => Err(error),
+        Err(error) if !staging.has_hidden_name() => Err(error),
         Err(_in_the_way) => directories.open_published(path).map(|standing| {
             // If the two directories could not be exchanged back, the staging directory already has its final name.
             if !staging.is(&standing) {
@@ -773,9 +773,9 @@ fn merge(
     let lose = RefCell::new(lose);
     let lose = |below: &RelPath, cause| (lose.borrow_mut())(below, cause);
     let cannot = |error: &io::Error| failure(Operation::Rename, error);
-    let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
+    let mut keeps_existing = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
-        let stays = if let Some(small) = files.get(below.as_bytes()) {
+        let keeps_existing = if let Some(small) = files.get(below.as_bytes()) {
             is_kept(
                 target,
                 NameAt::new(from, &small.file.name),
@@ -792,20 +792,20 @@ fn merge(
             FileIdentity::at(from, &name)
                 .is_ok_and(|coming| target.may_not_be_replaced(into, &name, coming.mtime))
         };
-        if stays {
+        if keeps_existing {
             lose(below, KEPT_EXISTING);
         }
-        stays
+        keeps_existing
     };
     let mut failed = |below: RelPath, error: io::Error| lose(&below, cannot(&error));
     let pause = || {
         turn.is_over();
     };
-    staging.move_into(
+    staging.merge_into(
         target.tree.lease(),
         standing,
-        &mut Answers {
-            stays: &mut stays,
+        &mut MergeCallbacks {
+            keeps_existing: &mut keeps_existing,
             failed: &mut failed,
             pause: &pause,
         },

@@ -29,8 +29,8 @@ use std::time::Instant;
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{
-    DirectoryModes, LOOK_AGAIN_AFTER, Lease, Roots, Tree, UNSEEN_MAX, is_gone, is_same_file,
-    is_shared_job_name, jobs_in, open_at, stat_at,
+    DirectoryModes, Lease, RETRY_INTERVAL, Roots, Tree, VISIBILITY_TIMEOUT, is_file_system_gone,
+    is_same_file, is_shared_job_name, list_shared_jobs, open_at, stat_at,
 };
 use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
@@ -106,7 +106,7 @@ impl<'a> TargetLocation<'a> {
         {
             let is_directory = match tree.as_ref().map(|tree| tree.open_directory(&path)) {
                 // The entry exists, whatever it is.
-                Some(Err(error)) if is_gone(&error) => {
+                Some(Err(error)) if is_file_system_gone(&error) => {
                     return Err(refusal("open directory", shown, &error));
                 }
                 opened => opened.is_some_and(|opened| opened.is_ok()),
@@ -165,8 +165,10 @@ impl Target {
             loop {
                 match Self::find(open, access, lease)? {
                     Some(found) => return Ok(found),
-                    None if began.elapsed() >= UNSEEN_MAX => return Err(not_in_progress(part.job)),
-                    None => std::thread::sleep(LOOK_AGAIN_AFTER),
+                    None if began.elapsed() >= VISIBILITY_TIMEOUT => {
+                        return Err(not_in_progress(part.job));
+                    }
+                    None => std::thread::sleep(RETRY_INTERVAL),
                 }
             }
         }
@@ -188,9 +190,9 @@ impl Target {
                 // The mode of the target is set at the end, so a mode that denies access to the owner may be changed
                 // now.
                 (Some(parent), Some(name)) if gets_mode => tree
-                    .like_this_at(tree.create_directory(&parent)?)
-                    .open_up(&RelPath::from(&name))?,
-                _ if gets_mode => tree.open_up(path)?,
+                    .with_root(tree.create_directory(&parent)?)
+                    .open_with_access(&RelPath::from(&name))?,
+                _ if gets_mode => tree.open_with_access(path)?,
                 _ => (tree.create_directory(path)?, None),
             };
             Ok((is_closed, directory, mode_before))
@@ -214,7 +216,7 @@ impl Target {
                 .map_err(|errno| refusal("write into directory", place.shown, &errno.into()))?;
         }
         Ok(Self {
-            tree: tree.like_this_at(fd),
+            tree: tree.with_root(fd),
             rename: place.rename,
             state,
             is_closed,
@@ -282,7 +284,7 @@ fn jobs_above(place: &TargetLocation<'_>, access: &WriteAccess) -> io::Result<Ve
     let mut found = Vec::new();
     for directory in directories_of(place, access)? {
         let directory = directory?;
-        let jobs = ignore_denied(jobs_in(directory.as_fd()))?;
+        let jobs = ignore_denied(list_shared_jobs(directory.as_fd()))?;
         found.extend(jobs.into_iter().map(|job| (Arc::clone(&directory), job)));
     }
     Ok(found)
@@ -370,7 +372,7 @@ impl InspectedTarget {
         let contents = matches!(&open.shape, TargetShape::Directory { tops } if tops.is_empty());
         let look = |tree: &Tree| match (place.path.parent(), place.path.file_name()) {
             (Some(parent), Some(name)) if contents => {
-                Tree::at(tree.open_directory(&parent)?).look_into(&RelPath::from(&name))
+                Tree::at(tree.open_directory(&parent)?).open_for_inspection(&RelPath::from(&name))
             }
             _ => tree.open_directory(&place.path).map(Some),
         };
@@ -400,7 +402,7 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
         return Ok(false);
     }
     let parent = tree.create_directory(&parent)?;
-    Tree::make_new(
+    Tree::create_new(
         tree.lease(),
         parent.as_fd(),
         &name,
@@ -467,7 +469,9 @@ fn locate_own(
     }));
     let own_error = match Tree::open(path) {
         Ok(tree) => return Ok((Some(tree), RelPath::root())),
-        Err(error) if is_gone(&error) => return Err(refusal("open directory", path, &error)),
+        Err(error) if is_file_system_gone(&error) => {
+            return Err(refusal("open directory", path, &error));
+        }
         Err(error) => error,
     };
     let parent = path
@@ -482,7 +486,7 @@ fn locate_own(
     })?;
     let way = || blocking::own_blocking_entry(path);
     if let Some(lease) = create_under {
-        let made = Tree::make_with_parents(lease, parent);
+        let made = Tree::create_with_parents(lease, parent);
         made.map_err(|error| entry_refusal("make directory", parent, &error, way))?;
     }
     let tree = match Tree::open(parent) {

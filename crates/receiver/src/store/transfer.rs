@@ -189,13 +189,13 @@ impl Transfer {
     }
 
     /// Runs `work` on this thread, and on as many other threads as help when storage latency is high.
-    pub(crate) fn side_by_side<T: Send>(
+    pub(crate) fn run_parallel<T: Send>(
         &self,
         task: Task,
         name: &str,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        self.quota.side_by_side(task, name, &self.stopping, work)
+        self.quota.run_parallel(task, name, &self.stopping, work)
     }
 
     /// Remembers the directory at `path`, or its child `name` if given. Its mode and time are set at the end of the

@@ -35,7 +35,7 @@ pub(crate) enum WriterJob {
 /// taken from the queue after the session has ended is dropped.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<WriterJob>) {
     let is_first = AtomicBool::new(true);
-    transfer.side_by_side(Task::Write, "zmove-write", |turn| {
+    transfer.run_parallel(Task::Write, "zmove-write", |turn| {
         if is_first.swap(false, Ordering::Relaxed) {
             write(transfer, turn, queue, || queue.recv().ok());
         } else {
@@ -64,7 +64,7 @@ fn write(
             continue;
         }
         if !queue.is_empty() {
-            turn.get_help();
+            turn.start_helper();
         }
         match job {
             WriterJob::Batch(batch) => {
@@ -117,7 +117,7 @@ fn store_chunk(
     if !is_first(transfer, file, item, span) {
         return;
     }
-    turn.writes(data.len());
+    turn.note_write(data.len());
     let shared = transfer.parts.shared.as_ref();
     let cannot = with_operation(Operation::Write);
     let written = open_staged(transfer, placer, file).and_then(|staged| {

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 
 use crate::directory::Directory;
 use crate::entry::{Entry, EntryKind};
-use crate::selection::{Effect, PathKind, RuleAnswer, Selection};
+use crate::selection::{Effect, PathKind, RuleEffect, Selection};
 
 /// A filter for the entries of one directory.
 #[derive(Debug)]
@@ -17,14 +17,14 @@ pub(crate) struct DirectoryFilter<'a> {
     path: Vec<u8>,
     matches: Vec<usize>,
     /// The result of the rules for the last checked name.
-    answer: RuleAnswer,
+    answer: RuleEffect,
     /// The number of excluded entries.
     pub(crate) left_out: u64,
 }
 
 impl<'a> DirectoryFilter<'a> {
     pub(crate) fn new(selection: Option<&'a Selection>, directory: &'a Directory) -> Self {
-        let answer = RuleAnswer {
+        let answer = RuleEffect {
             directory: Effect::Include,
             other: Effect::Include,
         };
@@ -45,10 +45,10 @@ impl<'a> DirectoryFilter<'a> {
         };
         self.directory
             .write_target_of(name.to_bytes(), &mut self.path);
-        self.answer = selection.answer(&self.path, &mut self.matches);
-        selection.note(&self.matches);
+        self.answer = selection.match_rules(&self.path, &mut self.matches);
+        selection.record_matches(&self.matches);
         let wanted = self.answer
-            != RuleAnswer {
+            != RuleEffect {
                 directory: Effect::Exclude,
                 other: Effect::Exclude,
             };

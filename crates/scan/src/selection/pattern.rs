@@ -55,7 +55,7 @@ pub enum PatternError {
     Comment,
     /// The pattern of an include starts with `!`, which would turn it into an exclude.
     #[error("a '!' at its start inverts it: use an exclude, or write '\\!'")]
-    TurnedAround,
+    NegatedInclude,
     /// The pattern is a rule in rsync syntax. Contains advice. As a pattern, the rule would be a name that hardly any
     /// file has.
     #[error("{0}")]
@@ -68,10 +68,10 @@ pub enum PatternError {
     Unclosed,
     /// The end of a range is lower than its start.
     #[error("the range '{0}-{1}' is reversed")]
-    Range(char, char),
+    ReversedRange(char, char),
     /// A named class (`[:name:]`) does not exist.
     #[error("unknown class '[:{0}:]'")]
-    Named(String),
+    UnknownClass(String),
     /// A class contains a multi-byte character, but patterns match bytes.
     #[error("'{0}' is not allowed in '[]', which matches single bytes")]
     NotAscii(char),
@@ -89,13 +89,13 @@ impl Rule {
     /// # Errors
     /// Returns a [`PatternError`] if the pattern cannot be used.
     pub fn new(effect: Effect, pattern: &[u8]) -> Result<Self, PatternError> {
-        let pattern = text(pattern)?;
+        let pattern = parse_utf8(pattern)?;
         if let Some(advice) = advice_for_pattern(pattern) {
             return Err(PatternError::RsyncRule(advice));
         }
         match (pattern.as_bytes().first(), effect) {
             (Some(b'#'), _) => Err(PatternError::Comment),
-            (Some(b'!'), Effect::Include) => Err(PatternError::TurnedAround),
+            (Some(b'!'), Effect::Include) => Err(PatternError::NegatedInclude),
             (Some(b'!'), Effect::Exclude) => Self::compile(Effect::Include, &pattern[1..]),
             _ => Self::compile(effect, pattern),
         }
@@ -106,7 +106,7 @@ impl Rule {
     /// # Errors
     /// Returns a [`PatternError`] if the pattern cannot be used.
     pub fn from_line(line: &[u8]) -> Result<Option<Self>, PatternError> {
-        let line = text(line)?;
+        let line = parse_utf8(line)?;
         let line = without_trailing_spaces(line.strip_suffix('\r').unwrap_or(line));
         if let Some(advice) = advice_for_line(line) {
             return Err(PatternError::RsyncRule(advice));
@@ -122,8 +122,8 @@ impl Rule {
     ///
     /// # Errors
     /// Returns a [`PatternError`] if the pattern cannot be used.
-    pub fn again(effect: Effect, pattern: &[u8]) -> Result<Self, PatternError> {
-        Self::compile(effect, text(pattern)?)
+    pub fn recreate(effect: Effect, pattern: &[u8]) -> Result<Self, PatternError> {
+        Self::compile(effect, parse_utf8(pattern)?)
     }
 
     /// Returns the effect on matching entries.
@@ -157,7 +157,7 @@ impl Rule {
     }
 }
 
-fn text(bytes: &[u8]) -> Result<&str, PatternError> {
+fn parse_utf8(bytes: &[u8]) -> Result<&str, PatternError> {
     std::str::from_utf8(bytes).map_err(|_| PatternError::NotUtf8)
 }
 
@@ -282,13 +282,16 @@ mod tests {
         assert_eq!(refused(b"x\\"), PatternError::Dangling);
         assert_eq!(refused(b"x[a"), PatternError::Unclosed);
         assert_eq!(refused(b"[]"), PatternError::Unclosed);
-        assert_eq!(refused(b"[z-a]"), PatternError::Range('z', 'a'));
-        assert_eq!(refused(b"[[:what:]]"), PatternError::Named("what".into()));
+        assert_eq!(refused(b"[z-a]"), PatternError::ReversedRange('z', 'a'));
+        assert_eq!(
+            refused(b"[[:what:]]"),
+            PatternError::UnknownClass("what".into())
+        );
         assert_eq!(refused("[é]".as_bytes()), PatternError::NotAscii('é'));
         assert_eq!(refused(b"caf\xe9"), PatternError::NotUtf8);
         assert_eq!(
             Rule::new(Effect::Include, b"!x"),
-            Err(PatternError::TurnedAround)
+            Err(PatternError::NegatedInclude)
         );
     }
 

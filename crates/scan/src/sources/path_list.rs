@@ -56,15 +56,15 @@ impl PathList {
 
     /// Returns the next paths, or `None` at the end of the list. It returns the paths that one read has delivered, so
     /// that they need not wait for later ones.
-    pub(crate) fn next_stretch(&mut self) -> Option<Vec<ListedPath>> {
-        let mut stretch = Vec::new();
+    pub(crate) fn next_batch(&mut self) -> Option<Vec<ListedPath>> {
+        let mut batch = Vec::new();
         let mut text = Vec::new();
-        while stretch.is_empty() || !self.reader.buffer().is_empty() {
+        while batch.is_empty() || !self.reader.buffer().is_empty() {
             match self.read_text(&mut text) {
-                Ok(Some(length)) => stretch.extend(self.parse(&text, length)),
+                Ok(Some(length)) => batch.extend(self.parse(&text, length)),
                 Ok(None) => break,
                 Err(source) => {
-                    stretch.push(Err(ScanError::List {
+                    batch.push(Err(ScanError::List {
                         path: self.name.clone(),
                         source,
                     }));
@@ -74,7 +74,7 @@ impl PathList {
                 }
             }
         }
-        (!stretch.is_empty()).then_some(stretch)
+        (!batch.is_empty()).then_some(batch)
     }
 
     /// Reads up to the next separator or the end. Only the beginning of a text that is too long is kept.
@@ -176,7 +176,7 @@ mod tests {
         let show = |listed: ListedPath| {
             listed.map_or_else(|error| error.to_string(), |path| path.to_string())
         };
-        std::iter::from_fn(|| list.next_stretch())
+        std::iter::from_fn(|| list.next_batch())
             .flatten()
             .map(show)
             .collect()
@@ -234,7 +234,7 @@ mod tests {
         list.reader = BufReader::new(Box::new(
             io::Cursor::new(b"a\nb\n").chain(io::Cursor::new(b"c\n")),
         ));
-        let mut count = || list.next_stretch().map(|stretch| stretch.len());
+        let mut count = || list.next_batch().map(|batch| batch.len());
         assert_eq!([count(), count(), count()], [Some(2), Some(1), None]);
     }
 
@@ -248,11 +248,11 @@ mod tests {
         }
         let mut list = list(&[], Separator::Newline);
         list.reader = BufReader::new(Box::new(io::Cursor::new(b"a\n").chain(Broken)));
-        assert!(matches!(list.next_stretch().unwrap()[..], [Ok(_)]));
+        assert!(matches!(list.next_batch().unwrap()[..], [Ok(_)]));
         assert!(matches!(
-            list.next_stretch().unwrap()[..],
+            list.next_batch().unwrap()[..],
             [Err(ScanError::List { .. })]
         ));
-        assert!(list.next_stretch().is_none());
+        assert!(list.next_batch().is_none());
     }
 }

@@ -18,7 +18,7 @@ use crate::directory::{Directory, SourceRoot};
 use crate::error::{Operation, ScanError};
 use crate::listing::Listing;
 use crate::selection::PathKind;
-use crate::sources::first_walk::{DirectoryChange, Mounts};
+use crate::sources::walk_record::{DirectoryChange, Mounts};
 
 /// All names that the sources have for one directory of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,8 +40,8 @@ pub struct SourceNames {
     waiting: Vec<Result<PendingDirectory, ScanError>>,
     config: ScanConfig,
     /// The mounts of the first walk that this walk has not found yet.
-    unmet: Mounts,
-    memory: Listing,
+    missing_mounts: Mounts,
+    listing_buffer: Listing,
 }
 
 /// A directory of the target that has not been listed yet.
@@ -52,7 +52,7 @@ struct PendingDirectory {
     /// The path of the directory below these roots.
     path: RelPath,
     /// The names that other roots add to this directory.
-    brought: Vec<Name>,
+    added_names: Vec<Name>,
     /// Whether the directory may have been moved here since the first walk, together with a directory above it.
     moved: bool,
 }
@@ -73,7 +73,7 @@ impl SourceNames {
     /// with its record. That walk must have ended.
     #[must_use]
     pub fn of(roots: &[ScanRoot], config: ScanConfig) -> Self {
-        let first_walk = config.first_walk.as_ref();
+        let walk_record = config.walk_record.as_ref();
         let mut waiting = Vec::new();
         let mut tops = Vec::new();
         let mut names = Vec::new();
@@ -89,10 +89,11 @@ impl SourceNames {
             }
             match open_root(root) {
                 Ok(opened)
-                    if first_walk
-                        .is_some_and(|walk| walk.is_other(&root.source, opened.as_ref())) =>
+                    if walk_record.is_some_and(|walk| {
+                        walk.is_replaced_root(&root.source, opened.as_ref())
+                    }) =>
                 {
-                    waiting.push(Err(ScanError::Exchanged {
+                    waiting.push(Err(ScanError::RootReplaced {
                         path: root.source.clone(),
                     }));
                 }
@@ -108,12 +109,12 @@ impl SourceNames {
         if !tops.is_empty() {
             waiting.push(Ok(PendingDirectory::top(tops, names)));
         }
-        let unmet = first_walk.map(|walk| walk.mounts()).unwrap_or_default();
+        let missing_mounts = walk_record.map(|walk| walk.mounts()).unwrap_or_default();
         Self {
             waiting,
             config,
-            unmet,
-            memory: Listing::default(),
+            missing_mounts,
+            listing_buffer: Listing::default(),
         }
     }
 
@@ -122,11 +123,11 @@ impl SourceNames {
         let PendingDirectory {
             roots,
             path,
-            brought,
+            added_names,
             moved,
         } = waiting;
         let mut listing = None;
-        let mut names = brought;
+        let mut names = added_names;
         let mut changed = moved;
         let mut empty_source = None;
         for root in &roots {
@@ -136,7 +137,7 @@ impl SourceNames {
             let below = |path| PendingDirectory {
                 roots: vec![Arc::clone(root)],
                 path,
-                brought: Vec::new(),
+                added_names: Vec::new(),
                 moved: moved || found.moved,
             };
             self.waiting
@@ -163,9 +164,9 @@ impl SourceNames {
         root: &Arc<SourceRoot>,
         path: &RelPath,
     ) -> Result<Option<(RelPath, DirectoryContents)>, ScanError> {
-        let failed = root.not_opened(path);
+        let failed = root.open_error(path);
         let directory = match Directory::open(root, path) {
-            Err(_) if root.is_beyond(path, self.config.file_systems) => return Ok(None),
+            Err(_) if root.is_excluded_mount(path, self.config.file_systems) => return Ok(None),
             opened => opened.map_err(&failed)?,
         };
         let within = directory
@@ -179,19 +180,19 @@ impl SourceNames {
         // The times are read after the names, so a change after this point is not part of the names.
         let status = directory.status().map_err(&failed)?;
         if let Some(mount) = status.mount(root) {
-            self.unmet.remove(&mount);
+            self.missing_mounts.remove(&mount);
         }
-        let first_walk = self.config.first_walk.as_ref();
-        let change = first_walk.map_or(DirectoryChange::Nothing, |walk| walk.change(&status));
+        let walk_record = self.config.walk_record.as_ref();
+        let change = walk_record.map_or(DirectoryChange::Nothing, |walk| walk.change(&status));
         found.changed = change != DirectoryChange::Nothing;
         // A root cannot have been moved here unnoticed, because its inode number was compared.
-        found.moved = change == DirectoryChange::Place && !path.is_root();
+        found.moved = change == DirectoryChange::Replaced && !path.is_root();
         Ok(within.then(|| (directory.target_path().clone(), found)))
     }
 
     fn read_names(&mut self, directory: &Directory) -> Result<DirectoryContents, ScanError> {
         let mut found = DirectoryContents::default();
-        directory.list(&mut self.memory, |entry| {
+        directory.list(&mut self.listing_buffer, |entry| {
             found.add(
                 directory,
                 &self.config,
@@ -204,12 +205,12 @@ impl SourceNames {
 }
 
 impl PendingDirectory {
-    /// Creates the top directory of some roots. `brought` holds the names of other roots in it.
-    fn top(roots: Vec<Arc<SourceRoot>>, brought: Vec<Name>) -> Self {
+    /// Creates the top directory of some roots. `added_names` holds the names of other roots in it.
+    fn top(roots: Vec<Arc<SourceRoot>>, added_names: Vec<Name>) -> Self {
         Self {
             roots,
             path: RelPath::root(),
-            brought,
+            added_names,
             moved: false,
         }
     }
@@ -269,8 +270,8 @@ impl Iterator for SourceNames {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let Some(waiting) = self.waiting.pop() else {
-                let path = self.unmet.drain().map(|(_, path)| path).min()?;
-                return Some(Err(ScanError::Unmounted { path }));
+                let path = self.missing_mounts.drain().map(|(_, path)| path).min()?;
+                return Some(Err(ScanError::MountGone { path }));
             };
             if let Some(listed) = waiting.and_then(|waiting| self.list(waiting)).transpose() {
                 return Some(listed);
@@ -297,7 +298,7 @@ fn open_root(root: &ScanRoot) -> rustix::io::Result<Option<SourceRoot>> {
 mod tests {
     use super::*;
     use crate::selection::{Effect, Rule, Selection};
-    use crate::sources::first_walk::FirstWalk;
+    use crate::sources::walk_record::WalkRecord;
 
     fn root(source: PathBuf, prefix: &str) -> ScanRoot {
         ScanRoot::new(source, RelPath::from_bytes(prefix.as_bytes()).unwrap())
@@ -306,7 +307,7 @@ mod tests {
     fn listings(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> SourceNames {
         let config = ScanConfig {
             selection,
-            first_walk: Some(Arc::new(FirstWalk::begin(Vec::new()))),
+            walk_record: Some(Arc::new(WalkRecord::begin(Vec::new()))),
             ..ScanConfig::default()
         };
         SourceNames::of(roots, config)

@@ -56,8 +56,8 @@ struct ListedGroup {
 }
 
 /// The reason why the listed paths of a directory are not visited.
-enum Closed {
-    LeftOut,
+enum SkipReason {
+    Excluded,
     Fault(ListFault),
 }
 
@@ -68,17 +68,17 @@ impl Worker<'_> {
             Ok(top) => top,
             Err(error) => return self.report(error),
         };
-        let ground = Arc::new(ListedTree {
+        let tree = Arc::new(ListedTree {
             root: Arc::clone(top.root()),
             emitted: Lock::default(),
         });
         let mut listed = Fingerprints::default();
-        while let Some(stretch) = list.next_stretch() {
+        while let Some(batch) = list.next_batch() {
             if self.walk.is_stopped() {
                 return;
             }
-            let mut paths = Vec::with_capacity(stretch.len());
-            for path in stretch {
+            let mut paths = Vec::with_capacity(batch.len());
+            for path in batch {
                 match path {
                     Ok(path) if !listed.insert(&path) => {}
                     Ok(path) if path.is_root() => self.visit_top(&top),
@@ -86,9 +86,9 @@ impl Worker<'_> {
                     Err(error) => self.report(error),
                 }
             }
-            for group in groups(paths, self.walk.config.batch_entries_max.max(1)) {
-                let ground = Arc::clone(&ground);
-                self.share(move |worker| worker.visit_group(&ground, &group));
+            for group in group_by_directory(paths, self.walk.config.batch_entries_max.max(1)) {
+                let tree = Arc::clone(&tree);
+                self.run_or_queue(move |worker| worker.visit_group(&tree, &group));
             }
         }
     }
@@ -100,11 +100,11 @@ impl Worker<'_> {
         }
     }
 
-    fn visit_group(&mut self, ground: &ListedTree, group: &ListedGroup) {
-        match self.enter(ground, &group.parent) {
-            Ok(directory) => self.visit_names(ground, &directory, group),
-            Err(Closed::LeftOut) => self.leave_out(group.names.len() as u64),
-            Err(Closed::Fault(fault)) => {
+    fn visit_group(&mut self, tree: &ListedTree, group: &ListedGroup) {
+        match self.enter(tree, &group.parent) {
+            Ok(directory) => self.visit_names(tree, &directory, group),
+            Err(SkipReason::Excluded) => self.count_excluded(group.names.len() as u64),
+            Err(SkipReason::Fault(fault)) => {
                 for name in &group.names {
                     self.report(ScanError::Listed {
                         path: group.path_of(name),
@@ -115,12 +115,7 @@ impl Worker<'_> {
         }
     }
 
-    fn visit_names(
-        &mut self,
-        ground: &ListedTree,
-        directory: &Arc<Directory>,
-        group: &ListedGroup,
-    ) {
+    fn visit_names(&mut self, tree: &ListedTree, directory: &Arc<Directory>, group: &ListedGroup) {
         let mut names = NameList::default();
         for name in &group.names {
             let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
@@ -138,59 +133,59 @@ impl Worker<'_> {
                 names.push(&raw);
             }
         }
-        let missing = |worker: &mut Self, error| worker.report(as_listed(error, &group.parent));
-        let entries = self.gather(directory, &names, missing);
+        let missing = |worker: &mut Self, error| worker.report(as_list_error(error, &group.parent));
+        let entries = self.look_up_selected(directory, &names, missing);
         let (directories, others) = entries
             .into_iter()
             .partition(|entry| entry.kind == EntryKind::Directory);
         self.send_entries(directory, others);
         for entry in directories {
-            self.send_once(&mut ground.emitted.lock(), directory, entry);
+            self.send_once(&mut tree.emitted.lock(), directory, entry);
         }
     }
 
     /// Opens a directory after emitting the directory and those above it.
-    fn enter(&mut self, ground: &ListedTree, path: &RelPath) -> Result<Arc<Directory>, Closed> {
-        let mut emitted = ground.emitted.lock();
+    fn enter(&mut self, tree: &ListedTree, path: &RelPath) -> Result<Arc<Directory>, SkipReason> {
+        let mut emitted = tree.emitted.lock();
         if !path.is_root() && !emitted.contains(path) {
             if !self.admits(path, PathKind::Directory) {
-                return Err(Closed::LeftOut);
+                return Err(SkipReason::Excluded);
             }
             let mut above = RelPath::root();
             for component in path.components() {
                 let name = Name::from_bytes(component).expect("a component of a path is a name");
                 let below = above.join(&name).expect("it is no longer than the whole");
                 if !emitted.contains(&below) {
-                    self.make_known(ground, &mut emitted, &above, &name)?;
+                    self.emit_directory(tree, &mut emitted, &above, &name)?;
                 }
                 above = below;
             }
         }
         drop(emitted);
         self.walk
-            .open(&ground.root, path)
-            .map_err(|errno| closed(ground, path, errno))
+            .open(&tree.root, path)
+            .map_err(|errno| skip_reason(tree, path, errno))
     }
 
     /// Looks up and emits the directory `name` in `parent`.
-    fn make_known(
+    fn emit_directory(
         &mut self,
-        ground: &ListedTree,
+        tree: &ListedTree,
         emitted: &mut Fingerprints,
         parent: &RelPath,
         name: &Name,
-    ) -> Result<(), Closed> {
+    ) -> Result<(), SkipReason> {
         let directory = self
             .walk
-            .open(&ground.root, parent)
-            .map_err(|errno| closed(ground, parent, errno))?;
+            .open(&tree.root, parent)
+            .map_err(|errno| skip_reason(tree, parent, errno))?;
         let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
         let path = directory.display_path(name);
         let kinds = self.walk.config.xattrs;
         let entry = Entry::look_up(&directory, &raw, kinds)
-            .map_err(|error| Closed::Fault(fault_of(error, path.clone())))?;
+            .map_err(|error| SkipReason::Fault(fault_of(error, path.clone())))?;
         if entry.kind != EntryKind::Directory {
-            return Err(Closed::Fault(ListFault::NotDirectory(path)));
+            return Err(SkipReason::Fault(ListFault::NotDirectory(path)));
         }
         self.send_once(emitted, &directory, entry);
         Ok(())
@@ -229,7 +224,7 @@ impl ListedGroup {
 }
 
 /// Groups the paths by directory, with at most `names_max` names per group.
-fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<ListedGroup> {
+fn group_by_directory(mut paths: Vec<RelPath>, names_max: usize) -> Vec<ListedGroup> {
     paths.sort_unstable_by(|one, other| split(one).cmp(&split(other)));
     let mut groups: Vec<ListedGroup> = Vec::new();
     for path in &paths {
@@ -261,9 +256,9 @@ fn split(path: &RelPath) -> (&[u8], &[u8]) {
         .map_or((&[], bytes), |at| (&bytes[..at], &bytes[at + 1..]))
 }
 
-fn closed(ground: &ListedTree, path: &RelPath, errno: Errno) -> Closed {
-    let full = ground.root.path().join(path.as_path());
-    Closed::Fault(match errno {
+fn skip_reason(tree: &ListedTree, path: &RelPath, errno: Errno) -> SkipReason {
+    let full = tree.root.path().join(path.as_path());
+    SkipReason::Fault(match errno {
         Errno::NOENT => ListFault::Missing,
         Errno::NOTDIR | Errno::LOOP => ListFault::NotDirectory(full),
         _ => ListFault::Directory {
@@ -286,7 +281,7 @@ fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
 }
 
 /// Turns a vanished entry into a missing path, because the list may name a path that never existed.
-fn as_listed(error: ScanError, parent: &RelPath) -> ScanError {
+fn as_list_error(error: ScanError, parent: &RelPath) -> ScanError {
     match error {
         ScanError::Vanished { path } => {
             let path = parent.as_path().join(path.file_name().unwrap_or_default());

@@ -88,7 +88,7 @@ impl DirectoryMark {
     }
 
     /// Returns the mark of the current directory, which may have replaced the recorded one.
-    fn again(self, here: &DirectoryStatus, above: Option<Timestamp>) -> Self {
+    fn refreshed(self, here: &DirectoryStatus, above: Option<Timestamp>) -> Self {
         Self {
             inode: here.number.inode,
             ctime: here.ctime,
@@ -98,20 +98,20 @@ impl DirectoryMark {
 }
 
 /// Opens a directory and compares it with its mark. Returns the directory and its current mark.
-pub(super) fn open_as_seen(
+pub(super) fn open_and_compare(
     root: &Arc<SourceRoot>,
     path: &RelPath,
     seen: DirectoryMark,
     config: &ScanConfig,
     open: impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
 ) -> Result<(Arc<Directory>, DirectoryMark), ScanError> {
-    let failed = root.not_opened(path);
+    let failed = root.open_error(path);
     let mut pauses = PAUSES.into_iter();
     let mut above = None;
     let mut may_be_replaced = false;
     loop {
         let opened =
-            open(path).and_then(|directory| Ok((directory.status_at_server()?, directory)));
+            open(path).and_then(|directory| Ok((directory.query_status_at_server()?, directory)));
         let difference = match &opened {
             Ok((here, _)) => seen.difference(here),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {
@@ -121,10 +121,10 @@ pub(super) fn open_as_seen(
         };
         let is_replaced = may_be_replaced && difference != Some(Difference::Older);
         match (difference, opened) {
-            (None, Ok((here, directory))) => return Ok((directory, seen.again(&here, above))),
+            (None, Ok((here, directory))) => return Ok((directory, seen.refreshed(&here, above))),
             (Some(_), Ok((here, directory))) if is_replaced => {
-                as_mounted(config, here.is_mount, || directory.full_path())?;
-                return Ok((directory, seen.again(&here, above)));
+                check_mount(config, here.is_mount, || directory.full_path())?;
+                return Ok((directory, seen.refreshed(&here, above)));
             }
             (Some(_), Err(errno)) if is_replaced => return Err(failed(errno)),
             (difference, _) => {
@@ -135,7 +135,7 @@ pub(super) fn open_as_seen(
                         difference,
                     });
                 };
-                above = ask_above(path, config, &open)?;
+                above = query_ancestors(path, config, &open)?;
                 // If a directory above was removed, so was this one.
                 may_be_replaced = above.map_or(!path.is_root(), |now| seen.has_changed_above(now));
                 sleep(pause);
@@ -149,7 +149,7 @@ pub(super) fn open_as_seen(
 ///
 /// # Errors
 /// Returns an error if the mounts on these directories differ from those at the head.
-fn ask_above(
+fn query_ancestors(
     path: &RelPath,
     config: &ScanConfig,
     open: &impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
@@ -160,13 +160,13 @@ fn ask_above(
         let opened = RelPath::from_bytes(above)
             .ok()
             .and_then(|above| open(&above).ok());
-        let asked =
-            opened.and_then(|directory| Some((directory.status_at_server().ok()?, directory)));
+        let asked = opened
+            .and_then(|directory| Some((directory.query_status_at_server().ok()?, directory)));
         let Some((status, directory)) = asked else {
             return Ok(None);
         };
         if !above.is_empty() {
-            as_mounted(config, status.is_mount, || directory.full_path())?;
+            check_mount(config, status.is_mount, || directory.full_path())?;
         }
         latest = latest.max(Some(status.ctime));
     }
@@ -178,7 +178,7 @@ fn ask_above(
 ///
 /// # Errors
 /// Returns an error if the entry is a mount point only here or only at the head.
-pub(super) fn as_mounted(
+pub(super) fn check_mount(
     config: &ScanConfig,
     is_mount: Option<bool>,
     path: impl FnOnce() -> PathBuf,
@@ -205,8 +205,8 @@ pub(super) fn as_mounted(
 
 /// The pauses before each new attempt. The first attempt only queries the servers for all directories above. The others
 /// are for file systems that cannot be queried and cache names and attributes for about a second.
-const PAUSES: [Duration; 3] = [Duration::ZERO, A_MOMENT, A_MOMENT.saturating_mul(5)];
-const A_MOMENT: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
+const PAUSES: [Duration; 3] = [Duration::ZERO, CACHE_PAUSE, CACHE_PAUSE.saturating_mul(5)];
+const CACHE_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 
 #[cfg(test)]
 mod tests {
@@ -217,13 +217,13 @@ mod tests {
 
     use super::*;
     use crate::config::ScanRoot;
-    use crate::walk::{Portion, PortionSize, PortionWanted, mark_root, walk_portion};
+    use crate::walk::{Portion, PortionEntries, PortionSize, mark_root, walk_portion};
 
     const NOTHING_BELOW: PortionSize = PortionSize {
         entries: 1,
         bytes: 100,
         large_bytes: 1000,
-        wanted: PortionWanted::All,
+        wanted: PortionEntries::All,
     };
 
     fn walk(home: &Path, places: &[MarkedPath]) -> Portion {
@@ -474,7 +474,7 @@ mod tests {
                 ..ScanConfig::default()
             };
             let size = PortionSize {
-                wanted: PortionWanted::Directories,
+                wanted: PortionEntries::Directories,
                 ..NOTHING_BELOW
             };
             let places = [MarkedPath {

@@ -18,7 +18,7 @@ use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
 use crate::error::{Operation, ScanError};
 use crate::listing::Listing;
 
-use super::mark::{DirectoryMark, MarkedPath, as_mounted, open_as_seen};
+use super::mark::{DirectoryMark, MarkedPath, check_mount, open_and_compare};
 use super::names::NameList;
 use super::{DescriptorWait, UnfinishedParts, Walk, WalkTally, Worker, may_be_directory};
 
@@ -32,12 +32,12 @@ pub struct PortionSize {
     /// Files of at least this size in bytes do not count toward `bytes`.
     pub large_bytes: u64,
     /// The entries to look up.
-    pub wanted: PortionWanted,
+    pub wanted: PortionEntries,
 }
 
 /// The entries of a tree that a portion contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortionWanted {
+pub enum PortionEntries {
     /// All entries.
     All,
     /// Directories only.
@@ -117,7 +117,7 @@ pub fn look_up_portion(
 pub fn mark_root(root: &ScanRoot) -> Option<DirectoryMark> {
     let open = || {
         let opened = Arc::new(root.open(root.directory_flags()?)?);
-        Directory::open(&opened, &RelPath::root())?.status_at_server()
+        Directory::open(&opened, &RelPath::root())?.query_status_at_server()
     };
     let status = DescriptorWait::new().open(open).ok()?;
     Some(DirectoryMark::of_root(&status))
@@ -126,14 +126,14 @@ pub fn mark_root(root: &ScanRoot) -> Option<DirectoryMark> {
 fn portion(
     config: &ScanConfig,
     size: PortionSize,
-    work: impl FnOnce(&mut Walker<'_, '_>),
+    work: impl FnOnce(&mut PortionWalker<'_, '_>),
 ) -> Portion {
     let (output, nobody) = crossbeam_channel::bounded(1);
     let tally = Arc::new(WalkTally::default());
     let walk = Arc::new(Walk::new(output, config, Arc::clone(&tally)));
     let mut portion = Portion::default();
     Worker::run(&walk, |worker| {
-        work(&mut Walker {
+        work(&mut PortionWalker {
             worker,
             portion: &mut portion,
             size,
@@ -150,7 +150,7 @@ fn portion(
 }
 
 /// The walk of one portion.
-struct Walker<'a, 'walk> {
+struct PortionWalker<'a, 'walk> {
     worker: &'a mut Worker<'walk>,
     portion: &'a mut Portion,
     size: PortionSize,
@@ -158,7 +158,7 @@ struct Walker<'a, 'walk> {
     bytes: u64,
 }
 
-impl Walker<'_, '_> {
+impl PortionWalker<'_, '_> {
     fn is_full(&self) -> bool {
         self.entries >= self.size.entries || self.bytes >= self.size.bytes
     }
@@ -211,7 +211,7 @@ impl Walker<'_, '_> {
         let directory = self.open(root, place)?;
         let within = directory
             .is_within(self.worker.walk.config.file_systems)
-            .map_err(root.not_opened(path))?;
+            .map_err(root.open_error(path))?;
         if path.is_root() {
             match self.worker.root_item(&directory) {
                 Ok(item) => self.portion.items.push(item),
@@ -225,11 +225,11 @@ impl Walker<'_, '_> {
         }
         let mut names = self.list(&directory);
         names.sort_unstable();
-        if self.size.wanted == PortionWanted::All {
+        if self.size.wanted == PortionEntries::All {
             let rest = names.split_off(names.len().min(self.size.entries));
-            self.leave_names(&directory, &rest);
+            self.defer_names(&directory, &rest);
         }
-        Ok(self.take(&directory, &names))
+        Ok(self.add_entries(&directory, &names))
     }
 
     /// Opens a directory. If it has a mark, compares the directory with it.
@@ -244,11 +244,11 @@ impl Walker<'_, '_> {
                 .worker
                 .walk
                 .open(root, path)
-                .map_err(root.not_opened(path));
+                .map_err(root.open_error(path));
         };
         let walk = &self.worker.walk;
         let (directory, now) =
-            open_as_seen(root, path, seen, &walk.config, |path| walk.open(root, path))?;
+            open_and_compare(root, path, seen, &walk.config, |path| walk.open(root, path))?;
         self.portion.marks.insert(path.clone(), now);
         Ok(directory)
     }
@@ -266,7 +266,7 @@ impl Walker<'_, '_> {
     fn list(&mut self, directory: &Directory) -> Vec<CString> {
         let mut names = Vec::new();
         let listed = directory.list(&mut Listing::default(), |entry| {
-            if self.size.wanted == PortionWanted::All || may_be_directory(entry) {
+            if self.size.wanted == PortionEntries::All || may_be_directory(entry) {
                 names.push(entry.file_name().to_owned());
             }
             Ok(true)
@@ -278,11 +278,11 @@ impl Walker<'_, '_> {
     }
 
     /// Leaves names for later portions, in groups of one portion each.
-    fn leave_names(&mut self, directory: &Directory, names: &[CString]) {
+    fn defer_names(&mut self, directory: &Directory, names: &[CString]) {
         let path = directory.source_path();
-        for stretch in names.chunks(self.size.entries) {
-            let mut known = Vec::with_capacity(stretch.len());
-            for name in stretch {
+        for batch in names.chunks(self.size.entries) {
+            let mut known = Vec::with_capacity(batch.len());
+            for name in batch {
                 match Name::from_bytes(name.as_bytes()) {
                     Ok(name) => known.push(name),
                     Err(source) => {
@@ -307,19 +307,19 @@ impl Walker<'_, '_> {
             .iter()
             .filter_map(|name| CString::new(name.as_bytes()).ok())
             .collect();
-        let below = self.take(&directory, &names);
+        let below = self.add_entries(&directory, &names);
         self.portion.directories.extend(below);
     }
 
     /// Adds entries of a directory up to the limits of the portion, and leaves the others for later. Returns the
     /// subdirectories among them.
-    fn take(&mut self, directory: &Arc<Directory>, names: &[CString]) -> Vec<MarkedPath> {
+    fn add_entries(&mut self, directory: &Arc<Directory>, names: &[CString]) -> Vec<MarkedPath> {
         let mut list = NameList::default();
         names.iter().for_each(|name| list.push(name));
         let mut errors = Vec::new();
         let entries = self
             .worker
-            .gather(directory, &list, |_, error| errors.push(error));
+            .look_up_selected(directory, &list, |_, error| errors.push(error));
         errors.into_iter().for_each(|error| self.report(error));
         self.compare_mounts(directory, &entries);
         let marked = self.marked(directory);
@@ -329,7 +329,7 @@ impl Walker<'_, '_> {
         let mut left = Vec::new();
         let mut left_bytes = 0;
         let is_wanted = |entry: &Entry| {
-            self.size.wanted == PortionWanted::All || entry.kind == EntryKind::Directory
+            self.size.wanted == PortionEntries::All || entry.kind == EntryKind::Directory
         };
         for entry in entries.into_iter().filter(is_wanted) {
             let counts = entry.kind == EntryKind::File && entry.size < self.size.large_bytes;
@@ -366,7 +366,7 @@ impl Walker<'_, '_> {
             return; // a source itself, which is compared before the walk
         }
         for entry in entries {
-            let compared = as_mounted(&self.worker.walk.config, entry.is_mount, || {
+            let compared = check_mount(&self.worker.walk.config, entry.is_mount, || {
                 directory.display_path(&entry.name)
             });
             compared.unwrap_or_else(|error| self.report(error));
@@ -401,7 +401,7 @@ mod tests {
         entries: 4,
         bytes: 100,
         large_bytes: 1000,
-        wanted: PortionWanted::All,
+        wanted: PortionEntries::All,
     };
 
     fn path(text: &str) -> RelPath {
@@ -510,7 +510,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let root = make(home.path(), &[("a/1", 60), ("a/b/1", 60), ("2", 6000)]);
         let size = PortionSize {
-            wanted: PortionWanted::Directories,
+            wanted: PortionEntries::Directories,
             ..SIZE
         };
         let portion = walk_portion(&root, &[unmarked("")], size, &ScanConfig::default());

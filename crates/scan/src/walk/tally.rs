@@ -22,7 +22,7 @@ pub struct WalkTally {
 
 /// Totals of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WalkTotal {
+pub struct WalkTotals {
     /// Number of entries.
     pub entries: u64,
     /// Total size of all files in bytes.
@@ -58,16 +58,16 @@ impl UnfinishedParts {
 impl WalkTally {
     /// Returns the totals if the walk has ended.
     #[must_use]
-    pub fn whole(&self) -> Option<WalkTotal> {
+    pub fn final_totals(&self) -> Option<WalkTotals> {
         let ended = self.ended.load(Ordering::Acquire);
-        ended.then(|| self.so_far())
+        ended.then(|| self.current_totals())
     }
 
     /// Returns the totals so far.
     #[must_use]
-    pub fn so_far(&self) -> WalkTotal {
+    pub fn current_totals(&self) -> WalkTotals {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        WalkTotal {
+        WalkTotals {
             entries: count(&self.entries),
             bytes: count(&self.bytes),
         }
@@ -89,7 +89,7 @@ impl WalkTally {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn leave_out(&self, entries: u64) {
+    pub(crate) fn count_excluded(&self, entries: u64) {
         self.left_out.fetch_add(entries, Ordering::Relaxed);
     }
 
@@ -101,7 +101,7 @@ impl WalkTally {
         }
     }
 
-    pub(crate) fn pass_over_part(&self, path: impl FnOnce() -> PathBuf) {
+    pub(crate) fn count_skipped_part(&self, path: impl FnOnce() -> PathBuf) {
         self.first_part.get_or_init(path);
         self.parts.fetch_add(1, Ordering::Relaxed);
     }

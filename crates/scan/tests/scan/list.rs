@@ -95,7 +95,7 @@ fn a_listed_part_of_a_transfer_is_told() {
     let part = "a/.zmove-afb0ba00fd92-1";
     fs::write(tree.path().join(part), "x").unwrap();
     let config = ScanConfig {
-        apart: Some(zmove_scan::unfinished),
+        skip_filter: Some(zmove_scan::unfinished),
         ..ScanConfig::default()
     };
     let found = visit(tree.path(), &format!("{part}\na/1\n"), &config);

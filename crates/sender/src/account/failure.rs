@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
-use zmove_disk::CauseAt;
+use zmove_disk::PathCause;
 use zmove_scan::ScanError;
 use zmove_types::Escaped;
 use zmove_wire::{Fault, Operation};
@@ -16,10 +16,10 @@ pub(crate) enum FileError {
     #[error("sender: {0}")]
     Scan(ScanError),
     /// The file could not be opened.
-    #[error("sender: open '{}': {}", Escaped::path(path), CauseAt { error: source, path })]
+    #[error("sender: open '{}': {}", Escaped::path(path), PathCause { error: source, path })]
     Open { path: PathBuf, source: io::Error },
     /// The file could not be read.
-    #[error("sender: read '{}': {}", Escaped::path(path), CauseAt { error: source, path })]
+    #[error("sender: read '{}': {}", Escaped::path(path), PathCause { error: source, path })]
     Read { path: PathBuf, source: io::Error },
     /// The file existed when it was scanned, but is no longer a regular file.
     #[error(

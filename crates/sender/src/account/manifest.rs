@@ -638,7 +638,7 @@ mod tests {
             .split('-')
             .map(str::to_owned)
             .collect();
-        assert!(zmove_disk::is_passing(
+        assert!(zmove_disk::is_temporary(
             Tree::open(home.path()).unwrap().fd(),
             name.as_encoded_bytes()
         ));

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
-use zmove_scan::SharedFileId;
+use zmove_scan::HardLinkedFileId;
 use zmove_transport::Inbox;
 use zmove_types::{ByteOrigins, Counters, Event, FileId, ItemId, Observer, Origin, RelPath, Root};
 use zmove_wire::session::Resend;
@@ -380,7 +380,7 @@ impl Receipts {
     /// Reports to the planner that a file with several names is at the target.
     fn tell_first_name(
         &self,
-        id: SharedFileId,
+        id: HardLinkedFileId,
         path: RelPath,
         root: Option<Root>,
     ) -> Result<(), WireError> {

@@ -1,6 +1,6 @@
 //! Entries that the receiver is asked about, and their form in a request.
 
-use zmove_scan::{Beside, Entry, EntryKind};
+use zmove_scan::{Entry, EntryKind, EntryProperties};
 use zmove_types::{GROUP_BYTES, Metadata, RelPath};
 use zmove_wire::{EntryGroup, SourceEntry, SourceKind, SourceMark, SourceMetadata};
 
@@ -55,8 +55,13 @@ fn entry_group(asked: &[AskedEntry], extras: &Extras) -> EntryGroup {
     };
     for AskedEntry { what, .. } in asked {
         match what {
-            PackEntry::Itself(metadata, beside) => {
-                group.itself = Some(source_metadata(extras, Form::Directory, metadata, beside));
+            PackEntry::Itself(metadata, properties) => {
+                group.itself = Some(source_metadata(
+                    extras,
+                    Form::Directory,
+                    metadata,
+                    properties,
+                ));
             }
             PackEntry::Within(entry) | PackEntry::Compare(entry, _) | PackEntry::Retouch(entry) => {
                 group.entries.push(source_entry(entry, extras));
@@ -95,7 +100,7 @@ fn source_entry(entry: &Entry, extras: &Extras) -> SourceEntry {
     SourceEntry {
         name: entry.name.clone(),
         kind,
-        metadata: source_metadata(extras, form, &entry.metadata, &entry.beside),
+        metadata: source_metadata(extras, form, &entry.metadata, &entry.properties),
     }
 }
 
@@ -103,8 +108,8 @@ fn source_metadata(
     extras: &Extras,
     form: Form,
     metadata: &Metadata,
-    beside: &Beside,
+    properties: &EntryProperties,
 ) -> SourceMetadata {
-    let (metadata, xattrs) = extras.seen(form, metadata, beside);
+    let (metadata, xattrs) = extras.seen(form, metadata, properties);
     SourceMetadata { metadata, xattrs }
 }

@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_scan::{Entry, SharedFile, SharedFileId};
+use zmove_scan::{Entry, HardLinkedFile, HardLinkedFileId};
 use zmove_types::{RelPath, Root};
 use zmove_wire::{FaultCode, NotKeptReason};
 
@@ -48,7 +48,7 @@ pub(crate) struct FirstName {
 #[derive(Debug)]
 pub(crate) enum Word {
     /// The first name is at the target.
-    Named(SharedFileId, FirstName),
+    Named(HardLinkedFileId, FirstName),
     /// This many links have been made, or their failures have been reported.
     Heard(usize),
     /// The name could not be linked to the file with this first name.
@@ -73,7 +73,7 @@ pub(crate) enum NamePlan {
 /// The files with several names, and the state of their first names.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    groups: HashMap<SharedFileId, LinkGroup>,
+    groups: HashMap<HardLinkedFileId, LinkGroup>,
     /// Number of waiting names.
     waiting: usize,
     /// Number of links that were sent and whose outcome is unknown.
@@ -111,9 +111,9 @@ impl Links {
         &mut self,
         directory: &SourceDirectory,
         entry: Entry,
-        shared: SharedFile,
+        shared: HardLinkedFile,
     ) -> NamePlan {
-        let SharedFile { id, names } = shared;
+        let HardLinkedFile { id, names } = shared;
         let Some(group) = self.groups.get_mut(&id) else {
             if self.groups.len() >= GROUPS_MAX {
                 return NamePlan::Copy(
@@ -154,7 +154,7 @@ impl Links {
     /// Records that the first name of a file is at the target. Returns it with the names that waited for it.
     pub(crate) fn named(
         &mut self,
-        id: SharedFileId,
+        id: HardLinkedFileId,
         first: FirstName,
     ) -> (Arc<FirstName>, Vec<(SourceDirectory, Entry)>) {
         let first = Arc::new(first);
@@ -185,7 +185,7 @@ impl Links {
         &mut self,
         directory: &SourceDirectory,
         entry: Entry,
-        id: SharedFileId,
+        id: HardLinkedFileId,
         tried: &Arc<FirstName>,
     ) -> NamePlan {
         if self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&id) {
@@ -232,7 +232,7 @@ impl Links {
 
     /// Forgets a file because one of its names stays at the target, whatever that name leads to. Returns the waiting
     /// names.
-    pub(crate) fn forget(&mut self, id: SharedFileId) -> Vec<(SourceDirectory, Entry)> {
+    pub(crate) fn forget(&mut self, id: HardLinkedFileId) -> Vec<(SourceDirectory, Entry)> {
         match self.groups.remove(&id) {
             Some(LinkGroup {
                 first: First::Awaited(names),
@@ -270,7 +270,7 @@ impl Links {
         self.waiting == 0 && self.unheard == 0
     }
 
-    fn forget_if_whole(&mut self, id: SharedFileId) {
+    fn forget_if_whole(&mut self, id: HardLinkedFileId) {
         let is_whole =
             |group: &LinkGroup| group.missing == 0 && matches!(group.first, First::Named(_));
         if self.groups.get(&id).is_some_and(is_whole) {
@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     /// Returns the entries of a directory.
-    fn entries(home: &Path) -> Vec<(SourceDirectory, Entry, SharedFile)> {
+    fn entries(home: &Path) -> Vec<(SourceDirectory, Entry, HardLinkedFile)> {
         let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let mut found = Vec::new();
         for item in scan(vec![root], &ScanConfig::default()).receiver() {
@@ -363,7 +363,7 @@ mod tests {
     fn the_scan_sees_which_file_it_is() {
         let home = group(3);
         let stat = home.path().join("0").metadata().unwrap();
-        let id = SharedFileId {
+        let id = HardLinkedFileId {
             number: FileNumber {
                 device: stat.dev(),
                 inode: stat.ino(),
@@ -373,7 +373,7 @@ mod tests {
                 nanos: u32::try_from(stat.ctime_nsec()).unwrap(),
             },
         };
-        let shared = SharedFile { id, names: 3 };
+        let shared = HardLinkedFile { id, names: 3 };
         let found = entries(home.path());
         assert_eq!(found.len(), 3);
         assert!(found.iter().all(|(_, _, found)| *found == shared));
@@ -513,7 +513,7 @@ mod tests {
         let mut links = Links::default();
         let none = |inode| {
             (
-                SharedFileId {
+                HardLinkedFileId {
                     number: FileNumber { device: 0, inode },
                     ctime: Timestamp::default(),
                 },

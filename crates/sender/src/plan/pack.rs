@@ -12,7 +12,7 @@ use std::ops::Add;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use zmove_scan::{Beside, Entry, EntryKind, SharedFileId, WalkTotal};
+use zmove_scan::{Entry, EntryKind, EntryProperties, HardLinkedFileId, WalkTotals};
 use zmove_types::{GROUP_BYTES, Metadata, RelPath, Root};
 use zmove_wire::Operation;
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
@@ -61,7 +61,7 @@ pub(crate) struct PackGroup {
 #[derive(Clone, Debug)]
 pub(crate) enum PackEntry {
     /// The directory itself.
-    Itself(Metadata, Beside),
+    Itself(Metadata, EntryProperties),
     /// An entry in the directory: a subdirectory, a symbolic link, or a file of at most one group.
     Within(Entry),
     /// A file of any size whose contents may already be at the target, with the root hash of the target's file.
@@ -94,12 +94,12 @@ impl PackEntry {
 
     /// Returns the number of bytes of extended attributes, according to the scan.
     fn xattr_bytes(&self) -> usize {
-        let (Self::Itself(_, beside)
-        | Self::Within(Entry { beside, .. })
-        | Self::Compare(Entry { beside, .. }, _)
-        | Self::Link(Entry { beside, .. }, _)
-        | Self::Retouch(Entry { beside, .. })) = self;
-        beside.xattrs.as_ref().map_or(0, |mark| mark.bytes)
+        let (Self::Itself(_, properties)
+        | Self::Within(Entry { properties, .. })
+        | Self::Compare(Entry { properties, .. }, _)
+        | Self::Link(Entry { properties, .. }, _)
+        | Self::Retouch(Entry { properties, .. })) = self;
+        properties.xattrs.as_ref().map_or(0, |mark| mark.bytes)
     }
 
     /// Returns the length in bytes of the entry's name and of its link target.
@@ -144,7 +144,7 @@ const FIRST_ENTRIES: u64 = 64;
 
 /// Returns the number of packs of the initial size that would hold all entries found. Entries that are not sent in
 /// packs are counted in the same way.
-pub(crate) fn packs_of(found: WalkTotal) -> u64 {
+pub(crate) fn packs_of(found: WalkTotals) -> u64 {
     found
         .bytes
         .div_ceil(FIRST_DATA_BYTES)
@@ -411,7 +411,7 @@ impl Pack {
     /// the source.
     pub(crate) fn shared_beside_files(
         &self,
-    ) -> impl Iterator<Item = (&PackEntry, RelPath, SharedFileId)> {
+    ) -> impl Iterator<Item = (&PackEntry, RelPath, HardLinkedFileId)> {
         let all = self
             .groups
             .iter()

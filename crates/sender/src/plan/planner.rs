@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, never, select};
-use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile, SharedFileId};
+use zmove_scan::{Entry, EntryBatch, EntryKind, HardLinkedFile, HardLinkedFileId, Scan, ScanItem};
 use zmove_types::{Event, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{
     Compare, Intent, NotKeptReason, Open, Overwrite, Question, Request, TargetState, ToReceiver,
@@ -348,10 +348,10 @@ impl<'a> Planner<'a> {
             ScanItem::Root {
                 directory,
                 metadata,
-                beside,
+                properties,
             } => {
                 let directory = SourceDirectory::held_open(&directory).of_piece(piece);
-                self.plan_itself(&directory, PackEntry::Itself(metadata, beside));
+                self.plan_itself(&directory, PackEntry::Itself(metadata, properties));
             }
             ScanItem::Batch(batch) => self.take_batch(batch, piece),
             // The error has already been reported.
@@ -425,7 +425,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Plans a name of a file that may have other names.
-    fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: SharedFile) {
+    fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: HardLinkedFile) {
         let bytes = entry.size;
         match self.links.take(directory, entry, shared) {
             NamePlan::File(entry) => self.take_alone(directory, entry),
@@ -494,7 +494,7 @@ impl<'a> Planner<'a> {
 
     /// Plans the remaining names of a file one of whose names stays unchanged at the target. If that name was not
     /// compared, its contents are unknown, so the other names are not linked to it.
-    fn skipped_name(&mut self, id: SharedFileId, path: RelPath) {
+    fn skipped_name(&mut self, id: HardLinkedFileId, path: RelPath) {
         if self.task.compares_what_stays {
             return self.name(id, FirstName { path, root: None });
         }
@@ -510,7 +510,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Plans the links to a file that is at the target.
-    fn name(&mut self, id: SharedFileId, first: FirstName) {
+    fn name(&mut self, id: HardLinkedFileId, first: FirstName) {
         let (first, names) = self.links.named(id, first);
         for (directory, entry) in names {
             self.pack(&directory, PackEntry::Link(entry, Arc::clone(&first)));

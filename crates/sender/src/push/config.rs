@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 pub(crate) use zmove_disk::BUFFER_BYTES;
-use zmove_disk::{Direct, FileIo, StorageEngine, StorageMemory, cores};
+use zmove_disk::{Direct, FileIo, StorageEngine, ThreadCountCache, cores};
 use zmove_scan::{ScanConfig, unfinished};
 use zmove_transport::{CONTROL_SILENCE_MAX, SharedRate};
 use zmove_types::{Accounts, Kinds, NoAccounts, RateLimit, Timestamp};
@@ -46,7 +46,7 @@ pub struct SenderConfig {
     /// Whether reads of large files bypass the page cache. Default: only where that is faster.
     pub direct: Direct,
     /// Remembered measurements of the sources' storage. Default: none, and new measurements are not stored.
-    pub storage: StorageMemory,
+    pub storage: ThreadCountCache,
     /// Maximum rate of all lanes together, including packet headers. Default: unlimited.
     pub rate_max: Option<RateLimit>,
     /// A rate limit shared with other pushes. Default: none.
@@ -57,7 +57,7 @@ impl SenderConfig {
     /// Configures the walk of the sources for this opening. The walk skips unfinished files of other transfers and
     /// reads the attributes that are to be kept.
     pub fn walk_for(&mut self, open: &Open) {
-        self.scan.apart = Some(unfinished);
+        self.scan.skip_filter = Some(unfinished);
         self.scan.xattrs = Some(open.keeping.kinds.common(Kinds::ANY_XATTR));
     }
 }
@@ -77,7 +77,7 @@ impl Default for SenderConfig {
             silence_max: CONTROL_SILENCE_MAX,
             file_io: Arc::new(StorageEngine::default()),
             direct: Direct::default(),
-            storage: StorageMemory::default(),
+            storage: ThreadCountCache::default(),
             rate_max: None,
             rate_shared: None,
         }

@@ -61,7 +61,7 @@ impl Push {
         // A list contains every name that is to be sent, so no directory needs to be reread.
         let rereads = list.is_none() && open.intent != Intent::Inspect;
         if mirror.is_some() || rereads {
-            config.scan.first_walk = Some(run.first_walk(mirror.as_ref()));
+            config.scan.walk_record = Some(run.walk_record(mirror.as_ref()));
         }
         let sources = SourceWalk {
             roots: sources,
@@ -107,7 +107,7 @@ impl Push {
             ..Task::of(&open)
         };
         let push = Self {
-            scan: Scan::none(),
+            scan: Scan::never(),
             open,
             task,
             sources_missing: 0,
@@ -144,13 +144,13 @@ impl Need {
     #[must_use]
     pub fn lanes(&self) -> Option<u16> {
         self.0
-            .whole()
+            .final_totals()
             .map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))
     }
 
     /// Returns the total size in bytes of the files found so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.0.so_far().bytes
+        self.0.current_totals().bytes
     }
 }

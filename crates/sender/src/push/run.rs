@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_scan::FirstWalk;
+use zmove_scan::WalkRecord;
 use zmove_types::{Counters, Sample, TransferId};
 use zmove_wire::EarlierSession;
 
@@ -44,7 +44,7 @@ pub struct Run {
     /// does.
     unended: Option<UnendedSession>,
     /// The sources as the first walk found them. Later walks are checked against this record.
-    first_walk: Option<Arc<FirstWalk>>,
+    walk_record: Option<Arc<WalkRecord>>,
 }
 
 /// The results of the sessions of a run so far, and how long the next session may wait.
@@ -102,7 +102,7 @@ impl Run {
             earlier: Earlier::default(),
             files: FileLedger::new(manifest),
             unended: None,
-            first_walk: None,
+            walk_record: None,
         }
     }
 
@@ -113,12 +113,12 @@ impl Run {
 
     /// Returns the record by which all walks check that the sources have not changed since the first walk began. The
     /// first call creates it.
-    pub(crate) fn first_walk(&mut self, removals: Option<&Removals>) -> Arc<FirstWalk> {
+    pub(crate) fn walk_record(&mut self, removals: Option<&Removals>) -> Arc<WalkRecord> {
         let begin = || match removals {
-            Some(removals) => FirstWalk::begin(removals.own_directories.clone()),
-            None => FirstWalk::begin(Vec::new()).with_few_descriptors(),
+            Some(removals) => WalkRecord::begin(removals.own_directories.clone()),
+            None => WalkRecord::begin(Vec::new()).with_few_descriptors(),
         };
-        Arc::clone(self.first_walk.get_or_insert_with(|| Arc::new(begin())))
+        Arc::clone(self.walk_record.get_or_insert_with(|| Arc::new(begin())))
     }
 
     /// Returns how often the run has reconnected after losing its connections.

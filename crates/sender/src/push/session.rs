@@ -104,10 +104,10 @@ impl Session {
             ScanItem::Root {
                 directory,
                 metadata,
-                beside,
+                properties,
             } => {
                 let source = SourceDirectory::held_open(directory);
-                let (metadata, _told_before) = self.extras.of_itself(&source, metadata, beside);
+                let (metadata, _told_before) = self.extras.of_itself(&source, metadata, properties);
                 vec![itself(source.target_path().clone(), metadata)]
             }
             ScanItem::Batch(batch) => {

@@ -84,8 +84,8 @@ impl EntryReader<'_> {
         let waiting = Lock::new(with_room(groups, &mut read, room).into_iter());
         let stopping = self.in_flight.stopping();
         let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
-        self.threads.side_by_side(
-            Task::Look,
+        self.threads.run_parallel(
+            Task::Read,
             "zmove-read",
             stopping,
             || self.quota.charge_helper(),
@@ -114,7 +114,7 @@ impl EntryReader<'_> {
             else {
                 break;
             };
-            turn.get_help();
+            turn.start_helper();
             let directory = match opened.take() {
                 Some((last, directory)) if last == group => directory,
                 _ if groups[group].entries.len() > 1 => groups[group].directory.opened(),
@@ -134,8 +134,8 @@ impl EntryReader<'_> {
         room: &mut [u8],
     ) -> Result<EntryRead, FileError> {
         Ok(match entry {
-            PackEntry::Itself(metadata, beside) => {
-                let (metadata, lacks) = self.extras.of_itself(directory, metadata, beside);
+            PackEntry::Itself(metadata, properties) => {
+                let (metadata, lacks) = self.extras.of_itself(directory, metadata, properties);
                 without_contents(BatchEntry::Itself(metadata), lacks, None)
             }
             PackEntry::Retouch(entry) => return self.retouch(directory, entry),
@@ -528,7 +528,7 @@ mod tests {
             (Exhausted::default(), Extras::default(), unbounded_channel());
         let in_flight = InFlight::new(Arc::new(NoObserver), outgoing);
         let threads = StorageThreads::default();
-        threads.begin_with(Task::Look, 64);
+        threads.start_with(Task::Read, 64);
         let reader = EntryReader {
             in_flight: &in_flight,
             extras: &extras,

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
-    Descriptor, FileIdentity, FoundXattrs, HasXattrs, NameAt, data_begins, mode_without_acl,
+    Descriptor, EntryXattrs, FileIdentity, HasXattrs, NameAt, mode_without_acl, next_data_offset,
 };
-use zmove_scan::{Beside, Entry, EntryKind};
+use zmove_scan::{Entry, EntryKind, EntryProperties};
 use zmove_types::{Account, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, RelPath, Root, Xattr};
 use zmove_wire::{
     AccountMatch, Batch, BatchEntry, DirectoryGroup, Mapping, NotKeptReason, PreserveOptions, Zeros,
@@ -137,7 +137,7 @@ impl Extras {
         stop: impl Fn() -> bool,
     ) -> io::Result<Option<Root>> {
         if self.compares_groups(bytes) {
-            contents_digest(file, data_begins, stop)
+            contents_digest(file, next_data_offset, stop)
         } else {
             read_root(file, stop)
         }
@@ -161,11 +161,11 @@ impl Extras {
         entry: &Entry,
     ) -> (Metadata, Lacks) {
         let is_as_seen = read.ctime == entry.ctime && read.inode == entry.inode;
-        let has_any = entry.beside.xattrs.is_some() || !is_as_seen;
+        let has_any = entry.properties.xattrs.is_some() || !is_as_seen;
         let descriptor = Descriptor::Open(file.as_fd());
-        let seen = Beside {
+        let seen = EntryProperties {
             ids: read.ids,
-            atime: entry.beside.atime,
+            atime: entry.properties.atime,
             xattrs: None,
         };
         self.with_extra(
@@ -178,7 +178,7 @@ impl Extras {
 
     /// Returns the metadata of an entry that is not opened, and the attributes that it lacks.
     pub(crate) fn of_entry(&self, directory: &SourceDirectory, entry: &Entry) -> (Metadata, Lacks) {
-        let beside = &entry.beside;
+        let properties = &entry.properties;
         let opened = directory.opened();
         let named = opened
             .fd()
@@ -186,9 +186,9 @@ impl Extras {
                 directory,
                 name: &entry.name,
             })
-            .filter(|_| beside.xattrs.is_some());
+            .filter(|_| properties.xattrs.is_some());
         let form = Form::of(&entry.kind);
-        self.with_extra(form, entry.metadata.clone(), beside, named)
+        self.with_extra(form, entry.metadata.clone(), properties, named)
     }
 
     /// Returns the metadata of a directory itself, and the attributes that it lacks.
@@ -196,14 +196,14 @@ impl Extras {
         &self,
         directory: &SourceDirectory,
         metadata: &Metadata,
-        beside: &Beside,
+        properties: &EntryProperties,
     ) -> (Metadata, Lacks) {
         let opened = directory.opened();
         let itself = opened
             .fd()
             .map(|directory| Descriptor::Open(directory.as_fd()))
-            .filter(|_| beside.xattrs.is_some());
-        self.with_extra(Form::Directory, metadata.clone(), beside, itself)
+            .filter(|_| properties.xattrs.is_some());
+        self.with_extra(Form::Directory, metadata.clone(), properties, itself)
     }
 
     /// Returns the metadata of an entry as the scan saw it, and the digest of its extended attributes.
@@ -211,17 +211,17 @@ impl Extras {
         &self,
         form: Form,
         metadata: &Metadata,
-        beside: &Beside,
+        properties: &EntryProperties,
     ) -> (Metadata, Option<Box<[u8; 32]>>) {
         let keeps_xattrs = self.kinds().has_any(Kinds::ANY_XATTR);
-        let mark = beside.xattrs.as_deref();
+        let mark = properties.xattrs.as_deref();
         let digest = mark.filter(|_| keeps_xattrs).and_then(|mark| mark.digest);
         let mode = mark
             .filter(|_| !keeps_xattrs)
             .map_or(metadata.mode, |mark| mark.mode_without_acl);
         let metadata = Metadata {
             mode,
-            extra: self.extra(beside.ids, Extra::default()),
+            extra: self.extra(properties.ids, Extra::default()),
             ..metadata.clone()
         };
         (self.instead.of(metadata, form), digest.map(Box::new))
@@ -229,7 +229,7 @@ impl Extras {
 
     /// Returns the attributes that the scan could not read, for an entry that stays unchanged at the target.
     pub(crate) fn lacks_of(&self, entry: &Entry) -> Lacks {
-        let unread = entry.beside.xattrs.iter();
+        let unread = entry.properties.xattrs.iter();
         unread
             .flat_map(|mark| mark.unread.each())
             .map(|kind| (kind, NotKeptReason::Unread))
@@ -242,7 +242,7 @@ impl Extras {
         &self,
         form: Form,
         metadata: Metadata,
-        beside: &Beside,
+        properties: &EntryProperties,
         of: Option<impl HasXattrs>,
     ) -> (Metadata, Lacks) {
         let asked = self.kinds().common(Kinds::ANY_XATTR);
@@ -259,17 +259,17 @@ impl Extras {
             {
                 mode &= !GROUP_BITS;
             }
-            let unread = FoundXattrs {
+            let unread = EntryXattrs {
                 unread: asked,
-                ..FoundXattrs::default()
+                ..EntryXattrs::default()
             };
-            let FoundXattrs {
+            let EntryXattrs {
                 list,
-                too_much,
+                oversized,
                 unread,
                 ..
             } = found.unwrap_or(unread);
-            lacks.extend(too_much.each().map(|kind| (kind, NotKeptReason::TooMuch)));
+            lacks.extend(oversized.each().map(|kind| (kind, NotKeptReason::TooMuch)));
             lacks.extend(
                 unread
                     .common(asked)
@@ -285,12 +285,15 @@ impl Extras {
         xattrs.retain(|xattr| asked.has_any(kind(xattr)));
         let extra = Extra {
             xattrs,
-            atime: self.kinds().has_any(Kinds::ATIME).then_some(beside.atime),
+            atime: self
+                .kinds()
+                .has_any(Kinds::ATIME)
+                .then_some(properties.atime),
             ..Extra::default()
         };
         let metadata = Metadata {
             mode,
-            extra: self.extra(beside.ids, extra),
+            extra: self.extra(properties.ids, extra),
             ..metadata
         };
         (self.instead.of(metadata, form), lacks)
@@ -631,7 +634,7 @@ mod tests {
         let (read, lacks) = extras(Kinds::USUAL, Vec::new()).with_extra(
             Form::Other,
             metadata,
-            &Beside::default(),
+            &EntryProperties::default(),
             Some(Unreadable),
         );
         assert_eq!(
@@ -673,9 +676,9 @@ mod tests {
             may_have_holes: false,
             is_mount: None,
             shared: None,
-            beside: Beside {
+            properties: EntryProperties {
                 xattrs: Some(Box::new(mark)),
-                ..Beside::default()
+                ..EntryProperties::default()
             },
             never_copied: zmove_types::NeverCopied::default(),
         }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use zmove_disk::{find_data, find_data_but_zeros};
+use zmove_disk::{find_data, find_nonzero_data};
 use zmove_types::DataRanges;
 use zmove_wire::NotKeptReason;
 
@@ -40,7 +40,7 @@ impl Holes {
         stop: impl Fn() -> bool,
     ) -> (Option<DataRanges>, Option<NotKeptReason>) {
         let found = match self {
-            Self::Made => find_data_but_zeros(file, bytes, stop),
+            Self::Made => find_nonzero_data(file, bytes, stop),
             Self::Kept if may_have => find_data(file, bytes),
             Self::Kept | Self::Sent => return (None, None),
         };

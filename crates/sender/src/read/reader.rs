@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work};
-use zmove_disk::{DataFile, FileSystemMemory, Span, StorageThreads, StorageWork};
+use zmove_disk::{DataFile, FileSystemThreadCounts, Span, StorageThreads, StorageWork};
 use zmove_scan::Entry;
 use zmove_types::{
     Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch,
@@ -42,7 +42,7 @@ pub(crate) struct ReaderContext {
     /// Threads that read small files in parallel.
     pub(crate) threads: StorageThreads,
     /// Remembered measurements of the first pack's file system. Sources rarely lie on several file systems.
-    pub(crate) file_system: OnceLock<FileSystemMemory>,
+    pub(crate) file_system: OnceLock<FileSystemThreadCounts>,
     /// The frame queue shared by all lanes.
     pub(crate) frames: Sender<OutgoingFrame>,
 }

@@ -238,7 +238,7 @@ impl SourceDirectory {
             let file = rustix::fs::openat(self.fd()?, name, flags, Mode::empty()).ok()?;
             Some(self.root.generated(entry.device, file))
         };
-        let known = self.root.knows_generated(entry.device).or_else(ask);
+        let known = self.root.known_generated_files(entry.device).or_else(ask);
         known.is_some_and(|generated| generated.has(entry.size))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use zmove_scan::SharedFileId;
+use zmove_scan::HardLinkedFileId;
 use zmove_types::{GroupSpan, RelPath, Root};
 use zmove_wire::session::{FinalReport, UnpublishedLoad};
 use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation};
@@ -53,7 +53,7 @@ pub(crate) enum NamePart {
     /// The only name, or a name that is sent independently.
     Alone,
     /// A name that may become the first of several.
-    First(SharedFileId),
+    First(HardLinkedFileId),
     /// A name to be linked to the same file as the first name.
     Link,
 }

@@ -16,7 +16,7 @@ pub struct Heading {
 
 /// The style of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pen {
+pub struct LineStyle {
     /// The color, as `#rrggbb`.
     pub colour: &'static str,
     /// The lengths of dashes and gaps, in the format of `stroke-dasharray`. `None` for a solid line.
@@ -27,7 +27,7 @@ pub struct Pen {
 
 /// The size of an image.
 #[derive(Clone, Copy, Debug)]
-pub struct Paper {
+pub struct ImageSize {
     /// The width, usually [`WIDTH`].
     pub width: f64,
     /// The height, in the same units.
@@ -35,8 +35,8 @@ pub struct Paper {
 }
 
 /// Returns an image as SVG. Its charts start at [`TOP`].
-pub fn document(heading: &Heading, described: &str, paper: Paper, body: Group) -> String {
-    let Paper { width, height } = paper;
+pub fn document(heading: &Heading, described: &str, paper: ImageSize, body: Group) -> String {
+    let ImageSize { width, height } = paper;
     let title = within(HEADING_WIDTH, &heading.title, 18.0 * BOLDNESS);
     let title = bold(&title.text, LEFT, 26.0).set("font-size", rounded(title.size / BOLDNESS));
     let below = within(HEADING_WIDTH, &heading.below, TEXT_SIZE);
@@ -72,14 +72,15 @@ fn on_dark() -> String {
 }
 
 /// Draws a legend in one row: a sample of each line, followed by the line's name.
-pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group {
+pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, LineStyle)>, y: f64) -> Group {
     let mut group = Group::new();
     let mut x = LEFT;
     for (name, pen) in curves {
         let sample = stroke([x, y - 4.5], [x + SAMPLE_WIDTH, y - 4.5]);
-        group = group
-            .add(drawn(pen).add(sample))
-            .add(words(name, x + SAMPLE_WIDTH + 5.0, y));
+        group =
+            group
+                .add(styled_group(pen).add(sample))
+                .add(words(name, x + SAMPLE_WIDTH + 5.0, y));
         x += name
             .chars()
             .fold(SAMPLE_WIDTH + 5.0 + 12.0, |width, _| width + LETTER_WIDTH);
@@ -88,7 +89,7 @@ pub(crate) fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -
 }
 
 /// Returns a group whose lines have the style `pen`.
-pub fn drawn(pen: Pen) -> Group {
+pub fn styled_group(pen: LineStyle) -> Group {
     let group = Group::new()
         .set("fill", "none")
         .set("stroke", pen.colour)
@@ -249,7 +250,7 @@ mod tests {
         let drawing = document(
             &heading,
             "",
-            Paper {
+            ImageSize {
                 width: WIDTH,
                 height: 100.0,
             },

@@ -5,7 +5,7 @@ use zmove_scan::{Histogram, Share};
 use zmove_types::ByteCount;
 
 use crate::drawing::{
-    Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Paper, TITLE_LETTERS, TOP, WIDTH, bold, document,
+    Heading, ImageSize, LEFT, LETTER_WIDTH, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document,
     fitted, rounded, words,
 };
 use crate::figures::{Wrapping, counted, percent, share};
@@ -40,7 +40,7 @@ pub fn picture(histogram: &Histogram, advice: &str, name: &str) -> String {
         body = body.add(words(line, LEFT, y));
         y += LINE;
     }
-    let paper = Paper {
+    let paper = ImageSize {
         width: WIDTH,
         height: y,
     };

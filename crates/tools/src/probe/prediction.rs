@@ -18,7 +18,7 @@ use crate::sweep::Ceiling;
 
 /// The measured limits of a transfer from storage to storage.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way<'a> {
+pub(super) struct TransferLimits<'a> {
     /// The read speed of the source's storage. `None` does not limit the prediction.
     pub(super) source: Option<&'a Ceiling>,
     /// The rate of the path, in bytes per second.
@@ -67,7 +67,7 @@ pub(super) struct Prediction {
 
 /// Predicts the push of files whose sizes are given as the lower bound of each bucket and the bucket's files. Returns
 /// `None` if there are no files.
-pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Prediction> {
+pub(super) fn predict(sizes: &[(u64, Share)], way: &TransferLimits<'_>) -> Option<Prediction> {
     let classes = [SizeClass::Losf, SizeClass::Medium, SizeClass::Large];
     let classes: Vec<_> = classes
         .into_iter()
@@ -101,7 +101,11 @@ pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Predictio
     })
 }
 
-fn class_time(class: SizeClass, sizes: &[(u64, Share)], way: &Way<'_>) -> Option<ClassTime> {
+fn class_time(
+    class: SizeClass,
+    sizes: &[(u64, Share)],
+    way: &TransferLimits<'_>,
+) -> Option<ClassTime> {
     let own = || {
         sizes
             .iter()
@@ -187,7 +191,7 @@ mod tests {
     #[test]
     fn each_class_takes_as_long_as_its_slowest_stage() {
         let (source, target) = (storage(20_000.0), storage(10_000.0));
-        let way = Way {
+        let way = TransferLimits {
             source: Some(&source),
             path: 1e9,
             target: Some(&target),
@@ -218,7 +222,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_no_limit() {
-        let way = Way {
+        let way = TransferLimits {
             source: None,
             path: 1e6,
             target: None,
@@ -235,7 +239,7 @@ mod tests {
 
     #[test]
     fn few_bytes_are_limited_by_the_start() {
-        let way = Way {
+        let way = TransferLimits {
             source: None,
             path: 1e9,
             target: None,
@@ -250,7 +254,7 @@ mod tests {
 
     #[test]
     fn nothing_takes_no_prediction_and_no_path_no_panic() {
-        let way = Way {
+        let way = TransferLimits {
             source: None,
             path: 0.0,
             target: None,

@@ -94,8 +94,7 @@ impl Bench<'_> {
         let WrittenFiles { files, total, way } = std::thread::scope(|scope| {
             let root = self.place.tree.fd();
             let pace = &pace;
-            scope
-                .spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
+            scope.spawn(move || pace.flush_repeatedly(root, |error| self.cannot("flush")(error)));
             // A push sends files of up to one group in batches, and larger files by group.
             let written = if self.cell.file_bytes <= GROUP_BYTES {
                 SmallFiles::write(self, directory, pace)

@@ -46,7 +46,7 @@ pub enum SweepError {
     Interrupted,
     /// The files of the sweep could not be removed.
     #[error("'{}' could not be removed (remove it manually): {source}", path.display())]
-    Left {
+    NotRemoved {
         /// The sweep's directory, which was left behind.
         path: PathBuf,
         /// The system's error.

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use zmove_disk::cores;
 
-use crate::sweep::result::SweptHost;
+use crate::sweep::result::SweepHost;
 
-impl SweptHost {
+impl SweepHost {
     /// Describes this host. The call takes some hundredths of a second of CPU time.
     pub(crate) fn this() -> Self {
         let core_operations_per_second = (0..RUNS)

@@ -6,8 +6,8 @@ use zmove_types::ByteCount;
 use crate::drawing::classes::{NAMES, SizeAxis};
 use crate::drawing::scale::LogAxis;
 use crate::drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, Paper, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn,
-    fitted, grid, grid_with_labels, legend, polyline, rounded, words,
+    GAP, Heading, ImageSize, LEFT, LineStyle, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold,
+    document, fitted, grid, grid_with_labels, legend, polyline, rounded, styled_group, words,
 };
 use crate::sweep::result::{IoDirection, Measured, Sweep, Throughput};
 
@@ -45,7 +45,7 @@ fn draw(sweep: &Sweep) -> String {
     document(
         &Heading { title, below },
         "bytes and files per second by file size",
-        Paper {
+        ImageSize {
             width: WIDTH,
             height: bottom + 12.0,
         },
@@ -114,7 +114,7 @@ impl Panel {
                 .iter()
                 .map(|(power, value)| (sizes.place(*power), height_of(*value)))
                 .collect();
-            group = group.add(drawn(*pen).add(polyline(places.iter().copied())));
+            group = group.add(styled_group(*pen).add(polyline(places.iter().copied())));
             for (x, y) in places {
                 let mark = Circle::new()
                     .set("cx", x)
@@ -151,12 +151,12 @@ fn axis(sweep: &Sweep) -> SizeAxis {
     }
 }
 
-const WRITE: Pen = Pen {
+const WRITE: LineStyle = LineStyle {
     colour: "#007a5a",
     dashes: None,
     width: 2.4,
 };
-const READ: Pen = Pen {
+const READ: LineStyle = LineStyle {
     colour: "#d55e00",
     dashes: Some("7 3"),
     width: 1.8,

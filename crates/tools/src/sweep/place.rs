@@ -21,7 +21,7 @@ use zmove_types::{Name, RelPath};
 
 use crate::sweep::SweepEvent;
 use crate::sweep::error::SweepError;
-use crate::sweep::result::SweptHost;
+use crate::sweep::result::SweepHost;
 
 /// The directory of a running sweep.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl SweepDirectory {
 
     fn make_named(parent: Tree, name: Name, path: &Path) -> io::Result<Self> {
         let modes = DirectoryModes::default();
-        if !Tree::make_new(parent.lease(), parent.fd(), &name, modes)? {
+        if !Tree::create_new(parent.lease(), parent.fd(), &name, modes)? {
             return Err(Errno::EXIST.into());
         }
         let opened = parent.open_directory(&beneath(&name));
@@ -134,7 +134,7 @@ impl SweepDirectory {
 
     fn left_by(&self, failed: Option<io::Error>) -> Result<(), SweepError> {
         failed.map_or(Ok(()), |source| {
-            Err(SweepError::Left {
+            Err(SweepError::NotRemoved {
                 path: self.path.clone(),
                 source,
             })
@@ -205,7 +205,7 @@ fn mark(directory: BorrowedFd<'_>) -> io::Result<String> {
         birth.tv_sec,
         birth.tv_nsec,
         machine.trim(),
-        SweptHost::own_name()
+        SweepHost::own_name()
     ))
 }
 
@@ -288,7 +288,10 @@ mod tests {
         std::fs::rename(&forged, home.path().join("moved")).unwrap();
         std::fs::create_dir(&forged).unwrap();
         std::fs::write(forged.join("precious"), "x").unwrap();
-        assert!(matches!(place.remove(1), Err(SweepError::Left { .. })));
+        assert!(matches!(
+            place.remove(1),
+            Err(SweepError::NotRemoved { .. })
+        ));
         assert!(forged.join("precious").exists());
         assert_eq!(
             std::fs::read_dir(home.path().join("moved"))

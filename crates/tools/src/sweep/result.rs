@@ -24,7 +24,7 @@ pub struct Sweep {
     /// The storage that was measured.
     pub(crate) storage: Storage,
     /// The host that ran the sweep.
-    pub(crate) host: SweptHost,
+    pub(crate) host: SweepHost,
     /// Number of threads that wrote and read.
     pub(crate) threads: usize,
     /// Maximum number of bytes to write.
@@ -54,7 +54,7 @@ pub(crate) struct Storage {
 
 /// The host that ran the sweep.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SweptHost {
+pub(crate) struct SweepHost {
     /// The host's name.
     pub(crate) name: String,
     /// The processor's name.
@@ -290,7 +290,7 @@ pub(crate) mod tests {
                 source: "/dev/sdb1".into(),
                 id: "fe10".into(),
             },
-            host: SweptHost {
+            host: SweepHost {
                 name: "dtn".into(),
                 cpu: "one".into(),
                 cores: 2,

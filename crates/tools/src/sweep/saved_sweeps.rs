@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::sweep::result::{Storage, Sweep, SweptHost};
+use crate::sweep::result::{Storage, Sweep, SweepHost};
 use crate::sweep::storage::plain_name;
 
 /// The directory of saved sweeps.
@@ -45,7 +45,7 @@ impl SavedSweeps {
 
     /// Returns the saved sweep of a storage by this host, if there is one.
     fn find(&self, storage: &Storage) -> Option<Sweep> {
-        let host = SweptHost::own_name();
+        let host = SweepHost::own_name();
         let mut text = String::new();
         let file = fs::File::open(self.file(&host, storage)).ok()?;
         file.take(BYTES_MAX).read_to_string(&mut text).ok()?;
@@ -98,7 +98,7 @@ mod tests {
 
     fn sweep(source: &str) -> Sweep {
         let mut sweep = of(&[(1024, 1e6)]);
-        sweep.host.name = SweptHost::own_name();
+        sweep.host.name = SweepHost::own_name();
         sweep.storage.source = source.to_owned();
         sweep
     }
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(saved.find(&foreign.storage), None);
         let own = sweep("/dev/one");
         saved.keep(&own).unwrap();
-        fs::write(saved.file(&SweptHost::own_name(), &own.storage), "{").unwrap();
+        fs::write(saved.file(&SweepHost::own_name(), &own.storage), "{").unwrap();
         assert_eq!(saved.find(&own.storage), None);
     }
 

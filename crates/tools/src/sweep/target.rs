@@ -53,7 +53,7 @@ pub(crate) fn swept(sweep: &Sweep) -> Swept {
 fn fault_of(error: &SweepError) -> (Operation, FaultCode) {
     match error {
         SweepError::Io { source, .. } => (Operation::Write, FaultCode::os(source)),
-        SweepError::Left { source, .. } => (Operation::Delete, FaultCode::os(source)),
+        SweepError::NotRemoved { source, .. } => (Operation::Delete, FaultCode::os(source)),
         SweepError::Running { .. } => (Operation::Write, FaultCode::Locked),
         SweepError::NoRoom { .. } | SweepError::NothingFits { .. } => {
             (Operation::Write, FaultCode::Os(ENOSPC))

@@ -9,7 +9,7 @@ use zmove_types::ByteCount;
 
 use super::line::TraceLine;
 use super::series::{Pieces, Points, count};
-use crate::drawing::Pen;
+use crate::drawing::LineStyle;
 use crate::drawing::scale::{self, Axis, UnitScale};
 
 /// A chart over time.
@@ -25,7 +25,7 @@ pub(super) struct Panel {
 #[derive(Debug)]
 pub(super) struct Curve {
     pub(super) name: &'static str,
-    pub(super) pen: Pen,
+    pub(super) pen: LineStyle,
     pub(super) points: Points,
 }
 
@@ -156,22 +156,22 @@ fn bytes(number: u64) -> f64 {
     ByteCount(number).as_f64()
 }
 
-const READ: Pen = Pen {
+const READ: LineStyle = LineStyle {
     colour: "#d55e00",
     dashes: Some("7 3"),
     width: 1.8,
 };
-const LANES: Pen = Pen {
+const LANES: LineStyle = LineStyle {
     colour: "#0072b2",
     dashes: None,
     width: 1.6,
 };
-const STORED: Pen = Pen {
+const STORED: LineStyle = LineStyle {
     colour: "#007a5a",
     dashes: None,
     width: 2.6,
 };
-const RESENT: Pen = Pen {
+const RESENT: LineStyle = LineStyle {
     colour: "#000000",
     dashes: None,
     width: 1.4,

@@ -6,8 +6,8 @@ use svg::node::element::Group;
 use super::panels::Panel;
 use crate::drawing::scale::{self, Axis, Unit};
 use crate::drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, Paper, TOP, WIDTH, bold, document, drawn, grid,
-    grid_with_labels, legend, polyline, rounded, stroke, words,
+    GAP, Heading, ImageSize, LEFT, PLOT_WIDTH, TOP, WIDTH, bold, document, grid, grid_with_labels,
+    legend, polyline, rounded, stroke, styled_group, words,
 };
 
 /// Draws the panels over a time of `seconds`.
@@ -25,7 +25,7 @@ pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String 
     document(
         heading,
         &described.join("; "),
-        Paper {
+        ImageSize {
             width: WIDTH,
             height,
         },
@@ -95,7 +95,7 @@ fn panel_at(panel: &Panel, top: f64, time: &Time) -> Group {
         let points = curve.points.iter();
         let places = points
             .map(|(seconds, value)| (time.place(seconds / time.unit.size), height_of(*value)));
-        group = group.add(drawn(curve.pen).add(polyline(places)));
+        group = group.add(styled_group(curve.pen).add(polyline(places)));
     }
     group
 }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use zmove_jobs::{
-    Answer, JobId, Moment, Notification, NotificationState, NotifyConfig, Place, State, Store,
+    JobId, JobsDirectory, Moment, Notification, NotificationState, NotifyConfig, RequestResult,
+    State, Store,
 };
 
 use crate::args::{JobAction, JobArgs};
@@ -17,7 +18,7 @@ use crate::value::exit::Exit;
 
 /// Runs `zmove job`.
 pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
-    let place = Place::open(&settings::jobs()?)?;
+    let place = JobsDirectory::open(&settings::jobs()?)?;
     let mut store = Store::open(&place)?;
     let id = args.id;
     let now = Moment::now();
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
+fn show(place: &JobsDirectory, store: &Store, args: &JobArgs) -> Result<()> {
     go_on(place, store)?;
     let row = Row::of(place, store.job(args.id)?);
     let details = Details {
@@ -93,7 +94,7 @@ fn notifications(store: &Store, id: JobId) -> Result<Vec<Notification>> {
     Ok(notifications)
 }
 
-fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {
+fn log(place: &JobsDirectory, store: &Store, id: JobId, json: bool) -> Result<()> {
     store.job(id)?;
     let events = store.events(id, 0, u32::MAX)?;
     if json {
@@ -112,25 +113,25 @@ fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {
 
 /// Makes the runner act on a command, and reports the result.
 fn ordered(
-    place: &Place,
+    place: &JobsDirectory,
     store: &Store,
     args: &JobArgs,
     id: JobId,
-    answer: Answer,
+    answer: RequestResult,
     what: &str,
 ) -> Result<()> {
     ensure_runner(place)?;
     match answer {
         _ if args.json => print_json(&Row::of(place, store.job(id)?).as_json()),
-        Answer::Now(_) => terminal::say(format_args!("job {id} is {what}")),
-        Answer::Asked => terminal::say(format_args!("job {id} is being {what}")),
+        RequestResult::Now(_) => terminal::say(format_args!("job {id} is {what}")),
+        RequestResult::Asked => terminal::say(format_args!("job {id} is being {what}")),
     }
     Ok(())
 }
 
 /// Waits for the end of a job. Calls `show` with the job's state until then.
 fn wait(
-    place: &Place,
+    place: &JobsDirectory,
     store: &Store,
     args: &JobArgs,
     timeout: Option<Duration>,
@@ -161,7 +162,7 @@ fn wait(
 }
 
 /// Shows a progress bar until the job ends.
-fn attach(place: &Place, store: &Store, args: &JobArgs) -> Result<Exit> {
+fn attach(place: &JobsDirectory, store: &Store, args: &JobArgs) -> Result<Exit> {
     let bar = terminal::running(BAR);
     let exit = wait(place, store, args, None, |row| {
         if row.state().is_final() {

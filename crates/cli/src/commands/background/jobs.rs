@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use zmove_jobs::{Job, Moment, Place, State, Store};
+use zmove_jobs::{Job, JobsDirectory, Moment, State, Store};
 
 use crate::args::{JobsArgs, JobsCommand};
 use crate::commands::submit::go_on;
@@ -17,7 +17,7 @@ use crate::value::exit::Exit;
 
 /// Runs `zmove jobs`.
 pub(crate) fn run(args: &JobsArgs) -> Result<Exit> {
-    let place = Place::open(&settings::jobs()?)?;
+    let place = JobsDirectory::open(&settings::jobs()?)?;
     let mut store = Store::open(&place)?;
     let now = Moment::now();
     match &args.command {
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &JobsArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn list(args: &JobsArgs, place: &Place, store: &Store, now: Moment) -> Result<()> {
+fn list(args: &JobsArgs, place: &JobsDirectory, store: &Store, now: Moment) -> Result<()> {
     go_on(place, store)?;
     let since = if args.all {
         Moment::FIRST
@@ -67,7 +67,7 @@ fn counts(states: impl Iterator<Item = State>) -> String {
     format!("{}: {}", counted(all, "job"), by_state.join(", "))
 }
 
-fn clean(place: &Place, store: &mut Store, now: Moment, older_than: Age) -> Result<()> {
+fn clean(place: &JobsDirectory, store: &mut Store, now: Moment, older_than: Age) -> Result<()> {
     let before = now.before(older_than.0);
     let forgotten = store.forget(before)?;
     for id in &forgotten {

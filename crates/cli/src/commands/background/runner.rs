@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use rustix::fs::Mode;
 use zmove_engine::After;
 use zmove_jobs::{
-    COPY_TO_END, Limits, NotifyMethod, Place, Program, RunEnd, Runner, RunnerConfig, RunnerError,
-    Stay, Store, THIS_PROGRAM,
+    COPY_TO_END, IdlePolicy, JobsDirectory, Limits, NotifyMethod, Program, RunEnd, Runner,
+    RunnerConfig, RunnerError, Store, THIS_PROGRAM,
 };
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
@@ -23,7 +23,7 @@ use crate::value::exit::{Exit, failure, verdict};
 
 /// Runs `zmove runner`.
 pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
-    let place = Place::open(&settings::jobs()?)?;
+    let place = JobsDirectory::open(&settings::jobs()?)?;
     if let Some(RunnerCommand::Notify) = &args.command {
         return send_tests(&place);
     }
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     }
     let config = config(args)?;
     if args.detached {
-        return match Runner::begin_unless_up(&place, config.clone())? {
+        return match Runner::begin_unless_running(&place, config.clone())? {
             Some(runner) => stay(runner, &place, config),
             None => Ok(Exit::Done),
         };
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
 }
 
 /// Runs jobs until the runner ends. If the file of the runner's program was replaced, executes the new program.
-fn stay(runner: Runner, place: &Place, config: RunnerConfig) -> Result<Exit> {
+fn stay(runner: Runner, place: &JobsDirectory, config: RunnerConfig) -> Result<Exit> {
     let end = runner.run(|text| terminal::warn(text))?;
     let replaced = config.program.clone().filter(|_| end == RunEnd::Replaced);
     let Some(program) = replaced else {
@@ -71,14 +71,14 @@ fn stay(runner: Runner, place: &Place, config: RunnerConfig) -> Result<Exit> {
         program: None,
         ..config
     };
-    match Runner::begin_unless_up(place, config.clone())? {
+    match Runner::begin_unless_running(place, config.clone())? {
         Some(runner) => stay(runner, place, config),
         None => Ok(Exit::Done),
     }
 }
 
 /// Sends a test event with each configured method. Tries all methods before it returns an error.
-fn send_tests(place: &Place) -> Result<Exit> {
+fn send_tests(place: &JobsDirectory) -> Result<Exit> {
     let config = settings::notify_config()?;
     let store = Store::open(place)?.id()?;
     let mut result = Ok(Exit::Done);
@@ -111,7 +111,7 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
             target: args.max_per_target.unwrap_or(usize::MAX),
             key: args.max_per_key.unwrap_or(usize::MAX),
         },
-        stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
+        stay: until_idle.map_or(IdlePolicy::Always, IdlePolicy::UntilIdle),
         program: Some(Program::of_this_process().context("find this program")?),
         notify: settings::notify()?,
     })
@@ -119,7 +119,7 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
 
 /// Becomes the runner when the current one ends. The current one may have been started by `zmove submit`. The page is
 /// already served.
-fn succeed(place: &Place, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
+fn succeed(place: &JobsDirectory, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
     terminal::say(format_args!(
         "another runner{process} is running: this runner starts when the other one ends"

@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{Location, Remote, SourcesError};
 use zmove_jobs::{
-    JobId, JobWork, Moment, NewJob, NotifyConfig, OF_THE_SUBMITTER, Place, Store, Submitted, Words,
-    first_time, shown, this_program, variable,
+    ArgumentList, JobId, JobWork, JobsDirectory, Moment, NewJob, NotifyConfig, SUBMITTER_VARIABLES,
+    Store, Submitted, first_time, format_local, this_program, variable,
 };
 use zmove_types::Escaped;
 
@@ -32,7 +32,7 @@ use crate::value::exit::{Exit, refuse, usage_error};
 pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
     let words: Vec<_> = std::env::args_os().skip(2).collect();
     let json = args.copy.push.json;
-    let place = Place::open(&settings::jobs()?)?;
+    let place = JobsDirectory::open(&settings::jobs()?)?;
     let mut store = Store::open(&place)?;
     let job = job(args, words)?;
     let Submitted { id, repeated } = store.submit(&job, Moment::now())?;
@@ -50,7 +50,7 @@ fn tell_end(store: &Store, id: JobId) -> Result<()> {
     let job = store.job(id)?;
     if let Some(ended) = job.ended {
         let state = job.state.phrase();
-        let time = shown(ended);
+        let time = format_local(ended);
         terminal::warn(format_args!(
             "job {id} with this submission id {state} ({time}): nothing is sent again"
         ));
@@ -68,7 +68,7 @@ pub(crate) fn tell(id: JobId, json: bool) {
 }
 
 /// Wakes the runner, or starts one that stays until it is idle.
-pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
+pub(crate) fn ensure_runner(place: &JobsDirectory) -> Result<()> {
     if zmove_jobs::wake(place).context("wake the runner")? {
         return Ok(());
     }
@@ -102,7 +102,7 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
 
 /// Makes sure that there is a runner if jobs are unfinished. After a reboot or a kill there is none, and the displayed
 /// state would never change.
-pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
+pub(crate) fn go_on(place: &JobsDirectory, store: &Store) -> Result<()> {
     if store.has_work()?
         && let Err(error) = ensure_runner(place)
     {
@@ -168,7 +168,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         submission: submission_id,
         label,
         work: JobWork {
-            arguments: Words(words),
+            arguments: ArgumentList(words),
             directory,
             environment,
         },
@@ -189,7 +189,7 @@ fn tell_if_past(at: Moment) {
     if at < Moment::now() {
         terminal::warn(format_args!(
             "the time of --at {} is in the past: the job starts now",
-            shown(at)
+            format_local(at)
         ));
     }
 }
@@ -300,17 +300,17 @@ fn check_notify(text: Option<&str>) -> Result<()> {
 const NOTIFY_BYTES_MAX: usize = 1000;
 
 /// Returns the part of the current environment that a job needs, and the variables that record its mounts.
-fn environment(mounts: Vec<OsString>) -> Words {
+fn environment(mounts: Vec<OsString>) -> ArgumentList {
     // The umask can be read only by setting it. No other thread creates files at this point.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
     let umask = format!("{:o}", umask.as_raw_mode());
-    let kept = OF_THE_SUBMITTER
+    let kept = SUBMITTER_VARIABLES
         .into_iter()
         .filter(|name| *name != ZMOVE_HOME);
     let kept = kept.filter_map(|name| Some(variable(name, &std::env::var_os(name)?)));
     let home = absolute_home().map(|home| variable(ZMOVE_HOME, home.as_os_str()));
-    Words(
+    ArgumentList(
         kept.chain(home)
             .chain(mounts)
             .chain([variable(UMASK, OsStr::new(&umask))])
@@ -361,11 +361,11 @@ mod tests {
 
     #[test]
     fn paths_of_this_host_are_shown_from_the_root_on() {
-        let shown = |path: &str| described(OsStr::new(path), Path::new("/home/a"), 1);
-        assert_eq!(shown("run7/"), "/home/a/run7/");
-        assert_eq!(shown("/data"), "/data");
-        assert_eq!(shown("h:run7"), "h:run7");
-        assert_eq!(shown("zmove://h/run7"), "zmove://h/run7");
+        let format_local = |path: &str| described(OsStr::new(path), Path::new("/home/a"), 1);
+        assert_eq!(format_local("run7/"), "/home/a/run7/");
+        assert_eq!(format_local("/data"), "/data");
+        assert_eq!(format_local("h:run7"), "h:run7");
+        assert_eq!(format_local("zmove://h/run7"), "zmove://h/run7");
         assert_eq!(
             described(OsStr::new("a"), Path::new("/"), 3),
             "/a and 2 more"

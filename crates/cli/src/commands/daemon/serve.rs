@@ -37,7 +37,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
-use zmove_disk::{StorageMemory, cores};
+use zmove_disk::{ThreadCountCache, cores};
 use zmove_jobs::bind_socket;
 use zmove_receiver::ReceiverConfig;
 use zmove_tools::sweep::measure_target;
@@ -298,7 +298,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
     ReceiverConfig {
         file_io: storage.file_io,
         direct: storage.direct,
-        storage: StorageMemory::in_home(&crate::settings::learnt(journals)),
+        storage: ThreadCountCache::in_home(&crate::settings::learnt(journals)),
         allow_clear: config.allow_clear,
         accounts: Arc::new(SystemAccounts),
         journals: Some(journals.to_owned()),

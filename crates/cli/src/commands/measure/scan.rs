@@ -25,7 +25,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         selection: selection.clone(),
         file_systems,
         // A push sets these entries apart too, and the scan counts the entries of a push.
-        apart: Some(unfinished),
+        skip_filter: Some(unfinished),
         ..ScanConfig::default()
     };
     let contents = root(&args.path)?;

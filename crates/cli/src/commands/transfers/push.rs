@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use zmove_disk::{StorageMemory, StorageWork};
+use zmove_disk::{StorageWork, ThreadCountCache};
 use zmove_engine::{
     Connector, Location, Push, Remote, RemotePush, Retrying, Run, SenderConfig, Sources, Summary,
     Transferred, push_locally,
@@ -180,7 +180,7 @@ async fn push_here(
 }
 
 /// Returns the settings of the scan, with as many threads as were useful for reading the sources before.
-fn scan_config(usual: ScanConfig, sources: &Sources, memory: &StorageMemory) -> ScanConfig {
+fn scan_config(usual: ScanConfig, sources: &Sources, memory: &ThreadCountCache) -> ScanConfig {
     let known = sources
         .paths()
         .next()
@@ -197,10 +197,10 @@ fn scan_config(usual: ScanConfig, sources: &Sources, memory: &StorageMemory) -> 
 /// the scan.
 const SCAN_THREADS_MAX: usize = 64;
 
-fn storage_memory() -> StorageMemory {
+fn storage_memory() -> ThreadCountCache {
     settings::home(Role::Client).map_or_else(
-        |_no_home| StorageMemory::default(),
-        |home| StorageMemory::in_home(&home),
+        |_no_home| ThreadCountCache::default(),
+        |home| ThreadCountCache::in_home(&home),
     )
 }
 

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use zmove_daemon::{Authorizer, Copies, Daemon, DaemonEvent};
-use zmove_disk::{StorageMemory, cores};
+use zmove_disk::{ThreadCountCache, cores};
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshMessageError};
 use zmove_receiver::ReceiverConfig;
 use zmove_tools::sweep::measure_target;
@@ -76,7 +76,7 @@ async fn receive(
         journals: home.as_deref().map(settings::journals),
         storage: home
             .as_deref()
-            .map(StorageMemory::in_home)
+            .map(ThreadCountCache::in_home)
             .unwrap_or_default(),
         allow_clear: request.allow_clear,
         accounts: Arc::new(SystemAccounts),

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use zmove_disk::StorageMemory;
+use zmove_disk::ThreadCountCache;
 use zmove_engine::{Carriage, Connector, DialSettings, Reached, ReceiverConfig, Remote, Summary};
 use zmove_receiver::ListedFiles;
 use zmove_scan::PathKind;
@@ -100,7 +100,7 @@ pub(crate) fn receiver(
     ReceiverConfig {
         file_io: storage.file_io,
         direct: storage.direct,
-        storage: home.map(StorageMemory::in_home).unwrap_or_default(),
+        storage: home.map(ThreadCountCache::in_home).unwrap_or_default(),
         journals: home.map(settings::journals),
         accounts: Arc::new(SystemAccounts),
         listed,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use zmove_jobs::{
     AttemptEnd, Job, JobEvent, Moment, Node, Nodes, Notification, NotificationState, State,
-    Watching, shown,
+    Watching, format_local,
 };
 use zmove_types::{ByteCount, ByteRate};
 
@@ -74,7 +74,7 @@ impl Details {
             ..
         } = &row.job;
         let moment = |what: &str, moment: Option<Moment>| {
-            moment.map(|moment| format!("{what} {}", shown(moment)))
+            moment.map(|moment| format!("{what} {}", format_local(moment)))
         };
         let moments = [
             moment("submitted", Some(*submitted)),
@@ -164,7 +164,7 @@ fn end_of_attempt(end: &AttemptEnd) -> String {
     };
     format!(
         "attempt {number} ended {}: {exit}, {moved}; the job {then}",
-        shown(*ended)
+        format_local(*ended)
     )
 }
 
@@ -262,7 +262,7 @@ fn notification(notification: &Notification) -> String {
         NotificationState::Waiting => {
             format!(
                 "not delivered yet ({attempts}), next attempt at {}",
-                shown(*due)
+                format_local(*due)
             )
         }
         NotificationState::Delivered => "delivered".to_owned(),
@@ -301,7 +301,7 @@ const FAILED_SHOWN: usize = 5;
 
 #[cfg(test)]
 mod tests {
-    use zmove_jobs::{AttemptProgress, JobId, Moved};
+    use zmove_jobs::{AttemptProgress, JobId, TransferTotals};
 
     use super::super::one;
     use super::super::tests::job;
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn of_one_job_more_is_told() {
-        let moved = Some(Moved {
+        let moved = Some(TransferTotals {
             files: 4,
             bytes: 2 << 20,
             seconds: 2.0,

@@ -8,7 +8,7 @@
 //! changes part of the mode. So these are set after the owner and the list. A value that cannot be set is reported and
 //! skipped, and the remaining values are still set.
 //!
-//! A file system may refuse to set a value, or report success and ignore the value. Both cases are a [`Miss`].
+//! A file system may refuse to set a value, or report success and ignore the value. Both cases are a [`MetadataFailure`].
 //! [`ProvenKinds`] decides when a value is read back. Both times are always set together, because some file systems
 //! ignore a request that sets only one of them.
 //!
@@ -25,13 +25,13 @@ use zmove_types::{Account, Ids, Kinds, Metadata, Timestamp, Xattr};
 
 use super::proven::ProvenKinds;
 use super::xattrs::{Descriptor, HasXattrs, mode_without_acl};
-use super::{may_give_away, timespec, timestamp};
-use crate::metadata::storable_times::{is_beyond_range, is_held_everywhere, may_be_kept};
+use super::{can_change_owner, timespec, timestamp};
+use crate::metadata::storable_times::{is_out_of_range, is_storable_everywhere, may_be_stored_as};
 use crate::publishing::lease::Permit;
 
 /// The metadata to set on an entry.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted<'a> {
+pub struct WantedMetadata<'a> {
     /// Permission bits.
     pub mode: u32,
     /// The modification time. `None` leaves both times unchanged.
@@ -48,29 +48,29 @@ pub struct Wanted<'a> {
     /// The kinds of extended attributes to set. Attributes of these kinds that are not in `xattrs` are removed.
     pub kinds: Kinds,
     /// Whether the owner and group may be set at all. If not, a difference is reported as a miss.
-    pub may_own: bool,
+    pub may_set_owner: bool,
     /// Whether setuid and setgid bits are dropped when the owner or group could not be set.
-    pub set_ids_with_owner: bool,
+    pub set_ids_need_owner: bool,
 }
 
 /// A part of the metadata that could not be set, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Miss {
+pub struct MetadataFailure {
     /// The kind of the part.
     pub kind: Kinds,
-    /// The system's error, or [`Miss::IGNORED`] if the system reported success.
+    /// The system's error, or [`MetadataFailure::NOT_STORED`] if the system reported success.
     pub error: Errno,
 }
 
-impl Miss {
+impl MetadataFailure {
     /// The error for a value that the file system accepted but did not store.
-    pub const IGNORED: Errno = Errno::OPNOTSUPP;
+    pub const NOT_STORED: Errno = Errno::OPNOTSUPP;
     /// The error for a time outside the range of the file system. The entry has the nearest time that can be stored.
-    pub const BEYOND_RANGE: Errno = Errno::OVERFLOW;
+    pub const OUT_OF_RANGE: Errno = Errno::OVERFLOW;
 
     /// Returns whether the miss is a mode or time that only the owner of the entry may set.
     #[must_use]
-    pub fn is_of_an_owner(&self) -> bool {
+    pub fn needs_entry_owner(&self) -> bool {
         let is_refused = matches!(self.error, Errno::PERM | Errno::ACCESS);
         is_refused && Kinds::MODE.and(Kinds::TIMES).has_any(self.kind)
     }
@@ -91,7 +91,7 @@ pub(crate) const SET_IDS: u32 = 0o6000;
 /// permission.
 const READ_AND_EXECUTE: u32 = 0o555;
 
-impl Wanted<'_> {
+impl WantedMetadata<'_> {
     /// Returns metadata that consists of the mode and the modification time only.
     #[must_use]
     pub fn mode_and_time(metadata: &Metadata) -> Self {
@@ -111,7 +111,7 @@ impl Wanted<'_> {
         permit: Permit<'_>,
         entry: Descriptor<'_>,
         proven: &ProvenKinds,
-    ) -> io::Result<Vec<Miss>> {
+    ) -> io::Result<Vec<MetadataFailure>> {
         self.set_from(permit, entry, &entry.stat()?, proven)
     }
 
@@ -122,16 +122,16 @@ impl Wanted<'_> {
         entry: Descriptor<'_>,
         stat: &Stat,
         proven: &ProvenKinds,
-    ) -> io::Result<Vec<Miss>> {
-        let mut setting = Setting {
+    ) -> io::Result<Vec<MetadataFailure>> {
+        let mut setting = MetadataSetter {
             wanted: self,
             permit: &permit,
             entry,
-            form: FileType::from_raw_mode(stat.st_mode),
+            file_type: FileType::from_raw_mode(stat.st_mode),
             mode: Some(stat.st_mode & 0o7777),
             misses: Vec::new(),
             device: stat.st_dev,
-            kept: proven.of(stat.st_dev),
+            stored_kinds: proven.of(stat.st_dev),
             proven,
         };
         setting.set_owner(Ids {
@@ -147,13 +147,13 @@ impl Wanted<'_> {
     /// Returns whether [`Self::set`] would change the owner or group of an entry that has the owners `has`. The kernel
     /// then removes the file's capabilities.
     #[must_use]
-    pub fn gives_away(&self, has: Ids) -> bool {
-        self.may_own && !self.is_met(has, self.mode)
+    pub fn changes_owner(&self, has: Ids) -> bool {
+        self.may_set_owner && !self.matches(has, self.mode)
     }
 
     /// Returns a miss for each of owner and group that differs from `has`, for use when ownership cannot be set.
     #[must_use]
-    pub fn missing_owners(&self, has: Ids) -> Vec<Miss> {
+    pub fn ownership_failures(&self, has: Ids) -> Vec<MetadataFailure> {
         let user = self
             .owner
             .filter(|user| *user != has.user)
@@ -164,7 +164,7 @@ impl Wanted<'_> {
             .map(|_| Kinds::GROUP);
         user.into_iter()
             .chain(group)
-            .map(|kind| Miss {
+            .map(|kind| MetadataFailure {
                 kind,
                 error: Errno::PERM,
             })
@@ -174,12 +174,12 @@ impl Wanted<'_> {
     /// Returns the owner and group changes that this process could not make, without trying them. An unprivileged
     /// process can only change the group of its own entries, and only to a group that it belongs to.
     #[must_use]
-    pub fn owners_out_of_reach(&self, has: Ids) -> Vec<Miss> {
-        let mut missing = self.missing_owners(has);
-        if missing.is_empty() || !self.may_own {
+    pub fn unsettable_owners(&self, has: Ids) -> Vec<MetadataFailure> {
+        let mut missing = self.ownership_failures(has);
+        if missing.is_empty() || !self.may_set_owner {
             return missing;
         }
-        if may_give_away() {
+        if can_change_owner() {
             return Vec::new();
         }
         let is_own = has.user == rustix::process::geteuid().as_raw();
@@ -191,7 +191,7 @@ impl Wanted<'_> {
     /// Returns whether an entry with these owners and this mode needs no change. Times and extended attributes are not
     /// compared.
     #[must_use]
-    pub fn is_met(&self, ids: Ids, mode: u32) -> bool {
+    pub fn matches(&self, ids: Ids, mode: u32) -> bool {
         let has = |wanted: Option<u32>, has| wanted.is_none_or(|wanted| wanted == has);
         mode == self.mode && has(self.owner, ids.user) && has(self.group, ids.group)
     }
@@ -205,44 +205,44 @@ fn is_in_group(group: u32) -> bool {
 }
 
 /// The progress of setting the metadata of one entry.
-struct Setting<'a> {
-    wanted: &'a Wanted<'a>,
+struct MetadataSetter<'a> {
+    wanted: &'a WantedMetadata<'a>,
     permit: &'a Permit<'a>,
     entry: Descriptor<'a>,
-    form: FileType,
+    file_type: FileType,
     /// The current mode of the entry, or `None` if it is unknown.
     mode: Option<u32>,
-    misses: Vec<Miss>,
+    misses: Vec<MetadataFailure>,
     device: u64,
     /// The kinds of metadata that the entry's file system is known to store.
-    kept: Kinds,
+    stored_kinds: Kinds,
     proven: &'a ProvenKinds,
 }
 
-impl Setting<'_> {
+impl MetadataSetter<'_> {
     fn set_owner(&mut self, has: Ids) -> io::Result<()> {
         let user = self.wanted.owner.filter(|user| *user != has.user);
         let group = self.wanted.group.filter(|group| *group != has.group);
         if user.is_none() && group.is_none() {
             return Ok(());
         }
-        if !self.wanted.may_own {
-            self.misses.extend(self.wanted.missing_owners(has));
+        if !self.wanted.may_set_owner {
+            self.misses.extend(self.wanted.ownership_failures(has));
             return Ok(());
         }
         // The current mode may grant the new group more access than the final mode does.
-        self.narrow();
-        match self.entry.give_to(self.permit, user, group) {
+        self.restrict_mode();
+        match self.entry.change_owner(self.permit, user, group) {
             Ok(()) => {}
             // A process that may not change the owner may still be able to change the group to another of its own
             // groups.
             Err(error) if user.is_some() && group.is_some() => {
-                self.miss(Kinds::OWNER, error);
-                if let Err(error) = self.entry.give_to(self.permit, None, group) {
-                    self.miss(Kinds::GROUP, error);
+                self.add_failure(Kinds::OWNER, error);
+                if let Err(error) = self.entry.change_owner(self.permit, None, group) {
+                    self.add_failure(Kinds::GROUP, error);
                 }
             }
-            Err(error) => self.miss(
+            Err(error) => self.add_failure(
                 if user.is_some() {
                     Kinds::OWNER
                 } else {
@@ -253,7 +253,7 @@ impl Setting<'_> {
         }
         // The kernel clears mode bits when the owner changes.
         self.mode = None;
-        if !self.is_kept(Kinds::OWNERSHIP) {
+        if !self.is_known_to_store(Kinds::OWNERSHIP) {
             let stat = self.entry.stat()?;
             self.read_back_owner(Kinds::OWNER, user, stat.st_uid);
             self.read_back_owner(Kinds::GROUP, group, stat.st_gid);
@@ -262,18 +262,18 @@ impl Setting<'_> {
     }
 
     fn read_back_owner(&mut self, kind: Kinds, changed_to: Option<u32>, got: u32) {
-        let Some(wanted) = changed_to.filter(|_| !self.has_missed(kind)) else {
+        let Some(wanted) = changed_to.filter(|_| !self.has_failed(kind)) else {
             return;
         };
         if wanted == got {
             self.prove(kind);
         } else {
-            self.miss(kind, Miss::IGNORED);
+            self.add_failure(kind, MetadataFailure::NOT_STORED);
         }
     }
 
     fn set_xattrs(&mut self) -> io::Result<()> {
-        let Wanted { xattrs, kinds, .. } = *self.wanted;
+        let WantedMetadata { xattrs, kinds, .. } = *self.wanted;
         if kinds.is_empty() {
             return Ok(());
         }
@@ -288,21 +288,21 @@ impl Setting<'_> {
         }
         let is_acl = of(Kinds::ACLS.common(kinds));
         if has.iter().filter(&is_acl).ne(xattrs.iter().filter(&is_acl)) {
-            self.narrow();
+            self.restrict_mode();
             self.mode = None;
         }
         for old in has
             .iter()
             .filter(|old| !xattrs.iter().any(|new| new.name == old.name))
         {
-            self.change(&old.name, |entry, permit| {
+            self.change_xattr(&old.name, |entry, permit| {
                 entry.remove_xattr(permit, &old.name)
             });
         }
         let is_new = |new: &&Xattr| !has.contains(new);
         for kind in [Kinds::XATTRS, Kinds::ACLS, Kinds::PRIVILEGED] {
             for new in xattrs.iter().filter(of(kind.common(kinds))).filter(is_new) {
-                self.change(&new.name, |entry, permit| {
+                self.change_xattr(&new.name, |entry, permit| {
                     entry.set_xattr(permit, &new.name, &new.value)
                 });
                 self.read_back_xattr(new);
@@ -312,7 +312,7 @@ impl Setting<'_> {
     }
 
     /// Sets or removes an attribute. If the mode denies the owner write access, it is widened first.
-    fn change(
+    fn change_xattr(
         &mut self,
         name: &[u8],
         change: impl Fn(Descriptor<'_>, &Permit<'_>) -> rustix::io::Result<()>,
@@ -329,7 +329,7 @@ impl Setting<'_> {
         if let Err(error) = changed
             && let Some(kind) = Kinds::of_xattr(name)
         {
-            self.miss(kind, error);
+            self.add_failure(kind, error);
         }
     }
 
@@ -338,35 +338,35 @@ impl Setting<'_> {
             return;
         };
         // A server may normalize an NFSv4 access control list.
-        if self.is_kept(kind) || self.has_missed(kind) || *set.name == *NFS4_ACL {
+        if self.is_known_to_store(kind) || self.has_failed(kind) || *set.name == *NFS4_ACL {
             return;
         }
         match self.entry.value(&set.name) {
             Ok(Some(value)) if *value == *set.value => self.prove(kind),
             // The kernel stores a list that is equivalent to a mode as that mode.
             Ok(None) if kind == Kinds::ACLS && set.value.len() <= PLAIN_ACL_BYTES => {}
-            Ok(_) => self.miss(kind, Miss::IGNORED),
-            Err(error) => self.miss(kind, error),
+            Ok(_) => self.add_failure(kind, MetadataFailure::NOT_STORED),
+            Err(error) => self.add_failure(kind, error),
         }
     }
 
     fn set_mode(&mut self) -> io::Result<()> {
         let mut mode = self.wanted.mode;
-        if self.has_missed(Kinds::ACLS) {
+        if self.has_failed(Kinds::ACLS) {
             mode = mode_without_acl(mode, self.wanted.xattrs);
         }
         // On a directory, these bits do not grant privileges.
-        let lends = self.form == FileType::RegularFile && self.wanted.set_ids_with_owner;
-        if lends && self.has_missed(Kinds::OWNERSHIP) {
+        let lends = self.file_type == FileType::RegularFile && self.wanted.set_ids_need_owner;
+        if lends && self.has_failed(Kinds::OWNERSHIP) {
             mode &= !SET_IDS;
         }
-        if self.mode == Some(mode) || self.form == FileType::Symlink {
+        if self.mode == Some(mode) || self.file_type == FileType::Symlink {
             return Ok(());
         }
         match self.set_mode_to(mode) {
             Ok(()) => self.read_back_mode(mode),
-            Err(error) if Miss::is_refusal(error) => {
-                self.miss(Kinds::MODE, error);
+            Err(error) if MetadataFailure::is_refusal(error) => {
+                self.add_failure(Kinds::MODE, error);
                 Ok(())
             }
             Err(error) => Err(error.into()),
@@ -376,12 +376,12 @@ impl Setting<'_> {
     /// Reads back the mode that was set. The kernel clears the setgid bit of a file whose group the user is not in, so
     /// a mode with setuid or setgid bits is always read back.
     fn read_back_mode(&mut self, set: u32) -> io::Result<()> {
-        if self.is_kept(Kinds::MODE) && set & SET_IDS == 0 {
+        if self.is_known_to_store(Kinds::MODE) && set & SET_IDS == 0 {
             return Ok(());
         }
         let got = self.entry.stat()?.st_mode & 0o7777;
         if got != set {
-            self.miss(Kinds::MODE, Miss::IGNORED);
+            self.add_failure(Kinds::MODE, MetadataFailure::NOT_STORED);
         } else if self
             .mode
             .is_some_and(|before| (before ^ got) & READ_AND_EXECUTE != 0)
@@ -395,9 +395,9 @@ impl Setting<'_> {
         let Some(mtime) = self.wanted.mtime else {
             return Ok(());
         };
-        let there = FoundTimes::of(before);
+        let there = EntryTimes::of(before);
         let atime = self.wanted.atime.unwrap_or(there.atime);
-        if there == (FoundTimes { mtime, atime }) {
+        if there == (EntryTimes { mtime, atime }) {
             return Ok(());
         }
         let times = Timestamps {
@@ -406,12 +406,12 @@ impl Setting<'_> {
         };
         match self.entry.set_times(self.permit, &times) {
             Ok(()) => {}
-            Err(error) if Miss::is_refusal(error) => {
+            Err(error) if MetadataFailure::is_refusal(error) => {
                 if there.mtime != mtime {
-                    self.miss(Kinds::TIMES, error);
+                    self.add_failure(Kinds::TIMES, error);
                 }
                 if self.wanted.atime.is_some() {
-                    self.miss(Kinds::ATIME, error);
+                    self.add_failure(Kinds::ATIME, error);
                 }
                 return Ok(());
             }
@@ -423,11 +423,11 @@ impl Setting<'_> {
             Kinds::TIMES
         };
         let are_held =
-            is_held_everywhere(mtime) && self.wanted.atime.is_none_or(is_held_everywhere);
-        if are_held && self.is_kept(set) {
+            is_storable_everywhere(mtime) && self.wanted.atime.is_none_or(is_storable_everywhere);
+        if are_held && self.is_known_to_store(set) {
             return Ok(());
         }
-        let got = FoundTimes::of(&self.entry.stat()?);
+        let got = EntryTimes::of(&self.entry.stat()?);
         self.read_back_time(Kinds::TIMES, there.mtime, got.mtime, mtime);
         if let Some(atime) = self.wanted.atime {
             self.read_back_time(Kinds::ATIME, there.atime, got.atime, atime);
@@ -436,31 +436,31 @@ impl Setting<'_> {
     }
 
     fn read_back_time(&mut self, kind: Kinds, before: Timestamp, got: Timestamp, set: Timestamp) {
-        if !may_be_kept(got, set) {
-            self.miss(kind, Miss::IGNORED);
-        } else if is_beyond_range(got, set) {
-            self.miss(kind, Miss::BEYOND_RANGE);
-        } else if before != set && got == set || !may_be_kept(before, set) {
+        if !may_be_stored_as(got, set) {
+            self.add_failure(kind, MetadataFailure::NOT_STORED);
+        } else if is_out_of_range(got, set) {
+            self.add_failure(kind, MetadataFailure::OUT_OF_RANGE);
+        } else if before != set && got == set || !may_be_stored_as(before, set) {
             self.prove(kind);
         }
     }
 
-    fn is_kept(&self, kinds: Kinds) -> bool {
-        kinds.without(self.kept).is_empty()
+    fn is_known_to_store(&self, kinds: Kinds) -> bool {
+        kinds.without(self.stored_kinds).is_empty()
     }
 
     fn prove(&mut self, kind: Kinds) {
-        self.kept = self.kept.and(kind);
+        self.stored_kinds = self.stored_kinds.and(kind);
         self.proven.prove(self.device, kind);
     }
 
-    fn has_missed(&self, kinds: Kinds) -> bool {
+    fn has_failed(&self, kinds: Kinds) -> bool {
         self.misses.iter().any(|miss| kinds.has_any(miss.kind))
     }
 
     fn set_mode_to(&self, mode: u32) -> rustix::io::Result<()> {
         // Symbolic links have no mode of their own.
-        if self.form == FileType::Symlink {
+        if self.file_type == FileType::Symlink {
             Ok(())
         } else {
             self.entry.set_mode(self.permit, Mode::from_raw_mode(mode))
@@ -468,16 +468,16 @@ impl Setting<'_> {
     }
 
     /// Removes all access except the owner's, and limits the owner's access to that of the final mode.
-    fn narrow(&mut self) {
+    fn restrict_mode(&mut self) {
         let narrowed = self.wanted.mode & OWNER_ALL;
         if self.mode != Some(narrowed) && self.set_mode_to(narrowed).is_ok() {
-            self.mode = self.is_kept(Kinds::MODE).then_some(narrowed);
+            self.mode = self.is_known_to_store(Kinds::MODE).then_some(narrowed);
         }
     }
 
-    fn miss(&mut self, kind: Kinds, error: Errno) {
+    fn add_failure(&mut self, kind: Kinds, error: Errno) {
         if !self.misses.iter().any(|miss| miss.kind == kind) {
-            self.misses.push(Miss { kind, error });
+            self.misses.push(MetadataFailure { kind, error });
         }
     }
 }
@@ -490,12 +490,12 @@ const PLAIN_ACL_BYTES: usize = 4 + 3 * 8;
 
 /// The current times of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FoundTimes {
+struct EntryTimes {
     mtime: Timestamp,
     atime: Timestamp,
 }
 
-impl FoundTimes {
+impl EntryTimes {
     fn of(stat: &Stat) -> Self {
         Self {
             mtime: timestamp(stat.st_mtime, stat.st_mtime_nsec),
@@ -511,7 +511,7 @@ pub(crate) fn set_mode_if_allowed(
     mode: Mode,
 ) -> io::Result<()> {
     match Descriptor::Open(entry).set_mode(&permit, mode) {
-        Err(error) if !Miss::is_refusal(error) => Err(error.into()),
+        Err(error) if !MetadataFailure::is_refusal(error) => Err(error.into()),
         _set_or_refused => Ok(()),
     }
 }
@@ -522,7 +522,7 @@ impl Descriptor<'_> {
         rustix::fs::fstat(file)
     }
 
-    fn give_to(
+    fn change_owner(
         self,
         permit: &Permit<'_>,
         user: Option<u32>,

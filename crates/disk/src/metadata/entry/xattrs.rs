@@ -43,11 +43,11 @@ impl<'a> NameAt<'a> {
 
 /// The extended attributes of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct FoundXattrs {
+pub struct EntryXattrs {
     /// The attributes in ascending order of their names.
     pub list: Vec<Xattr>,
     /// The kinds of attributes that were left out because they exceed the [size limit](Xattr::ENTRY_BYTES_MAX).
-    pub too_much: Kinds,
+    pub oversized: Kinds,
     /// The kinds of attributes that could not be read, for example because this user may not read them.
     pub unread: Kinds,
     /// The attributes of the entry that are never copied.
@@ -83,11 +83,11 @@ pub trait HasXattrs: Copy {
     ///
     /// # Errors
     /// Returns the system's error.
-    fn xattrs(self, kinds: Kinds) -> io::Result<FoundXattrs> {
+    fn xattrs(self, kinds: Kinds) -> io::Result<EntryXattrs> {
         let (names, never_copied) = names(self, kinds)?;
-        let mut found = FoundXattrs {
+        let mut found = EntryXattrs {
             never_copied,
-            ..FoundXattrs::default()
+            ..EntryXattrs::default()
         };
         let mut bytes = 0;
         for (name, kind) in names {
@@ -104,7 +104,7 @@ pub trait HasXattrs: Copy {
                 value: value.into(),
             };
             if bytes + xattr.bytes() > Xattr::ENTRY_BYTES_MAX {
-                found.too_much = found.too_much.and(kind);
+                found.oversized = found.oversized.and(kind);
                 continue;
             }
             bytes += xattr.bytes();
@@ -115,7 +115,7 @@ pub trait HasXattrs: Copy {
 
     /// Returns whether the file system supports the given kinds. Only user attributes and access control lists are
     /// checked.
-    fn may_have(self, kinds: Kinds) -> bool {
+    fn may_support(self, kinds: Kinds) -> bool {
         let names = [(Kinds::XATTRS, c"user.zmove"), (Kinds::ACLS, ACCESS_NAME)];
         let mut asked = names.iter().filter(|(kind, _)| kinds.has_any(*kind));
         asked.all(|(_, name)| {
@@ -133,7 +133,7 @@ fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<(Vec<(CString, Kinds)>,
     for name in list.split(|byte| *byte == 0) {
         never_copied = never_copied.and(NeverCopied::of(name).unwrap_or_default());
         let kind = Kinds::of_xattr(name).filter(|kind| kinds.has_any(*kind));
-        let Some(kind) = kind.filter(|_| !is_list_of_xfs(of, name)) else {
+        let Some(kind) = kind.filter(|_| !is_xfs_acl(of, name)) else {
             continue;
         };
         named.push((CString::new(name).expect("it was split at its end"), kind));
@@ -145,7 +145,7 @@ fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<(Vec<(CString, Kinds)>,
 /// Returns whether an attribute is XFS's own form of an access control list. XFS lists each access control list a
 /// second time under such a name, and the list is copied in its POSIX form. Other file systems store an attribute of
 /// this name like any other.
-fn is_list_of_xfs(of: impl HasXattrs, name: &[u8]) -> bool {
+fn is_xfs_acl(of: impl HasXattrs, name: &[u8]) -> bool {
     name.starts_with(XFS_ACL) && of.file_system() == Some(XFS_MAGIC)
 }
 
@@ -205,7 +205,7 @@ impl HasXattrs for NameAt<'_> {
 
 impl NameAt<'_> {
     fn path(self) -> Vec<u8> {
-        let mut path = by_descriptor(self.directory.as_fd()).into_bytes();
+        let mut path = descriptor_path(self.directory.as_fd()).into_bytes();
         path.push(b'/');
         path.extend_from_slice(self.name.as_os_str().as_bytes());
         path
@@ -216,14 +216,14 @@ impl HasXattrs for Descriptor<'_> {
     fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
         match self {
             Self::Open(file) => rustix::fs::flistxattr(file, buffer),
-            Self::PathOnly(file) => rustix::fs::listxattr(by_descriptor(file), buffer),
+            Self::PathOnly(file) => rustix::fs::listxattr(descriptor_path(file), buffer),
         }
     }
 
     fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {
         match self {
             Self::Open(file) => rustix::fs::fgetxattr(file, name, buffer),
-            Self::PathOnly(file) => rustix::fs::getxattr(by_descriptor(file), name, buffer),
+            Self::PathOnly(file) => rustix::fs::getxattr(descriptor_path(file), name, buffer),
         }
     }
 
@@ -251,7 +251,7 @@ impl Descriptor<'_> {
         value: &[u8],
     ) -> rustix::io::Result<()> {
         // On XFS this would replace the access control list of the entry.
-        if is_list_of_xfs(self, name) {
+        if is_xfs_acl(self, name) {
             return Err(Errno::OPNOTSUPP);
         }
         self.write_xattr(permit, name, value)
@@ -269,7 +269,7 @@ impl Descriptor<'_> {
 }
 
 /// Returns whether new entries inherit an access control list from this directory.
-pub(crate) fn gives_acl(directory: BorrowedFd<'_>) -> bool {
+pub(crate) fn has_default_acl(directory: BorrowedFd<'_>) -> bool {
     rustix::fs::fgetxattr_query(directory, DEFAULT).is_ok_and(|bytes| bytes > 0)
 }
 
@@ -310,7 +310,7 @@ fn group_of(acl: &[u8]) -> Option<u32> {
     Some(u32::from(field(of_group, 2)) & 0o7)
 }
 
-pub(crate) fn by_descriptor(file: BorrowedFd<'_>) -> String {
+pub(crate) fn descriptor_path(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
@@ -421,7 +421,7 @@ pub(crate) mod tests {
                     (name.as_bytes(), b"")
                 ]
             );
-            assert!(found.too_much.is_empty() && found.unread.is_empty());
+            assert!(found.oversized.is_empty() && found.unread.is_empty());
         }
         assert!(subject.xattrs(Kinds::ACLS).unwrap().list.is_empty());
         subject

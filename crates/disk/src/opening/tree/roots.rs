@@ -17,7 +17,7 @@ use rustix::fs::{CWD, FileType};
 use zmove_types::FileNumber;
 
 use super::Tree;
-use super::trusted_path::{self, LinkOnWay};
+use super::trusted_path::{self, PathLink};
 use crate::metadata::entry::{number_at, number_of};
 use crate::opening::proc::Mount;
 
@@ -96,7 +96,7 @@ impl RootGuard {
     /// Returns the system's error, or an error with a message if the path contains a link of another user or a link in
     /// a root to which a client may write, or if the root contains files of the daemon itself.
     pub fn open(&self, root: &Path) -> io::Result<Tree> {
-        let opened = trusted_path::open_reached(&self.walk(root)?)?;
+        let opened = trusted_path::reopen_for_reading(&self.walk(root)?)?;
         Ok(Tree::at(Arc::new(opened)))
     }
 
@@ -117,10 +117,10 @@ impl RootGuard {
     fn walk(&self, root: &Path) -> io::Result<OwnedFd> {
         let mut writable = None;
         let reached = trusted_path::walk(root, |link| {
-            link.demand_own()?;
-            demand_outside(writable.get_or_insert_with(|| self.open_writable()), link)
+            link.check_owner()?;
+            check_link(writable.get_or_insert_with(|| self.open_writable()), link)
         })?;
-        self.own.demand_outside(number_of(&reached)?)?;
+        self.own.check_root(number_of(&reached)?)?;
         Ok(reached)
     }
 
@@ -129,16 +129,16 @@ impl RootGuard {
     /// If the path of a root goes through a client's link, that client decides where the root leads. So the roots whose
     /// paths have no links are resolved first, and no link inside them is followed to resolve the others.
     fn open_writable(&self) -> Vec<WritableRoot<'_>> {
-        let without_links = self.reach(|_| Err(io::ErrorKind::PermissionDenied.into()));
-        self.reach(|link| {
-            link.demand_own()?;
-            demand_outside(&without_links, link)
+        let without_links = self.open_allowed(|_| Err(io::ErrorKind::PermissionDenied.into()));
+        self.open_allowed(|link| {
+            link.check_owner()?;
+            check_link(&without_links, link)
         })
     }
 
-    fn reach(
+    fn open_allowed(
         &self,
-        may_follow: impl Fn(&LinkOnWay<'_>) -> io::Result<()>,
+        may_follow: impl Fn(&PathLink<'_>) -> io::Result<()>,
     ) -> Vec<WritableRoot<'_>> {
         let reached = self.writable.iter().filter_map(|path| {
             let opened = trusted_path::walk(path, &may_follow).ok()?;
@@ -157,7 +157,7 @@ impl OwnPaths {
     }
 
     /// Refuses a root that contains one of the paths.
-    fn demand_outside(&self, root: FileNumber) -> io::Result<()> {
+    fn check_root(&self, root: FileNumber) -> io::Result<()> {
         let Some(own) = self.0.iter().find(|own| own.around.contains(&root)) else {
             return Ok(());
         };
@@ -176,7 +176,7 @@ impl OwnPath {
         let mut enclose = |place: &OwnedFd| {
             // Without /proc, only the usual path is known.
             around.extend(
-                Around::of(place)
+                AncestorDirectories::of(place)
                     .into_iter()
                     .flat_map(|around| around.numbers),
             );
@@ -192,24 +192,24 @@ impl OwnPath {
                 break;
             }
         }
-        around.extend(above(&whole));
+        around.extend(ancestor_numbers(&whole));
         Self { path, around }
     }
 }
 
 /// Refuses a link that lies in one of the roots.
-fn demand_outside(roots: &[WritableRoot<'_>], link: &LinkOnWay<'_>) -> io::Result<()> {
+fn check_link(roots: &[WritableRoot<'_>], link: &PathLink<'_>) -> io::Result<()> {
     if roots.is_empty() {
         return Ok(());
     }
-    let around = Around::of(link.directory)?;
+    let around = AncestorDirectories::of(link.directory)?;
     match roots.iter().find(|root| around.has(root.number)) {
         None => Ok(()),
-        Some(root) => Err(refused(root.path, &around.path.join(link.name))),
+        Some(root) => Err(link_refused(root.path, &around.path.join(link.name))),
     }
 }
 
-fn refused(root: &Path, link: &Path) -> io::Error {
+fn link_refused(root: &Path, link: &Path) -> io::Error {
     let root = root.display();
     let link = link.display();
     let text = format!(
@@ -220,20 +220,20 @@ fn refused(root: &Path, link: &Path) -> io::Error {
 }
 
 /// A directory, with all directories above it on every path that leads to it.
-struct Around {
+struct AncestorDirectories {
     path: PathBuf,
     numbers: HashSet<FileNumber>,
 }
 
-impl Around {
+impl AncestorDirectories {
     fn of(directory: &OwnedFd) -> io::Result<Self> {
         let path = path_of(directory)?;
         let mounts = std::fs::read("/proc/self/mountinfo")?;
-        let mut numbers: HashSet<_> = above(&path).collect();
+        let mut numbers: HashSet<_> = ancestor_numbers(&path).collect();
         numbers.insert(number_of(directory)?);
         if let Some(mount) = Mount::of(&mounts, directory, &path) {
             let others = paths_of(&mounts, &mount, &path);
-            numbers.extend(others.iter().flat_map(|other| above(other)));
+            numbers.extend(others.iter().flat_map(|other| ancestor_numbers(other)));
         }
         Ok(Self { path, numbers })
     }
@@ -257,7 +257,7 @@ fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
 }
 
 /// Returns the directories at and above a path without links, as far as they exist.
-fn above(path: &Path) -> impl Iterator<Item = FileNumber> {
+fn ancestor_numbers(path: &Path) -> impl Iterator<Item = FileNumber> {
     let number = |path: &Path| number_at(CWD, path).ok();
     path.ancestors().filter_map(number)
 }
@@ -416,7 +416,7 @@ mod tests {
             40 22 254:0 /data/part /mnt/b rw - ext4 /dev/vda rw\n\
             41 22 254:1 / /other rw - ext4 /dev/vdb rw\n";
         let paths = |path: &str| {
-            let mount = Mount::around(mounts, Path::new(path)).unwrap();
+            let mount = Mount::containing(mounts, Path::new(path)).unwrap();
             paths_of(mounts, &mount, Path::new(path))
         };
         assert_eq!(

@@ -1,6 +1,6 @@
 //! Opens a directory by a path that other users may be able to change.
 //!
-//! **Invariant:** a symbolic link on the way is followed only if the caller allows it ([`LinkOnWay`]).
+//! **Invariant:** a symbolic link on the way is followed only if the caller allows it ([`PathLink`]).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -12,7 +12,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// A symbolic link on the way to a directory.
-pub(crate) struct LinkOnWay<'a> {
+pub(crate) struct PathLink<'a> {
     /// The directory that contains the link.
     pub(crate) directory: &'a OwnedFd,
     pub(crate) name: &'a OsStr,
@@ -23,13 +23,13 @@ pub(crate) struct LinkOnWay<'a> {
 const LINKS_MAX: usize = 40;
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-impl LinkOnWay<'_> {
+impl PathLink<'_> {
     /// Checks that the link belongs to root or to the user of this process. Another owner of a directory on the way
     /// could use a link to choose where this process writes.
     ///
     /// # Errors
     /// Returns an error with a message if the link belongs to another user.
-    pub(crate) fn demand_own(&self) -> io::Result<()> {
+    pub(crate) fn check_owner(&self) -> io::Result<()> {
         if self.owner == 0 || self.owner == rustix::process::geteuid().as_raw() {
             return Ok(());
         }
@@ -45,7 +45,7 @@ impl LinkOnWay<'_> {
 ///
 /// # Errors
 /// Returns the system's error.
-pub(crate) fn open_reached(reached: &OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn reopen_for_reading(reached: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(reached, c".", flags, Mode::empty())?)
 }
@@ -57,7 +57,7 @@ pub(crate) fn open_reached(reached: &OwnedFd) -> io::Result<OwnedFd> {
 /// that it refuses.
 pub(crate) fn walk(
     path: &Path,
-    mut may_follow: impl FnMut(&LinkOnWay<'_>) -> io::Result<()>,
+    mut may_follow: impl FnMut(&PathLink<'_>) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
     let mut here = start(path)?;
     let mut rest = path_parts(path);
@@ -73,7 +73,7 @@ pub(crate) fn walk(
         if links > LINKS_MAX {
             return Err(Errno::LOOP.into());
         }
-        may_follow(&LinkOnWay {
+        may_follow(&PathLink {
             directory: &here,
             name: &name,
             owner: stat.st_uid,
@@ -111,7 +111,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, lchown, symlink};
 
     fn inode(path: &Path) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(open_reached(&walk(path, |link| link.demand_own())?)?)?.st_ino)
+        Ok(rustix::fs::fstat(reopen_for_reading(&walk(path, |link| link.check_owner())?)?)?.st_ino)
     }
 
     #[test]

@@ -31,21 +31,21 @@ impl Lab {
             connection,
         );
         // Other tests may have run on this thread.
-        SINCE.set(0);
+        THREAD_VALID_SINCE.set(0);
         Self { lease, now, pings }
     }
 
     fn ask_and_echo(&self) {
-        self.lease.ask();
+        self.lease.send_ping();
         let newest = self.pings.try_iter().last().unwrap();
-        self.lease.echoed(newest);
+        self.lease.note_echo(newest);
     }
 
     /// Advances the clock while the process runs.
     fn run_for(&self, nanos: u64) {
         for _step in 0..nanos / (100 * MILLI) {
             self.now.fetch_add(100 * MILLI, Ordering::Relaxed);
-            self.lease.tick();
+            self.lease.note_running();
         }
     }
 
@@ -62,10 +62,10 @@ impl Lab {
 #[test]
 fn a_lease_holds_for_ten_seconds_from_when_the_echoed_ping_was_sent() {
     let lab = Lab::new();
-    lab.lease.ask();
+    lab.lease.send_ping();
     let ping = lab.pings.recv().unwrap();
     lab.run_for(9 * SECOND);
-    lab.lease.echoed(ping);
+    lab.lease.note_echo(ping);
     lab.run_for(SECOND);
     assert!(lab.holds());
     lab.run_for(100 * MILLI);
@@ -81,10 +81,10 @@ fn a_new_lease_needs_an_echo() {
 fn after_an_hour_of_sleep_an_echo_from_before_it_proves_nothing() {
     let lab = Lab::new();
     lab.ask_and_echo();
-    lab.lease.ask();
+    lab.lease.send_ping();
     let before = lab.pings.recv().unwrap();
     lab.sleep_for(3600 * SECOND);
-    lab.lease.echoed(before);
+    lab.lease.note_echo(before);
     assert!(!lab.holds());
 }
 
@@ -95,7 +95,7 @@ fn after_a_gap_only_a_ping_that_is_sent_later_proves_anything() {
     lab.sleep_for(500 * MILLI);
     assert!(lab.holds(), "half a second is no gap");
     lab.sleep_for(501 * MILLI);
-    lab.lease.tick();
+    lab.lease.note_running();
     lab.run_for(SECOND);
     assert!(!lab.holds());
     let lab = Lab::new();
@@ -125,7 +125,7 @@ fn whoever_waits_gets_a_permit_with_the_echo() {
     let lease = &lab.lease;
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| lease.permit().map(drop));
-        lab.lease.echoed(lab.pings.recv().unwrap());
+        lab.lease.note_echo(lab.pings.recv().unwrap());
         assert_eq!(waits.join().unwrap(), Ok(()));
     });
 }
@@ -147,7 +147,7 @@ fn the_end_is_told_to_whoever_waits_and_to_whoever_comes() {
 fn a_thread_needs_an_echo_after_a_long_call_that_publishes_nothing() {
     let lab = Lab::new();
     lab.ask_and_echo();
-    lab.lease.during(|| lab.run_for(600 * MILLI));
+    lab.lease.watch_slow_call(|| lab.run_for(600 * MILLI));
     assert!(!lab.holds());
     lab.ask_and_echo();
     assert!(lab.holds());
@@ -156,9 +156,9 @@ fn a_thread_needs_an_echo_after_a_long_call_that_publishes_nothing() {
 #[test]
 fn an_echo_of_a_ping_that_was_never_sent_proves_nothing() {
     let lab = Lab::new();
-    lab.lease.ask();
+    lab.lease.send_ping();
     lab.pings.recv().unwrap();
-    lab.lease.echoed(u64::MAX);
+    lab.lease.note_echo(u64::MAX);
     assert!(!lab.holds());
 }
 

@@ -43,7 +43,7 @@ pub struct Heartbeat {
 
 /// The state of a job that another run leads, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
+pub enum Liveness {
     /// The state is not known yet.
     Unclear,
     /// The head of the job was alive after the first look.
@@ -65,7 +65,7 @@ pub struct WatchedJob {
     seen: HashMap<u64, SeenBeat>,
     hashes: RandomState,
     /// The times of the first and the last look, or `None` before the first.
-    looks: Option<Looks>,
+    checks: Option<CheckTimes>,
     /// The time for which no heartbeat has changed.
     silent: Duration,
     /// The time at which the wait for a directory of another user ends.
@@ -73,7 +73,7 @@ pub struct WatchedJob {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Looks {
+struct CheckTimes {
     first: Instant,
     last: Instant,
 }
@@ -90,7 +90,7 @@ struct SeenBeat {
 struct Beat {
     number: u64,
     /// The age of the newest echoed ping when the beat was written.
-    proof_age: Duration,
+    echo_age: Duration,
 }
 
 /// A job is dead if no heartbeat has changed for this time. It is five seconds longer than a receiver can continue
@@ -132,13 +132,13 @@ impl SharedJobDirectory {
 }
 
 impl Heartbeat {
-    /// Writes the next beat. `proof_age` is the age of the newest ping that the head has echoed, or `None` if it has
+    /// Writes the next beat. `echo_age` is the age of the newest ping that the head has echoed, or `None` if it has
     /// echoed none. Only the first beat creates the file. So the file does not reappear after the end of the job
     /// removes it.
     ///
     /// # Errors
     /// Returns the system's error, `ENOENT` if the job has ended.
-    pub fn beat(&mut self, proof_age: Option<Duration>) -> io::Result<()> {
+    pub fn beat(&mut self, echo_age: Option<Duration>) -> io::Result<()> {
         let usual = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let flags = if self.beats == 0 {
             usual | OFlags::CREATE
@@ -147,7 +147,7 @@ impl Heartbeat {
         };
         self.beats += 1;
         // Rounded up, because a greater age is the weaker proof.
-        let age = proof_age.map_or(NO_PROOF_MS, |age| NO_PROOF_MS.min(age.as_millis() + 1));
+        let age = echo_age.map_or(NO_PROOF_MS, |age| NO_PROOF_MS.min(age.as_millis() + 1));
         let beat = format!("{:0NUMBER_DIGITS$} {age:0AGE_DIGITS$}", self.beats);
         let mode = Mode::RUSR | Mode::WUSR;
         let file = rustix::fs::openat(&self.directory, self.name.as_os_str(), flags, mode)?;
@@ -165,7 +165,7 @@ impl Drop for Heartbeat {
 ///
 /// # Errors
 /// Returns the system's error.
-pub fn jobs_in(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId>> {
+pub fn list_shared_jobs(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId>> {
     let mut jobs = Vec::new();
     for entry in Dir::read_from(directory)? {
         jobs.extend(job_of(entry?.file_name().to_bytes()));
@@ -184,7 +184,7 @@ impl WatchedJob {
             job,
             seen: HashMap::new(),
             hashes: RandomState::new(),
-            looks: None,
+            checks: None,
             silent: Duration::ZERO,
             foreign_until: since + FOREIGN_WAIT_MAX,
         })
@@ -201,37 +201,40 @@ impl WatchedJob {
     ///
     /// # Errors
     /// Returns the system's error. The state of the job is unknown then.
-    pub fn look(&mut self, parent: BorrowedFd<'_>) -> io::Result<Sign> {
+    pub fn check(&mut self, parent: BorrowedFd<'_>) -> io::Result<Liveness> {
         let now = Instant::now();
-        let is_of_another = match SharedJobDirectory::open_proven(parent, self.job) {
-            Err(SharedJobError::Foreign) => return Ok(Sign::Foreign),
+        let is_of_another = match SharedJobDirectory::open_with_proof(parent, self.job) {
+            Err(SharedJobError::Foreign) => return Ok(Liveness::Foreign),
             opened => matches!(opened, Err(SharedJobError::OfAnotherUser)),
         };
-        let found = match read_all(parent, self.job) {
+        let found = match read_heartbeats(parent, self.job) {
             Ok(found) => found,
-            Err(error) if is_no_job(&error) => return Ok(Sign::Gone),
+            Err(error) if is_no_job(&error) => return Ok(Liveness::Gone),
             // An unreadable directory of another user is no sign of life.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Vec::new(),
             Err(error) => return Err(error),
         };
-        Ok(match self.judge(now, found) {
-            Sign::Unclear if is_of_another && now >= self.foreign_until => Sign::Foreign,
+        Ok(match self.evaluate(now, found) {
+            Liveness::Unclear if is_of_another && now >= self.foreign_until => Liveness::Foreign,
             sign => sign,
         })
     }
 
     /// Returns the state of the job after a look that began at `now`.
-    fn judge(&mut self, now: Instant, found: Vec<(Name, Beat)>) -> Sign {
-        let looks = self.looks.unwrap_or(Looks {
+    fn evaluate(&mut self, now: Instant, found: Vec<(Name, Beat)>) -> Liveness {
+        let checks = self.checks.unwrap_or(CheckTimes {
             first: now,
             last: now,
         });
-        let is_first = self.looks.is_none();
-        self.looks = Some(Looks { last: now, ..looks });
+        let is_first = self.checks.is_none();
+        self.checks = Some(CheckTimes {
+            last: now,
+            ..checks
+        });
         let mut has_changed = false;
         let mut is_alive = false;
         let mut seen = HashMap::with_capacity(found.len());
-        let can_be_real = |(_, beat): &(Name, Beat)| beat.proof_age <= PROOF_AGE_MAX;
+        let can_be_real = |(_, beat): &(Name, Beat)| beat.echo_age <= PROOF_AGE_MAX;
         for (name, beat) in found.into_iter().filter(can_be_real) {
             let name = self.hashes.hash_one(&name);
             let before = self.seen.get(&name).copied();
@@ -239,23 +242,23 @@ impl WatchedJob {
                 Some(before) if before.beat == beat => before.made_after,
                 _ => {
                     has_changed = true;
-                    (!is_first).then_some(looks.last)
+                    (!is_first).then_some(checks.last)
                 }
             };
             is_alive |= before
-                .is_some_and(|before| before.beat != beat && before.proves(&beat, looks.first));
+                .is_some_and(|before| before.beat != beat && before.proves(&beat, checks.first));
             seen.insert(name, SeenBeat { beat, made_after });
         }
         self.seen = seen;
         if has_changed {
             self.silent = Duration::ZERO;
         } else {
-            self.silent += now.duration_since(looks.last).min(SILENCE_MAX);
+            self.silent += now.duration_since(checks.last).min(SILENCE_MAX);
         }
         match self.silent {
-            _ if is_alive => Sign::Alive,
-            silent if silent >= DEAD_AFTER => Sign::Dead,
-            _ => Sign::Unclear,
+            _ if is_alive => Liveness::Alive,
+            silent if silent >= DEAD_AFTER => Liveness::Dead,
+            _ => Liveness::Unclear,
         }
     }
 }
@@ -265,7 +268,7 @@ impl SeenBeat {
     fn proves(&self, next: &Beat, moment: Instant) -> bool {
         let made_after = self
             .made_after
-            .and_then(|look| look.checked_sub(next.proof_age));
+            .and_then(|look| look.checked_sub(next.echo_age));
         made_after.is_some_and(|alive| alive >= moment)
     }
 }
@@ -285,7 +288,7 @@ fn is_own(parent: BorrowedFd<'_>, job: SharedJobId) -> bool {
 }
 
 /// Reads the heartbeats in the directory of a job, which is opened anew.
-fn read_all(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, Beat)>> {
+fn read_heartbeats(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, Beat)>> {
     let directory = open_at(parent, name_of(job), DIRECTORY)?;
     let mut found = Vec::new();
     for entry in Dir::read_from(&directory)? {
@@ -320,7 +323,7 @@ impl Beat {
         let is_whole = number.len() == NUMBER_DIGITS && age.len() == AGE_DIGITS;
         is_whole.then_some(Self {
             number: number.parse().ok()?,
-            proof_age: Duration::from_millis(age.parse().ok()?),
+            echo_age: Duration::from_millis(age.parse().ok()?),
         })
     }
 }
@@ -346,46 +349,46 @@ mod tests {
         WatchedJob::begin(root.as_fd(), JOB, Instant::now()).unwrap()
     }
 
-    fn look(watched: &mut WatchedJob, root: &Arc<OwnedFd>) -> Sign {
-        watched.look(root.as_fd()).unwrap()
+    fn check(watched: &mut WatchedJob, root: &Arc<OwnedFd>) -> Liveness {
+        watched.check(root.as_fd()).unwrap()
     }
 
     const MILLI: Duration = Duration::from_millis(1);
 
     /// Returns the sign after each look. A look has a time in milliseconds since the first one, and finds a beat with a
     /// number and the age of its proof in milliseconds.
-    fn signs(looks: &[(u32, u64, u64)]) -> Vec<Sign> {
+    fn states(checks: &[(u32, u64, u64)]) -> Vec<Liveness> {
         let (_home, root, _job) = place();
         let mut watched = watch(&root);
         let first = Instant::now();
         let look = |&(at, number, age): &(u32, u64, u64)| {
             let beat = Beat {
                 number,
-                proof_age: Duration::from_millis(age),
+                echo_age: Duration::from_millis(age),
             };
             let name = Name::from_bytes(b"heartbeat-a").unwrap();
-            watched.judge(first + MILLI * at, vec![(name, beat)])
+            watched.evaluate(first + MILLI * at, vec![(name, beat)])
         };
-        looks.iter().map(look).collect()
+        checks.iter().map(look).collect()
     }
 
     #[test]
     fn a_head_is_alive_if_it_has_echoed_a_ping_since_the_first_look() {
-        use Sign::{Alive, Unclear};
+        use Liveness::{Alive, Unclear};
         let beats = [(0, 1), (250, 2), (1000, 2), (1250, 3), (2000, 3), (2250, 4)];
         let found = beats.map(|(at, number)| (at, number, 900));
-        assert_eq!(signs(&found)[3..], [Unclear, Unclear, Alive]);
+        assert_eq!(states(&found)[3..], [Unclear, Unclear, Alive]);
     }
 
     /// The receivers of a dead head continue for two seconds, and slow storage shows their last beats late.
     #[test]
     fn what_a_head_that_died_before_the_first_look_has_left_is_no_sign_of_life() {
-        use Sign::Unclear;
+        use Liveness::Unclear;
         let found = [(0, 1, 100), (250, 2, 800), (1000, 3, 1800), (9000, 4, 1900)];
-        assert_eq!(signs(&found), [Unclear; 4]);
+        assert_eq!(states(&found), [Unclear; 4]);
         // The last beat before the death of the head becomes visible seven seconds late.
         let found = [(0, 1, 100), (7000, 2, 100), (7250, 2, 100), (8000, 3, 1100)];
-        assert_eq!(signs(&found)[..3], [Unclear; 3]);
+        assert_eq!(states(&found)[..3], [Unclear; 3]);
     }
 
     /// No receiver keeps writing such beats.
@@ -393,7 +396,7 @@ mod tests {
     fn changing_beats_without_a_proof_are_silence() {
         for age in [10_002, 99_999_999] {
             let found: Vec<_> = (0..=25).map(|n| (n * 1000, u64::from(n), age)).collect();
-            assert_eq!(signs(&found)[24..], [Sign::Unclear, Sign::Dead]);
+            assert_eq!(states(&found)[24..], [Liveness::Unclear, Liveness::Dead]);
         }
     }
 
@@ -411,13 +414,13 @@ mod tests {
         let mut look_at_new = |watched: &mut WatchedJob| {
             let mut heart = hearts.next().unwrap();
             heart.beat(Some(MILLI)).unwrap();
-            look(watched, &root)
+            check(watched, &root)
         };
-        assert_eq!(look_at_new(&mut watched), Sign::Unclear);
+        assert_eq!(look_at_new(&mut watched), Liveness::Unclear);
         watched.foreign_until = Instant::now();
-        assert_eq!(look_at_new(&mut watched), Sign::Foreign);
+        assert_eq!(look_at_new(&mut watched), Liveness::Foreign);
         std::os::unix::fs::chown(&path, Some(0), None).unwrap();
-        assert_eq!(look_at_new(&mut watched), Sign::Unclear, "of this user");
+        assert_eq!(look_at_new(&mut watched), Liveness::Unclear, "of this user");
     }
 
     #[test]
@@ -426,17 +429,21 @@ mod tests {
         let mut heart = job.heartbeat("a").unwrap();
         heart.beat(Some(MILLI)).unwrap();
         let mut watched = watch(&root);
-        assert_eq!(look(&mut watched, &root), Sign::Unclear);
+        assert_eq!(check(&mut watched, &root), Liveness::Unclear);
         watched.silent = DEAD_AFTER;
         heart.beat(Some(MILLI)).unwrap();
-        assert_eq!(look(&mut watched, &root), Sign::Unclear, "it has changed");
+        assert_eq!(
+            check(&mut watched, &root),
+            Liveness::Unclear,
+            "it has changed"
+        );
         watched.silent = DEAD_AFTER;
-        assert_eq!(look(&mut watched, &root), Sign::Dead);
+        assert_eq!(check(&mut watched, &root), Liveness::Dead);
         drop(heart);
         std::fs::remove_dir_all(home.path().join(name_of(JOB).as_os_str())).unwrap();
-        assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
+        assert_eq!(check(&mut watch(&root), &root), Liveness::Gone);
         std::fs::create_dir(home.path().join(name_of(JOB).as_os_str())).unwrap();
-        assert_eq!(look(&mut watch(&root), &root), Sign::Foreign);
+        assert_eq!(check(&mut watch(&root), &root), Liveness::Foreign);
     }
 
     /// A user who may create a name in the target must not block all pushes to it.
@@ -446,25 +453,25 @@ mod tests {
         let at = home.path().join(name_of(JOB).as_os_str());
         std::fs::remove_dir_all(&at).unwrap();
         std::fs::write(&at, "x").unwrap();
-        assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
+        assert_eq!(check(&mut watch(&root), &root), Liveness::Gone);
         for target in ["nowhere", "."] {
             std::fs::remove_file(&at).unwrap();
             std::os::unix::fs::symlink(target, &at).unwrap();
-            assert_eq!(look(&mut watch(&root), &root), Sign::Gone, "{target}");
+            assert_eq!(check(&mut watch(&root), &root), Liveness::Gone, "{target}");
         }
         std::fs::remove_file(&at).unwrap();
         let fifo = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &at, fifo, Mode::RWXU, 0).unwrap();
-        assert_eq!(look(&mut watch(&root), &root), Sign::Gone);
+        assert_eq!(check(&mut watch(&root), &root), Liveness::Gone);
     }
 
     /// A process that was suspended for an hour between two looks, or during the first one, has observed no silence.
     #[test]
     fn a_time_in_which_nobody_could_look_is_no_silence() {
         let found = [(0, 1, 100), (3_600_000, 1, 100), (7_200_000, 1, 100)];
-        assert_eq!(signs(&found), [Sign::Unclear; 3]);
+        assert_eq!(states(&found), [Liveness::Unclear; 3]);
         let found: Vec<_> = (0..=25).map(|second| (second * 1000, 1, 100)).collect();
-        assert_eq!(signs(&found)[24..], [Sign::Unclear, Sign::Dead]);
+        assert_eq!(states(&found)[24..], [Liveness::Unclear, Liveness::Dead]);
     }
 
     /// The end of a job removes its directory, and the heartbeat must not reappear in it.
@@ -523,7 +530,7 @@ mod tests {
         .unwrap();
         std::os::unix::fs::symlink("/dev/zero", at.join("heartbeat-link")).unwrap();
         let mut watched = watch(&root);
-        assert_eq!(look(&mut watched, &root), Sign::Unclear);
+        assert_eq!(check(&mut watched, &root), Liveness::Unclear);
         assert!(watched.seen.is_empty());
     }
 }

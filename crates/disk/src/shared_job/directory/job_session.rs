@@ -20,8 +20,8 @@ use crate::metadata::entry::{FileIdentity, number_at, number_of, set_file_mtime}
 use crate::metadata::inheritance::Inheritance;
 use crate::opening::by_name::{open_at, stat_at, unlink_at};
 use crate::publishing::lease::Lease;
-use crate::publishing::publish::{Replace, move_to};
-use crate::publishing::remove::remove_own;
+use crate::publishing::publish::{Replace, publish_across};
+use crate::publishing::remove::remove_best_effort;
 use crate::staging::hidden::make_hidden;
 use crate::staging::new_files::NewFiles;
 use crate::staging::staged::Staged;
@@ -36,7 +36,7 @@ pub const PART_GONE: Errno = Errno::ALREADY;
 
 /// The state of a large file in a job.
 #[derive(Debug)]
-pub enum PartFound {
+pub enum PartState {
     /// No receiver has created the part.
     Nothing,
     /// The part exists and has no final name. It may be about to get one ([`JobSession::retire_part`]).
@@ -55,7 +55,7 @@ pub enum PartFound {
 
 /// The group of an entry that is created elsewhere and then renamed into a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupOfNew {
+pub enum NewEntryGroup {
     /// The group that new entries inherit from the directory, if they inherit one.
     OfDirectory,
     /// The entry keeps its own group.
@@ -103,7 +103,7 @@ impl JobSession {
 
     /// Creates an entry in a directory of the job.
     pub(crate) fn create<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        make().map_err(|error| self.ended_if_dead(error))
+        make().map_err(|error| self.job_ended_if_missing(error))
     }
 
     /// Creates an empty file in the session's directory, with at most the permissions in `mode`.
@@ -141,20 +141,20 @@ impl JobSession {
         place @ NameAt { directory, name }: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<()> {
-        let staged = number_at(within, hidden).map_err(|error| self.ended_if_dead(error))?;
+        let staged = number_at(within, hidden).map_err(|error| self.job_ended_if_missing(error))?;
         let is_there = number_at(directory, name).is_ok();
         let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
-        let moved = move_to(lease, from, place, replace);
-        moved.or_else(|error| self.look_after_failure(staged, from, place, error))?;
+        let moved = publish_across(lease, from, place, replace);
+        moved.or_else(|error| self.check_failed_rename(staged, from, place, error))?;
         if let Some(before) = before {
-            self.give_back_time(lease, directory, before.mtime);
+            self.restore_time(lease, directory, before.mtime);
         }
         Ok(())
     }
 
     /// Restores the time of a directory in which an entry was replaced. A session that resumes after the end of the job
     /// leaves the time unchanged, because somebody may have set it since.
-    pub(super) fn give_back_time(&self, lease: &Lease, directory: &OwnedFd, time: Timestamp) {
+    pub(super) fn restore_time(&self, lease: &Lease, directory: &OwnedFd, time: Timestamp) {
         if !self.has_ended()
             && let Ok(permit) = lease.permit()
         {
@@ -165,7 +165,7 @@ impl JobSession {
 
     /// Checks after a failed rename whether the entry has its final name anyway. If a response is lost, the client of a
     /// network file system repeats the request and gets an error: the old name is missing or the new one exists.
-    pub(super) fn look_after_failure(
+    pub(super) fn check_failed_rename(
         &self,
         staged: FileNumber,
         NameAt {
@@ -180,9 +180,9 @@ impl JobSession {
             let _goes_with_the_job = unlink_at(within, hidden);
             return Ok(());
         }
-        let is_gone = number_at(within, hidden).is_err_and(|error| is_dead(&error));
-        Err(if is_gone {
-            self.ended_if_dead(error)
+        let is_file_system_gone = number_at(within, hidden).is_err_and(|error| is_missing(&error));
+        Err(if is_file_system_gone {
+            self.job_ended_if_missing(error)
         } else {
             error
         })
@@ -190,8 +190,8 @@ impl JobSession {
 
     /// Returns [`JOB_ENDED`] if an entry was not found because the job has ended. If something else has removed the
     /// entry, returns the error unchanged.
-    fn ended_if_dead(&self, error: io::Error) -> io::Error {
-        if is_dead(&error) && self.has_ended() {
+    fn job_ended_if_missing(&self, error: io::Error) -> io::Error {
+        if is_missing(&error) && self.has_ended() {
             JOB_ENDED.into()
         } else {
             error
@@ -207,7 +207,7 @@ impl JobSession {
         lease: &Lease,
         place @ NameAt { directory, name: _ }: NameAt<'_>,
         replace: Replace,
-        group: GroupOfNew,
+        group: NewEntryGroup,
         make: impl FnOnce(NameAt<'_>) -> io::Result<T>,
     ) -> io::Result<T> {
         let free = |name: &Name| match number_at(&self.own, name) {
@@ -218,8 +218,8 @@ impl JobSession {
         let made = self
             .create(|| make(NameAt::new(&self.own, &fresh)))
             .and_then(|made| {
-                if group == GroupOfNew::OfDirectory {
-                    Inheritance::of(directory.as_fd())?.give_group(&self.own, &fresh)?;
+                if group == NewEntryGroup::OfDirectory {
+                    Inheritance::of(directory.as_fd())?.apply_group_to(&self.own, &fresh)?;
                 }
                 Ok(made)
             });
@@ -266,7 +266,7 @@ impl JobSession {
     ///
     /// # Errors
     /// Returns the system's error.
-    pub fn take_part(
+    pub fn adopt_part(
         &self,
         dead: &SharedJobDirectory,
         name: &Name,
@@ -303,11 +303,11 @@ impl JobSession {
     ///
     /// # Errors
     /// Returns the system's error.
-    pub fn find_part(&self, name: &Name) -> io::Result<PartFound> {
+    pub fn find_part(&self, name: &Name) -> io::Result<PartState> {
         match self.open_existing(name) {
-            Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
+            Err(Errno::NOENT | Errno::STALE) => Ok(PartState::Nothing),
             Err(Errno::LOOP) => self.read_mark(name),
-            part => Ok(PartFound::Part(part?)),
+            part => Ok(PartState::Part(part?)),
         }
     }
 
@@ -321,21 +321,21 @@ impl JobSession {
         }
     }
 
-    fn read_mark(&self, name: &Name) -> io::Result<PartFound> {
+    fn read_mark(&self, name: &Name) -> io::Result<PartState> {
         match rustix::fs::readlinkat(&self.parts, name.as_os_str(), Vec::new()) {
-            Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
+            Err(Errno::NOENT | Errno::STALE) => Ok(PartState::Nothing),
             Err(error) => Err(error.into()),
             Ok(mark) => {
                 let text = mark.to_str().unwrap_or_default();
                 let invalid = |_no_number| Errno::INVAL;
                 if let Some(errno) = text.strip_prefix(GIVEN_UP) {
                     let errno = errno.parse().map_err(invalid)?;
-                    return Ok(PartFound::GivenUp { errno });
+                    return Ok(PartState::GivenUp { errno });
                 }
                 let inode = text.parse().map_err(invalid)?;
                 match self.open_existing(&retired_name(name)) {
-                    Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Committed { inode }),
-                    part => Ok(PartFound::Part(part?)),
+                    Err(Errno::NOENT | Errno::STALE) => Ok(PartState::Committed { inode }),
+                    part => Ok(PartState::Part(part?)),
                 }
             }
         }
@@ -346,7 +346,7 @@ impl JobSession {
     /// # Errors
     /// Returns the system's error, or [`JOB_ENDED`].
     pub fn flush_part_names(&self) -> io::Result<()> {
-        rustix::fs::fsync(&self.parts).map_err(|error| self.ended_if_dead(error.into()))
+        rustix::fs::fsync(&self.parts).map_err(|error| self.job_ended_if_missing(error.into()))
     }
 
     /// Replaces the name of a part with a mark before the part is published. `file` must be the opened part. The part
@@ -373,7 +373,7 @@ impl JobSession {
                 Ok(()) | Err(Errno::EXIST | Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
-            self.put_mark(part, file, &number_of(file)?.inode.to_string())?;
+            self.write_mark(part, file, &number_of(file)?.inode.to_string())?;
         }
         self.flush_part_names()
     }
@@ -405,7 +405,7 @@ impl JobSession {
         if number_at(directory, name).is_ok_and(is_it) {
             return Ok(());
         }
-        Err(self.ended_if_dead(Errno::NOENT.into()))
+        Err(self.job_ended_if_missing(Errno::NOENT.into()))
     }
 
     /// Gives up a part that cannot be written for this reason. `file` must be the opened part. Its space is freed once
@@ -415,11 +415,11 @@ impl JobSession {
     /// Returns the system's error. The part is kept then.
     pub fn give_up_part(&self, part: &Name, file: &File, reason: Errno) -> io::Result<()> {
         let text = format!("{GIVEN_UP}{}", reason.raw_os_error());
-        self.put_mark(part, file, &text)
+        self.write_mark(part, file, &text)
     }
 
     /// Replaces a part with a mark: a symbolic link that leads nowhere and whose text records the fate of the part.
-    fn put_mark(&self, part: &Name, file: &File, text: &str) -> io::Result<()> {
+    fn write_mark(&self, part: &Name, file: &File, text: &str) -> io::Result<()> {
         if !self.has_name(part, file)? {
             return Ok(());
         }
@@ -437,7 +437,7 @@ impl JobSession {
     fn has_name(&self, part: &Name, file: &File) -> io::Result<bool> {
         match number_at(&self.parts, part) {
             Ok(there) => Ok(there == number_of(file)?),
-            Err(error) if is_dead(&error) => Ok(false),
+            Err(error) if is_missing(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -474,7 +474,7 @@ impl JobSession {
 impl Drop for JobSession {
     fn drop(&mut self) {
         // Entries that remain are removed at the end of the job.
-        remove_own(&self.job, &self.own_name);
+        remove_best_effort(&self.job, &self.own_name);
     }
 }
 
@@ -485,7 +485,7 @@ pub(super) fn retired_name(part: &Name) -> Name {
 }
 
 /// Returns whether an error means that a directory has been removed.
-pub(super) fn is_dead(error: &io::Error) -> bool {
+pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
         Some(Errno::NOENT | Errno::STALE)

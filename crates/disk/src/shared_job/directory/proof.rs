@@ -18,10 +18,10 @@ use zmove_types::{Name, SharedJobId};
 
 use super::{SharedJobDirectory, SharedJobError, name_of};
 use crate::metadata::entry::number_of;
-use crate::metadata::inheritance::give_nothing;
+use crate::metadata::inheritance::disable_inheritance;
 use crate::opening::by_name::{open_at, remove_directory_at, stat_at};
 use crate::opening::tree::DIRECTORY;
-use crate::publishing::remove::remove_own;
+use crate::publishing::remove::remove_best_effort;
 use crate::staging::hidden::make_hidden;
 
 /// Opens a directory, and creates it if it does not exist. It denies access to other users, and its entries inherit
@@ -33,7 +33,7 @@ pub(super) fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     }
     let directory = open(parent, name)?;
     // Another host may be creating the directory at the same time.
-    give_nothing(directory.as_fd())?;
+    disable_inheritance(directory.as_fd())?;
     Ok(directory)
 }
 
@@ -65,7 +65,7 @@ fn is_closed(directory: &Stat) -> bool {
 
 /// Creates the directory of a job with its proof, unless the name exists. It is created inside a directory that other
 /// users cannot access, so that nobody can replace it before it has the proof.
-pub(super) fn make_proven(root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
+pub(super) fn create_with_proof(root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
     let make_closed = |name: &Name| rustix::fs::mkdirat(root, name.as_os_str(), Mode::RWXU);
     let (hidden, ()) = make_hidden(root.as_fd(), make_closed)?;
     let made = open(root, &hidden).and_then(|closed| {
@@ -83,7 +83,7 @@ fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::R
     let to = name.as_os_str();
     rustix::fs::mkdirat(closed, to, Mode::RWXU)?;
     let made = open(closed, &name).and_then(|made| {
-        give_nothing(made.as_fd())?;
+        disable_inheritance(made.as_fd())?;
         let proof = proof_name(job, number_of(&made)?.inode);
         rustix::fs::mkdirat(&made, proof.as_os_str(), Mode::RWXU)?;
         // The rename can replace at most an empty directory, which cannot be a job's.
@@ -92,7 +92,7 @@ fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::R
             renamed => Ok(renamed?),
         }
     });
-    remove_own(closed, &name);
+    remove_best_effort(closed, &name);
     made
 }
 
@@ -101,7 +101,7 @@ impl SharedJobDirectory {
     ///
     /// # Errors
     /// See [`SharedJobError`].
-    pub fn open_proven(root: impl AsFd, job: SharedJobId) -> Result<Self, SharedJobError> {
+    pub fn open_with_proof(root: impl AsFd, job: SharedJobId) -> Result<Self, SharedJobError> {
         let name = name_of(job);
         let root = root.as_fd();
         let opened = open_at(root, &name, DIRECTORY);
@@ -182,7 +182,7 @@ mod tests {
             matches!(refused, Err(SharedJobError::Foreign)),
             "{refused:?}"
         );
-        assert!(!SharedJobDirectory::take_back(root, JOB, "a"));
+        assert!(!SharedJobDirectory::undo_begin(root, JOB, "a"));
         assert!(!SharedJobDirectory::remove_empty(
             &Lease::constant(),
             root,
@@ -197,7 +197,7 @@ mod tests {
     fn two_receivers_that_make_the_directory_at_one_time_open_the_same() {
         let (home, root) = place();
         let first = job(&root);
-        make_proven(&root, JOB).unwrap();
+        create_with_proof(&root, JOB).unwrap();
         let second = job(&root);
         assert_eq!(
             number_of(first.fd()).unwrap(),

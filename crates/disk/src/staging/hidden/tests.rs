@@ -19,16 +19,16 @@ pub(crate) fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Nam
     let mut child = Command::new("true").spawn().unwrap();
     let (pid, start) = (
         u64::from(child.id()),
-        start_of(u64::from(child.id())).unwrap(),
+        process_start(u64::from(child.id())).unwrap(),
     );
     child.wait().unwrap();
-    let dead = Process {
+    let dead = ProcessIdentity {
         pid,
         start,
-        ..Process::own().clone()
+        ..ProcessIdentity::own().clone()
     };
     let (parent, moment) = (
-        Parent::of(directory),
+        ParentIdentity::of(directory),
         since_epoch_ms(SystemTime::now() - age),
     );
     Name::from_bytes(format!("{HIDDEN_PREFIX}{parent}-{dead}-{moment:x}-0").as_bytes()).unwrap()
@@ -42,7 +42,7 @@ fn count(home: &tempfile::TempDir) -> usize {
 fn what_a_dead_process_left_goes_and_what_a_live_one_has_stays() {
     let (home, tree) = place();
     let names = LastingNames::new("t");
-    let live = passing(&Parent::of(tree.fd()));
+    let live = temporary_name(&ParentIdentity::of(tree.fd()));
     std::fs::write(home.path().join(live.as_os_str()), "x").unwrap();
     std::fs::write(
         home.path().join(names.name().as_os_str()),
@@ -56,7 +56,7 @@ fn what_a_dead_process_left_goes_and_what_a_live_one_has_stays() {
     std::fs::write(dead.join("below/file"), "x").unwrap();
     std::fs::write(
         dead.join("below")
-            .join(passing(&Parent::of(tree.fd())).as_os_str()),
+            .join(temporary_name(&ParentIdentity::of(tree.fd())).as_os_str()),
         "x",
     )
     .unwrap();
@@ -94,9 +94,9 @@ fn a_copy_in_another_directory_is_data() {
 fn a_passing_name_is_known_in_its_directory_alone() {
     let ((_elsewhere, other), (_home, tree)) = (place(), place());
     let (name, ()) = make_hidden(tree.fd(), |_name| Ok(())).unwrap();
-    assert!(is_passing(tree.fd(), name.as_bytes()) && !is_passing(other.fd(), name.as_bytes()));
+    assert!(is_temporary(tree.fd(), name.as_bytes()) && !is_temporary(other.fd(), name.as_bytes()));
     let dead = of_a_dead_process(tree.fd(), HOUR);
-    assert!(is_passing(tree.fd(), dead.as_bytes()));
+    assert!(is_temporary(tree.fd(), dead.as_bytes()));
     let lasting = LastingNames::new("t").name();
     for name in [
         lasting.as_bytes(),
@@ -105,7 +105,7 @@ fn a_passing_name_is_known_in_its_directory_alone() {
         b"f",
         b"\xff",
     ] {
-        assert!(!is_passing(tree.fd(), name));
+        assert!(!is_temporary(tree.fd(), name));
     }
 }
 
@@ -126,7 +126,7 @@ fn the_name_of_a_part_is_known_by_its_form_alone() {
         ".zmove-afb0ba00fd-0",
         ".zmove-afb0ba00fd92-0-1",
     ];
-    let passing = passing(&Parent::of(tree.fd()));
+    let passing = temporary_name(&ParentIdentity::of(tree.fd()));
     let names = names.iter().chain(&others).map(|name| name.as_bytes());
     for name in names.chain([passing.as_bytes()]) {
         assert!(!is_part(name), "{}", String::from_utf8_lossy(name));
@@ -139,18 +139,18 @@ fn the_name_of_a_part_is_known_by_its_form_alone() {
 fn what_was_born_when_its_name_tells_is_passing_wherever_it_is() {
     let ((_elsewhere, other), (home, tree)) = (place(), place());
     let old = of_a_dead_process(other.fd(), HOUR);
-    let fresh = passing(&Parent::of(other.fd()));
+    let fresh = temporary_name(&ParentIdentity::of(other.fd()));
     for name in [&fresh, &old] {
         std::fs::write(home.path().join(name.as_os_str()), "x").unwrap();
     }
-    assert!(is_passing(tree.fd(), fresh.as_bytes()) && !is_passing(tree.fd(), old.as_bytes()));
+    assert!(is_temporary(tree.fd(), fresh.as_bytes()) && !is_temporary(tree.fd(), old.as_bytes()));
 }
 
 #[test]
 fn what_other_machines_have_made_stays_for_a_week() {
-    let foreign = made_now(Process {
-        machine: Process::own().machine ^ 1,
-        ..Process::own().clone()
+    let foreign = made_now(ProcessIdentity {
+        machine: ProcessIdentity::own().machine ^ 1,
+        ..ProcessIdentity::own().clone()
     });
     assert!(!foreign.has_ended(|| Some(FOREIGN_AGE_MAX)));
     assert!(foreign.has_ended(|| Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
@@ -159,12 +159,12 @@ fn what_other_machines_have_made_stays_for_a_week() {
 /// A process that knows its machine and boot, and one that does not, leave each other's entries alone.
 #[test]
 fn what_comes_from_an_unknown_machine_or_boot_stays_for_a_week_on_both_sides() {
-    let known = Process::own();
-    let nameless = Process {
+    let known = ProcessIdentity::own();
+    let nameless = ProcessIdentity {
         machine: 0,
         ..known.clone()
     };
-    let bootless = Process {
+    let bootless = ProcessIdentity {
         boot: 0,
         ..known.clone()
     };
@@ -175,7 +175,7 @@ fn what_comes_from_an_unknown_machine_or_boot_stays_for_a_week_on_both_sides() {
         (known, &bootless),
     ];
     for (maker, own) in pairs.into_iter().chain([(&bootless, &bootless)]) {
-        let maker = made_now(Process {
+        let maker = made_now(ProcessIdentity {
             pid: u64::MAX,
             ..maker.clone()
         });
@@ -191,24 +191,24 @@ fn what_comes_from_an_unknown_machine_or_boot_stays_for_a_week_on_both_sides() {
 fn a_process_that_cannot_be_seen_runs_as_long_as_it_exists() {
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     let pid = u64::from(child.id());
-    let process = Process {
+    let process = ProcessIdentity {
         pid,
-        start: start_of(pid).unwrap(),
-        ..Process::own().clone()
+        start: process_start(pid).unwrap(),
+        ..ProcessIdentity::own().clone()
     };
-    assert!(process.runs(None) && process.runs(Some(process.start)));
+    assert!(process.is_running(None) && process.is_running(Some(process.start)));
     assert!(
-        !process.runs(Some(process.start + 1)),
+        !process.is_running(Some(process.start + 1)),
         "another has its number"
     );
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(!process.runs(None));
-    let nobodys = Process {
+    assert!(!process.is_running(None));
+    let nobodys = ProcessIdentity {
         pid: u64::MAX,
         ..process
     };
-    assert!(!nobodys.runs(None));
+    assert!(!nobodys.is_running(None));
 }
 
 /// The parent never reaps its children, like the first process of many containers.
@@ -216,57 +216,64 @@ fn a_process_that_cannot_be_seen_runs_as_long_as_it_exists() {
 fn a_zombie_counts_as_ended() {
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     let pid = u64::from(child.id());
-    let process = Process {
+    let process = ProcessIdentity {
         pid,
-        start: start_of(pid).unwrap(),
-        ..Process::own().clone()
+        start: process_start(pid).unwrap(),
+        ..ProcessIdentity::own().clone()
     };
     let maker = made_now(process);
     assert!(!maker.has_ended(|| None));
     child.kill().unwrap();
-    while start_of(pid) != Some(NEVER) {
+    while process_start(pid) != Some(ENDED_START) {
         std::thread::yield_now();
     }
     assert!(maker.has_ended(|| None));
     child.wait().unwrap();
     let stat = |state: &str, threads: u8| {
-        started(format!("7 (a) b) {state} {}{threads} 0 88 0", "0 ".repeat(16)).as_bytes())
+        parse_process_start(
+            format!("7 (a) b) {state} {}{threads} 0 88 0", "0 ".repeat(16)).as_bytes(),
+        )
     };
     assert_eq!(
         [stat("S", 1), stat("Z", 2), stat("Z", 1), stat("X", 0)],
-        [88, 88, NEVER, NEVER].map(Some)
+        [88, 88, ENDED_START, ENDED_START].map(Some)
     );
 }
 
-fn made_now(process: Process) -> Maker {
-    Maker {
+fn made_now(process: ProcessIdentity) -> EntryCreator {
+    EntryCreator {
         process,
-        moment_ms: since_epoch_ms(SystemTime::now()),
+        created_ms: since_epoch_ms(SystemTime::now()),
     }
 }
 
 #[test]
 fn what_was_made_before_the_last_boot_is_left_over() {
-    let before = Process {
-        boot: Process::own().boot ^ 1,
-        ..Process::own().clone()
+    let before = ProcessIdentity {
+        boot: ProcessIdentity::own().boot ^ 1,
+        ..ProcessIdentity::own().clone()
     };
-    let before = Maker {
+    let before = EntryCreator {
         process: before,
-        moment_ms: booted_ms() - 1000,
+        created_ms: booted_ms() - 1000,
     };
-    assert!(before.has_ended(|| None) && !made_now(Process::own().clone()).has_ended(|| None));
+    assert!(
+        before.has_ended(|| None) && !made_now(ProcessIdentity::own().clone()).has_ended(|| None)
+    );
 }
 
 /// Machines that were cloned from one image share a machine ID but not a boot, and may share storage.
 #[test]
 fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
     let (home, tree) = place();
-    let clone = Process {
-        boot: Process::own().boot ^ 1,
-        ..Process::own().clone()
+    let clone = ProcessIdentity {
+        boot: ProcessIdentity::own().boot ^ 1,
+        ..ProcessIdentity::own().clone()
     };
-    let (parent, moment) = (Parent::of(tree.fd()), since_epoch_ms(SystemTime::now()));
+    let (parent, moment) = (
+        ParentIdentity::of(tree.fd()),
+        since_epoch_ms(SystemTime::now()),
+    );
     let name = format!("{HIDDEN_PREFIX}{parent}-{clone}-{moment:x}-0");
     std::fs::create_dir(home.path().join(&name)).unwrap();
     std::fs::write(home.path().join(&name).join("file"), "x").unwrap();
@@ -280,8 +287,8 @@ fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
 /// Entries of a clone that booted before this machine are told apart by the host name.
 #[test]
 fn machines_of_one_image_differ_by_their_names_and_containers_by_their_namespaces() {
-    let one = one_of_a_kind(7, 0, b"dtn1");
-    assert_eq!(one, one_of_a_kind(7, 0, b"dtn1"));
+    let one = machine_hash(7, 0, b"dtn1");
+    assert_eq!(one, machine_hash(7, 0, b"dtn1"));
     let others = [
         (0, &b"dtn2"[..]),
         (0xF000_0001, b"dtn1"),
@@ -290,41 +297,44 @@ fn machines_of_one_image_differ_by_their_names_and_containers_by_their_namespace
     assert!(
         others
             .into_iter()
-            .all(|(namespaces, name)| one_of_a_kind(7, namespaces, name) != one)
+            .all(|(namespaces, name)| machine_hash(7, namespaces, name) != one)
     );
 }
 
 #[test]
 fn names_are_read_back_and_others_are_none() {
-    let own = Process::own();
-    let [machine, boot, pid, start, moment_ms, number] =
-        hex_numbers(&format!("{own}-7b-2a")).unwrap();
-    assert_eq!(&Process::of_numbers([machine, boot, pid, start]), own);
-    assert_eq!([moment_ms, number], [0x7b, 0x2a]);
+    let own = ProcessIdentity::own();
+    let [machine, boot, pid, start, created_ms, number] =
+        parse_hex_numbers(&format!("{own}-7b-2a")).unwrap();
+    assert_eq!(
+        &ProcessIdentity::of_numbers([machine, boot, pid, start]),
+        own
+    );
+    assert_eq!([created_ms, number], [0x7b, 0x2a]);
     for other in ["", "1-2-3-4-5", "1-2-3-4-5-6-7", "1-2-3-4-5-x", "t-0"] {
-        assert_eq!(hex_numbers::<6>(other), None, "{other}");
+        assert_eq!(parse_hex_numbers::<6>(other), None, "{other}");
     }
 }
 
 #[test]
 fn a_process_is_known_to_have_ended_only_on_this_machine_and_boot() {
-    let own = Process::own();
-    let dead = Process {
+    let own = ProcessIdentity::own();
+    let dead = ProcessIdentity {
         pid: u64::MAX,
         ..own.clone()
     };
-    let restarted = Process {
+    let restarted = ProcessIdentity {
         start: own.start + 1,
         ..own.clone()
     };
     for ended in [&dead, &restarted] {
         assert!(has_process_ended(&ended.to_string()), "{ended:?}");
     }
-    let elsewhere = Process {
+    let elsewhere = ProcessIdentity {
         machine: own.machine ^ 1,
         ..dead.clone()
     };
-    let before = Process {
+    let before = ProcessIdentity {
         boot: own.boot ^ 1,
         ..dead
     };
@@ -336,10 +346,10 @@ fn a_process_is_known_to_have_ended_only_on_this_machine_and_boot() {
 
 #[test]
 fn names_differ() {
-    let (parent, names) = (Parent::default(), LastingNames::new("t"));
-    assert_ne!(passing(&parent), passing(&parent));
+    let (parent, names) = (ParentIdentity::default(), LastingNames::new("t"));
+    assert_ne!(temporary_name(&parent), temporary_name(&parent));
     assert_ne!(names.name(), names.name());
-    assert!(is_hidden(passing(&parent).as_bytes()) && is_hidden(names.name().as_bytes()));
+    assert!(is_hidden(temporary_name(&parent).as_bytes()) && is_hidden(names.name().as_bytes()));
 }
 
 #[test]

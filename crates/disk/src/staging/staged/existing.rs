@@ -26,16 +26,16 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
-use crate::metadata::entry::metadata::{Miss, OWNER_ALL, SET_IDS};
+use crate::metadata::entry::metadata::{MetadataFailure, OWNER_ALL, SET_IDS};
 use crate::metadata::entry::xattrs::Descriptor;
-use crate::metadata::entry::{FileIdentity, is_of_another_user};
-use crate::metadata::storable_times::may_be_kept;
+use crate::metadata::entry::{FileIdentity, is_foreign_owner};
+use crate::metadata::storable_times::may_be_stored_as;
 use crate::opening::by_name::open_at;
 use crate::publishing::lease::{Lease, Permit};
 use crate::storage::file_io::data_file::{DataFile, Direct};
 
 use super::Staged;
-use super::in_place::{InPlace, make_oldest};
+use super::in_place::{InPlaceChange, set_oldest_mtime};
 
 /// An open regular file that is about to be changed in place. Nothing has been changed yet.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Existing {
 
     /// Returns whether the name is a regular file without other hard links.
     #[must_use]
-    pub fn is_alone(directory: impl AsFd, name: &Name) -> bool {
+    pub fn has_single_name(directory: impl AsFd, name: &Name) -> bool {
         FileIdentity::at(directory, name).is_ok_and(|there| there.regular && there.names == 1)
     }
 
@@ -106,35 +106,41 @@ impl Existing {
         let meanwhile = there.mode & !SET_IDS & (change.mode | OWNER_ALL);
         let narrows = meanwhile != there.mode;
         if narrows {
-            narrow(lease.permit()?, &self.file, &there, meanwhile)?;
+            restrict_mode(lease.permit()?, &self.file, &there, meanwhile)?;
         }
         let data = DataFile::new(self.file);
         // After a failed write-back, ext4 treats blocks that are only allocated as written while their pages are
         // cached. Data written to these blocks reaches the disk, but reads return zeros after the next mount.
         data.drop_cached()?;
         let permit = lease.permit()?;
-        data.file().set_len(unfinished(change.bytes))?;
-        make_oldest(permit, data.file());
-        let in_place = InPlace::watch(data.file(), change.bytes);
+        data.file().set_len(unfinished_length(change.bytes))?;
+        set_oldest_mtime(permit, data.file());
+        let in_place = InPlaceChange::watch(data.file(), change.bytes);
         let mut staged = Staged::in_place(lease, data, self.directory, in_place);
         // Written data may reach the disk before the new length and mode do.
-        let looks_final = there.bytes == change.bytes && may_be_kept(there.mtime, change.mtime);
+        let looks_final =
+            there.bytes == change.bytes && may_be_stored_as(there.mtime, change.mtime);
         if change.survives_power_cut && (looks_final || narrows) {
             staged.file().sync_all()?;
         }
-        staged.take_length(direct)?;
+        staged.prepare_writing(direct)?;
         Ok(staged)
     }
 }
 
 /// Sets the mode of the file for the duration of the change. If the file system refuses mode changes, the mode is kept,
 /// provided that the file belongs to this user and has no setuid or setgid bits.
-fn narrow(permit: Permit<'_>, file: &File, there: &FileIdentity, mode: u32) -> io::Result<()> {
+fn restrict_mode(
+    permit: Permit<'_>,
+    file: &File,
+    there: &FileIdentity,
+    mode: u32,
+) -> io::Result<()> {
     match Descriptor::Open(file.as_fd()).set_mode(&permit, Mode::from_raw_mode(mode)) {
         Err(error)
             if there.mode & SET_IDS != 0
-                || is_of_another_user(there.ids)
-                || !Miss::is_refusal(error) =>
+                || is_foreign_owner(there.ids)
+                || !MetadataFailure::is_refusal(error) =>
         {
             Err(error.into())
         }
@@ -143,7 +149,7 @@ fn narrow(permit: Permit<'_>, file: &File, there: &FileIdentity, mode: u32) -> i
 }
 
 /// Returns the length of a file whose change is not finished.
-fn unfinished(bytes: u64) -> u64 {
+fn unfinished_length(bytes: u64) -> u64 {
     bytes.saturating_add(1)
 }
 
@@ -437,7 +443,7 @@ mod tests {
     fn other_names_are_noticed() {
         let (home, directory) = home();
         std::fs::write(home.path().join("f"), "old").unwrap();
-        let alone = |text| Existing::is_alone(&directory, &name(text));
+        let alone = |text| Existing::has_single_name(&directory, &name(text));
         let open = |text| Existing::open(&directory, &name(text)).unwrap().unwrap();
         assert!(alone("f") && !open("f").has_other_names().unwrap());
         std::fs::hard_link(home.path().join("f"), home.path().join("g")).unwrap();

@@ -18,7 +18,7 @@ use crate::storage::file_io::data_file::is_remote;
 
 /// A file that is changed in place, observed from our first change to the last.
 #[derive(Debug)]
-pub(super) struct InPlace {
+pub(super) struct InPlaceChange {
     /// The final length of the file, in bytes.
     bytes: u64,
     /// `None` on a remote file system, whose server may set the times later.
@@ -30,16 +30,16 @@ struct WatchState {
     /// The number of our own writes in progress.
     writing: usize,
     /// The state of the file after our last write.
-    left: Option<FileIdentity>,
+    expected: Option<FileIdentity>,
     disturbed: bool,
 }
 
-impl InPlace {
+impl InPlaceChange {
     /// Starts to observe a file whose final length is `bytes`.
     pub(super) fn watch(file: &File, bytes: u64) -> Self {
         let state = WatchState {
             writing: 0,
-            left: FileIdentity::of(file).ok(),
+            expected: FileIdentity::of(file).ok(),
             disturbed: false,
         };
         Self {
@@ -56,14 +56,14 @@ impl InPlace {
         change: impl FnOnce() -> R,
     ) -> R {
         if let Some(mut state) = self.lock() {
-            state.look(file);
+            state.check(file);
             state.writing += 1;
         }
         let changed = change();
-        make_oldest(permit, file);
+        set_oldest_mtime(permit, file);
         if let Some(mut state) = self.lock() {
             state.writing -= 1;
-            state.left = FileIdentity::of(file).ok();
+            state.expected = FileIdentity::of(file).ok();
         }
         changed
     }
@@ -95,7 +95,7 @@ impl InPlace {
     /// Returns whether the file is still as our last change left it, and was so at every earlier check.
     fn is_undisturbed(&self, file: &File) -> bool {
         self.lock().is_none_or(|mut state| {
-            state.look(file);
+            state.check(file);
             !state.disturbed
         })
     }
@@ -106,15 +106,15 @@ impl InPlace {
 }
 
 impl WatchState {
-    fn look(&mut self, file: &File) {
-        self.disturbed |= self.writing == 0 && FileIdentity::of(file).ok() != self.left;
+    fn check(&mut self, file: &File) {
+        self.disturbed |= self.writing == 0 && FileIdentity::of(file).ok() != self.expected;
     }
 }
 
 /// Sets the modification time of a file to the oldest possible time, so that the file counts as older than any other.
 /// It is set after each change, because a session may be unable to do so when it stops, and when the change is given
 /// up.
-pub(super) fn make_oldest(permit: Permit<'_>, file: &File) {
+pub(super) fn set_oldest_mtime(permit: Permit<'_>, file: &File) {
     let oldest = Timestamp {
         seconds: i64::from(i32::MIN),
         nanos: 0,
@@ -128,9 +128,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    fn file() -> (tempfile::NamedTempFile, InPlace) {
+    fn file() -> (tempfile::NamedTempFile, InPlaceChange) {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let watch = InPlace::watch(file.as_file(), 0);
+        let watch = InPlaceChange::watch(file.as_file(), 0);
         watch.change(Permit::for_hidden(), file.as_file(), || {
             file.as_file().write_all_at(b"ours", 0).unwrap()
         });

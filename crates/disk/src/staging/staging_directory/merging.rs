@@ -17,17 +17,17 @@ use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::metadata::entry::{number_at, number_of};
 use crate::opening::by_name::{open_at, remove_directory_at};
-use crate::opening::tree::{DIRECTORY, open_above};
+use crate::opening::tree::{DIRECTORY, open_parent};
 use crate::publishing::final_names::rename;
 use crate::publishing::lease::Lease;
-use crate::publishing::remove::remove_own;
+use crate::publishing::remove::remove_best_effort;
 
-/// Callbacks of a merge. See [`move_into`](super::StagingDirectory::move_into).
+/// Callbacks of a merge. See [`merge_into`](super::StagingDirectory::move_into).
 #[expect(missing_debug_implementations, reason = "it holds closures")]
-pub struct Answers<'a> {
+pub struct MergeCallbacks<'a> {
     /// Returns whether the existing entry in the target is kept. Gets the source and target directories, and the path
     /// below the staging directory of an entry that is not a directory.
-    pub stays: &'a mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
+    pub keeps_existing: &'a mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
     /// Reports an entry that cannot be moved.
     pub failed: &'a mut dyn FnMut(RelPath, io::Error),
     /// Called before each entry, to let other threads use the core.
@@ -37,19 +37,19 @@ pub struct Answers<'a> {
 /// The state of a merge in progress.
 pub(super) struct Merge<'a, 'b> {
     lease: &'a Lease,
-    answers: &'a mut Answers<'b>,
+    callbacks: &'a mut MergeCallbacks<'b>,
     /// The directory that contains the staging directory.
     parent: Arc<OwnedFd>,
     /// The directories from the staging directory down to the one that is being emptied.
     levels: Vec<MergeLevel>,
     /// The deepest of these directories.
-    here: Both,
+    here: DirectoryPair,
     /// The path of the deepest directory below the staging directory.
     path: RelPath,
 }
 
 /// A directory in the staging directory, and the one that it is merged with.
-struct Both {
+struct DirectoryPair {
     from: Arc<OwnedFd>,
     into: Arc<OwnedFd>,
 }
@@ -74,16 +74,16 @@ impl<'a, 'b> Merge<'a, 'b> {
         name: Name,
         from: &Arc<OwnedFd>,
         into: &Arc<OwnedFd>,
-        answers: &'a mut Answers<'b>,
+        callbacks: &'a mut MergeCallbacks<'b>,
     ) -> io::Result<Self> {
-        let here = Both {
+        let here = DirectoryPair {
             from: Arc::clone(from),
             into: Arc::clone(into),
         };
         let levels = vec![MergeLevel::of(name, &here)?];
         Ok(Self {
             lease,
-            answers,
+            callbacks,
             parent,
             levels,
             here,
@@ -97,22 +97,22 @@ impl<'a, 'b> Merge<'a, 'b> {
     /// Returns `ESTALE` if a directory was moved elsewhere during the merge, or the system's error. The remaining
     /// entries are not moved.
     pub(super) fn run(mut self) -> io::Result<bool> {
-        let mut is_gone = false;
+        let mut is_file_system_gone = false;
         while let Some(level) = self.levels.last_mut() {
-            (self.answers.pause)();
+            (self.callbacks.pause)();
             if let Some(below) = level.below.pop() {
                 if let Err(error) = self.enter(&below) {
-                    self.give_up(below, error);
+                    self.report_failure(below, error);
                 }
                 continue;
             }
             let above = self.above()?;
-            is_gone = self.remove(&above).is_ok();
-            if is_gone || !self.move_entries() {
-                self.leave(above, is_gone);
+            is_file_system_gone = self.remove(&above).is_ok();
+            if is_file_system_gone || !self.move_entries() {
+                self.leave(above, is_file_system_gone);
             }
         }
-        Ok(is_gone)
+        Ok(is_file_system_gone)
     }
 
     fn enter(&mut self, name: &Name) -> io::Result<()> {
@@ -121,7 +121,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             .path
             .join(name)
             .map_err(|_too_long| Errno::NAMETOOLONG)?;
-        let below = Both {
+        let below = DirectoryPair {
             from: Arc::new(open(&self.here.from)?),
             into: Arc::new(open(&self.here.into)?),
         };
@@ -131,22 +131,22 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 
     /// Opens the parents of the deepest pair of directories. The top pair shares one parent.
-    fn above(&self) -> io::Result<Both> {
+    fn above(&self) -> io::Result<DirectoryPair> {
         let [.., above, _] = &self.levels[..] else {
-            return Ok(Both {
+            return Ok(DirectoryPair {
                 from: Arc::clone(&self.parent),
                 into: Arc::clone(&self.parent),
             });
         };
-        let from = Arc::new(open_above(&self.here.from, above.from)?);
-        Ok(Both {
+        let from = Arc::new(open_parent(&self.here.from, above.from)?);
+        Ok(DirectoryPair {
             from,
-            into: Arc::new(open_above(&self.here.into, above.into)?),
+            into: Arc::new(open_parent(&self.here.into, above.into)?),
         })
     }
 
     /// Removes the deepest directory if it is empty.
-    fn remove(&self, above: &Both) -> rustix::io::Result<()> {
+    fn remove(&self, above: &DirectoryPair) -> rustix::io::Result<()> {
         let Some(level) = self.levels.last() else {
             return Ok(());
         };
@@ -157,9 +157,9 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 
     /// Returns to the parent directories. Remaining entries are removed when the staging directory is dropped.
-    fn leave(&mut self, above: Both, is_gone: bool) {
+    fn leave(&mut self, above: DirectoryPair, is_file_system_gone: bool) {
         let left = self.levels.pop();
-        if !is_gone && let Some((level, left)) = self.levels.last_mut().zip(left) {
+        if !is_file_system_gone && let Some((level, left)) = self.levels.last_mut().zip(left) {
             level.given_up.insert(left.name);
         }
         self.here = above;
@@ -174,13 +174,13 @@ impl<'a, 'b> Merge<'a, 'b> {
         {
             Ok(entries) => entries,
             Err(error) => {
-                (self.answers.failed)(self.path.clone(), error.into());
+                (self.callbacks.failed)(self.path.clone(), error.into());
                 return false;
             }
         };
         let mut some = false;
         for entry in entries {
-            (self.answers.pause)();
+            (self.callbacks.pause)();
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
@@ -203,11 +203,11 @@ impl<'a, 'b> Merge<'a, 'b> {
     /// Moves an entry of the deepest directory. Returns `false` if the entry no longer exists.
     fn move_entry(&mut self, name: Name, file_type: FileType) -> bool {
         let Ok(below) = self.path.join(&name) else {
-            self.give_up(name, Errno::NAMETOOLONG.into());
+            self.report_failure(name, Errno::NAMETOOLONG.into());
             return true;
         };
-        let Both { from, into } = &self.here;
-        if file_type != FileType::Directory && (self.answers.stays)(from, into, &below) {
+        let DirectoryPair { from, into } = &self.here;
+        if file_type != FileType::Directory && (self.callbacks.keeps_existing)(from, into, &below) {
             self.discard(name);
             return true;
         }
@@ -227,7 +227,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             }
             // The entry is listed but does not exist. It may be listed again, so it does not count.
             Err(Errno::NOENT) => return false,
-            Err(error) => self.give_up(name, error.into()),
+            Err(error) => self.report_failure(name, error.into()),
         }
         true
     }
@@ -238,8 +238,8 @@ impl<'a, 'b> Merge<'a, 'b> {
         there(&self.here.from).is_some_and(|number| there(&self.here.into) == Some(number))
     }
 
-    fn give_up(&mut self, name: Name, error: io::Error) {
-        (self.answers.failed)(
+    fn report_failure(&mut self, name: Name, error: io::Error) {
+        (self.callbacks.failed)(
             self.path
                 .join(&name)
                 .unwrap_or_else(|_too_long| self.path.clone()),
@@ -250,7 +250,7 @@ impl<'a, 'b> Merge<'a, 'b> {
 
     fn discard(&mut self, name: Name) {
         // An entry that cannot be removed here is removed later, together with this directory.
-        remove_own(&self.here.from, &name);
+        remove_best_effort(&self.here.from, &name);
         self.levels
             .last_mut()
             .map(|level| level.given_up.insert(name));
@@ -258,7 +258,7 @@ impl<'a, 'b> Merge<'a, 'b> {
 }
 
 impl MergeLevel {
-    fn of(name: Name, Both { from, into }: &Both) -> io::Result<Self> {
+    fn of(name: Name, DirectoryPair { from, into }: &DirectoryPair) -> io::Result<Self> {
         Ok(Self {
             name,
             from: number_of(from)?,
@@ -294,18 +294,18 @@ mod tests {
         );
         let into = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
         let mut open = 0;
-        let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
+        let mut keeps_existing = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
             let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
             let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
             open += targets.filter(|target| target.starts_with(&home)).count();
             false
         };
         let failed = &mut |path, error| panic!("{path}: {error}");
-        staging.move_into(
+        staging.merge_into(
             &Lease::constant(),
             &into,
-            &mut Answers {
-                stays: &mut stays,
+            &mut MergeCallbacks {
+                keeps_existing: &mut keeps_existing,
                 failed,
                 pause: &|| {},
             },
@@ -335,11 +335,11 @@ mod tests {
             assert!(steps.get() < 100, "it comes to an end");
         };
         let failed = &mut |path, error| panic!("{path}: {error}");
-        staging.move_into(
+        staging.merge_into(
             &Lease::constant(),
             &into,
-            &mut Answers {
-                stays: &mut |_, _, _| false,
+            &mut MergeCallbacks {
+                keeps_existing: &mut |_, _, _| false,
                 failed,
                 pause: &pause,
             },
@@ -366,7 +366,7 @@ mod tests {
         std::fs::write(ours.join("a/b/f"), "x").unwrap();
         std::fs::write(home.join("elsewhere/a/precious"), "x").unwrap();
         let into = Arc::new(open_at(&fd, "d", DIRECTORY).unwrap());
-        let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
+        let mut keeps_existing = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
             std::fs::rename(home.join("d/a/b"), home.join("elsewhere/b")).unwrap();
             false
         };
@@ -374,11 +374,11 @@ mod tests {
         let failed = &mut |path: RelPath, error| {
             faults.push((path.to_string(), Errno::from_io_error(&error)))
         };
-        staging.move_into(
+        staging.merge_into(
             &Lease::constant(),
             &into,
-            &mut Answers {
-                stays: &mut stays,
+            &mut MergeCallbacks {
+                keeps_existing: &mut keeps_existing,
                 failed,
                 pause: &|| {},
             },

@@ -11,7 +11,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use zmove_types::{BufferPool, GROUP_BYTES, PAGE_BYTES};
 
-use crate::storage::file_io::data_file::{Direct, takes_direct_writes};
+use crate::storage::file_io::data_file::{Direct, can_write_directly};
 
 /// Writes small files one after the other.
 #[derive(Debug)]
@@ -44,14 +44,14 @@ impl ContentsWriter {
     /// Returns whether the whole pages of a file of this size are expected to bypass the page cache.
     #[must_use]
     pub fn is_direct(&self, file: &File, bytes: u64) -> bool {
-        bytes >= PAGE_BYTES as u64 && takes_direct_writes(file, bytes, self.direct)
+        bytes >= PAGE_BYTES as u64 && can_write_directly(file, bytes, self.direct)
     }
 
     /// Writes whole pages by direct I/O and returns the number of bytes written. The rest must go through the page
     /// cache: the end of the file, and data whose write has failed, so that the second attempt returns the error.
     fn write_direct(&self, file: &File, contents: &[u8]) -> io::Result<usize> {
         let body = &contents[..contents.len() - contents.len() % PAGE_BYTES];
-        if body.is_empty() || !takes_direct_writes(file, contents.len() as u64, self.direct) {
+        if body.is_empty() || !can_write_directly(file, contents.len() as u64, self.direct) {
             return Ok(0);
         }
         if body.as_ptr().addr().is_multiple_of(PAGE_BYTES) {
@@ -170,7 +170,7 @@ mod tests {
         for (start, direct) in [(0, Direct::On), (1, Direct::On), (1, Direct::Off)] {
             let directory = tempfile::tempdir().unwrap();
             let file = File::create_new(directory.path().join("f")).unwrap();
-            if !takes_direct_writes(&file, size as u64, Direct::On) {
+            if !can_write_directly(&file, size as u64, Direct::On) {
                 return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
             }
             ContentsWriter::new(direct)

@@ -30,7 +30,7 @@ use rustix::io::{Errno, retry_on_intr};
 use zmove_types::{Buffer, DataRanges, PAGE_BYTES};
 use zmove_uring::Span;
 
-use crate::storage::file_io::Way;
+use crate::storage::file_io::IoMode;
 
 /// Whether the contents of large files bypass the page cache (`O_DIRECT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +96,7 @@ impl DataFile {
     pub fn for_writing(file: File, direct: Direct) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
         let mut data = Self::new(file);
-        if write_pays(&data.cached, bytes, direct) {
+        if is_direct_write_faster(&data.cached, bytes, direct) {
             data.direct = DirectFile::open(&data.cached, OFlags::RDWR, false);
         }
         Ok(data)
@@ -116,12 +116,13 @@ impl DataFile {
     ) -> io::Result<()> {
         self.cached.set_len(bytes)?;
         let data_bytes = data.map_or(bytes, DataRanges::data_bytes);
-        if !write_pays(&self.cached, data_bytes, direct) {
+        if !is_direct_write_faster(&self.cached, data_bytes, direct) {
             return Ok(());
         }
         self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
-        let allocate =
-            self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes);
+        let allocate = self.direct.is_some()
+            && data_bytes > 0
+            && is_allocation_useful(&self.cached, data_bytes);
         let whole = 0..bytes;
         let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
         // If an allocation fails, nothing is lost: the writes allocate the space and return the errors.
@@ -160,16 +161,20 @@ impl DataFile {
 
     /// Returns the descriptor for a direct read of a range, and the length to request. The request must be aligned even
     /// if the end of the file is not. Returns `None` if the range must be read through the page cache.
-    pub(crate) fn direct_read(&self, span: &Span, buffer: &mut Buffer) -> Option<(Way<'_>, usize)> {
+    pub(crate) fn direct_read(
+        &self,
+        span: &Span,
+        buffer: &mut Buffer,
+    ) -> Option<(IoMode<'_>, usize)> {
         let direct = self.direct.as_ref()?;
         let padded = span.len().next_multiple_of(direct.align);
-        if !direct.takes(span, buffer) || span.room().start + padded > buffer.capacity() {
+        if !direct.accepts(span, buffer) || span.room().start + padded > buffer.capacity() {
             return None;
         }
         if direct.prefer_cache && is_mostly_cached(&self.cached, span.offset(), span.len()) {
             return None;
         }
-        Some((Way::Direct(&direct.file), padded))
+        Some((IoMode::Direct(&direct.file), padded))
     }
 
     /// Returns the descriptor for a direct write of a span, and the number of bytes to write with it. The rest is less
@@ -179,15 +184,15 @@ impl DataFile {
         &self,
         span: &Span,
         buffer: &mut Buffer,
-    ) -> Option<(Way<'_>, usize)> {
+    ) -> Option<(IoMode<'_>, usize)> {
         let direct = self.direct.as_ref()?;
         let body = span.len() - span.len() % direct.align;
         let way = if direct.writes_in_turns {
-            Way::DirectInTurns(&direct.file)
+            IoMode::DirectSerialized(&direct.file)
         } else {
-            Way::Direct(&direct.file)
+            IoMode::Direct(&direct.file)
         };
-        (body > 0 && direct.takes(span, buffer)).then_some((way, body))
+        (body > 0 && direct.accepts(span, buffer)).then_some((way, body))
     }
 
     /// Drops clean pages from the page cache, so that earlier contents are read from storage. After a failed
@@ -263,7 +268,7 @@ impl DirectFile {
         })
     }
 
-    fn takes(&self, span: &Span, buffer: &mut Buffer) -> bool {
+    fn accepts(&self, span: &Span, buffer: &mut Buffer) -> bool {
         let aligned = span.offset().is_multiple_of(self.align as u64)
             && buffer.room()[span.room()]
                 .as_ptr()
@@ -274,11 +279,11 @@ impl DirectFile {
 }
 
 /// Returns whether a file of `bytes` should be written by direct I/O, in whole pages.
-pub(crate) fn takes_direct_writes(file: &File, bytes: u64, direct: Direct) -> bool {
-    write_pays(file, bytes, direct) && alignment(file).is_some()
+pub(crate) fn can_write_directly(file: &File, bytes: u64, direct: Direct) -> bool {
+    is_direct_write_faster(file, bytes, direct) && alignment(file).is_some()
 }
 
-fn write_pays(file: &File, bytes: u64, direct: Direct) -> bool {
+fn is_direct_write_faster(file: &File, bytes: u64, direct: Direct) -> bool {
     match direct {
         Direct::Auto if bytes < WRITE_DIRECT_IN_PLACE_BYTES_MIN => false,
         Direct::Auto => bytes >= WRITE_DIRECT_BYTES_MIN || is_written_in_place(file),
@@ -322,7 +327,7 @@ pub fn free_bytes(file_system: &StatVfs) -> u64 {
 
 /// Returns whether to allocate the blocks of the whole file in advance. This is done on file systems where it avoids a
 /// lock for each write, and only if others keep as much free space.
-fn allocation_pays(file: &File, bytes: u64) -> bool {
+fn is_allocation_useful(file: &File, bytes: u64) -> bool {
     let has_room = |stat: &StatVfs| bytes <= free_bytes(stat) / 2;
     rustix::fs::fstatvfs(file).is_ok_and(|stat| has_room(&stat)) && is_written_in_place(file)
 }

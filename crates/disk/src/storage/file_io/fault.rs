@@ -11,7 +11,7 @@ use zmove_types::Buffer;
 use zmove_uring::Span;
 
 use crate::storage::file_io::storage_engine::StorageEngine;
-use crate::storage::file_io::{FileIo, Moved, Slices, Way};
+use crate::storage::file_io::{FileIo, IoMode, IoResult, SliceCallback};
 
 /// Plain system calls that fail according to a script.
 ///
@@ -97,8 +97,8 @@ impl Faulty {
         kind: RequestKind,
         span: Span,
         buffer: Buffer,
-        inner: impl FnOnce(Span, Buffer) -> Moved<usize>,
-    ) -> Moved<usize> {
+        inner: impl FnOnce(Span, Buffer) -> IoResult<usize>,
+    ) -> IoResult<usize> {
         match self.next(kind) {
             None => inner(span, buffer),
             Some(InjectedFault::Fails(errno)) => {
@@ -118,16 +118,16 @@ impl Faulty {
 impl FileIo for Faulty {
     fn read_some(
         &self,
-        way: Way<'_>,
+        way: IoMode<'_>,
         span: Span,
         buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> Moved<usize> {
+        seen: SliceCallback<'_>,
+    ) -> IoResult<usize> {
         let read = |span, buffer| StorageEngine::Threads.read_some(way, span, buffer, seen);
         self.serve(RequestKind::Read, span, buffer, read)
     }
 
-    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
+    fn write_some(&self, way: IoMode<'_>, span: Span, buffer: Buffer) -> IoResult<usize> {
         let write = |span, buffer| StorageEngine::Threads.write_some(way, span, buffer);
         self.serve(RequestKind::Write, span, buffer, write)
     }

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use zmove_types::Buffer;
 use zmove_uring::{Ring, RingConfig, Span};
 
-use crate::storage::file_io::{FileIo, Moved, Slices, Way};
+use crate::storage::file_io::{FileIo, IoMode, IoResult, SliceCallback};
 
 /// The storage engine that the program uses.
 #[derive(Debug)]
@@ -43,18 +43,18 @@ const SLICE_BYTES: usize = 256 << 10;
 impl FileIo for StorageEngine {
     fn read_some(
         &self,
-        way: Way<'_>,
+        way: IoMode<'_>,
         span: Span,
         mut buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> Moved<usize> {
+        seen: SliceCallback<'_>,
+    ) -> IoResult<usize> {
         if let Self::Uring(ring) = self {
             return ring.read(way.file(), span, buffer, seen);
         }
         let slice_bytes = match way {
-            Way::Cached(_) => SLICE_BYTES,
+            IoMode::Cached(_) => SLICE_BYTES,
             // One request for the whole span, because each request waits for the device.
-            Way::Direct(_) | Way::DirectInTurns(_) => span.len(),
+            IoMode::Direct(_) | IoMode::DirectSerialized(_) => span.len(),
         };
         let mut moved = 0;
         while moved < span.len() {
@@ -74,10 +74,10 @@ impl FileIo for StorageEngine {
         (Ok(moved), buffer)
     }
 
-    fn write_some(&self, way: Way<'_>, span: Span, buffer: Buffer) -> Moved<usize> {
+    fn write_some(&self, way: IoMode<'_>, span: Span, buffer: Buffer) -> IoResult<usize> {
         let ring = match (self, way) {
             (Self::Uring(ring), _) => Some(ring),
-            (Self::Auto(ring), Way::DirectInTurns(_)) => ring
+            (Self::Auto(ring), IoMode::DirectSerialized(_)) => ring
                 .get_or_init(|| Ring::start(RingConfig::default()).ok())
                 .as_ref(),
             _ => None,
@@ -94,7 +94,7 @@ impl FileIo for StorageEngine {
     }
 
     /// Returns an engine with a separate ring. A ring has few slots, and requests to unresponsive storage keep theirs.
-    fn anew(&self) -> Option<Arc<dyn FileIo>> {
+    fn new_independent(&self) -> Option<Arc<dyn FileIo>> {
         Some(Arc::new(match self {
             Self::Threads => return None,
             Self::Uring(ring) => Self::Uring(Ring::start(ring.config()).ok()?),
@@ -144,7 +144,7 @@ mod tests {
             Ok(ring) => StorageEngine::Uring(ring),
             Err(error) => return eprintln!("skipped: {error}"),
         };
-        let other = one.anew().expect("there is room for two");
+        let other = one.new_independent().expect("there is room for two");
         let (hanging, mut end) = io::pipe().unwrap();
         let hanging = DataFile::new(File::from(OwnedFd::from(hanging)));
         let (home, (done_in, done)) = (tempfile::tempdir().unwrap(), std::sync::mpsc::channel());

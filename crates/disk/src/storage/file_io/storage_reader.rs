@@ -14,8 +14,8 @@ use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root, sparse_group_cv};
 use zmove_types::{BufferPool, Cv, GROUP_BYTES, GroupSpan, Root};
 
 use crate::storage::file_io::data_file::{DataFile, Direct};
-use crate::storage::file_io::{FileIo, Slices};
-use crate::storage::holes::data_begins;
+use crate::storage::file_io::{FileIo, SliceCallback};
+use crate::storage::holes::next_data_offset;
 
 /// A file that is read as its storage holds it.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl StorageReader {
             return Ok(FileHasher::default().finish());
         };
         let mut hasher = FileHasher::default();
-        let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
+        let has_data = self.read_slices(file, span, &mut |slice| hasher.update(slice))?;
         let zeros = || sparse_file_root(span.len as usize, std::iter::empty(), &[]);
         Ok(if has_data { hasher.finish() } else { zeros() })
     }
@@ -92,7 +92,7 @@ impl StorageReader {
     /// Returns the system's error.
     pub fn value_of(&self, file: &StoredFile, span: GroupSpan) -> io::Result<Option<Cv>> {
         let mut hasher = GroupHasher::new(span.index);
-        let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
+        let has_data = self.read_slices(file, span, &mut |slice| hasher.update(slice))?;
         Ok(has_data.then(|| hasher.finish()))
     }
 
@@ -113,9 +113,14 @@ impl StorageReader {
 
     /// Shows all bytes of a group to `seen`, or nothing if the group is a hole. Returns whether there was data. Fails
     /// if the file ends inside the group.
-    fn show(&self, file: &StoredFile, span: GroupSpan, seen: Slices<'_>) -> io::Result<bool> {
+    fn read_slices(
+        &self,
+        file: &StoredFile,
+        span: GroupSpan,
+        seen: SliceCallback<'_>,
+    ) -> io::Result<bool> {
         let offset = span.offset();
-        let data = data_begins(file.file(), offset)?;
+        let data = next_data_offset(file.file(), offset)?;
         if data.is_none_or(|begin| begin >= offset + u64::from(span.len)) {
             return Ok(false);
         }
@@ -153,7 +158,8 @@ mod tests {
     fn shown(file: &StoredFile, index: u32) -> io::Result<Option<Vec<u8>>> {
         let mut all = Vec::new();
         let span = GroupSpan::of(file.bytes(), index).unwrap();
-        let has_data = reader().show(file, span, &mut |slice| all.extend_from_slice(slice))?;
+        let has_data =
+            reader().read_slices(file, span, &mut |slice| all.extend_from_slice(slice))?;
         Ok(has_data.then_some(all))
     }
 

@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::cache_file::{CacheFile, CacheValue, today};
 use crate::opening::proc::{Mount, mounts};
-use crate::remembered::{Rememberable, Remembered, today};
 
 use super::{StorageThreads, THREADS_MAX, Task, cores};
 
 /// The remembered numbers of threads for all file systems. Empty by default.
 #[derive(Clone, Debug, Default)]
-pub struct StorageMemory(Option<PathBuf>);
+pub struct ThreadCountCache(Option<PathBuf>);
 
 /// The remembered numbers of threads for one file system.
 #[derive(Debug, Default)]
-pub struct FileSystemMemory(Option<(Remembered<UsefulThreads>, String)>);
+pub struct FileSystemThreadCounts(Option<(CacheFile<UsefulThreads>, String)>);
 
 /// The kind of work of the threads on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ struct UsefulThreads {
     day: u64,
 }
 
-impl StorageMemory {
+impl ThreadCountCache {
     /// Returns the numbers that are stored in the directory `home`.
     #[must_use]
     pub fn in_home(home: &Path) -> Self {
@@ -52,63 +52,63 @@ impl StorageMemory {
 
     /// Returns the numbers for the file system at `path`. They are empty if the path cannot be opened.
     #[must_use]
-    pub fn at(&self, path: &Path) -> FileSystemMemory {
+    pub fn at(&self, path: &Path) -> FileSystemThreadCounts {
         let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         opened.map_or_else(
-            |_nowhere| FileSystemMemory::default(),
+            |_nowhere| FileSystemThreadCounts::default(),
             |opened| self.of(opened),
         )
     }
 
     /// Returns the numbers for the file system that contains `file`.
     #[must_use]
-    pub fn of(&self, file: impl AsFd) -> FileSystemMemory {
-        let name = || Mount::opened(&mounts(), file).map(|mount| name_of(&mount));
+    pub fn of(&self, file: impl AsFd) -> FileSystemThreadCounts {
+        let name = || Mount::of_open_file(&mounts(), file).map(|mount| name_of(&mount));
         let known = self
             .0
             .clone()
-            .and_then(|path| Some((Remembered::new(path, HEADER, LINES_MAX), name()?)));
-        FileSystemMemory(known)
+            .and_then(|path| Some((CacheFile::new(path, HEADER, LINES_MAX), name()?)));
+        FileSystemThreadCounts(known)
     }
 }
 
-impl FileSystemMemory {
+impl FileSystemThreadCounts {
     /// Returns the number of threads that was useful before, if it exceeded the number of cores.
     #[must_use]
     pub fn threads(&self, work: StorageWork) -> Option<usize> {
         let (remembered, file_system) = self.0.as_ref()?;
-        let known = remembered.recall(&key(work, file_system)).ok().flatten()?;
+        let known = remembered.get(&key(work, file_system)).ok().flatten()?;
         (today().saturating_sub(known.day) <= DAYS_MAX).then_some(known.threads)
     }
 
     /// Starts these threads with the number that was useful before.
     pub fn recall(&self, work: StorageWork, threads: &StorageThreads) {
         if let Some(known) = self.threads(work) {
-            threads.begin_with(work.task(), known);
+            threads.start_with(work.task(), known);
         }
     }
 
     /// Stores how many of these threads were useful, if there was enough work to tell.
     pub fn keep(&self, work: StorageWork, threads: &StorageThreads) {
         let Some(((remembered, file_system), found)) =
-            self.0.as_ref().zip(threads.found(work.task()))
+            self.0.as_ref().zip(threads.useful_threads(work.task()))
         else {
             return;
         };
-        let is_late = found > cores();
-        let known = is_late.then(|| UsefulThreads {
+        let is_slow = found > cores();
+        let known = is_slow.then(|| UsefulThreads {
             threads: found,
             day: today(),
         });
         // The value is only advice, and an unwritable home is reported elsewhere.
-        let _best_effort = remembered.keep(&key(work, file_system), known);
+        let _best_effort = remembered.put(&key(work, file_system), known);
     }
 }
 
 impl StorageWork {
     const fn task(self) -> Task {
         match self {
-            Self::Read | Self::Look => Task::Look,
+            Self::Read | Self::Look => Task::Read,
             Self::Write | Self::Name => Task::Write,
         }
     }
@@ -137,8 +137,8 @@ fn name_of(Mount { kind, source, .. }: &Mount) -> String {
     format!("{kind}:{source}").chars().map(no_blank).collect()
 }
 
-impl Rememberable for UsefulThreads {
-    fn is_possible(&self) -> bool {
+impl CacheValue for UsefulThreads {
+    fn is_plausible(&self) -> bool {
         (1..=THREADS_MAX).contains(&self.threads)
     }
 }
@@ -157,26 +157,24 @@ mod tests {
     #[test]
     fn what_was_found_on_late_storage_is_where_the_next_begin() {
         let home = tempfile::tempdir().unwrap();
-        let memory = StorageMemory::in_home(home.path()).of(std::fs::File::open("/").unwrap());
+        let memory = ThreadCountCache::in_home(home.path()).of(std::fs::File::open("/").unwrap());
         let (late, prompt, next) = (
             StorageThreads::default(),
             StorageThreads::default(),
             StorageThreads::default(),
         );
-        late.state.lock().crowds[Task::Look as usize].width.find(96);
+        late.state.lock().tasks[Task::Read as usize].width.find(96);
         memory.keep(StorageWork::Read, &late);
         memory.keep(StorageWork::Write, &late);
         memory.recall(StorageWork::Write, &next);
-        assert!(!next.is_late(Task::Write), "nothing was found of it");
+        assert!(!next.is_slow(Task::Write), "nothing was found of it");
         memory.recall(StorageWork::Read, &next);
         assert_eq!(
-            next.state.lock().crowds[Task::Look as usize]
-                .width
-                .threads(),
+            next.state.lock().tasks[Task::Read as usize].width.threads(),
             96
         );
         let at = |path: &str| {
-            StorageMemory::in_home(home.path())
+            ThreadCountCache::in_home(home.path())
                 .at(Path::new(path))
                 .threads(StorageWork::Read)
         };
@@ -186,9 +184,7 @@ mod tests {
             text.starts_with("# zmove storage 2\nread:") && text.lines().count() == 2,
             "{text}"
         );
-        prompt.state.lock().crowds[Task::Look as usize]
-            .width
-            .find(1);
+        prompt.state.lock().tasks[Task::Read as usize].width.find(1);
         memory.keep(StorageWork::Read, &prompt);
         let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
         assert_eq!(text, "# zmove storage 2\n", "it is not late any more");
@@ -204,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_line_without_a_sensible_number_and_day_is_refused() {
-        let memory = Remembered::<UsefulThreads>::new(PathBuf::new(), HEADER, 1);
+        let memory = CacheFile::<UsefulThreads>::new(PathBuf::new(), HEADER, 1);
         let parsed = |value| memory.parse(&format!("{HEADER}\nread:x {value}\n"));
         assert!(parsed(r#"{"threads":9,"day":1}"#).is_some());
         for value in [

@@ -1,7 +1,7 @@
 //! Tests of the turns of threads, on slow and on fast storage.
 
 use super::*;
-use crate::publishing::lease::{GAP_NANOS, Lease};
+use crate::publishing::lease::{Lease, SUSPENSION_NANOS};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -20,7 +20,7 @@ fn no_more_work_at_a_time_than_there_are_cores_and_each_gets_on() {
     thread::scope(|scope| {
         for _ in 0..4 * most {
             scope.spawn(|| {
-                let turn = threads.turn(Task::Look, &stopping);
+                let turn = threads.turn(Task::Read, &stopping);
                 for _ in 0..50 {
                     assert!(!turn.is_over());
                     assert!(at_work.fetch_add(1, Ordering::SeqCst) < most);
@@ -43,11 +43,11 @@ fn who_waits_leaves_when_its_session_ends() {
     let threads = without_end_of_leases();
     let (running, ending) = (AtomicBool::new(false), AtomicBool::new(false));
     let all: Vec<_> = (0..threads.places)
-        .map(|_| threads.turn(Task::Look, &running))
+        .map(|_| threads.turn(Task::Read, &running))
         .collect();
     assert!(all.iter().all(|turn| !turn.is_over()));
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| threads.turn(Task::Look, &ending).is_over());
+        let waiting = scope.spawn(|| threads.turn(Task::Read, &ending).is_over());
         while threads.state.lock().waiting.is_empty() {
             thread::yield_now();
         }
@@ -62,7 +62,7 @@ fn who_waits_leaves_when_its_session_ends() {
 fn who_waits_first_works_first() {
     let (threads, stopping) = (without_end_of_leases(), AtomicBool::new(false));
     let mut all: Vec<_> = (0..threads.places)
-        .map(|_| threads.turn(Task::Look, &stopping))
+        .map(|_| threads.turn(Task::Read, &stopping))
         .collect();
     assert!(all.iter().all(|turn| !turn.is_over()));
     let order = Lock::new(Vec::new());
@@ -70,7 +70,7 @@ fn who_waits_first_works_first() {
         for number in 0..4 {
             let (threads, stopping, order) = (&threads, &stopping, &order);
             scope.spawn(move || {
-                let turn = threads.turn(Task::Look, stopping);
+                let turn = threads.turn(Task::Read, stopping);
                 assert!(!turn.is_over());
                 order.lock().push(number);
             });
@@ -89,13 +89,13 @@ fn nobody_passes_who_waits_although_there_is_room() {
     let (threads, stopping) = (without_end_of_leases(), AtomicBool::new(false));
     let other = WaitingThread {
         number: u64::MAX,
-        task: Task::Look,
+        task: Task::Read,
         thread: thread::current(),
     };
     threads.state.lock().waiting.push_back(other);
     thread::scope(|scope| {
         let (threads, stopping) = (&threads, &stopping);
-        let last = scope.spawn(move || threads.turn(Task::Look, stopping).is_over());
+        let last = scope.spawn(move || threads.turn(Task::Read, stopping).is_over());
         // A thread checks for a free place before others see it wait.
         while threads.state.lock().next == 0 {
             thread::yield_now();
@@ -122,14 +122,14 @@ fn a_thread_that_does_not_come_back_leaves_its_place_to_others() {
     let threads = StorageThreads::with_places(cores(), lease);
     let stopping = AtomicBool::new(false);
     let all: Vec<_> = (0..threads.places)
-        .map(|_| threads.turn(Task::Look, &stopping))
+        .map(|_| threads.turn(Task::Read, &stopping))
         .collect();
     assert!(all.iter().all(|turn| !turn.is_over()));
-    assert!(!threads.state.lock().has_room(Task::Look, &threads));
+    assert!(!threads.state.lock().has_room(Task::Read, &threads));
     if let Some((_, asked)) = threads.state.lock().at_work.values_mut().next() {
         *asked -= lease;
     }
-    assert!(threads.state.lock().has_room(Task::Look, &threads));
+    assert!(threads.state.lock().has_room(Task::Read, &threads));
 }
 
 #[test]
@@ -140,11 +140,11 @@ fn a_task_does_not_wait_behind_the_other_for_what_it_is_worth() {
         AtomicBool::new(false),
     );
     let all: Vec<_> = (0..threads.places)
-        .map(|_| threads.turn(Task::Look, &stopping))
+        .map(|_| threads.turn(Task::Read, &stopping))
         .collect();
     assert!(all.iter().all(|turn| !turn.is_over()));
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| threads.turn(Task::Look, &ending).is_over());
+        let waiting = scope.spawn(|| threads.turn(Task::Read, &ending).is_over());
         while threads.state.lock().waiting.is_empty() {
             thread::yield_now();
         }
@@ -158,7 +158,7 @@ fn a_task_does_not_wait_behind_the_other_for_what_it_is_worth() {
 
 #[test]
 fn a_thread_that_waits_for_a_core_is_awake() {
-    assert_eq!(awake_by("5 7 3\n"), Some(Duration::from_nanos(12)));
+    assert_eq!(parse_awake_time("5 7 3\n"), Some(Duration::from_nanos(12)));
 }
 
 /// Simulates the clock of a thread that is asleep nearly all the time.
@@ -192,26 +192,26 @@ fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
     };
     let helpers = AtomicUsize::new(0);
     let admit = || (helpers.fetch_add(1, Ordering::SeqCst) < 20).then_some(());
-    let done = threads.side_by_side(Task::Write, "help", &stopping, admit, |turn| {
+    let done = threads.run_parallel(Task::Write, "help", &stopping, admit, |turn| {
         let mut done = 0;
         while !turn.is_over() && take() {
-            turn.writes(1024);
+            turn.note_write(1024);
             answer_late();
             done += 1;
-            turn.get_help();
+            turn.start_helper();
         }
         done
     });
     assert_eq!(done.iter().sum::<usize>(), 2_000);
     assert!((8..=21).contains(&done.len()), "{} threads", done.len());
     let state = threads.state.lock();
-    assert_eq!((state.crowds[1].starting, state.at_work.len()), (0, 0));
+    assert_eq!((state.tasks[1].starting, state.at_work.len()), (0, 0));
 }
 
 /// A slow disk takes 8 ms for a group.
 #[test]
 fn contents_that_storage_takes_promptly_are_written_by_one() {
-    let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+    let (threads, stopping) = (StorageThreads::limited_to_cores(), AtomicBool::new(false));
     let left = AtomicUsize::new(100);
     let take = || {
         left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
@@ -219,16 +219,16 @@ fn contents_that_storage_takes_promptly_are_written_by_one() {
         })
         .is_ok()
     };
-    let done = threads.side_by_side(
+    let done = threads.run_parallel(
         Task::Write,
         "help",
         &stopping,
         || Some(()),
         |turn| {
             while !turn.is_over() && take() {
-                turn.writes(4 << 20);
+                turn.note_write(4 << 20);
                 answer_late();
-                turn.get_help();
+                turn.start_helper();
             }
         },
     );
@@ -237,16 +237,16 @@ fn contents_that_storage_takes_promptly_are_written_by_one() {
 
 #[test]
 fn work_that_needs_a_core_is_done_by_one() {
-    let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+    let (threads, stopping) = (StorageThreads::limited_to_cores(), AtomicBool::new(false));
     let until = Instant::now() + Duration::from_millis(300);
-    let done = threads.side_by_side(
+    let done = threads.run_parallel(
         Task::Write,
         "help",
         &stopping,
         || Some(()),
         |turn| {
             while !turn.is_over() && Instant::now() < until {
-                turn.get_help();
+                turn.start_helper();
             }
         },
     );
@@ -258,10 +258,10 @@ fn work_that_needs_a_core_is_done_by_one() {
 fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
     let threads = StorageThreads {
         awake: hardly_awake,
-        ..StorageThreads::in_turns()
+        ..StorageThreads::limited_to_cores()
     };
     let stopping = AtomicBool::new(false);
-    let now = Arc::new(AtomicU64::new(GAP_NANOS));
+    let now = Arc::new(AtomicU64::new(SUSPENSION_NANOS));
     let clock = Arc::clone(&now);
     let (pings, asked) = channel();
     let end = pings.clone();
@@ -282,21 +282,21 @@ fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
         scope.spawn(move || {
             for ping in asked.iter().take_while(|ping| *ping > 0) {
                 answer_late();
-                lease.echoed(ping);
+                lease.note_echo(ping);
             }
         });
-        let done = threads.side_by_side(
+        let done = threads.run_parallel(
             Task::Write,
             "help",
             &stopping,
             || Some(()),
             |turn| {
                 while !turn.is_over() && take() {
-                    turn.writes(1024);
+                    turn.note_write(1024);
                     // After a gap the next permit needs a new echo.
-                    now.fetch_add(2 * GAP_NANOS, Ordering::SeqCst);
+                    now.fetch_add(2 * SUSPENSION_NANOS, Ordering::SeqCst);
                     drop(lease.permit().unwrap());
-                    turn.get_help();
+                    turn.start_helper();
                 }
             },
         );
@@ -310,12 +310,12 @@ fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
 fn what_one_task_was_worth_on_late_storage_gives_the_other_no_places() {
     let threads = without_end_of_leases();
     let stopping = AtomicBool::new(false);
-    threads.begin_with(Task::Write, THREADS_MAX);
-    assert!(threads.is_late(Task::Write));
+    threads.start_with(Task::Write, THREADS_MAX);
+    assert!(threads.is_slow(Task::Write));
     let all: Vec<_> = (0..threads.places)
-        .map(|_| threads.turn(Task::Look, &stopping))
+        .map(|_| threads.turn(Task::Read, &stopping))
         .collect();
     assert!(all.iter().all(|turn| !turn.is_over()));
     let state = threads.state.lock();
-    assert!(!state.has_room(Task::Look, &threads) && state.has_room(Task::Write, &threads));
+    assert!(!state.has_room(Task::Read, &threads) && state.has_room(Task::Write, &threads));
 }

@@ -24,13 +24,13 @@ use std::time::Duration;
 
 /// The controller for the threads of one task.
 #[derive(Debug)]
-pub(super) struct Width {
+pub(super) struct ThreadCountController {
     cores: usize,
-    most: usize,
+    threads_max: usize,
     threads: usize,
-    attempt: Option<WidthAttempt>,
+    attempt: Option<ThreadCountAttempt>,
     /// The direction of the next attempt. More threads are tried only while the current ones are mostly asleep.
-    next: WidthStep,
+    next: ThreadCountStep,
     /// Whether every attempt so far has been a large improvement.
     is_starting: bool,
     /// Whether the number of threads comes from an earlier transfer and has not been checked against this storage yet.
@@ -48,7 +48,7 @@ pub(super) struct Width {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct WidthAttempt {
+struct ThreadCountAttempt {
     before: usize,
     /// The actual number of working threads. Some threads may work regardless of this controller.
     at_work: usize,
@@ -57,14 +57,14 @@ struct WidthAttempt {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WidthStep {
+enum ThreadCountStep {
     More,
     Fewer,
 }
 
 /// The work of the threads in one period.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct WidthSample {
+pub(super) struct WorkSample {
     pub(super) wall: Duration,
     /// Number of completed pieces of work.
     pub(super) done: u64,
@@ -112,15 +112,15 @@ const PROMPT_SHARE_MAX: f64 = 0.05;
 /// The factor by which the weight of reports decreases with each sample.
 const REPORTS_KEPT: f64 = 0.9;
 
-impl Width {
-    /// Creates a controller that starts with one thread and uses at most `most`.
-    pub(super) const fn new(cores: usize, most: usize) -> Self {
+impl ThreadCountController {
+    /// Creates a controller that starts with one thread and uses at most `threads_max`.
+    pub(super) const fn new(cores: usize, threads_max: usize) -> Self {
         Self {
             cores,
-            most,
+            threads_max,
             threads: 1,
             attempt: None,
-            next: WidthStep::More,
+            next: ThreadCountStep::More,
             is_starting: true,
             is_recalled: false,
             found: None,
@@ -132,16 +132,16 @@ impl Width {
     }
 
     /// Starts with this number of threads, unless samples of the storage have been taken.
-    pub(super) fn begin_with(&mut self, threads: usize) {
+    pub(super) fn start_with(&mut self, threads: usize) {
         if self.found.is_none() && self.attempt.is_none() && self.reports == 0.0 {
-            self.threads = threads.clamp(1, self.most);
+            self.threads = threads.clamp(1, self.threads_max);
             self.is_recalled = true;
             self.rest = REST_MIN;
         }
     }
 
     /// Returns the number of threads that was useful, or `None` if they have not had enough work.
-    pub(super) const fn found(&self) -> Option<usize> {
+    pub(super) const fn useful_threads(&self) -> Option<usize> {
         self.found
     }
 
@@ -156,9 +156,9 @@ impl Width {
     }
 
     /// Returns whether a sample is long enough to be used.
-    pub(super) fn is_ripe(&self, sample: &WidthSample) -> bool {
+    pub(super) fn is_complete(&self, sample: &WorkSample) -> bool {
         let enough = sample.done >= self.pieces_each() * self.threads as u64;
-        sample.wall >= SAMPLE_MAX || enough && sample.wall >= self.shortest()
+        sample.wall >= SAMPLE_MAX || enough && sample.wall >= self.sample_min()
     }
 
     const fn pieces_each(&self) -> u64 {
@@ -169,7 +169,7 @@ impl Width {
         }
     }
 
-    const fn shortest(&self) -> Duration {
+    const fn sample_min(&self) -> Duration {
         if self.is_starting {
             SAMPLE_MIN_AT_START
         } else {
@@ -178,14 +178,14 @@ impl Width {
     }
 
     /// Takes the sample of the work since the last one, and updates the number of threads.
-    pub(super) fn take(&mut self, sample: &WidthSample) {
+    pub(super) fn add_sample(&mut self, sample: &WorkSample) {
         let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         let at_work =
             sample.elapsed.as_secs_f64() / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         self.reports = self.reports * REPORTS_KEPT + f64::from(sample.reports);
         self.prompt = self.prompt * REPORTS_KEPT + f64::from(sample.prompt);
         let may_attempt = match self.attempt.take() {
-            Some(attempt) => self.judge(attempt, rate, at_work),
+            Some(attempt) => self.evaluate(attempt, rate, at_work),
             None => {
                 let rested = self.rest.is_zero();
                 self.rest = self.rest.saturating_sub(sample.wall);
@@ -196,24 +196,24 @@ impl Width {
         self.is_starting &= sample.asleep() >= FAST_ASLEEP;
         if self.is_recalled && self.reports >= REPORTS_MIN {
             self.is_recalled = false;
-            if !self.is_late() {
+            if !self.is_slow() {
                 self.threads = 1;
             }
         }
         if at_work >= USED_MIN * self.threads as f64 {
-            self.found = Some(self.threads.min(self.keep_cores_busy(sample)));
+            self.found = Some(self.threads.min(self.threads_for_cores(sample)));
         }
         if may_attempt && at_work >= USED_MIN * self.threads as f64 {
             self.attempt(rate, at_work, sample.asleep());
         }
         self.threads = self
             .threads
-            .min(self.keep_cores_busy(sample))
-            .clamp(1, self.most);
+            .min(self.threads_for_cores(sample))
+            .clamp(1, self.threads_max);
     }
 
     /// Judges an attempt. Returns whether its number of threads is kept.
-    fn judge(&mut self, attempt: WidthAttempt, rate: f64, at_work: f64) -> bool {
+    fn evaluate(&mut self, attempt: ThreadCountAttempt, rate: f64, at_work: f64) -> bool {
         let grown = self.threads > attempt.before;
         let least = if grown { GAIN_MIN } else { KEPT_MIN };
         if at_work < USED_MIN * self.threads.min(attempt.at_work) as f64 {
@@ -228,9 +228,9 @@ impl Width {
         } else {
             self.threads = attempt.before;
             self.next = if grown {
-                WidthStep::Fewer
+                ThreadCountStep::Fewer
             } else {
-                WidthStep::More
+                ThreadCountStep::More
             };
             self.rest = self.rest_next;
             self.rest_next = (2 * self.rest_next).min(REST_MAX);
@@ -246,19 +246,21 @@ impl Width {
         )]
         let at_work = self.threads.max(at_work.round() as usize);
         let wanted = match self.next {
-            WidthStep::More if !self.is_late() => return,
-            WidthStep::More if asleep >= FAST_ASLEEP && self.threads == 1 => FIRST_STEP * at_work,
-            WidthStep::More if asleep >= FAST_ASLEEP => 4 * at_work,
-            WidthStep::More if asleep >= ASLEEP => 2 * at_work,
-            WidthStep::More => return,
-            WidthStep::Fewer => self.threads / 2,
+            ThreadCountStep::More if !self.is_slow() => return,
+            ThreadCountStep::More if asleep >= FAST_ASLEEP && self.threads == 1 => {
+                FIRST_STEP * at_work
+            }
+            ThreadCountStep::More if asleep >= FAST_ASLEEP => 4 * at_work,
+            ThreadCountStep::More if asleep >= ASLEEP => 2 * at_work,
+            ThreadCountStep::More => return,
+            ThreadCountStep::Fewer => self.threads / 2,
         };
-        let wanted = wanted.clamp(1, self.most);
+        let wanted = wanted.clamp(1, self.threads_max);
         if wanted == self.threads {
-            self.next = WidthStep::More;
+            self.next = ThreadCountStep::More;
             return;
         }
-        self.attempt = Some(WidthAttempt {
+        self.attempt = Some(ThreadCountAttempt {
             before: self.threads,
             at_work,
             rate,
@@ -267,20 +269,20 @@ impl Width {
     }
 
     /// Returns whether storage is slow, which means that the threads slept long in most reports.
-    fn is_late(&self) -> bool {
+    fn is_slow(&self) -> bool {
         self.reports >= REPORTS_MIN && self.prompt <= PROMPT_SHARE_MAX * self.reports
     }
 
     /// Returns the number of threads that keeps the cores busy, if each thread sleeps as much as those in the sample.
     /// Further threads would only wait for a core.
-    fn keep_cores_busy(&self, sample: &WidthSample) -> usize {
+    fn threads_for_cores(&self, sample: &WorkSample) -> usize {
         let asleep_too = sample.elapsed.as_nanos() / sample.awake.as_nanos().max(1);
         self.cores
             .saturating_mul(usize::try_from(asleep_too).unwrap_or(usize::MAX))
     }
 }
 
-impl WidthSample {
+impl WorkSample {
     /// Returns the share of time for which the threads slept.
     fn asleep(&self) -> f64 {
         1.0 - self.awake.as_secs_f64() / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
@@ -322,7 +324,7 @@ mod tests {
             reason = "a positive number of pieces"
         )]
         /// Returns the work of the threads in one sample, with an error of 10%.
-        fn sample(&self, width: &Width, number: u32) -> WidthSample {
+        fn sample(&self, width: &ThreadCountController, number: u32) -> WorkSample {
             // Two threads always work.
             let threads = width.threads().max(2);
             let each = (self.awake + self.latency).as_secs_f64();
@@ -331,7 +333,7 @@ mod tests {
             let possible = by_latency.min(by_cores);
             let rate =
                 possible.min(self.offered) * if number.is_multiple_of(2) { 1.03 } else { 0.97 };
-            let shortest = width.shortest().as_secs_f64() + 0.0001;
+            let shortest = width.sample_min().as_secs_f64() + 0.0001;
             let wall = (width.pieces_each() as f64 * threads as f64 / rate).clamp(shortest, 0.501);
             let used = (self.offered / possible).min(1.0);
             let elapsed = threads as f64 * wall * used;
@@ -339,7 +341,7 @@ mod tests {
             let waiting = (elapsed - rate * wall * each).max(0.0)
                 * if by_cores < by_latency { 1.0 } else { 0.0 };
             let awake = (rate * wall * self.awake.as_secs_f64() + waiting).min(elapsed);
-            WidthSample {
+            WorkSample {
                 wall: Duration::from_secs_f64(wall),
                 done: (rate * wall).ceil() as u64,
                 elapsed: Duration::from_secs_f64(elapsed),
@@ -351,16 +353,16 @@ mod tests {
 
         /// Runs the simulation for this many seconds. Returns the length of each sample and the number of threads after
         /// it.
-        fn run(&self, width: &mut Width, seconds: f64) -> Vec<(f64, usize)> {
+        fn run(&self, width: &mut ThreadCountController, seconds: f64) -> Vec<(f64, usize)> {
             let (mut time, mut course) = (0.0, Vec::new());
             for number in 0.. {
                 if time >= seconds {
                     break;
                 }
                 let sample = self.sample(width, number);
-                assert!(width.is_ripe(&sample) || sample.done == 0);
+                assert!(width.is_complete(&sample) || sample.done == 0);
                 time += sample.wall.as_secs_f64();
-                width.take(&sample);
+                width.add_sample(&sample);
                 course.push((time, width.threads()));
             }
             course
@@ -369,7 +371,7 @@ mod tests {
 
     #[test]
     fn late_storage_soon_has_as_many_requests_as_keep_the_cores_busy() {
-        let mut width = Width::new(2, 256);
+        let mut width = ThreadCountController::new(2, 256);
         let course = LATE.run(&mut width, 20.0);
         let (found, _) = course.iter().find(|(_, threads)| *threads >= 64).unwrap();
         assert!(*found < 0.1, "{found} s");
@@ -379,7 +381,7 @@ mod tests {
 
     #[test]
     fn storage_that_takes_few_requests_at_once_gets_no_more() {
-        let mut width = Width::new(64, 256);
+        let mut width = ThreadCountController::new(64, 256);
         World {
             cores: 64,
             depth: 16,
@@ -397,7 +399,7 @@ mod tests {
         };
         let one_directory = World { depth: 1, ..LATE };
         for world in [local, one_directory] {
-            let mut width = Width::new(2, 256);
+            let mut width = ThreadCountController::new(2, 256);
             let course = world.run(&mut width, 60.0);
             let trying = course.iter().filter(|(_, threads)| *threads > 2).count();
             assert!(trying * 10 < course.len(), "{trying} of {}", course.len());
@@ -408,7 +410,7 @@ mod tests {
     #[test]
     fn prompt_storage_gets_no_more_threads_however_much_they_sleep() {
         for prompt in [0.1, 1.0] {
-            let mut width = Width::new(2, 256);
+            let mut width = ThreadCountController::new(2, 256);
             let course = World {
                 depth: 1,
                 prompt,
@@ -421,26 +423,26 @@ mod tests {
 
     #[test]
     fn threads_that_were_of_use_before_are_there_at_once() {
-        let mut width = Width::new(2, 256);
-        width.begin_with(96);
+        let mut width = ThreadCountController::new(2, 256);
+        width.start_with(96);
         let course = LATE.run(&mut width, 5.0);
         assert!(
             course.iter().all(|(_, threads)| *threads >= 64),
             "{course:?}"
         );
         assert!(
-            (64..=110).contains(&width.found().unwrap()),
+            (64..=110).contains(&width.useful_threads().unwrap()),
             "{:?}",
-            width.found()
+            width.useful_threads()
         );
-        width.begin_with(7);
+        width.start_with(7);
         assert!(width.threads() >= 64, "more is known by now");
     }
 
     #[test]
     fn threads_that_were_of_use_before_go_where_storage_is_prompt_by_now() {
-        let mut width = Width::new(2, 256);
-        width.begin_with(96);
+        let mut width = ThreadCountController::new(2, 256);
+        width.start_with(96);
         let course = World {
             depth: 1,
             prompt: 1.0,
@@ -455,7 +457,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_sends_slowly_keeps_the_threads_few() {
-        let mut width = Width::new(2, 256);
+        let mut width = ThreadCountController::new(2, 256);
         World {
             offered: 100.0,
             ..LATE
@@ -466,7 +468,7 @@ mod tests {
 
     #[test]
     fn threads_that_are_no_longer_of_use_go() {
-        let mut width = Width::new(2, 256);
+        let mut width = ThreadCountController::new(2, 256);
         LATE.run(&mut width, 5.0);
         assert!(width.threads() >= 64);
         World {

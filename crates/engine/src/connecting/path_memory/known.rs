@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use zmove_disk::{Rememberable, today};
+use zmove_disk::{CacheValue, today};
 use zmove_sender::BestRate;
 use zmove_transport::{PathEnds, Transport};
 use zmove_types::unix_now;
@@ -157,7 +157,7 @@ impl Window {
     }
 
     /// Returns whether the window is plausible.
-    fn is_possible(self) -> bool {
+    fn is_plausible(self) -> bool {
         (WINDOW_MIN..=Self::BYTES_MAX).contains(&self.bytes)
             && !self.round_trip.is_zero()
             && self.round_trip <= ROUND_TRIP_MAX
@@ -176,9 +176,9 @@ fn suits(known: Duration, round_trip: Duration) -> bool {
     near(round_trip, known) && near(known, round_trip)
 }
 
-impl Rememberable for Known {
-    fn is_possible(&self) -> bool {
-        (1..=LANES_MAX).contains(&self.lanes) && self.window.is_none_or(Window::is_possible)
+impl CacheValue for Known {
+    fn is_plausible(&self) -> bool {
+        (1..=LANES_MAX).contains(&self.lanes) && self.window.is_none_or(Window::is_plausible)
     }
 }
 
@@ -227,7 +227,7 @@ mod tests {
     }
 
     fn read(text: &str) -> Option<Known> {
-        serde_json::from_str(text).ok().filter(Known::is_possible)
+        serde_json::from_str(text).ok().filter(Known::is_plausible)
     }
 
     fn window_of(known: Known) -> Option<u64> {

@@ -109,10 +109,10 @@ fn a_backup_is_a_store() {
     let mut site = site();
     let id = site.submit(&job("x"));
     let other = site.place.path().join("other");
-    let file = Place::open(&other).unwrap().database();
+    let file = JobsDirectory::open(&other).unwrap().database();
     site.store.back_up(&file).unwrap();
     assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
-    let copy = Store::open(&Place::open(&other).unwrap()).unwrap();
+    let copy = Store::open(&JobsDirectory::open(&other).unwrap()).unwrap();
     copy.check().unwrap();
     assert_eq!(copy.job(id).unwrap(), site.store.job(id).unwrap());
     let again = site.store.back_up(&file).unwrap_err();
@@ -133,7 +133,7 @@ fn a_backup_is_a_store() {
 fn many_may_open_a_new_store_at_once() {
     for _ in 0..40 {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::open(directory.path()).unwrap();
+        let place = JobsDirectory::open(directory.path()).unwrap();
         std::thread::scope(|scope| {
             let openings: Vec<_> = (0..8)
                 .map(|_| scope.spawn(|| Store::open(&place).map(drop)))

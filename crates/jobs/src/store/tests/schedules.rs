@@ -42,7 +42,7 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     site.store.cancel(running, now).unwrap();
     let interrupted = site
         .store
-        .settle(running, 1, &ended(AttemptVerdict::Passing), now)
+        .record_end(running, 1, &ended(AttemptVerdict::Passing), now)
         .unwrap();
     assert_eq!(interrupted, Some(State::Cancelled));
     assert_eq!(site.store.jobs(now).unwrap(), [], "also while it runs");
@@ -122,9 +122,9 @@ fn a_run_that_is_done_before_it_can_be_cancelled_is_the_last_of_its_schedule() {
         ..job("x")
     });
     let attempt = site.store.start(id, START).unwrap().attempt;
-    assert_eq!(site.store.cancel(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.cancel(id, START).unwrap(), RequestResult::Asked);
     let done = ended(AttemptVerdict::Done);
-    let state = site.store.settle(id, attempt, &done, later(1)).unwrap();
+    let state = site.store.record_end(id, attempt, &done, later(1)).unwrap();
     assert_eq!(state, Some(State::Done));
     assert_eq!(site.store.live_run(id).unwrap(), id);
 }

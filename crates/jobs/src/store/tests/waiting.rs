@@ -93,7 +93,7 @@ fn the_time_in_which_nothing_ran_here_ends_no_job() {
     let monday = later(3 * 24 * 3600);
     assert_eq!(
         site.store
-            .settle(killed, 1, &ended(AttemptVerdict::Vanished), monday)
+            .record_end(killed, 1, &ended(AttemptVerdict::Vanished), monday)
             .unwrap(),
         Some(State::Queued)
     );

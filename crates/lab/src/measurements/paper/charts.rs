@@ -4,8 +4,8 @@ use svg::node::element::{Group, Path};
 use zmove_tools::drawing::classes::{NAMES, SizeAxis};
 use zmove_tools::drawing::scale::{Axis, LogAxis};
 use zmove_tools::drawing::{
-    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Paper, Pen, TOP, WIDTH, bold, document, drawn, grid,
-    grid_with_labels, polyline, rounded, stroke, words,
+    GAP, GREY, Heading, ImageSize, LEFT, LineStyle, PLOT_WIDTH, TOP, WIDTH, bold, document, grid,
+    grid_with_labels, polyline, rounded, stroke, styled_group, words,
 };
 
 use super::cells::distinct;
@@ -68,7 +68,7 @@ pub(crate) struct Point {
 /// The color, dashes and marker that distinguish a tool from the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Look {
-    pub(crate) pen: Pen,
+    pub(crate) pen: LineStyle,
     /// The outline of the marker around the origin, as the data of an SVG path.
     pub(crate) mark: &'static str,
 }
@@ -95,7 +95,7 @@ impl Chart {
         document(
             &self.heading,
             &described.join("; "),
-            Paper {
+            ImageSize {
                 width: WIDTH + NAMES_WIDTH,
                 height: top + 22.0,
             },
@@ -166,7 +166,7 @@ impl Panel {
                 .map(|point| point.x),
         );
         for curve in &self.curves {
-            group = group.add(curve.drawn(&measured, &|x| across.place(x), &height_of));
+            group = group.add(curve.styled_group(&measured, &|x| across.place(x), &height_of));
         }
         group.add(self.names(&|x| across.place(x), &height_of, plot_top))
     }
@@ -201,12 +201,12 @@ impl Panel {
             });
             if (y - end_y).abs() > NAME_HEIGHT / 4.0 || x - end_x > NAME_HEIGHT * 2.0 {
                 let leader = stroke([end_x + 6.0, end_y], [x - 3.0, rounded(y)]);
-                let pen = Pen {
+                let pen = LineStyle {
                     colour,
                     dashes: Some("1 2"),
                     width: 0.7,
                 };
-                group = group.add(drawn(pen).add(leader));
+                group = group.add(styled_group(pen).add(leader));
             }
         }
         group
@@ -231,7 +231,7 @@ fn spread(heights: &[f64], top: f64, bottom: f64) -> Vec<f64> {
 impl Curve {
     /// Draws the markers of all points, and lines between consecutive points. If this curve lacks a point that another
     /// curve of the panel has, there is no line across the gap.
-    fn drawn(
+    fn styled_group(
         &self,
         measured: &[f64],
         place: &dyn Fn(f64) -> f64,
@@ -244,7 +244,7 @@ impl Curve {
         };
         let follows =
             |one: &Point, next: &Point| number(one).map(|number| number + 1) == number(next);
-        let mut group = drawn(self.look.pen);
+        let mut group = styled_group(self.look.pen);
         for run in self.points.chunk_by(follows) {
             group = group.add(polyline(
                 run.iter().map(|point| (place(point.x), height_of(point.y))),

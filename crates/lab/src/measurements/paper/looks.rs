@@ -3,7 +3,7 @@
 //!
 //! The colors are those of Okabe and Ito. The light ones are darkened for print.
 
-use zmove_tools::drawing::{GREY, Pen};
+use zmove_tools::drawing::{GREY, LineStyle};
 
 use super::charts::Look;
 use super::contender::WRAPPER;
@@ -34,7 +34,7 @@ const fn look_of(
     mark: &'static str,
 ) -> Look {
     Look {
-        pen: Pen {
+        pen: LineStyle {
             colour,
             dashes,
             width,

@@ -1,7 +1,7 @@
 //! The paper's figure of linear scalability: efficiency over the number of nodes, with a line for each data set.
 
 use clap::ValueEnum;
-use zmove_tools::drawing::{Heading, Pen};
+use zmove_tools::drawing::{Heading, LineStyle};
 
 use super::report::{Entry, Report};
 use super::{Method, ScaleArgs};
@@ -99,7 +99,7 @@ fn curves(report: &Report, method: Method, nodes: &[usize]) -> Vec<Curve> {
 
 const fn look(colour: &'static str, dashes: Option<&'static str>, mark: &'static str) -> Look {
     Look {
-        pen: Pen {
+        pen: LineStyle {
             colour,
             dashes,
             width: 2.0,

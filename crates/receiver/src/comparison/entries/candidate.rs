@@ -80,7 +80,7 @@ impl DeltaCandidate<'_> {
     fn hash(&self, transfer: &Transfer, old: File, held: &mut Charge) -> BTreeMap<u32, Cv> {
         let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
-        let turn = transfer.turn(Task::Look);
+        let turn = transfer.turn(Task::Read);
         let mut groups = groups_with_data(old.file(), self.bytes);
         while !turn.is_over()
             && let Some(span) = groups.next()

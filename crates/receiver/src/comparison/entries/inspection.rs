@@ -12,8 +12,8 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, HasXattrs, KeptTimes, Miss, NameAt, StorageReader, StoredFile, Task,
-    Tree, Turn, is_of_another_user, is_special_at, stat_at,
+    Descriptor, FileIdentity, HasXattrs, MetadataFailure, NameAt, StorageReader, StoredFile, Task,
+    TimeResolutions, Tree, Turn, is_foreign_owner, is_special_at, stat_at,
 };
 use zmove_types::{GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, RelPath, Root};
 use zmove_wire::{
@@ -73,7 +73,7 @@ impl Inspection {
         let rules = Rules::of(open, &config.rights);
         let view = Comparator {
             rename: seen.rename,
-            times: KeptTimes::of_inspection(),
+            times: TimeResolutions::for_inspection(),
             policy: MetadataPolicy::new(rules, &config.accounts, None),
             claims: Claims::new(&config.quota),
         };
@@ -110,7 +110,7 @@ impl Inspection {
             return listed.verdicts(groups);
         }
         let mut verdicts = Vec::new();
-        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
+        let turn = self.reports.quota.turn(Task::Read, &self.stopping);
         for group in groups {
             let place = if turn.is_over() {
                 Ok(None)
@@ -143,7 +143,7 @@ impl Inspection {
             return Ok(None);
         };
         let rules = &self.view.policy.rules;
-        match tree.look_into(path) {
+        match tree.open_for_inspection(path) {
             Ok(Some(directory)) => Ok(Some(directory)),
             // The directory's mode denies access to its owner. A transfer that sets modes would change that, so the
             // entries in the directory count as new.
@@ -171,7 +171,7 @@ impl Inspection {
 
     /// Appends the values of the requested groups, up to the end of the file.
     fn hash_into(&self, values: &mut Vec<Option<[u8; 32]>>, groups: &FileGroups) -> io::Result<()> {
-        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
+        let turn = self.reports.quota.turn(Task::Read, &self.stopping);
         let file = StoredFile::new(self.open(&groups.path)?)?;
         let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
         for index in groups.first..groups.first.saturating_add(groups.count) {
@@ -206,7 +206,7 @@ impl Inspection {
                 ..ExtraneousNames::default()
             };
         }
-        let turn = self.reports.quota.turn(Task::Look, &self.stopping);
+        let turn = self.reports.quota.turn(Task::Read, &self.stopping);
         let mut budget = WorkBudget::new(turn, held);
         extraneous(self.tree.as_ref(), ranges, &self.aliased, &mut budget)
     }
@@ -261,7 +261,9 @@ impl Inspection {
         }
         let error = Errno::PERM;
         let kind = special.kind();
-        self.view.policy.count_expected(&[Miss { kind, error }]);
+        self.view
+            .policy
+            .count_expected(&[MetadataFailure { kind, error }]);
         true
     }
 
@@ -363,7 +365,7 @@ impl Inspection {
             SourceXattrs::Digest(xattrs.as_deref()),
             itself,
         );
-        let is_foreign = !self.verifies() && is_of_another_user(there.ids);
+        let is_foreign = !self.verifies() && is_foreign_owner(there.ids);
         if is_foreign {
             // A transfer does not change these properties of another user's directory.
             let refused = Differences::MODE.and(Differences::TIME);
@@ -491,7 +493,7 @@ impl Inspection {
         entry: impl HasXattrs,
     ) -> Differences {
         let times = &self.view.times;
-        let has_time = times.is_kept(directory, there.mtime, metadata.mtime);
+        let has_time = times.stores_as(directory, there.mtime, metadata.mtime);
         self.view
             .compare_metadata(self.purpose(), there, metadata, xattrs, entry)
             .add_if_unequal(Differences::TIME, &has_time, &true)

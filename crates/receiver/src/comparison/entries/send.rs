@@ -70,7 +70,7 @@ pub(crate) fn compare_all<'r>(
     let mut verdicts = vec![Verdict::New; entries.clone().count()];
     let waiting = Lock::new((0..).zip(entries.zip(&mut verdicts)));
     let opened_last = Lock::new(None);
-    let parts = transfer.side_by_side(Task::Look, "zmove-look", |turn| {
+    let parts = transfer.run_parallel(Task::Read, "zmove-look", |turn| {
         let mut part = ComparedPart {
             transfer,
             request: number,
@@ -82,7 +82,7 @@ pub(crate) fn compare_all<'r>(
             let Some((index, ((place, entry), verdict))) = waiting.lock().next() else {
                 break;
             };
-            turn.get_help();
+            turn.start_helper();
             let path = &groups[place].directory;
             let directory = match opened.take() {
                 Some((last, directory)) if last == place => directory,
@@ -192,7 +192,7 @@ impl<'r> ComparedPart<'r> {
             BTreeMap::new()
         } else {
             let until = || {
-                let turn = transfer.turn(Task::Look);
+                let turn = transfer.turn(Task::Read);
                 move || turn.is_over()
             };
             let parts = &transfer.parts;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, timeout};
-use zmove_disk::{GAP_MAX, Lease, boot_clock};
+use zmove_disk::{Lease, SUSPENSION_MAX, boot_clock};
 use zmove_transport::{PathProbe, Pinger};
 
 /// The location of a session's sender.
@@ -52,7 +52,7 @@ struct Unreported {
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which the process records that it is running.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
-const _: () = assert!(TICK_INTERVAL.as_millis() * 4 < GAP_MAX.as_millis());
+const _: () = assert!(TICK_INTERVAL.as_millis() * 4 < SUSPENSION_MAX.as_millis());
 /// Time that a sender may take to echo one ping, in addition to [`ROUND_TRIPS`]. Allows for delays in scheduling at its
 /// host.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ impl KeptLease {
         });
         let lease = Lease::timed(boot_clock(), ask, socket);
         // This ping is sent with the first message of this side, so its echo arrives with the opening.
-        lease.ask();
+        lease.send_ping();
         Self {
             pinging: Some(tokio::spawn(keep(lease.clone(), pinger))),
             sender: SenderLiveness { lease, unreported },
@@ -102,7 +102,7 @@ impl SenderLiveness {
 
     /// Lets the session publish only after the sender has echoed a ping sent after this call.
     pub(crate) fn require_new_echo(&self) {
-        self.lease.doubt();
+        self.lease.invalidate_pings();
     }
 
     /// Sends a ping now and waits for its echo.
@@ -111,7 +111,7 @@ impl SenderLiveness {
         let Some(Unreported { connection, pongs }) = unreported else {
             return Echo::Ended;
         };
-        let since = self.lease.ask();
+        let since = self.lease.send_ping();
         let round_trip = connection.read().and_then(|info| info.round_trip);
         let mut pongs = pongs.clone();
         let proof = pongs.wait_for(|value| value.is_some_and(|sent| sent >= since));
@@ -148,11 +148,11 @@ async fn keep(lease: Lease, pinger: Pinger) {
     loop {
         tokio::select! {
             changed = pongs.changed() => match changed {
-                Ok(()) => (*pongs.borrow_and_update()).into_iter().for_each(|value| lease.echoed(value)),
+                Ok(()) => (*pongs.borrow_and_update()).into_iter().for_each(|value| lease.note_echo(value)),
                 Err(_nothing_is_read) => return lease.end(),
             },
-            _ = ping.tick() => drop(lease.ask()),
-            _ = tick.tick() => lease.tick(),
+            _ = ping.tick() => drop(lease.send_ping()),
+            _ = tick.tick() => lease.note_running(),
         }
     }
 }

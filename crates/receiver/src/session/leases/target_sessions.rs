@@ -97,7 +97,7 @@ impl TargetSession {
         let Some((own, others)) = self.target.as_ref().zip(other.target.as_ref()) else {
             return true;
         };
-        let meets = |own: &Region| others.iter().any(|other| own.meets(other).is_some());
+        let meets = |own: &Region| others.iter().any(|other| own.overlap(other).is_some());
         own.iter().any(meets)
     }
 
@@ -128,7 +128,7 @@ async fn regions_of_target(target: Option<PathBuf>) -> Option<Vec<Region>> {
 fn regions_of(path: &Path) -> Option<Vec<Region>> {
     let mut above = path.ancestors();
     let (top, real) = above.find_map(|top| Some((top, top.canonicalize().ok()?)))?;
-    let mut regions = Region::all_of(&real, &mounts());
+    let mut regions = Region::find_all(&real, &mounts());
     let rest = path.strip_prefix(top).ok()?;
     if !rest.as_os_str().is_empty() {
         regions.truncate(1);
@@ -255,7 +255,7 @@ mod tests {
         let sessions = TargetSessions::default();
         let (kept, _reader) = without_echo();
         let _first = begin(&sessions, "me", "/nowhere", &kept).await;
-        let echo = || kept.sender.lease.echoed(kept.sender.lease.ask());
+        let echo = || kept.sender.lease.note_echo(kept.sender.lease.send_ping());
         echo();
         assert!(kept.sender.lease.holds());
         drop(begin(&sessions, "you", "/elsewhere", &KeptLease::constant()).await);

@@ -59,7 +59,7 @@ pub fn sealed_frame(bytes: &[u8]) {
 fn check(frame: Frame, file_bytes: u64) {
     let header = frame.header;
     let quota = Quota::default();
-    let turn = quota.turn(Task::Look, &NEVER_ENDS);
+    let turn = quota.turn(Task::Read, &NEVER_ENDS);
     match header.kind {
         FrameKind::Batch | FrameKind::Guess => match VerifiedBatch::check(frame, &quota, &turn) {
             Ok(Ok(batch)) => assert_eq!(batch.into_parts().0, header.item),

@@ -75,11 +75,11 @@ static ENDING: AtomicBool = AtomicBool::new(true);
 
 fn check_batch(frame: Frame) -> Result<Result<VerifiedBatch, StoredItem>, WireError> {
     let quota = Quota::default();
-    VerifiedBatch::check(frame, &quota, &quota.turn(Task::Look, &RUNNING))
+    VerifiedBatch::check(frame, &quota, &quota.turn(Task::Read, &RUNNING))
 }
 
 fn check_chunk(frame: Frame, head: &FileHead) -> Result<VerifiedChunk, StoredItem> {
-    VerifiedChunk::check(frame, head, &Quota::default().turn(Task::Look, &RUNNING))
+    VerifiedChunk::check(frame, head, &Quota::default().turn(Task::Read, &RUNNING))
 }
 
 /// Returns a batch with one file, `d/f`.
@@ -129,7 +129,7 @@ fn what_attributes_of_a_batch_take_is_booked() {
         };
         let quota = crate::rights::quota::Quotas::default()
             .of(zmove_transport::Fingerprint([1; 32]), &limits);
-        VerifiedBatch::check(frame(), &quota, &quota.turn(Task::Look, &RUNNING))
+        VerifiedBatch::check(frame(), &quota, &quota.turn(Task::Read, &RUNNING))
     };
     assert!(limited(4 * head.len()).is_err());
     assert!(matches!(limited(1 << 20), Ok(Ok(_))));
@@ -185,7 +185,7 @@ fn a_small_file_with_holes_has_the_hash_of_its_bytes() {
 #[test]
 fn what_has_holes_is_hashed_in_turns() {
     let quota = Quota::default();
-    let over = || quota.turn(Task::Look, &ENDING);
+    let over = || quota.turn(Task::Read, &ENDING);
     let whole = [&b"contents"[..], &[0; 5]].concat();
     let data = DataRanges::new(13, Vec::from([Range { start: 0, end: 8 }]));
     let holes = frame_of(13, file_root(&whole), data.clone(), None);

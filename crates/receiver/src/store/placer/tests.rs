@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use zmove_chunk::file_root;
-use zmove_disk::{Descriptor, FileIdentity, Lease, Permit, ProvenKinds, Wanted};
+use zmove_disk::{Descriptor, FileIdentity, Lease, Permit, ProvenKinds, WantedMetadata};
 use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
@@ -109,7 +109,7 @@ fn path(text: &str) -> RelPath {
 /// Sets this mode, and the modification time that all test metadata has.
 fn dress(path: &Path, mode: u32) {
     let file = File::open(path).unwrap();
-    Wanted::mode_and_time(&metadata(mode))
+    WantedMetadata::mode_and_time(&metadata(mode))
         .set(
             Permit::for_hidden(),
             Descriptor::Open(file.as_fd()),

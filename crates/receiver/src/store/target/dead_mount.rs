@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use zmove_disk::{CauseAt, is_gone};
+use zmove_disk::{PathCause, is_file_system_gone};
 use zmove_types::Escaped;
 use zmove_wire::{Open, Refusal, RefusalCode};
 
@@ -31,8 +31,8 @@ impl WriteAccess {
 pub(super) fn named(refusal: Refusal, open: &Open, access: &WriteAccess) -> Refusal {
     let named = || {
         let path = access.path_of(&open.target)?;
-        let error = path.metadata().err().filter(is_gone)?;
-        let cause = CauseAt {
+        let error = path.metadata().err().filter(is_file_system_gone)?;
+        let cause = PathCause {
             error: &error,
             path: &path,
         };

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zmove_disk::{Miss, Wanted};
+use zmove_disk::{MetadataFailure, WantedMetadata};
 use zmove_types::{Account, Accounts, Kinds, Metadata, Name, RelPath, Timestamp};
 use zmove_wire::limits::MISSED_MAX;
 use zmove_wire::{Missed, NotKept, NotKeptReason, ToSender};
@@ -54,7 +54,7 @@ impl MetadataPolicy {
         &self,
         metadata: &'a Metadata,
         mtime: Option<Timestamp>,
-    ) -> Wanted<'a> {
+    ) -> WantedMetadata<'a> {
         let rules = &self.rules;
         let extra = metadata.extra.as_deref();
         let owner = extra
@@ -63,7 +63,7 @@ impl MetadataPolicy {
         let group = extra
             .and_then(|extra| extra.group.as_ref())
             .filter(|_| rules.kinds.has_any(Kinds::GROUP));
-        Wanted {
+        WantedMetadata {
             mode: metadata.mode,
             mtime,
             atime: extra
@@ -74,13 +74,18 @@ impl MetadataPolicy {
                 .map(|group| number(&self.groups, group, |name| self.accounts.group_id(name))),
             xattrs: metadata.xattrs(),
             kinds: rules.xattr_kinds(),
-            may_own: rules.owning == OwnerPermission::Allowed,
-            set_ids_with_owner: rules.set_ids == SetIds::Dropped,
+            may_set_owner: rules.owning == OwnerPermission::Allowed,
+            set_ids_need_owner: rules.set_ids == SetIds::Dropped,
         }
     }
 
     /// Counts the metadata that an entry of a directory, or the directory itself, did not get.
-    pub(crate) fn note(&self, wanted: &Wanted<'_>, misses: &[Miss], at: EntryLocation<'_>) {
+    pub(crate) fn note(
+        &self,
+        wanted: &WantedMetadata<'_>,
+        misses: &[MetadataFailure],
+        at: EntryLocation<'_>,
+    ) {
         let rules = &self.rules;
         let denied = rules.owning == OwnerPermission::Denied;
         let mut lacks = self.miss_reasons(misses);
@@ -111,11 +116,11 @@ impl MetadataPolicy {
     }
 
     /// Counts the metadata that an entry would not get.
-    pub(crate) fn count_expected(&self, misses: &[Miss]) {
+    pub(crate) fn count_expected(&self, misses: &[MetadataFailure]) {
         self.count(&self.miss_reasons(misses));
     }
 
-    fn miss_reasons(&self, misses: &[Miss]) -> Vec<(Kinds, NotKeptReason)> {
+    fn miss_reasons(&self, misses: &[MetadataFailure]) -> Vec<(Kinds, NotKeptReason)> {
         let lack = |miss| miss_reason(self.rules.owning, miss);
         misses.iter().map(|miss| (miss.kind, lack(miss))).collect()
     }
@@ -140,7 +145,7 @@ impl MetadataPolicy {
 }
 
 /// Returns the reason why an entry did not get a kind of metadata.
-fn miss_reason(owning: OwnerPermission, miss: &Miss) -> NotKeptReason {
+fn miss_reason(owning: OwnerPermission, miss: &MetadataFailure) -> NotKeptReason {
     let rights = Kinds::OWNERSHIP.and(Kinds::PRIVILEGED).and(Kinds::DEVICES);
     match miss.error {
         _ if owning == OwnerPermission::Denied && rights.has_any(miss.kind) => {
@@ -150,7 +155,7 @@ fn miss_reason(owning: OwnerPermission, miss: &Miss) -> NotKeptReason {
         Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => NotKeptReason::Unsupported,
         Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => NotKeptReason::NoRoom,
         Errno::INVAL => NotKeptReason::Invalid,
-        Miss::BEYOND_RANGE => NotKeptReason::BeyondRange,
+        MetadataFailure::OUT_OF_RANGE => NotKeptReason::BeyondRange,
         error => NotKeptReason::Os(error.raw_os_error()),
     }
 }
@@ -338,9 +343,9 @@ mod tests {
         let counts = |owning, lacks: &[(Kinds, Errno)]| {
             let policy = policy(rules(Kinds::ALL, owning));
             for &(kind, error) in lacks {
-                let misses = [Miss { kind, error }];
+                let misses = [MetadataFailure { kind, error }];
                 policy.note(
-                    &Wanted::default(),
+                    &WantedMetadata::default(),
                     &misses,
                     EntryLocation(&RelPath::root(), None),
                 );

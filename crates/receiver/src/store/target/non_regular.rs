@@ -11,8 +11,9 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, GroupOfNew, Lease, Linked, Miss, NameAt, NonRegular, Replace, Wanted,
-    hold_new, is_special_at, place_link_to_non_regular, place_special, place_symlink,
+    Descriptor, FileIdentity, Lease, Linked, MetadataFailure, NameAt, NewEntryGroup, NonRegular,
+    Replace, WantedMetadata, hold_new, is_special_at, place_link_to_non_regular, place_special,
+    place_symlink,
 };
 use zmove_types::{Kinds, Metadata, Name, Special};
 use zmove_wire::Operation;
@@ -47,8 +48,8 @@ impl TargetTree {
             let replace = self.view.policy.rules.replaces();
             match self.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
-                Some(_) if is_same_entry(first, place) => Ok(Linked::There),
-                Some(job) => job.place(lease, place, replace, GroupOfNew::Own, |fresh| {
+                Some(_) if is_same_entry(first, place) => Ok(Linked::AlreadyLinked),
+                Some(job) => job.place(lease, place, replace, NewEntryGroup::Own, |fresh| {
                     place_link_to_non_regular(
                         &Lease::constant(),
                         first,
@@ -68,11 +69,13 @@ impl TargetTree {
             Err(error) => error,
         };
         if self.have_non_regular(place, (entry, metadata), at)? {
-            let misses = [Miss {
+            let misses = [MetadataFailure {
                 kind: Kinds::LINKS,
                 error,
             }];
-            self.view.policy.note(&Wanted::default(), &misses, at);
+            self.view
+                .policy
+                .note(&WantedMetadata::default(), &misses, at);
         }
         Ok(())
     }
@@ -89,7 +92,7 @@ impl TargetTree {
             return false;
         };
         if there.names < 2
-            || !entry.is_at(directory, name)
+            || !entry.matches_at(directory, name)
             || self.view.is_claimed(directory, name, &there)
         {
             return false;
@@ -108,13 +111,13 @@ impl TargetTree {
             NonRegular::Symlink(_) => (wanted.mode, Kinds::PRIVILEGED),
             NonRegular::Special(_) => (there.mode, Kinds::ANY_XATTR),
         };
-        let is_owned = wanted.is_met(there.ids, wanted.mode);
+        let is_owned = wanted.matches(there.ids, wanted.mode);
         let stays = mode == wanted.mode
-            && (is_owned || !wanted.may_own)
+            && (is_owned || !wanted.may_set_owner)
             && self
                 .view
                 .times
-                .is_kept(directory, there.mtime, metadata.mtime)
+                .stores_as(directory, there.mtime, metadata.mtime)
             && SourceXattrs::Known.match_entry(
                 NameAt::new(directory, name),
                 &metadata,
@@ -123,7 +126,7 @@ impl TargetTree {
         if stays && !is_owned {
             self.view
                 .policy
-                .note(&wanted, &wanted.missing_owners(there.ids), at);
+                .note(&wanted, &wanted.ownership_failures(there.ids), at);
         }
         if stays {
             self.view.count_unstorable_time(&there, &metadata, at);
@@ -143,11 +146,11 @@ impl TargetTree {
         };
         let mut failed = Operation::Rename;
         let wanted = self.view.policy.wanted(entry.1, None);
-        let has_own = wanted.may_own && wanted.group.is_some();
+        let has_own = wanted.may_set_owner && wanted.group.is_some();
         let group = if has_own {
-            GroupOfNew::Own
+            NewEntryGroup::Own
         } else {
-            GroupOfNew::OfDirectory
+            NewEntryGroup::OfDirectory
         };
         let replace = self.view.policy.rules.replaces();
         let placed = job.place(self.tree.lease(), place, replace, group, |fresh| {
@@ -194,7 +197,9 @@ impl TargetTree {
                 let Some(misses) = placed else {
                     return Ok(false);
                 };
-                self.view.policy.note(&Wanted::default(), &misses, at);
+                self.view
+                    .policy
+                    .note(&WantedMetadata::default(), &misses, at);
                 self.own_link(place, metadata, at)
                     .map_err(with_operation(Operation::SetMetadata))?;
                 Ok(true)
@@ -234,7 +239,7 @@ impl TargetTree {
                 &self.proven,
             )?
         } else {
-            Some(vec![Miss {
+            Some(vec![MetadataFailure {
                 kind: special.kind(),
                 error: Errno::PERM,
             }])
@@ -261,7 +266,7 @@ impl TargetTree {
             .and_then(|extra| extra.atime)
             .map(|_| metadata.mtime);
         let wanted = self.view.policy.wanted(metadata, mtime);
-        let wanted = Wanted {
+        let wanted = WantedMetadata {
             kinds: wanted.kinds.common(Kinds::PRIVILEGED),
             ..wanted
         };

@@ -73,7 +73,7 @@ impl<'a> OpenDirectories<'a> {
         };
         let parent = self.open_existing(&parent)?;
         let tree = &self.transfer.target.tree;
-        tree.like_this_at(parent)
+        tree.with_root(parent)
             .ensure_directory(&RelPath::from(&name))
     }
 
@@ -134,7 +134,7 @@ impl<'a> OpenDirectories<'a> {
         match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => {
                 let tree = &self.transfer.target.tree;
-                tree.like_this_at(above).ensure_directory(&rest)
+                tree.with_root(above).ensure_directory(&rest)
             }
             None => self.transfer.target.tree.ensure_directory(path),
         }

@@ -120,7 +120,8 @@ pub(crate) fn removals_of(open: &Open) -> Arc<RemovalBudget> {
 
 /// Opens a directory without changing its mode, because a preview must change nothing.
 fn open_unchanged(tree: &Tree, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-    tree.look_into(path)?.ok_or_else(|| Errno::ACCESS.into())
+    tree.open_for_inspection(path)?
+        .ok_or_else(|| Errno::ACCESS.into())
 }
 
 /// Returns the path and kind of an entry that may be removed.

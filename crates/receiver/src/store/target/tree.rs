@@ -11,9 +11,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root};
 use zmove_disk::{
-    Descriptor, FileIdentity, GroupOfNew, HasXattrs, JobSession, KeptTimes, LastingNames, Lease,
-    Linked, Miss, NameAt, NewFiles, Permit, ProvenKinds, READ, Replace, Staged, Tree, Wanted,
-    data_begins, is_refused_to_others, number_at, open_at, open_beneath, place_link, retouch,
+    Descriptor, FileIdentity, HasXattrs, JobSession, LastingNames, Lease, Linked, MetadataFailure,
+    NameAt, NewEntryGroup, NewFiles, Permit, ProvenKinds, READ, Replace, Staged, TimeResolutions,
+    Tree, WantedMetadata, is_foreign_owner_failure, next_data_offset, number_at, open_at,
+    open_beneath, place_link, set_metadata_if_unchanged,
 };
 use zmove_types::{
     AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
@@ -99,7 +100,7 @@ impl TargetTree {
         Self {
             view: Comparator {
                 rename,
-                times: KeptTimes::under(tree.lease().clone()),
+                times: TimeResolutions::under(tree.lease().clone()),
                 policy,
                 claims: Claims::new(quota),
             },
@@ -199,15 +200,17 @@ impl TargetTree {
         let is_elsewhere = self.shared_job.is_some();
         let was_given = is_elsewhere
             && new_files
-                .give_to(&permit, file, directory.as_fd())
+                .apply_to(&permit, file, directory.as_fd())
                 .map_err(cannot)?;
-        if metadata.extra.is_some() || was_given || self.gives_acl(new_files, directory) {
+        if metadata.extra.is_some() || was_given || self.has_default_acl(new_files, directory) {
             return self.set_metadata(permit, file, metadata, at);
         }
         let misses = new_files
             .set_metadata(permit, file, metadata, &self.proven)
             .map_err(cannot)?;
-        self.view.policy.note(&Wanted::default(), &misses, at);
+        self.view
+            .policy
+            .note(&WantedMetadata::default(), &misses, at);
         Ok(())
     }
 
@@ -219,7 +222,7 @@ impl TargetTree {
         new_files: &NewFiles,
         directory: &OwnedFd,
     ) -> u32 {
-        let is_alone = metadata.extra.is_some() || self.gives_acl(new_files, directory);
+        let is_alone = metadata.extra.is_some() || self.has_default_acl(new_files, directory);
         if is_alone {
             metadata.mode & 0o700
         } else {
@@ -228,8 +231,9 @@ impl TargetTree {
     }
 
     /// Returns whether new files of a directory inherit an access control list from it that they must not keep.
-    fn gives_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
-        self.view.policy.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
+    fn has_default_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
+        self.view.policy.rules.kinds.has_any(Kinds::ACLS)
+            && new_files.has_default_acl(directory.as_fd())
     }
 
     /// Sets all metadata of a file or directory. Returns and counts any metadata that could not be set.
@@ -239,7 +243,7 @@ impl TargetTree {
         entry: impl AsFd,
         metadata: &Metadata,
         at: EntryLocation<'_>,
-    ) -> io::Result<Vec<Miss>> {
+    ) -> io::Result<Vec<MetadataFailure>> {
         let wanted = self.view.policy.wanted(metadata, Some(metadata.mtime));
         let misses = wanted.set(permit, Descriptor::Open(entry.as_fd()), &self.proven)?;
         self.view.policy.note(&wanted, &misses, at);
@@ -261,7 +265,7 @@ impl TargetTree {
             .map_err(io::Error::from)
             .and_then(|permit| self.set_whole(permit, file, metadata, at))
             .map_err(cannot)?;
-        if is_refused_to_others(there.ids, &misses) {
+        if is_foreign_owner_failure(there.ids, &misses) {
             return Err(cannot(Errno::PERM.into()));
         }
         Ok(())
@@ -277,7 +281,7 @@ impl TargetTree {
         let there = FileIdentity::of(directory)?;
         let metadata = self.view.policy.rules.of_directory(metadata, &there);
         let misses = self.set_whole(self.tree.lease().permit()?, directory, &metadata, at)?;
-        if is_refused_to_others(there.ids, &misses) {
+        if is_foreign_owner_failure(there.ids, &misses) {
             self.counters.foreign_directories.add(1);
         }
         Ok(())
@@ -312,7 +316,7 @@ impl TargetTree {
         &self,
         NameAt { directory, name }: NameAt<'_>,
         compared: &FileIdentity,
-        wanted: &Wanted<'_>,
+        wanted: &WantedMetadata<'_>,
         at: EntryLocation<'_>,
     ) -> io::Result<()> {
         // In a job, another session may rename a file into place in the meantime, so the file is created anew there.
@@ -321,7 +325,7 @@ impl TargetTree {
         }
         self.file_systems.note(directory)?;
         let lease = self.tree.lease();
-        let misses = retouch(
+        let misses = set_metadata_if_unchanged(
             lease,
             directory.as_fd(),
             name,
@@ -453,7 +457,7 @@ impl TargetTree {
         let mut wanted = self.view.policy.wanted(&metadata, None);
         // When the owner of a file changes, the kernel removes its capabilities. They must then be set again.
         let keeps_xattrs =
-            !differences.has_any(Differences::XATTRS) && !wanted.gives_away(there.ids);
+            !differences.has_any(Differences::XATTRS) && !wanted.changes_owner(there.ids);
         if keeps_xattrs {
             wanted.kinds = Kinds::NONE;
         } else if matches!(xattrs, SourceXattrs::Digest(Some(_))) && self.shared_job.is_none() {
@@ -496,7 +500,7 @@ impl TargetTree {
         let is_first_file = |there: &FileIdentity| {
             there.regular
                 && there.bytes == *bytes
-                && self.view.times.is_kept(from, there.mtime, metadata.mtime)
+                && self.view.times.stores_as(from, there.mtime, metadata.mtime)
         };
         let replace = self.view.policy.rules.replaces();
         let cannot = with_operation(Operation::Link);
@@ -512,9 +516,9 @@ impl TargetTree {
                 )
                 .map_err(cannot)
             }),
-            Some(_) if is_same_entry(NameAt::new(from, first), place) => Ok(Linked::There),
+            Some(_) if is_same_entry(NameAt::new(from, first), place) => Ok(Linked::AlreadyLinked),
             Some(job) => job
-                .place(lease, place, replace, GroupOfNew::Own, |fresh| {
+                .place(lease, place, replace, NewEntryGroup::Own, |fresh| {
                     let hidden = Lease::constant();
                     place_link(
                         &hidden,
@@ -536,12 +540,14 @@ impl TargetTree {
             && FileIdentity::at(from, first).is_ok_and(|there| is_first_file(&there))
             && self.is_alike(place, NameAt::new(from, first))
         {
-            let misses = [Miss {
+            let misses = [MetadataFailure {
                 kind: Kinds::LINKS,
                 error,
             }];
-            self.view.policy.note(&Wanted::default(), &misses, at);
-            return Ok(Linked::There);
+            self.view
+                .policy
+                .note(&WantedMetadata::default(), &misses, at);
+            return Ok(Linked::AlreadyLinked);
         }
         let linked = linked?;
         self.flush_if_per_file(place.directory)
@@ -643,7 +649,7 @@ pub(crate) fn contents_root(
     let file = open_old(directory, name).ok()?;
     let may_have_holes = bytes > GROUP_BYTES && kinds.has_any(Kinds::HOLES);
     let root = if may_have_holes {
-        contents_digest(&file, data_begins, stop)
+        contents_digest(&file, next_data_offset, stop)
     } else {
         read_root(&file, stop)
     };

@@ -42,8 +42,8 @@ impl Class {
         before: Option<u8>,
     ) -> Result<(Option<u8>, &'a str), PatternError> {
         if let Some((members, after)) = rest.strip_prefix("[:").and_then(split_name) {
-            let is_member =
-                named_class(members).ok_or_else(|| PatternError::Named(members.to_owned()))?;
+            let is_member = named_class(members)
+                .ok_or_else(|| PatternError::UnknownClass(members.to_owned()))?;
             (0..128)
                 .filter(is_member)
                 .for_each(|byte| self.named[usize::from(byte)] = true);
@@ -53,7 +53,7 @@ impl Class {
         if let Some((from, end)) = before.zip(range_end) {
             let (to, after) = read_character(end)?;
             if to < from {
-                return Err(PatternError::Range(from.into(), to.into()));
+                return Err(PatternError::ReversedRange(from.into(), to.into()));
             }
             (from..=to).for_each(|byte| self.named[usize::from(byte)] = true);
             return Ok((None, after));

@@ -29,8 +29,8 @@ fn read(bytes: &[u8], separator: Separator) -> Vec<RelPath> {
     let root = ScanRoot::new(".", RelPath::root());
     let mut list = PathList::new(root, Cursor::new(bytes.to_vec()), "list".into(), separator);
     let mut paths = Vec::new();
-    while let Some(stretch) = list.next_stretch() {
-        paths.extend(stretch.into_iter().filter_map(Result::ok));
+    while let Some(batch) = list.next_batch() {
+        paths.extend(batch.into_iter().filter_map(Result::ok));
     }
     paths
 }

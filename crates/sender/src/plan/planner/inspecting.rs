@@ -1,7 +1,7 @@
 //! The planner of an inspection, which passes the entries of the scan to a [`Listing`] and plans nothing.
 
 use crossbeam_channel::{Receiver, RecvError, never};
-use zmove_scan::{Entry, Scan, SharedFile};
+use zmove_scan::{Entry, HardLinkedFile, Scan};
 
 use super::{Inputs, Planner, Task};
 use crate::control::replies::{CountedReply, QueuedReply, Replies};
@@ -79,7 +79,7 @@ impl Planner<'_> {
         &mut self,
         directory: &SourceDirectory,
         entry: Entry,
-        shared: Option<SharedFile>,
+        shared: Option<HardLinkedFile>,
     ) {
         let Some(listing) = &mut self.listing else {
             return;

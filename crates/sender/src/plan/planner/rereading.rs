@@ -29,7 +29,7 @@ impl Planner<'_> {
         let Some(SourceWalk { roots, config }) = &self.task.reread else {
             return true;
         };
-        let Some(mut walked) = config.first_walk.clone() else {
+        let Some(mut walked) = config.walk_record.clone() else {
             return true;
         };
         for _ in 0..REREADS_MAX {
@@ -37,9 +37,9 @@ impl Planner<'_> {
                 return true;
             }
             self.settle(inputs);
-            let again = Arc::new(walked.begin_again());
+            let again = Arc::new(walked.begin_reread());
             let config = ScanConfig {
-                first_walk: Some(Arc::clone(&again)),
+                walk_record: Some(Arc::clone(&again)),
                 reread: Some(walked),
                 ..config.clone()
             };
@@ -50,11 +50,11 @@ impl Planner<'_> {
             self.take(inputs, is_done);
             walked = again;
         }
-        let restless = walked.restless();
-        for path in &restless {
+        let unstable_directories = walked.unstable_directories();
+        for path in &unstable_directories {
             self.session.account.doubt(path);
         }
-        restless.is_empty()
+        unstable_directories.is_empty()
     }
 
     /// Waits until everything planned is at the target, so that the receiver finds it there.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use zmove_disk::{DataFile, Descriptor, Direct, Lease, Permit, Replace, Staged, Wanted};
+use zmove_disk::{DataFile, Descriptor, Direct, Lease, Permit, Replace, Staged, WantedMetadata};
 use zmove_types::{Lock, Metadata};
 use zmove_wire::FileTotal;
 
@@ -33,7 +33,7 @@ impl LargeFiles {
         let direct = AtomicBool::new(true);
         let file_bytes = bench.cell.file_bytes;
         let open = |number: u64| {
-            if number >= bench.cell.files || !pace.goes_on() {
+            if number >= bench.cell.files || !pace.has_time() {
                 return Ok(None);
             }
             let staged = Staged::create(&directory, MODE).and_then(|mut staged| {
@@ -113,7 +113,7 @@ impl LargeFiles {
             let there = usize::try_from(number)
                 .ok()
                 .and_then(|number| self.files.get(number));
-            let Some((number, bytes)) = there.filter(|_| pace.goes_on()) else {
+            let Some((number, bytes)) = there.filter(|_| pace.has_time()) else {
                 return Ok(None);
             };
             let file = bench.open(&self.directory, *number)?;
@@ -123,7 +123,7 @@ impl LargeFiles {
         let groups = Groups::new(open);
         bench.on_threads(pace, |_thread| {
             let mut buffer = group_buffer();
-            while let Some((file, span)) = groups.next(|_| pace.goes_on())? {
+            while let Some((file, span)) = groups.next(|_| pace.has_time())? {
                 let len = span.len as usize;
                 buffer = bench.read_whole(&file.file, span.offset(), len, buffer)?;
                 bytes.fetch_add(len as u64, Ordering::Relaxed);
@@ -154,7 +154,7 @@ fn finish(bench: &Bench<'_>, written: OpenFile<Staged>) -> Result<Option<(u64, u
         return Ok(None);
     }
     let finished = staged.file().set_len(bytes).and_then(|()| {
-        let wanted = Wanted::mode_and_time(&Metadata::new(MODE, bench.mtime));
+        let wanted = WantedMetadata::mode_and_time(&Metadata::new(MODE, bench.mtime));
         let entry = Descriptor::Open(staged.file().as_fd());
         let _not_kept = wanted.set(Permit::for_hidden(), entry, &bench.proven)?;
         staged.file().sync_data()?;

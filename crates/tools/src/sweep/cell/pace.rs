@@ -60,7 +60,7 @@ impl<'a> CellPace<'a> {
     }
 
     /// Returns whether the cell still has time.
-    pub(crate) fn goes_on(&self) -> bool {
+    pub(crate) fn has_time(&self) -> bool {
         self.may_go_on(&self.state.lock())
     }
 
@@ -108,7 +108,7 @@ impl<'a> CellPace<'a> {
     }
 
     /// Flushes repeatedly until the cell has ended, and then once more.
-    pub(crate) fn flush_over_and_over(
+    pub(crate) fn flush_repeatedly(
         &self,
         directory: BorrowedFd<'_>,
         cannot: impl Fn(io::Error) -> SweepError,
@@ -212,7 +212,7 @@ mod tests {
         let pace = CellPace::new(now + Duration::from_secs(60), &stop, 2);
         assert!(pace.admit(1));
         stop.store(true, Ordering::Relaxed);
-        assert!(!pace.admit(1) && !pace.goes_on());
+        assert!(!pace.admit(1) && !pace.has_time());
     }
 
     #[test]

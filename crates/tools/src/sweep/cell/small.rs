@@ -56,7 +56,7 @@ impl SmallFiles {
                     .files
                     .saturating_sub(number.saturating_mul(each))
                     .min(each);
-                if files == 0 || !pace.goes_on() {
+                if files == 0 || !pace.has_time() {
                     return Ok(());
                 }
                 let directory = writers.fill(number, files, &mut noise, &contents)?;
@@ -89,7 +89,7 @@ impl SmallFiles {
         let next = AtomicUsize::new(0);
         let kept = AtomicUsize::new(0);
         bench.on_threads(pace, |_thread| {
-            while pace.goes_on() {
+            while pace.has_time() {
                 let taken = next.fetch_add(1, Ordering::Relaxed);
                 let Some((directory, files)) = self.directories.get(taken) else {
                     return Ok(());
@@ -124,7 +124,7 @@ impl SmallFiles {
                 self.directories.get(next.fetch_add(1, Ordering::Relaxed))
             {
                 for number in 0..*files {
-                    if !pace.goes_on() {
+                    if !pace.has_time() {
                         return Ok(());
                     }
                     let file = bench.open(directory, number)?;
@@ -158,7 +158,7 @@ impl Writers<'_> {
         let cannot = || self.bench.cannot("make a directory in");
         let name = name_of(number);
         let modes = DirectoryModes::default();
-        Tree::make_new(&Lease::constant(), self.parent.as_fd(), &name, modes).map_err(cannot())?;
+        Tree::create_new(&Lease::constant(), self.parent.as_fd(), &name, modes).map_err(cannot())?;
         let staging = StagingDirectory::begin(&self.parent, &name, modes).map_err(cannot())?;
         let bytes = self.bench.cell.file_bytes;
         let mut made = 0;

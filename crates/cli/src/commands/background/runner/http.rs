@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::runtime::Builder;
 use zmove_api::{Api, Host, Token, bind_tcp, bind_unix, socket};
-use zmove_jobs::{Place, THIS_PROGRAM};
+use zmove_jobs::{JobsDirectory, THIS_PROGRAM};
 
 use super::options;
 use crate::args::{ControlArgs, RunnerArgs};
@@ -18,7 +18,11 @@ use crate::value::exit::usage_error;
 use crate::value::version::VERSION;
 
 /// Starts to serve the page and the API, until the process exits. Must be called while the process has only one thread.
-pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArgs) -> Result<()> {
+pub(super) fn serve(
+    place: &JobsDirectory,
+    address: Option<SocketAddr>,
+    args: &RunnerArgs,
+) -> Result<()> {
     if args.http_name.is_some() && address.is_none() {
         return Err(usage_error("'--http-name' needs '--http' with an address"));
     }

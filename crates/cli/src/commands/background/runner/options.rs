@@ -3,7 +3,7 @@
 use std::any::TypeId;
 
 use clap::{Arg, ArgAction, Args as _, Command};
-use zmove_api::{SubmitOption, Takes};
+use zmove_api::{SubmitOption, ValueType};
 use zmove_jobs::JobId;
 
 use crate::args::{JOB, SubmitArgs};
@@ -22,16 +22,16 @@ fn option(arg: &Arg) -> Option<SubmitOption> {
         return None;
     }
     let takes = if !arg.get_action().takes_values() {
-        Takes::Nothing
+        ValueType::Nothing
     } else if arg
         .get_value_names()
         .is_some_and(|names| names.iter().any(|name| name == "FILE"))
     {
-        Takes::File
+        ValueType::File
     } else if is_number(arg) {
-        Takes::Number
+        ValueType::Number
     } else {
-        Takes::Text(
+        ValueType::Text(
             arg.get_possible_values()
                 .iter()
                 .map(|value| value.get_name().to_owned())
@@ -43,7 +43,7 @@ fn option(arg: &Arg) -> Option<SubmitOption> {
         help: arg.get_help().map(ToString::to_string).unwrap_or_default(),
         takes,
         repeats: matches!(arg.get_action(), ArgAction::Append),
-        of_job: arg.get_help_heading() == Some(JOB),
+        is_job_option: arg.get_help_heading() == Some(JOB),
     })
 }
 
@@ -147,20 +147,20 @@ mod tests {
         let options = of_submit();
         let of = |word: &str| options.iter().find(|option| option.word == word);
         let takes = |word: &str| {
-            of(word).map(|option| (option.takes.clone(), option.repeats, option.of_job))
+            of(word).map(|option| (option.takes.clone(), option.repeats, option.is_job_option))
         };
-        assert_eq!(takes("watch"), Some((Takes::Nothing, false, true)));
-        assert_eq!(takes("after"), Some((Takes::Number, true, true)));
+        assert_eq!(takes("watch"), Some((ValueType::Nothing, false, true)));
+        assert_eq!(takes("after"), Some((ValueType::Number, true, true)));
         assert_eq!(
             takes("include"),
-            Some((Takes::Text(Vec::new()), true, false))
+            Some((ValueType::Text(Vec::new()), true, false))
         );
-        assert_eq!(takes("files-from"), Some((Takes::File, false, false)));
-        assert_eq!(takes("filter-from"), Some((Takes::File, true, false)));
+        assert_eq!(takes("files-from"), Some((ValueType::File, false, false)));
+        assert_eq!(takes("filter-from"), Some((ValueType::File, true, false)));
         let values = ["none", "end", "file"].map(str::to_owned).to_vec();
         assert_eq!(
             takes("durability"),
-            Some((Takes::Text(values), false, false))
+            Some((ValueType::Text(values), false, false))
         );
     }
 

@@ -33,7 +33,7 @@ pub(crate) fn judge(root: &Root, directory: &Path, part: Part) -> Vec<Finding> {
     };
     let mount = root
         .text("proc/self/mountinfo")
-        .and_then(|text| Mount::around(text.as_bytes(), whole));
+        .and_then(|text| Mount::containing(text.as_bytes(), whole));
     let unknown = || Finding::unknown("file system", "/proc/self/mountinfo");
     vec![room, mount.as_ref().map_or_else(unknown, judge_mount)]
 }

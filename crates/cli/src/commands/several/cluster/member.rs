@@ -113,7 +113,7 @@ impl Job {
             moved: self.part.moved(),
             tally: self.part.served.tally(),
             granted_until: self.grant.ends(),
-            ping: self.head.lease.ask(),
+            ping: self.head.lease.send_ping(),
             receivers: self.part.served.by_receiver(),
         }
     }
@@ -265,7 +265,7 @@ impl<'a> Member<'a> {
         });
         job.unheard = 0;
         if let Some(ping) = notice.answer_to(&self.node) {
-            job.head.lease.echoed(ping);
+            job.head.lease.note_echo(ping);
         }
         let has_begun = notice.begun;
         match notice.nodes.get(&self.node).copied() {

@@ -48,7 +48,7 @@ fn notice(mountinfo: &[u8], path: PathBuf, names_max: usize) -> SourceNotice {
 /// Identifies the entry at a path. A symbolic link at the end of the path is not followed.
 fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
     let found = path.symlink_metadata().ok()?;
-    let mount = || Mount::around(mountinfo, &path.canonicalize().ok()?);
+    let mount = || Mount::containing(mountinfo, &path.canonicalize().ok()?);
     let is_local = mount().is_some_and(|mount| LOCAL.contains(&&*mount.kind));
     Some(SourceMark {
         inode: found.ino(),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags};
-use zmove_disk::{Mount as Line, unescaped};
+use zmove_disk::{Mount as Line, unescape_mountinfo};
 use zmove_types::Escaped;
 
 /// A mount.
@@ -34,7 +34,7 @@ impl Mount {
     }
 
     pub(super) fn from_word(word: &[u8]) -> Option<Self> {
-        let mut words = word.split(|&byte| byte == b' ').map(unescaped);
+        let mut words = word.split(|&byte| byte == b' ').map(unescape_mountinfo);
         let kind = OsString::from_vec(words.next()?);
         let id = String::from_utf8(words.next()?).ok()?;
         let point = OsString::from_vec(words.next()?).into();
@@ -140,7 +140,7 @@ fn uuid(device: u64) -> Option<String> {
     names.next()?.file_name().into_string().ok()
 }
 
-/// Escapes bytes like the kernel does. [`unescaped`] reverses this.
+/// Escapes bytes like the kernel does. [`unescape_mountinfo`] reverses this.
 fn escaped(bytes: &[u8]) -> Vec<u8> {
     let escape = |&byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-const WANTED: Wanted<'_> = Wanted {
+const WANTED: WantedMetadata<'_> = WantedMetadata {
     mode: 0o640,
     mtime: Some(Timestamp {
         seconds: 5,
@@ -16,8 +16,8 @@ const WANTED: Wanted<'_> = Wanted {
     group: None,
     xattrs: &[],
     kinds: Kinds::ANY_XATTR,
-    may_own: true,
-    set_ids_with_owner: true,
+    may_set_owner: true,
+    set_ids_need_owner: true,
 };
 
 fn file() -> File {
@@ -53,7 +53,7 @@ fn acl(group: u8, mask: u8) -> Xattr {
     )
 }
 
-fn set(file: &File, wanted: &Wanted<'_>) -> Vec<Miss> {
+fn set(file: &File, wanted: &WantedMetadata<'_>) -> Vec<MetadataFailure> {
     wanted
         .set(
             Permit::for_hidden(),
@@ -86,7 +86,7 @@ fn a_file_gets_what_it_lacks_and_loses_what_it_is_not_to_have() {
     assert!(
         set(
             &file,
-            &Wanted {
+            &WantedMetadata {
                 mode: 0o660,
                 xattrs: &xattrs,
                 ..WANTED
@@ -122,7 +122,7 @@ fn a_list_that_makes_no_sense_gives_the_group_no_more_than_it_says() {
     bad.value[5] = 0x40;
     let misses = set(
         &file,
-        &Wanted {
+        &WantedMetadata {
             mode: 0o660,
             xattrs: &[bad],
             ..WANTED
@@ -130,7 +130,7 @@ fn a_list_that_makes_no_sense_gives_the_group_no_more_than_it_says() {
     );
     assert_eq!(
         misses,
-        [Miss {
+        [MetadataFailure {
             kind: Kinds::ACLS,
             error: Errno::INVAL
         }]
@@ -142,7 +142,7 @@ fn a_list_that_makes_no_sense_gives_the_group_no_more_than_it_says() {
     }];
     let misses = set(
         &file,
-        &Wanted {
+        &WantedMetadata {
             xattrs: &unknown,
             ..WANTED
         },
@@ -164,7 +164,7 @@ fn what_a_file_system_cannot_hold_is_told_and_the_rest_is_set() {
         .collect();
     let misses = set(
         &file,
-        &Wanted {
+        &WantedMetadata {
             xattrs: &many,
             ..WANTED
         },
@@ -192,7 +192,7 @@ fn what_a_file_system_cannot_hold_is_told_and_the_rest_is_set() {
 #[test]
 fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
     let file = file();
-    let owned = Wanted {
+    let owned = WantedMetadata {
         mode: 0o6755,
         owner: Some(12_345),
         group: Some(23_456),
@@ -209,14 +209,14 @@ fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
     } else {
         assert_eq!((misses[0].kind, mode(&file)), (Kinds::OWNER, 0o755));
     }
-    let nobody = Wanted {
+    let nobody = WantedMetadata {
         owner: Some(Account::NO_ID),
         group: None,
         ..owned
     };
     assert_eq!(
         set(&file, &nobody),
-        [Miss {
+        [MetadataFailure {
             kind: Kinds::OWNER,
             error: Errno::INVAL
         }]
@@ -224,14 +224,14 @@ fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
     assert_eq!(mode(&file), 0o755);
     set(
         &file,
-        &Wanted {
-            set_ids_with_owner: false,
+        &WantedMetadata {
+            set_ids_need_owner: false,
             ..nobody
         },
     );
     assert_eq!(mode(&file), 0o6755);
-    let denied = Wanted {
-        may_own: false,
+    let denied = WantedMetadata {
+        may_set_owner: false,
         owner: Some(54_321),
         ..owned
     };
@@ -248,23 +248,23 @@ fn what_has_just_been_given_away_is_open_to_nobody_but_its_owner() {
     let file = file();
     file.set_permissions(PermissionsExt::from_mode(0o666))
         .unwrap();
-    let owned = Wanted {
+    let owned = WantedMetadata {
         owner: Some(12_345),
         group: Some(23_456),
         ..WANTED
     };
     let entry = Descriptor::Open(file.as_fd());
-    let form = FileType::RegularFile;
+    let file_type = FileType::RegularFile;
     let proven = ProvenKinds::default();
-    let mut setting = Setting {
+    let mut setting = MetadataSetter {
         wanted: &owned,
         permit: &Permit::for_hidden(),
         entry,
-        form,
+        file_type,
         mode: Some(0o666),
         misses: Vec::new(),
         device: 0,
-        kept: Kinds::NONE,
+        stored_kinds: Kinds::NONE,
         proven: &proven,
     };
     setting.set_owner(Ids { user: 0, group: 0 }).unwrap();
@@ -286,7 +286,7 @@ fn a_read_only_file_gets_attributes() {
     assert!(
         set(
             &file,
-            &Wanted {
+            &WantedMetadata {
                 mode: 0o400,
                 xattrs: &xattrs,
                 ..WANTED
@@ -298,7 +298,11 @@ fn a_read_only_file_gets_attributes() {
 }
 
 /// Sets metadata as if the file system were known to store only these kinds.
-fn set_where(file: &File, wanted: &Wanted<'_>, proven: &ProvenKinds) -> Vec<Miss> {
+fn set_where(
+    file: &File,
+    wanted: &WantedMetadata<'_>,
+    proven: &ProvenKinds,
+) -> Vec<MetadataFailure> {
     wanted
         .set(Permit::for_hidden(), Descriptor::Open(file.as_fd()), proven)
         .unwrap()
@@ -310,7 +314,7 @@ fn a_kind_is_proven_by_a_change_that_was_kept() {
     let file = file();
     let device = file.metadata().unwrap().dev();
     let proven = ProvenKinds::default();
-    let of_mode = |mode| Wanted {
+    let of_mode = |mode| WantedMetadata {
         mode,
         mtime: None,
         kinds: Kinds::NONE,
@@ -343,7 +347,7 @@ fn a_setgid_bit_that_the_kernel_drops_is_missed() {
             let mut own = rustix::thread::capabilities(None).unwrap();
             own.effective.remove(rustix::thread::CapabilitySet::FSETID);
             rustix::thread::set_capabilities(None, own).unwrap();
-            let wanted = Wanted {
+            let wanted = WantedMetadata {
                 mode: 0o2755,
                 kinds: Kinds::NONE,
                 ..WANTED
@@ -352,9 +356,9 @@ fn a_setgid_bit_that_the_kernel_drops_is_missed() {
         };
         scope.spawn(set).join().unwrap()
     });
-    let expected = Miss {
+    let expected = MetadataFailure {
         kind: Kinds::MODE,
-        error: Miss::IGNORED,
+        error: MetadataFailure::NOT_STORED,
     };
     assert_eq!((misses, mode(&file)), (vec![expected], 0o755));
 }

@@ -16,7 +16,7 @@ use crate::replace_file::replace_file;
 
 /// A file that stores one value of type `V` per key.
 #[derive(Debug)]
-pub struct Remembered<V> {
+pub struct CacheFile<V> {
     file: PathBuf,
     header: &'static str,
     lines_max: usize,
@@ -24,12 +24,12 @@ pub struct Remembered<V> {
 }
 
 /// A value that is stored in such a file.
-pub trait Rememberable: Serialize + DeserializeOwned {
+pub trait CacheValue: Serialize + DeserializeOwned {
     /// Returns whether a parsed value is plausible, which means that this program could have written it.
-    fn is_possible(&self) -> bool;
+    fn is_plausible(&self) -> bool;
 }
 
-impl<V: Rememberable> Remembered<V> {
+impl<V: CacheValue> CacheFile<V> {
     /// Creates a reference to a file with this first line and at most `lines_max` further lines.
     #[must_use]
     pub const fn new(file: PathBuf, header: &'static str, lines_max: usize) -> Self {
@@ -51,7 +51,7 @@ impl<V: Rememberable> Remembered<V> {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or parsed.
-    pub fn recall(&self, key: &str) -> io::Result<Option<V>> {
+    pub fn get(&self, key: &str) -> io::Result<Option<V>> {
         Ok(self
             .read()?
             .into_iter()
@@ -65,7 +65,7 @@ impl<V: Rememberable> Remembered<V> {
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
-    pub fn keep(&self, key: &str, value: Option<V>) -> io::Result<()> {
+    pub fn put(&self, key: &str, value: Option<V>) -> io::Result<()> {
         let lines = self.read().unwrap_or_default();
         if value.is_none() && lines.iter().all(|(of, _)| of != key) {
             return Ok(());
@@ -111,7 +111,7 @@ impl<V: Rememberable> Remembered<V> {
         let is_one = lines.next()? == self.header && text.len() <= BYTES_MAX;
         let split = |line: &str| {
             let (key, value) = line.split_once(' ')?;
-            let value = serde_json::from_str(value).ok().filter(V::is_possible)?;
+            let value = serde_json::from_str(value).ok().filter(V::is_plausible)?;
             Some((key.to_owned(), value))
         };
         if is_one {
@@ -150,8 +150,8 @@ mod tests {
 
     use super::*;
 
-    impl Rememberable for u64 {
-        fn is_possible(&self) -> bool {
+    impl CacheValue for u64 {
+        fn is_plausible(&self) -> bool {
             true
         }
     }
@@ -159,11 +159,11 @@ mod tests {
     #[test]
     fn what_is_kept_is_recalled_until_it_is_forgotten() {
         let home = tempfile::tempdir().unwrap();
-        let remembered = Remembered::<u64>::new(home.path().join("numbers"), "# numbers 1", 3);
-        remembered.keep("one", None).unwrap();
+        let remembered = CacheFile::<u64>::new(home.path().join("numbers"), "# numbers 1", 3);
+        remembered.put("one", None).unwrap();
         assert!(!remembered.file().exists(), "there was nothing to forget");
         for (key, value) in [("one", 1), ("two", 2), ("one", 11)] {
-            remembered.keep(key, Some(value)).unwrap();
+            remembered.put(key, Some(value)).unwrap();
         }
         assert_eq!(
             fs::read_to_string(remembered.file()).unwrap(),
@@ -171,15 +171,15 @@ mod tests {
         );
         assert_eq!(
             (
-                remembered.recall("one").unwrap(),
-                remembered.recall("three").unwrap()
+                remembered.get("one").unwrap(),
+                remembered.get("three").unwrap()
             ),
             (Some(11), None)
         );
-        remembered.keep("three", Some(3)).unwrap();
-        remembered.keep("four", Some(4)).unwrap();
-        assert_eq!(remembered.recall("two").unwrap(), None, "the oldest");
-        remembered.keep("one", None).unwrap();
+        remembered.put("three", Some(3)).unwrap();
+        remembered.put("four", Some(4)).unwrap();
+        assert_eq!(remembered.get("two").unwrap(), None, "the oldest");
+        remembered.put("one", None).unwrap();
         assert_eq!(
             fs::read_to_string(remembered.file()).unwrap(),
             "# numbers 1\nthree 3\nfour 4\n"
@@ -191,9 +191,9 @@ mod tests {
     fn a_missing_directory_is_made_for_its_owner_only() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("zmove/numbers");
-        let remembered = Remembered::<u64>::new(file, "# numbers 1", 3);
-        remembered.keep("one", Some(1)).unwrap();
-        assert_eq!(remembered.recall("one").unwrap(), Some(1));
+        let remembered = CacheFile::<u64>::new(file, "# numbers 1", 3);
+        remembered.put("one", Some(1)).unwrap();
+        assert_eq!(remembered.get("one").unwrap(), Some(1));
         let made = home.path().join("zmove").metadata().unwrap();
         assert_eq!(made.permissions().mode() & 0o7777, 0o700);
     }
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn a_file_that_is_no_such_file_is_written_anew() {
         let home = tempfile::tempdir().unwrap();
-        let remembered = Remembered::<u64>::new(home.path().join("numbers"), "# numbers 1", 3);
+        let remembered = CacheFile::<u64>::new(home.path().join("numbers"), "# numbers 1", 3);
         let of_another_version = "it has format version 2, and this zmove reads 1";
         for (text, fault) in [
             ("x", "it is damaged"),
@@ -210,14 +210,14 @@ mod tests {
             ("# numbers 1\none 1\ntwo x\n", "it is damaged"),
         ] {
             fs::write(remembered.file(), text).unwrap();
-            let error = remembered.recall("one").unwrap_err();
+            let error = remembered.get("one").unwrap_err();
             assert_eq!(error.to_string(), fault, "{text}");
         }
-        remembered.keep("two", Some(2)).unwrap();
+        remembered.put("two", Some(2)).unwrap();
         assert_eq!(
             (
-                remembered.recall("one").unwrap(),
-                remembered.recall("two").unwrap()
+                remembered.get("one").unwrap(),
+                remembered.get("two").unwrap()
             ),
             (None, Some(2))
         );

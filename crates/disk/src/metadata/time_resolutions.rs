@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use zmove_types::{Lock, Name, Timestamp};
 
 use crate::metadata::entry::{FileIdentity, set_file_mtime};
-use crate::metadata::storable_times::{UNIT_SECONDS_MAX, may_be_kept};
+use crate::metadata::storable_times::{UNIT_SECONDS_MAX, may_be_stored_as};
 use crate::opening::by_name::{create_at, unlink_at};
 use crate::publishing::lease::{Lease, Permit};
 use crate::staging::hidden::make_hidden;
@@ -21,8 +21,8 @@ use crate::staging::hidden::make_hidden;
 /// How each file system stores times. A file system is probed once, when an existing time differs from the wanted one
 /// and the difference may be due to rounding.
 #[derive(Debug, Default)]
-pub struct KeptTimes {
-    asked: Lock<HashMap<u64, Arc<Lock<Option<Keeping>>>>>,
+pub struct TimeResolutions {
+    probed: Lock<HashMap<u64, Arc<Lock<Option<TimeLimits>>>>>,
     /// Permits a probe to create a file with a hidden name, which changes the time of its directory. `None` for an
     /// inspection.
     lease: Option<Lease>,
@@ -30,7 +30,7 @@ pub struct KeptTimes {
 
 /// The resolution and range of the times that one file system stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Keeping {
+struct TimeLimits {
     /// The resolution in nanoseconds.
     unit_ns: u64,
     /// The earliest time, or `None` if no limit was found.
@@ -39,12 +39,12 @@ struct Keeping {
     latest: Option<Timestamp>,
 }
 
-impl KeptTimes {
+impl TimeResolutions {
     /// Returns an instance for an inspection, which changes nothing. It probes a file system only with a file that has
     /// no name (`O_TMPFILE`). If the file system does not support such files, the resolution is derived from the ctime
     /// of the directory and the range is unknown.
     #[must_use]
-    pub fn of_inspection() -> Self {
+    pub fn for_inspection() -> Self {
         Self::default()
     }
 
@@ -61,49 +61,50 @@ impl KeptTimes {
     /// system cannot be probed because nothing can be created in the directory, it is assumed to store every time
     /// exactly.
     #[must_use]
-    pub fn is_kept(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
-        there == source || may_be_kept(there, source) && self.kept(directory, source) == there
+    pub fn stores_as(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
+        there == source
+            || may_be_stored_as(there, source) && self.stored_time(directory, source) == there
     }
 
     /// Returns the time that the file system of a directory would store for `time`, or `time` if it cannot be probed.
     #[must_use]
-    pub fn kept(&self, directory: impl AsFd, time: Timestamp) -> Timestamp {
-        self.keeping(directory.as_fd())
-            .map_or(time, |keeping| keeping.kept(time))
+    pub fn stored_time(&self, directory: impl AsFd, time: Timestamp) -> Timestamp {
+        self.limits(directory.as_fd())
+            .map_or(time, |limits| limits.stored_time(time))
     }
 
-    fn keeping(&self, directory: BorrowedFd<'_>) -> io::Result<Keeping> {
+    fn limits(&self, directory: BorrowedFd<'_>) -> io::Result<TimeLimits> {
         let file_system = self.file_system(rustix::fs::fstat(directory)?.st_dev);
         let mut known = file_system.lock();
-        if let Some(keeping) = *known {
-            return Ok(keeping);
+        if let Some(limits) = *known {
+            return Ok(limits);
         }
         // A failure is not remembered, because the probe may succeed in another directory of the same file system.
         let probe = match Probe::unnamed(directory) {
             Ok(probe) => probe,
             Err(_) => match &self.lease {
                 Some(lease) => Probe::named(lease, directory)?,
-                None => return Keeping::seen(directory),
+                None => return TimeLimits::infer_from_ctime(directory),
             },
         };
-        let keeping = Keeping::ask(&probe)?;
-        *known = Some(keeping);
-        Ok(keeping)
+        let limits = TimeLimits::probe(&probe)?;
+        *known = Some(limits);
+        Ok(limits)
     }
 
     /// Returns the result for one file system. Each result has its own lock, so a file system that hangs while it is
     /// probed does not block the others.
-    fn file_system(&self, device: u64) -> Arc<Lock<Option<Keeping>>> {
-        let mut asked = self.asked.lock();
-        Arc::clone(asked.entry(device).or_default())
+    fn file_system(&self, device: u64) -> Arc<Lock<Option<TimeLimits>>> {
+        let mut probed = self.probed.lock();
+        Arc::clone(probed.entry(device).or_default())
     }
 }
 
-impl Keeping {
+impl TimeLimits {
     /// Determines the resolution and range by setting times on a probe file and reading them back.
-    fn ask(probe: &Probe<'_>) -> io::Result<Self> {
-        let usual = probe.keeps(USUAL)?;
-        let Some(unit_ns) = units_ns().find(|unit| cut(USUAL, *unit) == usual) else {
+    fn probe(probe: &Probe<'_>) -> io::Result<Self> {
+        let usual = probe.store_and_read_back(PROBE_TIME)?;
+        let Some(unit_ns) = units_ns().find(|unit| truncate(PROBE_TIME, *unit) == usual) else {
             // The file system rounds times in another way or ignores them, so only equal times count as equal.
             return Ok(Self {
                 unit_ns: 1,
@@ -112,9 +113,9 @@ impl Keeping {
             });
         };
         let limit = |far: Timestamp| {
-            let between = far.min(USUAL)..=far.max(USUAL);
-            let kept = probe.keeps(far).ok()?;
-            (kept != cut(far, unit_ns) && between.contains(&kept)).then_some(kept)
+            let between = far.min(PROBE_TIME)..=far.max(PROBE_TIME);
+            let kept = probe.store_and_read_back(far).ok()?;
+            (kept != truncate(far, unit_ns) && between.contains(&kept)).then_some(kept)
         };
         let at = |seconds| Timestamp { seconds, nanos: 0 };
         Ok(Self {
@@ -126,9 +127,11 @@ impl Keeping {
 
     /// Infers the resolution from the ctime of the directory. The kernel sets that time and truncates it to the
     /// resolution of the file system.
-    fn seen(directory: BorrowedFd<'_>) -> io::Result<Self> {
+    fn infer_from_ctime(directory: BorrowedFd<'_>) -> io::Result<Self> {
         let changed = FileIdentity::of(directory)?.ctime;
-        let unit_ns = units_ns().rev().find(|unit| cut(changed, *unit) == changed);
+        let unit_ns = units_ns()
+            .rev()
+            .find(|unit| truncate(changed, *unit) == changed);
         Ok(Self {
             unit_ns: unit_ns.unwrap_or(1),
             earliest: None,
@@ -136,17 +139,17 @@ impl Keeping {
         })
     }
 
-    fn kept(self, time: Timestamp) -> Timestamp {
+    fn stored_time(self, time: Timestamp) -> Timestamp {
         match (self.earliest, self.latest) {
             (Some(earliest), _) if time.seconds <= earliest.seconds => earliest,
             (_, Some(latest)) if time.seconds >= latest.seconds => latest,
-            _ => cut(time, self.unit_ns),
+            _ => truncate(time, self.unit_ns),
         }
     }
 }
 
 /// Truncates a time to a multiple of the unit.
-fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
+fn truncate(time: Timestamp, unit_ns: u64) -> Timestamp {
     let Timestamp { seconds, nanos } = time;
     let unit_seconds =
         i64::try_from(unit_ns / NANOS_PER_SECOND).expect("a unit is a few seconds at most");
@@ -202,7 +205,7 @@ impl<'a> Probe<'a> {
         })
     }
 
-    fn keeps(&self, time: Timestamp) -> io::Result<Timestamp> {
+    fn store_and_read_back(&self, time: Timestamp) -> io::Result<Timestamp> {
         set_file_mtime(Permit::for_hidden(), self.file.as_fd(), time)?;
         Ok(FileIdentity::of(&self.file)?.mtime)
     }
@@ -224,7 +227,7 @@ impl Drop for Probe<'_> {
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// A time that every file system can store. Its seconds are odd and no digit of its fraction is 0, so any rounding
 /// shows.
-const USUAL: Timestamp = Timestamp {
+const PROBE_TIME: Timestamp = Timestamp {
     seconds: 1_000_000_001,
     nanos: 987_654_321,
 };
@@ -252,7 +255,8 @@ mod tests {
     #[test]
     fn each_unit_is_told_from_the_others() {
         for (number, unit) in units_ns().enumerate() {
-            let found = units_ns().position(|other| cut(USUAL, other) == cut(USUAL, unit));
+            let found = units_ns()
+                .position(|other| truncate(PROBE_TIME, other) == truncate(PROBE_TIME, unit));
             assert_eq!(found, Some(number));
         }
     }
@@ -265,16 +269,16 @@ mod tests {
             (NANOS_PER_SECOND, 0),
         ];
         for (unit, nanos) in both_ways {
-            assert_eq!(cut(at(7, 734_000_001), unit), at(7, nanos));
-            assert_eq!(cut(at(-7, 734_000_001), unit), at(-7, nanos));
+            assert_eq!(truncate(at(7, 734_000_001), unit), at(7, nanos));
+            assert_eq!(truncate(at(-7, 734_000_001), unit), at(-7, nanos));
         }
-        assert_eq!(cut(at(7, 1), 2 * NANOS_PER_SECOND), at(6, 0));
-        assert_eq!(cut(at(-7, 1), 2 * NANOS_PER_SECOND), at(-8, 0));
+        assert_eq!(truncate(at(7, 1), 2 * NANOS_PER_SECOND), at(6, 0));
+        assert_eq!(truncate(at(-7, 1), 2 * NANOS_PER_SECOND), at(-8, 0));
     }
 
     #[test]
     fn what_is_beyond_the_range_becomes_its_end() {
-        let limits = Keeping {
+        let limits = TimeLimits {
             unit_ns: 1_000,
             earliest: Some(at(-10, 0)),
             latest: Some(at(10, 0)),
@@ -289,13 +293,13 @@ mod tests {
         ];
         pairs
             .into_iter()
-            .for_each(|(source, kept)| assert_eq!(limits.kept(source), kept));
-        let none = Keeping {
+            .for_each(|(source, kept)| assert_eq!(limits.stored_time(source), kept));
+        let none = TimeLimits {
             unit_ns: 1,
             earliest: None,
             latest: None,
         };
-        assert_eq!(none.kept(at(i64::MIN, 7)), at(i64::MIN, 7));
+        assert_eq!(none.stored_time(at(i64::MIN, 7)), at(i64::MIN, 7));
     }
 
     /// The file system stores times as the probe predicts, and the probe leaves nothing behind.
@@ -304,7 +308,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();
         let before = FileIdentity::of(&directory).unwrap();
-        let times = KeptTimes::under(Lease::constant());
+        let times = TimeResolutions::under(Lease::constant());
         let year = 31_556_952;
         let sources = [
             -120 * year,
@@ -315,21 +319,21 @@ mod tests {
             530 * year,
             FAR_SECONDS,
         ];
-        let asked: Vec<_> = sources
-            .map(|seconds| times.kept(&directory, at(seconds, 734_567_891)))
+        let probed: Vec<_> = sources
+            .map(|seconds| times.stored_time(&directory, at(seconds, 734_567_891)))
             .into();
         assert_eq!(FileIdentity::of(&directory).unwrap(), before);
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
         let file = File::create(home.path().join("f")).unwrap();
-        for (seconds, kept) in sources.into_iter().zip(asked) {
+        for (seconds, kept) in sources.into_iter().zip(probed) {
             let source = at(seconds, 734_567_891);
             set_file_mtime(Permit::for_hidden(), file.as_fd(), source).unwrap();
             assert_eq!(FileIdentity::of(&file).unwrap().mtime, kept);
-            assert!(times.is_kept(&directory, kept, source));
-            assert!(!times.is_kept(&directory, at(kept.seconds - 1, kept.nanos), source));
+            assert!(times.stores_as(&directory, kept, source));
+            assert!(!times.stores_as(&directory, at(kept.seconds - 1, kept.nanos), source));
         }
-        if times.kept(&directory, at(7, 1)) == at(7, 1) {
-            assert!(!times.is_kept(
+        if times.stored_time(&directory, at(7, 1)) == at(7, 1) {
+            assert!(!times.stores_as(
                 &directory,
                 at(seconds_of_2001(), 0),
                 at(seconds_of_2001(), 734_000_000)
@@ -338,7 +342,7 @@ mod tests {
     }
 
     fn seconds_of_2001() -> i64 {
-        USUAL.seconds
+        PROBE_TIME.seconds
     }
 
     #[test]
@@ -346,12 +350,12 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();
         let device = rustix::fs::fstat(&directory).unwrap().st_dev;
-        let times = KeptTimes::under(Lease::constant());
+        let times = TimeResolutions::under(Lease::constant());
         let (told, answer) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let hanging = times.file_system(device);
             let hangs = hanging.lock();
-            scope.spawn(|| times.kept(&directory, at(7, 1)));
+            scope.spawn(|| times.stored_time(&directory, at(7, 1)));
             // One reference is in the table, one is held here, and one by the thread that is about to probe the file
             // system.
             while Arc::strong_count(&hanging) < 3 {

@@ -39,7 +39,7 @@ use crate::directory::{Directory, DirectoryStatus, SourceRoot};
 
 /// The record of the first walk of some roots, used by later walks.
 #[derive(Debug)]
-pub struct FirstWalk {
+pub struct WalkRecord {
     began: Timestamp,
     /// Directories that this program itself changes during the walks.
     own: Vec<FileNumber>,
@@ -52,7 +52,7 @@ pub struct FirstWalk {
     /// Whether the time of such a change has no nanoseconds.
     has_whole_seconds: AtomicBool,
     /// The directories that may have changed while they were reread.
-    restless: Lock<Vec<PathBuf>>,
+    unstable_directories: Lock<Vec<PathBuf>>,
 }
 
 /// A root that a walk has opened.
@@ -68,7 +68,7 @@ pub(crate) type Mounts = HashMap<FileNumber, PathBuf>;
 
 /// The state just before a directory was listed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Listed {
+pub(crate) struct ListingStart {
     /// The time of the clock that file systems use for timestamps.
     began: Timestamp,
     /// The identity and times of the directory, if the walk rereads it.
@@ -82,10 +82,10 @@ pub(crate) enum DirectoryChange {
     /// Names may have been added or removed.
     Names,
     /// The directory may have replaced another one, with everything below it.
-    Place,
+    Replaced,
 }
 
-impl FirstWalk {
+impl WalkRecord {
     /// Creates a record for a walk that is about to begin. Returns in the next tick of the clock, so that every later
     /// change on this host gives a directory a later time than any earlier change. Changes of the directories in `own`
     /// are ignored.
@@ -104,14 +104,14 @@ impl FirstWalk {
             mounts: Lock::default(),
             has_changed: AtomicBool::new(false),
             has_whole_seconds: AtomicBool::new(false),
-            restless: Lock::default(),
+            unstable_directories: Lock::default(),
         }
     }
 
     /// Creates a record for a walk that rereads the changes since this walk began. First waits until later changes get
     /// another time, even on a file system that stores whole seconds.
     #[must_use]
-    pub fn begin_again(&self) -> Self {
+    pub fn begin_reread(&self) -> Self {
         if self.has_whole_seconds.load(Ordering::Relaxed) {
             thread::sleep(WHOLE_SECONDS);
         }
@@ -136,7 +136,9 @@ impl FirstWalk {
         let mut roots = self.roots.lock();
         let stays_open = roots.len() < self.roots_open_max;
         if let Entry::Vacant(place) = roots.entry(root.path().to_owned()) {
-            let open = stays_open.then(|| root.again(root.prefix())).transpose()?;
+            let open = stays_open
+                .then(|| root.with_prefix(root.prefix()))
+                .transpose()?;
             place.insert(KnownRoot {
                 number: root.number,
                 open: open.map(Arc::new),
@@ -163,7 +165,7 @@ impl FirstWalk {
 
     /// Returns whether an earlier walk has opened another directory at this path. `root` is `None` if the path is no
     /// longer a directory.
-    pub(crate) fn is_other(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
+    pub(crate) fn is_replaced_root(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
         let roots = self.roots.lock();
         roots
             .get(path)
@@ -178,12 +180,12 @@ impl FirstWalk {
     /// Returns the change that a directory's times show. The ctime decides, because no program can set it. If the mtime
     /// is not later, the directory was renamed, its mode was changed, or a program has set the mtime back.
     pub(crate) fn change(&self, status: &DirectoryStatus) -> DirectoryChange {
-        if !self.is_later(status.ctime) || self.own.contains(&status.number) {
+        if !self.is_after_begin(status.ctime) || self.own.contains(&status.number) {
             DirectoryChange::Nothing
-        } else if self.is_later(status.mtime) {
+        } else if self.is_after_begin(status.mtime) {
             DirectoryChange::Names
         } else {
-            DirectoryChange::Place
+            DirectoryChange::Replaced
         }
     }
 
@@ -191,10 +193,10 @@ impl FirstWalk {
     pub(crate) fn note_listed(
         &self,
         directory: &Directory,
-        listed: Listed,
+        listed: ListingStart,
         after: &DirectoryStatus,
     ) {
-        if self.own.contains(&after.number) || !self.is_later(after.ctime) {
+        if self.own.contains(&after.number) || !self.is_after_begin(after.ctime) {
             return;
         }
         if after.ctime.nanos == 0 {
@@ -210,8 +212,8 @@ impl FirstWalk {
         if is_other || !is_ahead {
             self.has_changed.store(true, Ordering::Relaxed);
         }
-        if is_other || !is_ahead && is_since(after.ctime, listed.began) {
-            self.restless.lock().push(directory.full_path());
+        if is_other || !is_ahead && is_not_before(after.ctime, listed.began) {
+            self.unstable_directories.lock().push(directory.full_path());
         }
     }
 
@@ -223,18 +225,18 @@ impl FirstWalk {
 
     /// Returns the directories that changed, or may have changed, while they were reread.
     #[must_use]
-    pub fn restless(&self) -> Vec<PathBuf> {
-        let mut restless = self.restless.lock().clone();
-        restless.sort_unstable();
-        restless
+    pub fn unstable_directories(&self) -> Vec<PathBuf> {
+        let mut unstable_directories = self.unstable_directories.lock().clone();
+        unstable_directories.sort_unstable();
+        unstable_directories
     }
 
-    fn is_later(&self, time: Timestamp) -> bool {
-        is_since(time, self.began) && (time.nanos == 0 || time != self.began)
+    fn is_after_begin(&self, time: Timestamp) -> bool {
+        is_not_before(time, self.began) && (time.nanos == 0 || time != self.began)
     }
 }
 
-impl Listed {
+impl ListingStart {
     /// Records that a directory is about to be listed. `before` is its status if the walk rereads it.
     pub(crate) fn begin(before: Option<DirectoryStatus>) -> Self {
         Self {
@@ -245,7 +247,7 @@ impl Listed {
 }
 
 /// Returns whether a file system's time is not before a time of the clock.
-fn is_since(time: Timestamp, began: Timestamp) -> bool {
+fn is_not_before(time: Timestamp, began: Timestamp) -> bool {
     // A time without nanoseconds may come from a file system that stores whole seconds.
     let has_seconds_only = time.nanos == 0;
     if has_seconds_only {
@@ -295,15 +297,15 @@ mod tests {
 
     #[test]
     fn only_what_changes_after_the_beginning_has_changed() {
-        let first_walk = FirstWalk {
+        let walk_record = WalkRecord {
             began: Timestamp {
                 seconds: 7,
                 nanos: 5,
             },
-            ..FirstWalk::begin(Vec::new())
+            ..WalkRecord::begin(Vec::new())
         };
         let at = |seconds, nanos| Timestamp { seconds, nanos };
-        let change = |changed, names| first_walk.change(&status(changed, names));
+        let change = |changed, names| walk_record.change(&status(changed, names));
         assert_eq!(
             [at(7, 5), at(6, 9)].map(|time| change(time, time)),
             [DirectoryChange::Nothing; 2]
@@ -314,7 +316,7 @@ mod tests {
         );
         assert_eq!(
             [at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)),
-            [DirectoryChange::Place; 2]
+            [DirectoryChange::Replaced; 2]
         );
         // The modification time can be set to any value.
         assert_eq!(change(at(7, 5), at(99, 9)), DirectoryChange::Nothing);
@@ -323,16 +325,16 @@ mod tests {
             [5, 6, 7].map(|seconds| change(at(seconds, 0), at(1, 1))),
             [
                 DirectoryChange::Nothing,
-                DirectoryChange::Place,
-                DirectoryChange::Place
+                DirectoryChange::Replaced,
+                DirectoryChange::Replaced
             ]
         );
-        let own = FirstWalk {
+        let own = WalkRecord {
             own: vec![FileNumber {
                 device: 1,
                 inode: 2,
             }],
-            ..first_walk
+            ..walk_record
         };
         assert_eq!(
             own.change(&status(at(9, 1), at(9, 1))),
@@ -357,10 +359,10 @@ mod tests {
         };
         for number in 0..50 {
             write(home.path().join(number.to_string()), "").unwrap();
-            let first_walk = FirstWalk::begin(Vec::new());
-            assert_eq!(first_walk.change(&look()), DirectoryChange::Nothing);
+            let walk_record = WalkRecord::begin(Vec::new());
+            assert_eq!(walk_record.change(&look()), DirectoryChange::Nothing);
             remove_file(home.path().join(number.to_string())).unwrap();
-            assert_eq!(first_walk.change(&look()), DirectoryChange::Names);
+            assert_eq!(walk_record.change(&look()), DirectoryChange::Names);
         }
     }
 
@@ -375,9 +377,9 @@ mod tests {
             ScanRoot::new(path(number), prefix)
         };
         let roots: Vec<_> = (0..ROOTS_OPEN_MAX + 4).map(root).collect();
-        let walked = Arc::new(FirstWalk::begin(Vec::new()).with_few_descriptors());
+        let walked = Arc::new(WalkRecord::begin(Vec::new()).with_few_descriptors());
         let config = ScanConfig {
-            first_walk: Some(Arc::clone(&walked)),
+            walk_record: Some(Arc::clone(&walked)),
             ..ScanConfig::default()
         };
         // The items are each root with its directory and its file.
@@ -389,9 +391,9 @@ mod tests {
         let exchanged = path(exchanged.unwrap());
         rename(&exchanged, home.path().join("old")).unwrap();
         create_dir_all(exchanged.join("new")).unwrap();
-        let again = Arc::new(walked.begin_again());
+        let again = Arc::new(walked.begin_reread());
         let config = ScanConfig {
-            first_walk: Some(Arc::clone(&again)),
+            walk_record: Some(Arc::clone(&again)),
             reread: Some(walked),
             ..config
         };
@@ -405,7 +407,7 @@ mod tests {
                         .map(|entry| batch.directory.display_path(&entry.name)),
                 ),
                 ScanItem::Error(error) => {
-                    assert!(matches!(error, ScanError::Exchanged { .. }), "{error}");
+                    assert!(matches!(error, ScanError::RootReplaced { .. }), "{error}");
                     found.push(error.path().unwrap().to_owned());
                 }
                 ScanItem::Root { directory, .. } => panic!("{directory:?}"),

@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::Name;
 
-use super::xattrs::{Descriptor, by_descriptor};
+use super::xattrs::{Descriptor, descriptor_path};
 use crate::opening::by_name::{READ, open_at};
 use crate::publishing::lease::{Lease, Permit};
 
@@ -29,15 +29,19 @@ pub(crate) struct EntryHandle {
 ///
 /// # Errors
 /// Returns the system's error, `ELOOP` for a symbolic link, and the errors of [`Lease::permit`].
-pub fn open_own(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
+pub fn open_despite_mode(
+    lease: &Lease,
+    directory: BorrowedFd<'_>,
+    name: &Name,
+) -> io::Result<File> {
     match open_at(directory, name, READ) {
-        Err(Errno::ACCESS) => open_forbidden(lease, directory, name),
+        Err(Errno::ACCESS) => open_made_readable(lease, directory, name),
         opened => Ok(opened?.into()),
     }
 }
 
 /// Opens a regular file for reading although its mode forbids that, then restores the mode.
-fn open_forbidden(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
+fn open_made_readable(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let held = EntryHandle::hold(directory, name, FileType::RegularFile)?;
     // One permit covers both changes, so that the mode is restored even if the sender disconnects in between.
     let permit = lease.permit()?;
@@ -91,7 +95,7 @@ impl EntryHandle {
 
     /// Opens the entry after adding all owner permissions to its mode. Fails unless the owner is the user of this
     /// process.
-    pub(crate) fn open_up(
+    pub(crate) fn open_with_access(
         &self,
         permit: &Permit<'_>,
         flags: OFlags,
@@ -113,7 +117,7 @@ impl EntryHandle {
     ) -> rustix::io::Result<OwnedFd> {
         self.set_mode(permit, mode)?;
         rustix::fs::open(
-            by_descriptor(self.fd.as_fd()),
+            descriptor_path(self.fd.as_fd()),
             flags | OFlags::CLOEXEC,
             Mode::empty(),
         )
@@ -150,7 +154,7 @@ mod tests {
         let path = home.path().join("f");
         std::fs::write(&path, "data").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4030)).unwrap();
-        for open in [open_own, open_forbidden] {
+        for open in [open_despite_mode, open_made_readable] {
             let mut read = String::new();
             open(&Lease::constant(), directory.as_fd(), &name("f"))
                 .unwrap()
@@ -177,7 +181,7 @@ mod tests {
         let before = changed();
         let lease = Lease::timed(boot_clock(), |_ping| {}, None);
         lease.end();
-        let error = open_forbidden(&lease, directory.as_fd(), &name("f")).unwrap_err();
+        let error = open_made_readable(&lease, directory.as_fd(), &name("f")).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::CONNABORTED));
         assert_eq!(changed(), before);
     }
@@ -214,13 +218,13 @@ mod tests {
         rustix::fs::mknodat(&directory, "fifo", FileType::Fifo, Mode::WUSR, 0).unwrap();
         for other in ["link", "fifo"] {
             assert_eq!(
-                open_forbidden(&Lease::constant(), directory.as_fd(), &name(other))
+                open_made_readable(&Lease::constant(), directory.as_fd(), &name(other))
                     .unwrap_err()
                     .raw_os_error(),
                 Some(13)
             );
         }
-        assert!(open_own(&Lease::constant(), directory.as_fd(), &name("link")).is_err());
+        assert!(open_despite_mode(&Lease::constant(), directory.as_fd(), &name("link")).is_err());
         let mode = |name: &str| {
             home.path()
                 .join(name)
