@@ -21,8 +21,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use zmove_transport::{
-    Acceptor, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneSink, LaneSource,
-    SharedRate, SocketConfig, TlsLane,
+    Acceptor, Connection, FirstKey, Frame, HostPolicy, Identity, LaneSink, LaneSource, SharedRate,
+    SocketConfig, TcpDialer, TlsLane,
 };
 use zmove_types::{BufferPool, StageClock};
 use zmove_wire::{FrameHeader, FrameKind};
@@ -362,14 +362,14 @@ async fn connections(count: usize) -> Vec<(Connection, Connection)> {
     .expect("a listener");
     let port = acceptor.local_addr().expect("an address").port();
     let policy = HostPolicy::AcceptNew(FirstKey::default());
-    let dialler = Dialler::new(
+    let dialer = TcpDialer::new(
         &identity,
         "127.0.0.1",
         port,
         policy,
         SocketConfig::default(),
     );
-    let dialler = dialler.await.expect("an address");
+    let dialer = dialer.await.expect("an address");
     let mut pairs = Vec::new();
     for _ in 0..count {
         let accepted = async {
@@ -379,7 +379,7 @@ async fn connections(count: usize) -> Vec<(Connection, Connection)> {
                 .await
                 .expect("a handshake")
         };
-        let (near, far) = tokio::join!(dialler.dial(PATIENCE), accepted);
+        let (near, far) = tokio::join!(dialer.dial(PATIENCE), accepted);
         pairs.push((near.expect("a connection"), far));
     }
     pairs

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use zmove_engine::After;
+use zmove_engine::OnInterrupt;
 
 use args::{Args, AsUserArgs, Command, SubmitArgs, asks_for_events};
 use commands::{
@@ -102,7 +102,7 @@ fn run_here(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Push(args) => push::run(*args, started),
         Command::Pull(args) => pull::run(*args, started),
         Command::Copy(args) if args.detach => submit::run(SubmitArgs::of(*args)),
-        Command::Copy(args) => copy::run(*args, started, After::GoesOn),
+        Command::Copy(args) => copy::run(*args, started, OnInterrupt::Continue),
         Command::Result(args) => copy::result(&args),
         Command::Verify(args) => verify::run(*args, started),
         Command::Clean(args) => clean::run(&args),

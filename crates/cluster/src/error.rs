@@ -14,7 +14,7 @@ pub enum WorkError {
     Over,
     /// The broker of the queue could not be reached for longer than the caller's patience.
     #[error("{operation}: the broker {broker} has been unreachable for {} s: {source}", away.as_secs())]
-    Away {
+    BrokerTimeout {
         /// The request to the queue.
         operation: &'static str,
         /// Address of the broker.
@@ -37,7 +37,7 @@ pub enum WorkError {
         "the broker may have lost work in each of {passes} passes over the sources, so {unconfirmed} may be \
          incomplete at the target (check whether the broker restarts repeatedly, and run the same command again)"
     )]
-    Loses {
+    RepeatedLosses {
         /// Number of passes.
         passes: u32,
         /// The sources, formatted for display.
@@ -45,12 +45,12 @@ pub enum WorkError {
     },
     /// A server was reached, but this node cannot use it as a broker.
     #[error(transparent)]
-    Hindered(#[from] Hindrance),
+    UnusableServer(#[from] BrokerMismatch),
 }
 
 /// The reason why the server at the broker's address cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Hindrance {
+pub enum BrokerMismatch {
     /// The broker refuses this node.
     #[error("the broker {broker} refuses this node: {why}")]
     Refused {
@@ -83,16 +83,16 @@ pub enum Stop {
     },
     /// The receiver is connected but did not answer an order within this time.
     #[error("its storage hangs: an order has been unanswered for {} s", _0.as_secs())]
-    Hangs(Duration),
+    OrderTimeout(Duration),
     /// The receiver is connected, but work there did not end within this time. The mover leaves the work to others.
     #[error("its storage hangs: work there did not finish within {} s", _0.as_secs())]
-    StandsStill(Duration),
+    Stalled(Duration),
     /// The queue failed for longer than the caller's patience.
     #[error("{0}")]
     Queue(#[from] WorkError),
     /// All movers have stopped.
     #[error("all movers stopped: {0}")]
-    Movers(Box<SessionEnd>),
+    AllMoversStopped(Box<SessionEnd>),
     /// A receiver does not see the job that was started at another receiver.
     #[error(
         "{unseen_at} does not see the push that is running on {seen_at}: all receivers must share one directory \
@@ -108,7 +108,7 @@ pub enum Stop {
     },
     /// This node sees different sources than another node and is not the head.
     #[error("this node does not see the same sources as the sending node: failed to {0}")]
-    Differs(String),
+    SourcesDiffer(String),
     /// The receiver violated the protocol, or the queue contains an invalid item.
     #[error("{0}")]
     PeerMisbehaved(&'static str),
@@ -160,9 +160,9 @@ impl SessionEnd {
     pub(crate) fn into_queue_failure(self) -> Result<WorkError, Self> {
         match self {
             Self::Stop(Stop::Queue(error)) => Ok(error),
-            Self::Stop(Stop::Movers(end)) => end
+            Self::Stop(Stop::AllMoversStopped(end)) => end
                 .into_queue_failure()
-                .map_err(|end| Self::Stop(Stop::Movers(Box::new(end)))),
+                .map_err(|end| Self::Stop(Stop::AllMoversStopped(Box::new(end)))),
             other => Err(other),
         }
     }
@@ -175,10 +175,10 @@ impl SessionEnd {
                 matches!(
                     stop,
                     Stop::Ended
-                        | Stop::Movers(_)
+                        | Stop::AllMoversStopped(_)
                         | Stop::Queue(_)
                         | Stop::NotShared { .. }
-                        | Stop::Differs(_)
+                        | Stop::SourcesDiffer(_)
                 )
             }
             other => other.is_no_room(),
@@ -202,7 +202,7 @@ impl SessionEnd {
     pub(crate) fn is_no_room(&self) -> bool {
         match self {
             Self::NoRoom { .. } => true,
-            Self::Stop(Stop::Movers(end)) => end.is_no_room(),
+            Self::Stop(Stop::AllMoversStopped(end)) => end.is_no_room(),
             Self::Connect(_) | Self::Session(_) | Self::InVain { .. } | Self::Stop(_) => false,
         }
     }

@@ -35,8 +35,8 @@ use crate::node::{MoverSessions, Node};
 use crate::queue::{ItemWork, LEASE, WorkItem, WorkQueue};
 use crate::session::{ENDS_WITHIN, Orders, SessionEvents, in_session};
 
-use self::finish::{Finished, Finishing};
-use self::one_target::Witness;
+use self::finish::{DirectoryFinisher, FinishProgress};
+use self::one_target::TargetCheck;
 use self::others::Standby;
 
 pub use self::others::Others;
@@ -48,10 +48,10 @@ pub struct Head<W> {
     /// The part of the head that all nodes have.
     pub node: Node<W>,
     /// Number of the receiver at which the head first tries to start the job. Default: the first.
-    pub begins_at: usize,
+    pub first_receiver: usize,
     /// How long all movers except the first wait for other nodes. A mover does nothing if enough nodes have joined by
     /// then. Default: no wait.
-    pub others_come_within: Duration,
+    pub others_join_within: Duration,
     /// Phase of the job.
     pub phase: watch::Sender<JobPhase>,
     /// The other nodes of the job. Default: none.
@@ -108,8 +108,8 @@ impl<W: WorkQueue> Head<W> {
     pub fn new(node: Node<W>) -> Self {
         Self {
             node,
-            begins_at: 0,
-            others_come_within: Duration::ZERO,
+            first_receiver: 0,
+            others_join_within: Duration::ZERO,
             phase: watch::Sender::default(),
             others: watch::Sender::default().subscribe(),
         }
@@ -127,16 +127,16 @@ impl<W: WorkQueue> Head<W> {
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
         let events = self.node.events(observer, listener);
-        let mut course = Course::default();
+        let mut progress = JobProgress::default();
         for number in 0..self.node.movers {
             let standby = Standby {
                 number,
                 phase: self.phase.subscribe(),
                 others: self.others.clone(),
-                others_come_within: self.others_come_within,
+                others_join_within: self.others_join_within,
             };
             let sessions = self.node.sessions(number, events.clone());
-            course.movers.spawn(async {
+            progress.movers.spawn(async {
                 if standby.until_needed().await {
                     Box::pin(sessions.moving()).await
                 } else {
@@ -145,7 +145,7 @@ impl<W: WorkQueue> Head<W> {
             });
         }
         for (number, receiver) in self.node.receivers.iter().enumerate() {
-            let witness = Witness {
+            let witness = TargetCheck {
                 job: Arc::clone(&self.node.job),
                 receiver: receiver.clone(),
                 number,
@@ -153,16 +153,16 @@ impl<W: WorkQueue> Head<W> {
                 phase: self.phase.subscribe(),
                 patience: self.node.patience,
             };
-            course.witnesses.spawn(witness.sees_job());
+            progress.target_checks.spawn(witness.await_visible_job());
         }
         let listener = Arc::clone(&events.listener);
         let ended = tokio::select! {
-            ended = self.lead(self.node.sessions(self.begins_at, events), &mut course) => ended,
+            ended = self.lead(self.node.sessions(self.first_receiver, events), &mut progress) => ended,
             () = stop => Err(JobError::Interrupted),
         };
         if ended.is_err() {
-            let may_have_begun = self.may_have_begun(&course);
-            drop(course);
+            let may_have_begun = self.may_have_begun(&progress);
+            drop(progress);
             let closing = async {
                 if may_have_begun {
                     self.close_at_a_receiver(listener).await;
@@ -211,8 +211,8 @@ impl<W: WorkQueue> Head<W> {
 
     /// Returns whether the job may have been started at a receiver. A receiver may have carried out an opening although
     /// its answer was lost.
-    fn may_have_begun(&self, course: &Course) -> bool {
-        course.has_opened || self.is_at(JobPhase::Begun) || self.node.served.has_lost_sessions()
+    fn may_have_begun(&self, progress: &JobProgress) -> bool {
+        progress.has_opened || self.is_at(JobPhase::Begun) || self.node.served.has_lost_sessions()
     }
 
     fn is_at(&self, phase: JobPhase) -> bool {
@@ -220,17 +220,17 @@ impl<W: WorkQueue> Head<W> {
     }
 
     /// Converts the error of the last session into the reason why the job failed.
-    fn failure(&self, error: SessionEnd, course: &Course) -> JobError {
+    fn failure(&self, error: SessionEnd, progress: &JobProgress) -> JobError {
         match error.into_queue_failure() {
             Ok(error) => JobError::Queue(error),
-            Err(error) if !self.may_have_begun(course) => JobError::NotBegun(Box::new(error)),
+            Err(error) if !self.may_have_begun(progress) => JobError::NotBegun(Box::new(error)),
             Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
             Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => {
                 JobError::NotShared(Box::new(error))
             }
             Err(error) if self.is_at(JobPhase::Begun) => JobError::Lost(Box::new(error)),
             Err(error) => {
-                let absent_at = course.absent_at.filter(|_| !course.has_opened);
+                let absent_at = progress.absent_at.filter(|_| !progress.has_opened);
                 JobError::PerhapsBegun {
                     error: Box::new(error),
                     absent_at,
@@ -243,14 +243,14 @@ impl<W: WorkQueue> Head<W> {
     async fn lead(
         &self,
         mut sessions: MoverSessions<W>,
-        course: &mut Course,
+        progress: &mut JobProgress,
     ) -> Result<JobEnd, JobError> {
         let job = &self.node.job;
         loop {
             let (receiver, events) = sessions.next();
             // A job that is or may be running must not be started again in another directory, which this receiver may
             // have. The job would then write to both directories.
-            let beginning = if self.may_have_begun(course) {
+            let beginning = if self.may_have_begun(progress) {
                 Beginning::UnderWay
             } else {
                 Beginning::Allowed
@@ -259,40 +259,40 @@ impl<W: WorkQueue> Head<W> {
                 let session = pin!(in_session(&receiver, job, beginning, &events, |feeder| {
                     let orders = Orders {
                         feeder,
-                        answers_within: ORDER_MAX.saturating_mul(1 << course.hung.min(16)),
+                        answers_within: ORDER_MAX.saturating_mul(1 << progress.hung.min(16)),
                     };
-                    self.lead_in(orders, &events, course)
+                    self.lead_session(orders, &events, progress)
                 }));
                 sessions.outages.watch(session).await
             };
-            course.has_opened |= events.fate() != SessionFate::NotBegun;
+            progress.has_opened |= events.outcome() != SessionFate::NotBegun;
             match ended {
-                Err(error) if !course.is_over_by(&error) => {
+                Err(error) if !progress.is_over_by(&error) => {
                     if error.is_absent() {
-                        course.absent_at.get_or_insert(events.number);
+                        progress.absent_at.get_or_insert(events.number);
                     }
-                    if matches!(error, SessionEnd::Stop(Stop::Hangs(_))) {
-                        course.hung += 1;
+                    if matches!(error, SessionEnd::Stop(Stop::OrderTimeout(_))) {
+                        progress.hung += 1;
                     }
                     sessions.is_under_way = self.is_at(JobPhase::Begun);
                     let paused = sessions.pause(&events, error).await;
-                    paused.map_err(|error| self.failure(*error, course))?;
+                    paused.map_err(|error| self.failure(*error, progress))?;
                 }
-                Ok(()) | Err(_) => return Ok(self.end_of(course)),
+                Ok(()) | Err(_) => return Ok(self.end_of(progress)),
             }
         }
     }
 
     /// Returns the result of a closed job.
-    fn end_of(&self, course: &Course) -> JobEnd {
+    fn end_of(&self, progress: &JobProgress) -> JobEnd {
         let mut tally = self.tally();
         tally.fail(self.node.served.failed_directories());
         // Every item except the first is announced by another one. If more items were done, some were done and counted
         // twice.
-        let is_inexact = course.passes > 1
+        let is_inexact = progress.passes > 1
             || self.others.borrow().unfinished > 0
             || tally.items != 1 + tally.announced;
-        let passes = course.passes;
+        let passes = progress.passes;
         JobEnd {
             tally,
             passes,
@@ -307,28 +307,28 @@ impl<W: WorkQueue> Head<W> {
     }
 
     /// Leads the job for the duration of one session.
-    async fn lead_in(
+    async fn lead_session(
         &self,
         orders: Orders,
         events: &SessionEvents,
-        course: &mut Course,
+        progress: &mut JobProgress,
     ) -> Result<(), Stop> {
         if !self.is_at(JobPhase::Over) {
-            self.conduct(&orders, events, course).await?;
+            self.run_passes(&orders, events, progress).await?;
             self.node.queue.close().await?;
             self.phase.send_replace(JobPhase::Over);
         }
-        self.await_writers(events, course).await?;
-        let finishing = Finishing {
+        self.await_other_writers(events, progress).await?;
+        let finishing = DirectoryFinisher {
             job: &self.node.job,
             orders: &orders,
             events,
         };
-        finishing.run(&mut course.finished).await?;
-        events.lack(orders.settle().await?);
-        course.close = Close::Ordered;
+        finishing.run(&mut progress.finished).await?;
+        events.add_not_preserved(orders.settle().await?);
+        progress.close = Close::Ordered;
         orders.give(SharedJobOrder::Close).await?;
-        course.close = Close::Done;
+        progress.close = Close::Done;
         events.await_end();
         Ok(())
     }
@@ -338,23 +338,27 @@ impl<W: WorkQueue> Head<W> {
     ///
     /// # Errors
     /// A receiver does not see the job.
-    async fn await_writers(&self, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
-        let others = if let Some(others) = course.others_write_until {
+    async fn await_other_writers(
+        &self,
+        events: &SessionEvents,
+        progress: &mut JobProgress,
+    ) -> Result<(), Stop> {
+        let others = if let Some(others) = progress.others_write_until {
             others
         } else {
-            self.await_ends(events, course).await?;
+            self.await_ends(events, progress).await?;
             let is_one_lost = self.others.borrow().unfinished > 0;
             let lost = if is_one_lost {
                 NODES_WRITE_MAX
             } else {
                 Duration::ZERO
             };
-            *course.others_write_until.insert(Instant::now() + lost)
+            *progress.others_write_until.insert(Instant::now() + lost)
         };
         let own = self.node.served.last_lost().map(|lost| lost + LEASE_MAX);
         let until = own.map_or(others, |own| own.max(others));
         let rest = until.saturating_duration_since(Instant::now());
-        if rest > TOLD_ABOVE {
+        if rest > REPORTED_WAIT_MIN {
             let message = format!(
                 "sessions were lost: the modes and times of directories are set in {} s, when the lost sessions can \
                  no longer write",
@@ -368,17 +372,21 @@ impl<W: WorkQueue> Head<W> {
 
     /// Waits for sessions to end: first the sessions of this node's movers for up to [`ENDS_WITHIN`], then the sessions
     /// of the witnesses, each with its own limit, and finally the sessions of other nodes for up to [`ENDS_WITHIN`].
-    async fn await_ends(&self, events: &SessionEvents, course: &mut Course) -> Result<(), Stop> {
+    async fn await_ends(
+        &self,
+        events: &SessionEvents,
+        progress: &mut JobProgress,
+    ) -> Result<(), Stop> {
         let movers_have = timeout(ENDS_WITHIN, async {
-            while course.movers.join_next().await.is_some() {}
+            while progress.movers.join_next().await.is_some() {}
         })
         .await;
         if movers_have.is_err() {
             events.warn_of_hanging();
-            course.movers.shutdown().await;
+            progress.movers.shutdown().await;
         }
         self.phase.send_replace(JobPhase::Left);
-        while let Some(witness) = course.witnesses.join_next().await {
+        while let Some(witness) = progress.target_checks.join_next().await {
             self.check_one_target(witness, events)?;
         }
         let mut others = self.others.clone();
@@ -413,19 +421,19 @@ impl<W: WorkQueue> Head<W> {
     }
 
     /// Runs passes until all work is done in a pass in which the queue lost nothing.
-    async fn conduct(
+    async fn run_passes(
         &self,
         orders: &Orders,
         events: &SessionEvents,
-        course: &mut Course,
+        progress: &mut JobProgress,
     ) -> Result<(), Stop> {
         // An answer shows that the session has begun. Work that any node completed since the last session counts as
         // progress of the head.
         orders.give(SharedJobOrder::Ping).await?;
         let items = self.tally().items;
-        if items > course.items {
-            course.items = items;
-            events.note_use();
+        if items > progress.items {
+            progress.items = items;
+            events.record_progress();
         }
         self.phase.send_replace(JobPhase::Begun);
         let began = Instant::now();
@@ -433,32 +441,32 @@ impl<W: WorkQueue> Head<W> {
         loop {
             if self.node.queue.waiting().await? == 0 {
                 let losses = self.node.queue.losses().await?;
-                if course.pass_has_begun && course.losses == losses {
+                if progress.pass_has_begun && progress.losses == losses {
                     return Ok(());
                 }
-                if course.passes > PASSES_AFTER_LOSS_MAX {
-                    return Err(job.given_up_after(course.passes).into());
+                if progress.passes > PASSES_AFTER_LOSS_MAX {
+                    return Err(job.given_up_after(progress.passes).into());
                 }
-                if course.pass_has_begun {
+                if progress.pass_has_begun {
                     let message = WALKED_AGAIN.to_owned();
                     events.on(&Event::Warned { message });
                 }
-                course.passes += 1;
-                course.losses = losses;
-                course.pass_has_begun = false;
+                progress.passes += 1;
+                progress.losses = losses;
+                progress.pass_has_begun = false;
                 let first = WorkItem {
-                    pass: course.passes,
+                    pass: progress.passes,
                     source: 0,
                     work: ItemWork::Begin(job.tops_of_sources().collect()),
                 };
                 self.node.queue.put(vec![first]).await?;
-                course.pass_has_begun = true;
+                progress.pass_has_begun = true;
             }
             tokio::select! {
                 () = sleep((began.elapsed() / 8).clamp(LOOK_EVERY_MIN, LOOK_EVERY)) => {}
-                Some(witness) = course.witnesses.join_next() => self.check_one_target(witness, events)?,
-                Some(ended) = course.movers.join_next() => match ended {
-                    Ok(Err(error)) if course.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
+                Some(witness) = progress.target_checks.join_next() => self.check_one_target(witness, events)?,
+                Some(ended) = progress.movers.join_next() => match ended {
+                    Ok(Err(error)) if progress.movers.is_empty() => return Err(Stop::AllMoversStopped(Box::new(error))),
                     Ok(Ok(()) | Err(_)) => {}
                     Err(_panic) => return Err(MOVER_PANICKED),
                 },
@@ -469,7 +477,7 @@ impl<W: WorkQueue> Head<W> {
 
 /// The progress of a job, which outlives a failed session.
 #[derive(Default)]
-struct Course {
+struct JobProgress {
     /// Number of passes that were started, including one whose first item is not in the queue yet.
     passes: u32,
     /// Whether the queue has the first item of the last pass. A session may fail before it does.
@@ -480,10 +488,10 @@ struct Course {
     items: u64,
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Checks of the receivers that are not known to see the job yet.
-    witnesses: JoinSet<Result<(), String>>,
+    target_checks: JoinSet<Result<(), String>>,
     /// Until when other nodes may write, or `None` while sessions are running.
     others_write_until: Option<Instant>,
-    finished: Finished,
+    finished: FinishProgress,
     close: Close,
     /// Whether a session was opened, so that the job is running at the target.
     has_opened: bool,
@@ -503,7 +511,7 @@ enum Close {
     Done,
 }
 
-impl Course {
+impl JobProgress {
     /// Returns whether the job is complete even though a session ended with this error.
     fn is_over_by(&self, end: &SessionEnd) -> bool {
         match self.close {
@@ -528,7 +536,7 @@ const PASSES_AFTER_LOSS_MAX: u32 = 5;
 /// from the node may expire one after the other.
 const NODES_WRITE_MAX: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
 /// Shorter waits are not reported to the user.
-const TOLD_ABOVE: Duration = Duration::from_secs(1);
+const REPORTED_WAIT_MIN: Duration = Duration::from_secs(1);
 /// Time limit for reporting the end of a failed job to the queue and a receiver. The user is waiting for the prompt.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Initial time limit for a receiver to answer an order: twice the lease of a work item, since the receiver first
@@ -548,7 +556,7 @@ mod tests {
     use super::*;
     use crate::lab::{JOB, job, receiver};
     use crate::queue::LocalQueue;
-    use crate::session::Up;
+    use crate::session::ConnectedSession;
 
     const REFUSALS: [RefusalCode; 10] = [
         RefusalCode::UnknownKey,
@@ -595,11 +603,11 @@ mod tests {
     #[test]
     fn a_job_error_states_whether_the_job_may_have_begun() {
         let head = head();
-        let mut course = Course {
+        let mut progress = JobProgress {
             absent_at: Some(1),
-            ..Course::default()
+            ..JobProgress::default()
         };
-        let failure = |course: &Course, error| head.failure(error, course);
+        let failure = |progress: &JobProgress, error| head.failure(error, progress);
         let over = || Stop::Session(SessionOver).into();
         let (operation, code) = (Operation::Write, FaultCode::Os(28));
         let no_room = || SessionEnd::NoRoom {
@@ -608,26 +616,29 @@ mod tests {
             operation,
             code,
         };
-        assert!(matches!(failure(&course, no_room()), JobError::NotBegun(_)));
-        head.node.served.lose_session();
         assert!(matches!(
-            failure(&course, over()),
+            failure(&progress, no_room()),
+            JobError::NotBegun(_)
+        ));
+        head.node.served.record_lost_session();
+        assert!(matches!(
+            failure(&progress, over()),
             JobError::PerhapsBegun {
                 absent_at: Some(1),
                 ..
             }
         ));
-        course.has_opened = true;
+        progress.has_opened = true;
         assert!(matches!(
-            failure(&course, over()),
+            failure(&progress, over()),
             JobError::PerhapsBegun {
                 absent_at: None,
                 ..
             }
         ));
         head.phase.send_replace(JobPhase::Begun);
-        assert!(matches!(failure(&course, no_room()), JobError::NoRoom(_)));
-        assert!(matches!(failure(&course, over()), JobError::Lost(_)));
+        assert!(matches!(failure(&progress, no_room()), JobError::NoRoom(_)));
+        assert!(matches!(failure(&progress, over()), JobError::Lost(_)));
     }
 
     fn head() -> Head<LocalQueue> {
@@ -672,16 +683,18 @@ mod tests {
                 tally,
             });
             let began = Instant::now();
-            let mut course = Course::default();
+            let mut progress = JobProgress::default();
             if let Some((ends_after, is_up)) = mover {
                 let session = Arc::clone(&session);
-                course.movers.spawn(async move {
-                    let _up = is_up.then(|| Up::new(&session));
+                progress.movers.spawn(async move {
+                    let _up = is_up.then(|| ConnectedSession::new(&session));
                     sleep(ends_after).await;
                     Ok(())
                 });
             }
-            head.await_writers(&session, &mut course).await.unwrap();
+            head.await_other_writers(&session, &mut progress)
+                .await
+                .unwrap();
             began.elapsed()
         };
         assert_eq!(waited(0, 0, None).await, Duration::ZERO);
@@ -719,16 +732,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_receiver_that_does_not_see_the_job_ends_it_also_when_all_work_has_ended() {
         let head = head();
-        let mut course = Course::default();
+        let mut progress = JobProgress::default();
         let mut phase = head.phase.subscribe();
-        course.witnesses.spawn(async move {
+        progress.target_checks.spawn(async move {
             phase
                 .wait_for(|phase| *phase == JobPhase::Left)
                 .await
                 .unwrap();
             Err("elsewhere".to_owned())
         });
-        let ended = head.await_writers(&session(&head), &mut course).await;
+        let ended = head
+            .await_other_writers(&session(&head), &mut progress)
+            .await;
         let Err(Stop::NotShared {
             unseen_at,
             seen_at,

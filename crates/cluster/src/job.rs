@@ -40,12 +40,12 @@ pub struct SharedJob {
     /// Settings for reading and sending the sources.
     pub config: SenderConfig,
     /// Grant that authorizes this node. Default: none, so that receivers must allow the node's own key.
-    pub grant: HeldGrant,
+    pub grant: CurrentGrant,
     /// State of the sources as the head has seen it. Default: empty, so that directories are not compared between
     /// nodes.
     pub source_marks: Vec<Option<DirectoryMark>>,
     /// What happens if this node sees different directories than another node. Default: this node is the head.
-    pub view: View,
+    pub view: NodeRole,
     /// Lease that the node holds from the head. Default: a lease that never expires, for the head itself.
     pub head: Lease,
 }
@@ -63,20 +63,20 @@ pub struct Receiver {
 
 /// Which node's view of the sources is authoritative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum View {
+pub enum NodeRole {
     /// This node is the head, and its view is authoritative. Entries that another node found in a different state fail,
     /// because that node may have sent them in that state.
     #[default]
-    Leads,
+    Head,
     /// The head's view is authoritative. This node leaves the job if it sees something else.
-    Follows,
+    Follower,
 }
 
 /// The newest grant of a node. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct HeldGrant(Arc<Lock<Option<Arc<SignedJobGrant>>>>);
+pub struct CurrentGrant(Arc<Lock<Option<Arc<SignedJobGrant>>>>);
 
-impl HeldGrant {
+impl CurrentGrant {
     /// Replaces the grant.
     pub fn renew(&self, grant: SignedJobGrant) {
         *self.0.lock() = Some(Arc::new(grant));
@@ -112,9 +112,9 @@ impl SharedJob {
             sources,
             open,
             config,
-            grant: HeldGrant::default(),
+            grant: CurrentGrant::default(),
             source_marks: Vec::new(),
-            view: View::default(),
+            view: NodeRole::default(),
             head: Lease::constant(),
         }
     }
@@ -143,7 +143,7 @@ impl SharedJob {
         let tops = self.tops().unwrap_or_default();
         let tops = tops.into_iter().collect();
         let of_node = Self {
-            view: View::Follows,
+            view: NodeRole::Follower,
             ..self.clone()
         };
         let mut grant = JobGrant {
@@ -177,7 +177,7 @@ impl SharedJob {
         let shared_job = Some(Box::new(SharedJobOpening {
             job,
             beginning,
-            leads: self.view == View::Leads,
+            leads: self.view == NodeRole::Head,
             node,
         }));
         Open {
@@ -213,8 +213,8 @@ impl SharedJob {
                 .difference()
                 .or_else(|| portion.failure_at(&root.source))
         };
-        match differs().filter(|_| self.view == View::Follows) {
-            Some(error) => Err(Stop::Differs(error.to_string())),
+        match differs().filter(|_| self.view == NodeRole::Follower) {
+            Some(error) => Err(Stop::SourcesDiffer(error.to_string())),
             None => Ok(portion),
         }
     }
@@ -231,7 +231,7 @@ impl SharedJob {
         if more > 0 {
             unconfirmed.push(format!("{more} more"));
         }
-        WorkError::Loses {
+        WorkError::RepeatedLosses {
             passes,
             unconfirmed: unconfirmed.join(", "),
         }

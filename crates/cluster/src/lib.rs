@@ -21,12 +21,12 @@ mod node;
 mod queue;
 mod session;
 
-pub use error::{Hindrance, SessionEnd, Stop, WorkError};
+pub use error::{BrokerMismatch, SessionEnd, Stop, WorkError};
 pub use head::{Head, JobEnd, JobError, JobPhase, Others};
-pub use job::{HeadLease, HeldGrant, Receiver, SharedJob, Tally, View};
+pub use job::{CurrentGrant, HeadLease, NodeRole, Receiver, SharedJob, Tally};
 pub use node::Node;
 pub use queue::{
     Announced, Done, ITEM_BYTES_MAX, ItemWork, LEASE, LocalLease, LocalQueue, SplitFile, Taken,
     WorkItem, WorkQueue, jetstream,
 };
-pub use session::{SeenMessages, Served};
+pub use session::{SeenMessages, SessionResults};

@@ -52,7 +52,7 @@ pub(crate) struct Mover<W> {
     /// Cloned by each large file that waits for other items.
     waiting: Arc<()>,
     /// Cloned by each item that has made no progress for the duration of a lease.
-    standing: Arc<()>,
+    stalled: Arc<()>,
     /// Notified when a turn ends or a large file starts to wait.
     changed: Notify,
 }
@@ -68,7 +68,7 @@ pub(crate) enum MoverEnd {
 
 /// Counters of a leased item.
 #[derive(Default)]
-struct Leased {
+struct LeaseProgress {
     /// Number of steps. The lease is renewed only while this number increases.
     steps: AtomicU64,
     /// Number of items that were put into the queue.
@@ -76,9 +76,9 @@ struct Leased {
 }
 
 /// An item that a mover is processing.
-struct Assigned<'a> {
+struct AssignedItem<'a> {
     item: WorkItem,
-    under: &'a Leased,
+    lease_progress: &'a LeaseProgress,
     /// Announced items that the queue refused.
     refused: Lock<Vec<WorkItem>>,
     /// Held until so little of the item remains to be sent that the next item may be taken.
@@ -99,7 +99,7 @@ impl<W: WorkQueue> Mover<W> {
             events,
             turns: Arc::new(Semaphore::new(TURNS)),
             waiting: Arc::default(),
-            standing: Arc::default(),
+            stalled: Arc::default(),
             changed: Notify::new(),
         }
     }
@@ -139,7 +139,7 @@ impl<W: WorkQueue> Mover<W> {
             tokio::select! {
                 Some(taken) = taking.next() => match taken? {
                     // Return the item to the queue, where other movers can take it.
-                    Some(taken) if mover.stands() => drop(taken),
+                    Some(taken) if mover.has_stalled_item() => drop(taken),
                     // A session that found the target empty would send again all that an earlier pass has sent.
                     Some(taken) if taken.item.pass > opened_in => {
                         pass.store(taken.item.pass, Ordering::Relaxed);
@@ -149,7 +149,7 @@ impl<W: WorkQueue> Mover<W> {
                     }
                     Some(taken) => {
                         let turn = mover.turn_for(&taken.item);
-                        doing.spawn(Arc::clone(&mover).do_taken(taken, turn));
+                        doing.spawn(Arc::clone(&mover).process_taken(taken, turn));
                     }
                     None => {
                         end = Some(MoverEnd::Over);
@@ -171,7 +171,7 @@ impl<W: WorkQueue> Mover<W> {
                     Some(MoverEnd::Left) if mover.feeder.has_used_rate_within(RENEW_EVERY) => {
                         ends_by += RENEW_EVERY;
                     }
-                    Some(MoverEnd::Left) => return Err(Stop::StandsStill(LEAVES_WITHIN)),
+                    Some(MoverEnd::Left) => return Err(Stop::Stalled(LEAVES_WITHIN)),
                     // Others have done all work, so items that are still running here hang.
                     _ => return Err(Stop::Queue(WorkError::Over)),
                 },
@@ -183,43 +183,43 @@ impl<W: WorkQueue> Mover<W> {
     /// Returns a turn for an item that was just taken, if none has been acquired in the meantime.
     fn turn_for(&self, item: &WorkItem) -> Option<OwnedSemaphorePermit> {
         let turn = || Arc::clone(&self.turns).try_acquire_owned().ok();
-        (!waits(item)).then(turn)?
+        (!is_mostly_waiting(item)).then(turn)?
     }
 
     /// Records that so little of an item remains to be sent that the next item may be taken.
-    fn note_sent(&self, by: &Assigned<'_>) {
-        if by.turn.lock().take().is_some() {
+    fn release_turn(&self, assigned: &AssignedItem<'_>) {
+        if assigned.turn.lock().take().is_some() {
             self.changed.notify_one();
         }
     }
 
     /// Returns whether an item is stalled here. If the storage hangs, any other item would stall too, including the
     /// stalled item when it is handed out again.
-    fn stands(&self) -> bool {
-        holders(&self.standing) > 0
+    fn has_stalled_item(&self) -> bool {
+        holders(&self.stalled) > 0
     }
 
     async fn take(&self) -> Result<Option<Taken<W::Delivery>>, Stop> {
-        if self.stands() {
+        if self.has_stalled_item() {
             tokio::time::sleep(RENEW_EVERY).await;
         }
         Ok(self.queue.take().await?)
     }
 
     /// Processes an item and renews its lease while it makes progress.
-    async fn do_taken(
+    async fn process_taken(
         self: Arc<Self>,
         taken: Taken<W::Delivery>,
         turn: Option<OwnedSemaphorePermit>,
     ) -> Result<(), Stop> {
-        let leased = Leased::default();
+        let leased = LeaseProgress::default();
         let renew_every = RENEW_EVERY.min(taken.lease / 3);
         // Whether the lease expires before the next check of an item that has stood still for this time.
         let expires_after = |stood_for: Duration| stood_for + renew_every > taken.lease;
-        let mut doing = Box::pin(self.do_all(taken.item.clone(), turn, &leased));
+        let mut doing = Box::pin(self.process_with_refused(taken.item.clone(), turn, &leased));
         let mut before = u64::MAX;
         let mut stands_for = Duration::ZERO;
-        let mut standing = None;
+        let mut stalled = None;
         let counts = loop {
             tokio::select! {
                 counts = &mut doing => break counts?,
@@ -230,7 +230,7 @@ impl<W: WorkQueue> Mover<W> {
             let has_moved = std::mem::replace(&mut before, now) != now
                 || self.feeder.has_used_rate_within(renew_every);
             if has_moved {
-                standing = None;
+                stalled = None;
                 stands_for = Duration::ZERO;
                 self.queue.renew(&taken).await?;
                 continue;
@@ -239,7 +239,7 @@ impl<W: WorkQueue> Mover<W> {
             stands_for += renew_every;
             // Marks the mover as stalled before the lease expires, because it would otherwise take the same item again.
             if expires_after(stands_for + renew_every) {
-                standing.get_or_insert_with(|| Arc::clone(&self.standing));
+                stalled.get_or_insert_with(|| Arc::clone(&self.stalled));
             }
             if stood_for < LEASE && stands_for >= LEASE {
                 self.events.warn_of_a_stop();
@@ -248,7 +248,7 @@ impl<W: WorkQueue> Mover<W> {
                 self.queue.lapse(&taken);
             }
         };
-        drop(standing);
+        drop(stalled);
         let pass = taken.item.pass;
         if self.queue.done(taken).await? == Done::First {
             let announced = leased.announced.load(Ordering::Relaxed);
@@ -259,56 +259,62 @@ impl<W: WorkQueue> Mover<W> {
 
     /// Processes an item and its announced items that the queue refuses. The item that was announced last comes first,
     /// so that a tree is processed depth-first and few items wait here.
-    async fn do_all(
+    async fn process_with_refused(
         self: &Arc<Self>,
         first: WorkItem,
         turn: Option<OwnedSemaphorePermit>,
-        under: &Leased,
+        lease_progress: &LeaseProgress,
     ) -> Result<WorkCounts, Stop> {
         let mut left = Vec::new();
         let mut counts = WorkCounts::default();
         let mut doing = FuturesUnordered::new();
-        doing.push(self.do_one(first, turn, under));
+        doing.push(self.process_item(first, turn, lease_progress));
         while let Some((refused, of_one)) = doing.try_next().await? {
             counts = counts.and(of_one);
             left.extend(refused);
             let at_once = left.len().min(ITEMS_AT_ONCE.saturating_sub(doing.len()));
             for item in left.drain(left.len() - at_once..).rev() {
-                doing.push(self.do_one(item, None, under));
+                doing.push(self.process_item(item, None, lease_progress));
             }
         }
         Ok(counts)
     }
 
     /// Processes an item when it has a turn. Returns the items that the queue refused.
-    async fn do_one(
+    async fn process_item(
         self: &Arc<Self>,
         item: WorkItem,
         mut turn: Option<OwnedSemaphorePermit>,
-        under: &Leased,
+        lease_progress: &LeaseProgress,
     ) -> Result<(Vec<WorkItem>, WorkCounts), Stop> {
-        if turn.is_none() && !waits(&item) {
+        if turn.is_none() && !is_mostly_waiting(&item) {
             turn = Arc::clone(&self.turns).acquire_owned().await.ok();
         }
-        let by = Assigned {
+        let assigned = AssignedItem {
             item,
-            under,
+            lease_progress,
             refused: Lock::default(),
             turn: Lock::new(turn),
         };
-        let counts = self.end(&by).await;
-        self.note_sent(&by);
-        Ok((by.refused.into_inner(), counts?))
+        let counts = self.end(&assigned).await;
+        self.release_turn(&assigned);
+        Ok((assigned.refused.into_inner(), counts?))
     }
 
     /// Puts announced items into the queue. Items that the queue refuses are processed here, the first before the last.
-    async fn announce(&self, by: &Assigned<'_>, items: Vec<WorkItem>) -> Result<(), Stop> {
+    async fn announce(
+        &self,
+        assigned: &AssignedItem<'_>,
+        items: Vec<WorkItem>,
+    ) -> Result<(), Stop> {
         if !items.is_empty() {
             let announced = self.queue.put(items).await?;
-            by.under
+            assigned
+                .lease_progress
                 .announced
                 .fetch_add(announced.put, Ordering::Relaxed);
-            by.refused
+            assigned
+                .refused
                 .lock()
                 .extend(announced.refused.into_iter().rev());
         }
@@ -322,17 +328,17 @@ impl<W: WorkQueue> Mover<W> {
     }
 }
 
-impl Assigned<'_> {
+impl AssignedItem<'_> {
     /// Records progress, without which the lease is not renewed.
     fn made_step(&self) {
-        self.under.steps.fetch_add(1, Ordering::Relaxed);
+        self.lease_progress.steps.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// The origin of a portion: the item `by` that it belongs to, and the `marks` of its directories.
+/// The origin of a portion: the item `assigned` that it belongs to, and the `marks` of its directories.
 #[derive(Clone, Copy)]
 struct PortionOrigin<'a> {
-    by: &'a Assigned<'a>,
+    assigned: &'a AssignedItem<'a>,
     marks: &'a HashMap<RelPath, DirectoryMark>,
 }
 
@@ -354,7 +360,7 @@ pub(crate) async fn is_set(flag: &mut watch::Receiver<bool>) -> bool {
 }
 
 /// Returns whether an item mostly waits for other items.
-fn waits(item: &WorkItem) -> bool {
+fn is_mostly_waiting(item: &WorkItem) -> bool {
     matches!(item.work, ItemWork::Large(_))
 }
 
@@ -375,4 +381,4 @@ const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
 const RENEW_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);
 /// Interval between checks whether all groups of a large file have arrived. Used while groups arrive and there is
 /// nothing else to send.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);

@@ -15,15 +15,15 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
+use zmove_engine::{Listener, Outages, RetryAction, SessionFate, Timeout};
 use zmove_sender::SessionError;
 use zmove_types::{Beginning, Event, Observer};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
-use crate::job::{Receiver, SharedJob, View};
+use crate::job::{NodeRole, Receiver, SharedJob};
 use crate::mover::{Mover, MoverEnd, is_set};
 use crate::queue::WorkQueue;
-use crate::session::{JobEvents, SeenMessages, Served, SessionEvents, ask, in_session};
+use crate::session::{JobEvents, SeenMessages, SessionEvents, SessionResults, ask, in_session};
 
 /// A node of a job, whose movers run in this process.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct Node<W> {
     /// How long the node keeps trying when no receiver is available.
     pub patience: Duration,
     /// Results of this node's sessions.
-    pub served: Arc<Served>,
+    pub served: Arc<SessionResults>,
     /// Failures that other nodes have reported. They are not counted again at the end. Default: none.
     pub told: Arc<SeenMessages>,
     /// Set when the movers of this node should finish their items and leave the job to others.
@@ -116,7 +116,7 @@ impl<W: WorkQueue> Node<W> {
             receivers: Arc::clone(&self.receivers),
             next: first,
             patience,
-            outages: Outages::new(patience).with_waits_within(WAIT_MAX),
+            outages: Outages::new(patience).with_max_wait(WAIT_MAX),
             is_under_way: false,
             refusals: 0,
             pass: AtomicU32::new(1),
@@ -166,7 +166,7 @@ impl<W: WorkQueue> MoverSessions<W> {
     /// Processes items in consecutive sessions until the job is over. Each mover returns to its own receiver when
     /// possible. Otherwise, all movers would end up at one receiver and fail with it.
     pub(crate) async fn moving(mut self) -> Result<(), SessionEnd> {
-        self.is_under_way = self.job.view == View::Leads;
+        self.is_under_way = self.job.view == NodeRole::Head;
         let own = self.next_number();
         let mut leaves = self.leaves.clone();
         while !*leaves.borrow() {
@@ -183,7 +183,7 @@ impl<W: WorkQueue> MoverSessions<W> {
                         let queue = Arc::clone(&self.queue);
                         let mover =
                             Mover::new(Arc::clone(&self.job), queue, feeder, Arc::clone(&events));
-                        mover.run(called_away, &self.pass, || events.note_use())
+                        mover.run(called_away, &self.pass, || events.record_progress())
                     }
                 ));
                 let mut session = pin!(self.outages.watch(session));
@@ -205,11 +205,11 @@ impl<W: WorkQueue> MoverSessions<W> {
                 Ok(MoverEnd::Left) => (self.next, self.refusals) = (own, 0),
                 // The head has closed the job while an item was still running.
                 Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
-                    self.events.served.lose_session();
+                    self.events.served.record_lost_session();
                     return Ok(());
                 }
                 Err(error) => {
-                    self.is_under_way |= events.fate() != SessionFate::NotBegun;
+                    self.is_under_way |= events.outcome() != SessionFate::NotBegun;
                     self.pause(&events, error).await.map_err(|error| *error)?;
                 }
             }
@@ -228,7 +228,7 @@ impl<W: WorkQueue> MoverSessions<W> {
                 sleep(wait).await;
                 let session = events.within(number, &receiver);
                 if ask(&receiver, &job, &session).await.is_ok() {
-                    session.note_use();
+                    session.record_progress();
                     break;
                 }
                 wait = (wait * 2).min(BACK_AFTER_MAX);
@@ -242,7 +242,7 @@ impl<W: WorkQueue> MoverSessions<W> {
         session: &SessionEvents,
         error: SessionEnd,
     ) -> Result<(), Box<SessionEnd>> {
-        let fate = session.fate();
+        let fate = session.outcome();
         session.note_lost(&error);
         let before = if fate == SessionFate::OfUse {
             0
@@ -257,14 +257,14 @@ impl<W: WorkQueue> MoverSessions<W> {
         if error.ends_all() || self.refusals >= self.receivers.len() {
             return Err(Box::new(error));
         }
-        let Next::Retry(retry_at, _) = self.outages.lost(fate) else {
+        let RetryAction::Retry(retry_at, _) = self.outages.lost(fate) else {
             return Err(self.given_up(error));
         };
         let number = session.number;
-        if self.events.note_useless(number, &error) {
+        if self.events.mark_useless(number, &error) {
             let failed = failure_at(&self.receivers[number], &error);
             let then = match &*self.receivers {
-                all if self.events.none_is_of_use(all.len()) => {
+                all if self.events.is_every_receiver_useless(all.len()) => {
                     format!(
                         "no receiver is left: trying again for up to {}",
                         self.patience
@@ -285,7 +285,7 @@ impl<W: WorkQueue> MoverSessions<W> {
 
     /// Returns the reason for giving up.
     fn given_up(&self, last: SessionEnd) -> Box<SessionEnd> {
-        Box::new(match self.outages.in_vain() {
+        Box::new(match self.outages.fruitless_sessions() {
             0 | 1 => last,
             sessions => SessionEnd::InVain {
                 sessions,
@@ -346,7 +346,7 @@ mod tests {
         let mut goes_on = async |is_of_use: bool| {
             let (_receiver, session) = sessions.next();
             if is_of_use {
-                session.note_use();
+                session.record_progress();
             }
             let refusal = Refusal {
                 code: RefusalCode::Denied,
@@ -373,7 +373,7 @@ mod tests {
                 if begins {
                     session.on(&Event::Answered);
                 }
-                let lost = Stop::Hangs(patience).into();
+                let lost = Stop::OrderTimeout(patience).into();
                 if let Err(end) = sessions.pause(&session, lost).await {
                     return (number, *end);
                 }
@@ -385,8 +385,14 @@ mod tests {
             panic!("{end}")
         };
         assert!(number > 1 && sessions == number, "{sessions} of {number}");
-        assert!(matches!(*last, SessionEnd::Stop(Stop::Hangs(_))), "{last}");
+        assert!(
+            matches!(*last, SessionEnd::Stop(Stop::OrderTimeout(_))),
+            "{last}"
+        );
         let (_, end) = given_up(false).await;
-        assert!(matches!(end, SessionEnd::Stop(Stop::Hangs(_))), "{end}");
+        assert!(
+            matches!(end, SessionEnd::Stop(Stop::OrderTimeout(_))),
+            "{end}"
+        );
     }
 }

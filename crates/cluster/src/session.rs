@@ -20,7 +20,7 @@ use crate::queue::LEASE;
 
 use self::events::ANSWERS_WITHIN;
 
-pub use self::events::Served;
+pub use self::events::SessionResults;
 pub(crate) use self::events::{ENDS_WITHIN, JobEvents, SessionEvents};
 pub(crate) use self::orders::{Orders, settled};
 pub use self::seen_messages::SeenMessages;
@@ -58,14 +58,14 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     }?;
     let head = job.head.clone();
     reached.link.control.0.answer_if(move || head.holds());
-    let mut up = Up::new(events);
+    let mut up = ConnectedSession::new(events);
     let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
     let (break_off, broken_off) = oneshot::channel::<()>();
     let stop = async {
         // The sender is also dropped when the work is done, which ends the session as well.
         let _told_or_dropped = broken_off.await;
     };
-    let mut session = going_on(push, reached.link, Arc::clone(events), stop);
+    let mut session = spawn_session(push, reached.link, Arc::clone(events), stop);
     let ended = {
         tokio::select! {
             ended = &mut session => match ended {
@@ -75,7 +75,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
             never = events.warn_of_no_opening() => match never {},
             done = work(feeder) => match done {
                 Ok(done) => end(session, break_off, events).await.map(|()| done),
-                Err(stop) => Err(cut_short(session, break_off, stop).await),
+                Err(stop) => Err(interrupt(session, break_off, stop).await),
             },
         }
     };
@@ -132,14 +132,14 @@ pub(crate) async fn ask(
 }
 
 /// A connected session. If this is dropped before `has_ended` is set, the session counts as lost.
-pub(crate) struct Up<'a> {
+pub(crate) struct ConnectedSession<'a> {
     session: &'a SessionEvents,
     has_ended: bool,
 }
 
-impl<'a> Up<'a> {
+impl<'a> ConnectedSession<'a> {
     pub(crate) fn new(session: &'a SessionEvents) -> Self {
-        session.learn(|known| known.up_at.push(session.receiver.clone()));
+        session.update_receiver(|known| known.up_at.push(session.receiver.clone()));
         Self {
             session,
             has_ended: false,
@@ -147,19 +147,19 @@ impl<'a> Up<'a> {
     }
 }
 
-impl Drop for Up<'_> {
+impl Drop for ConnectedSession<'_> {
     fn drop(&mut self) {
         let Self { session, has_ended } = self;
-        session.learn(|known| known.up_at.pop());
+        session.update_receiver(|known| known.up_at.pop());
         if !*has_ended {
-            session.events.served.lose_session();
+            session.events.served.record_lost_session();
         }
     }
 }
 
 /// Runs a session in a separate task. If the returned future is dropped, the task still runs to the session's end,
 /// where it stops the session's threads and notifies the receiver.
-fn going_on(
+fn spawn_session(
     push: Push,
     link: Link,
     events: Arc<SessionEvents>,
@@ -184,14 +184,14 @@ fn going_on(
 }
 
 /// Interrupts a session whose work has failed. Returns the session's own error if there is one, and otherwise `stop`.
-async fn cut_short<S>(
+async fn interrupt<S>(
     mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
     break_off: oneshot::Sender<()>,
     stop: Stop,
 ) -> SessionEnd {
     // The work may learn that the session is over before the session reports its error.
     let why = match &stop {
-        Stop::Session(_) => timeout(SAYS_WHY_WITHIN, &mut session).await.ok(),
+        Stop::Session(_) => timeout(ERROR_REPORT_TIMEOUT, &mut session).await.ok(),
         _ => None,
     };
     match why {
@@ -219,14 +219,14 @@ async fn end<S>(
     }
     drop(break_off);
     let _interrupted = session.await;
-    events.events.served.lose_session();
+    events.events.served.record_lost_session();
     Ok(())
 }
 
 /// Time limit for the end of any session. It may have a lot of data to flush.
 const ENDS_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// Time limit for a session to report its error.
-const SAYS_WHY_WITHIN: Duration = Duration::from_secs(1);
+const ERROR_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

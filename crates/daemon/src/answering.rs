@@ -10,10 +10,10 @@ use zmove_wire::{CopyOrder, GrantOrder, Greeting, Role, ToSource, WireError};
 
 use crate::copying;
 use crate::sending::{
-    Order, PeerControl, SendingError, SendingSession, Sent, cut_off, next, order, refuse_nonsense,
+    Order, PeerControl, SendingError, SendingSession, Sent, cut_off, next, order, refuse_malformed,
     send_files, shown,
 };
-use crate::transfers::Cut;
+use crate::transfers::StopReason;
 
 /// Reads the request of a peer and answers it. A transfer is interrupted when `stop` resolves.
 ///
@@ -21,19 +21,19 @@ use crate::transfers::Cut;
 /// Returns [`SendingError`] if the request was not completed. Files that failed are not an error.
 pub(crate) async fn answer(
     mut session: SendingSession,
-    stop: impl Future<Output = Cut>,
+    stop: impl Future<Output = StopReason>,
 ) -> Result<Sent, SendingError> {
     tokio::pin!(stop);
-    let asked = match unless_stopped(stop.as_mut(), asked(&mut session)).await {
+    let asked = match unless_stopped(stop.as_mut(), read_request(&mut session)).await {
         Ok(Ok(asked)) => asked,
-        Ok(Err(error)) => return Err(refuse_nonsense(session.control, error).await),
+        Ok(Err(error)) => return Err(refuse_malformed(session.control, error).await),
         Err(cut) => return Err(cut_off(session.control, cut).await),
     };
     match asked {
         PeerOrder::Files(order) => send_files(session, order, stop).await,
         PeerOrder::Copy(copy, order) => copying::copy(session, *copy, order, stop).await,
         PeerOrder::Grant(order) => copying::grant(session, *order).await,
-        PeerOrder::Result { id, stop } => copying::tell_result(session, id, stop).await,
+        PeerOrder::Result { id, stop } => copying::send_result(session, id, stop).await,
     }
 }
 
@@ -46,7 +46,7 @@ enum PeerOrder {
 }
 
 /// Greets the peer and reads its complete request.
-async fn asked(session: &mut SendingSession) -> Result<PeerOrder, SendingError> {
+async fn read_request(session: &mut SendingSession) -> Result<PeerOrder, SendingError> {
     let PeerControl { reader, writer } = &mut session.control;
     writer
         .greet(&Greeting::new(Role::Control, session.transfer))

@@ -21,8 +21,8 @@ use zmove_transport::{Fingerprint, Identity};
 use zmove_types::{Hex, Lock, unix_now};
 use zmove_wire::{CopyOrder, CopyResult, EndedCopy, Refusal};
 
-use crate::relaying::Relaying;
-use grants::GrantBook;
+use crate::sender_relay::SenderRelay;
+use grants::GrantStore;
 use store::Store;
 
 /// The state of copies, on disk and in memory; see the module.
@@ -31,9 +31,9 @@ pub struct Copies {
     home: PathBuf,
     /// This host's key.
     identity: Identity,
-    pub(crate) grants: GrantBook,
+    pub(crate) grants: GrantStore,
     running: Lock<HashMap<CopyKey, Arc<RunningCopy>>>,
-    results: Lock<HashMap<CopyKey, KeptResult>>,
+    results: Lock<HashMap<CopyKey, StoredResult>>,
     store: Store,
 }
 
@@ -45,20 +45,20 @@ pub(crate) struct RunningCopy {
     pub(crate) id: [u8; 16],
     /// The order without its id, and the order's list of paths.
     order: (CopyOrder, Option<Arc<[u8]>>),
-    pub(crate) relaying: Arc<Relaying>,
+    pub(crate) sender_relay: Arc<SenderRelay>,
     /// Notified when the copy must end.
     pub(crate) stop: Notify,
 }
 
 /// The entry of a running copy. Dropping it removes the entry.
-pub(crate) struct Entered {
+pub(crate) struct RunningCopyEntry {
     copies: Arc<Copies>,
     key: CopyKey,
 }
 
 /// The result of a copy that this daemon has sent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct KeptResult {
+struct StoredResult {
     client: [u8; 32],
     id: [u8; 16],
     /// End of the copy, in seconds since 1970.
@@ -67,7 +67,7 @@ struct KeptResult {
 }
 
 /// Retention of a result.
-const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+const RESULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// Maximum number of results per key.
 const RESULTS_PER_KEY_MAX: usize = 64;
 /// Maximum number of results of all keys.
@@ -90,13 +90,13 @@ impl Copies {
         identity: Identity,
     ) -> io::Result<Arc<Self>> {
         let store = Store::new(directory.map(|directory| directory.join("results")));
-        let kept = store.read::<KeptResult>()?.into_iter();
+        let kept = store.read::<StoredResult>()?.into_iter();
         let results = kept
             .map(|kept| ((Fingerprint(kept.client), kept.id), kept))
             .collect();
         Ok(Arc::new(Self {
             home: home.to_owned(),
-            grants: GrantBook::open(directory, identity.clone())?,
+            grants: GrantStore::open(directory, identity.clone())?,
             identity,
             running: Lock::default(),
             results: Lock::new(results),
@@ -137,8 +137,8 @@ impl Copies {
         client: Fingerprint,
         order: &CopyOrder,
         list: Option<Arc<[u8]>>,
-        relaying: Arc<Relaying>,
-    ) -> Option<(Arc<RunningCopy>, Entered)> {
+        sender_relay: Arc<SenderRelay>,
+    ) -> Option<(Arc<RunningCopy>, RunningCopyEntry)> {
         let key = (client, order.id);
         let mut running = self.running.lock();
         let Entry::Vacant(place) = running.entry(key) else {
@@ -147,10 +147,10 @@ impl Copies {
         let copy = place.insert(Arc::new(RunningCopy {
             id: order.id,
             order: (order.anew(), list),
-            relaying,
+            sender_relay,
             stop: Notify::new(),
         }));
-        let entered = Entered {
+        let entered = RunningCopyEntry {
             copies: Arc::clone(self),
             key,
         };
@@ -161,13 +161,13 @@ impl Copies {
     ///
     /// # Errors
     /// Returns an error if the result cannot be written. It is then kept until this process ends.
-    pub(crate) fn keep(
+    pub(crate) fn store_result(
         &self,
         client: Fingerprint,
         id: [u8; 16],
         result: EndedCopy,
     ) -> io::Result<()> {
-        let kept = KeptResult {
+        let kept = StoredResult {
             client: client.0,
             id,
             ended: now(),
@@ -193,7 +193,7 @@ impl Copies {
 
     /// Returns the result of a copy that this daemon has sent.
     pub(crate) fn ended(&self, client: Fingerprint, id: [u8; 16]) -> Option<EndedCopy> {
-        let oldest = now().saturating_sub(KEPT_FOR.as_secs());
+        let oldest = now().saturating_sub(RESULT_RETENTION.as_secs());
         let results = self.results.lock();
         results
             .get(&(client, id))
@@ -232,8 +232,8 @@ impl Copies {
 
 /// Removes expired results, and the oldest results if `client` or all clients together have too many. Returns the keys
 /// of the removed results.
-fn prune(results: &mut HashMap<CopyKey, KeptResult>, client: Fingerprint) -> Vec<CopyKey> {
-    let oldest = now().saturating_sub(KEPT_FOR.as_secs());
+fn prune(results: &mut HashMap<CopyKey, StoredResult>, client: Fingerprint) -> Vec<CopyKey> {
+    let oldest = now().saturating_sub(RESULT_RETENTION.as_secs());
     let mut gone: Vec<_> = results
         .iter()
         .filter(|(_, kept)| kept.ended < oldest)
@@ -259,7 +259,7 @@ fn result_name((client, id): &CopyKey) -> String {
     format!("{}-{}", Hex(&client.0), Hex(id))
 }
 
-impl Drop for Entered {
+impl Drop for RunningCopyEntry {
     fn drop(&mut self) {
         self.copies.running.lock().remove(&self.key);
     }
@@ -299,9 +299,9 @@ mod tests {
         };
         let [one, other] = [1, 2].map(|byte| Fingerprint([byte; 32]));
         let copies = open();
-        copies.keep(other, [0; 16], ended(7)).unwrap();
+        copies.store_result(other, [0; 16], ended(7)).unwrap();
         for number in 0..100 {
-            copies.keep(one, [number; 16], ended(8)).unwrap();
+            copies.store_result(one, [number; 16], ended(8)).unwrap();
         }
         let again = open();
         let held = |copies: &Copies| {
@@ -323,7 +323,7 @@ mod tests {
             .results
             .lock()
             .values_mut()
-            .for_each(|kept| kept.ended -= KEPT_FOR.as_secs() + 1);
+            .for_each(|kept| kept.ended -= RESULT_RETENTION.as_secs() + 1);
         assert_eq!(again.ended(other, [0; 16]), None);
     }
 }

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use zmove_engine::{
-    BoxError, Causes, ConnectError, Connector, DialSettings, JobMaking, Listener, Notice,
-    PathCheck, PushError, Remote, RemotePush, Retrying, Timeout,
+    BoxError, Causes, ConnectError, Connector, DialSettings, JobFuture, Listener, Notice,
+    PathCheck, PushError, Remote, RemotePush, RetryPolicy, Timeout,
 };
 use zmove_receiver::{Quota, unless_stopped};
 use zmove_sender::{Beside, PeerQuota, PushJob, Run, SessionError, Summary};
-use zmove_transport::{Claim, DialError, Fingerprint, Identity, Reach};
+use zmove_transport::{Claim, DialError, DialOptions, Fingerprint, Identity};
 use zmove_types::RateLimit;
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, HostAddress, Intent,
@@ -31,31 +31,31 @@ use zmove_wire::{
 use crate::access::authorizer::{Authorized, Authorizer, Destinations};
 use crate::access::refusals::denied;
 use crate::copies::{Copies, RunningCopy};
-use crate::relaying::{KeyQuota, Listeners, Relaying};
+use crate::sender_relay::{KeyQuota, Listeners, SenderRelay};
 use crate::sending::{
     Order, PeerControl, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target,
-    argument_of, cut_off, job, may_not_read, next, refuse, refuse_nonsense, say_last, start,
-    tell_often,
+    argument_of, cut_off, flush_periodically, job, may_not_read, next, refuse, refuse_malformed,
+    send_last_message, start,
 };
 use crate::sources::ReadAccess;
-use crate::transfers::Cut;
+use crate::transfers::StopReason;
 
 /// Maximum time for a client to provide the grant.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time for a client to receive the result.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time during which the other host is redialed.
-const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+const RETRY_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Makes a copy to another host, or attaches the client to a copy that it ordered before.
 pub(crate) async fn copy(
     mut session: SendingSession,
     copy: CopyOrder,
     order: Order,
-    stop: impl Future<Output = Cut>,
+    stop: impl Future<Output = StopReason>,
 ) -> Result<Sent, SendingError> {
     let Some(copies) = session.copies.clone() else {
-        return Err(refuse(session.control, no_copies()).await);
+        return Err(refuse(session.control, copies_disabled()).await);
     };
     let client = session.claim.key;
     tokio::pin!(stop);
@@ -65,31 +65,32 @@ pub(crate) async fn copy(
         return listened.unwrap_or_else(|cut| Err(SendingError::CutOff(cut.refusal())));
     }
     if let Some(ended) = copies.ended(client, copy.id) {
-        return tell_ended(session.control, copy.id, ended).await;
+        return send_ended(session.control, copy.id, ended).await;
     }
     let list = order.list.clone();
     let access = rights(&session.authorized, client, &copy.to);
-    let prepared = session.prepare(order, access, Target::There, stop.as_mut());
+    let prepared = session.prepare(order, access, Target::OtherHost, stop.as_mut());
     let prepared = match prepared.await? {
         Ok(prepared) => prepared,
         Err(refusal) => return Err(refuse(session.control, refusal).await),
     };
     let begin = match unless_stopped(stop.as_mut(), begin(&mut session)).await {
         Ok(Ok(begin)) => begin,
-        Ok(Err(error)) => return Err(refuse_nonsense(session.control, error).await),
+        Ok(Err(error)) => return Err(refuse_malformed(session.control, error).await),
         Err(cut) => return Err(cut_off(session.control, cut).await),
     };
-    let (relaying, words) = Relaying::new(
+    let (sender_relay, words) = SenderRelay::new(
         session.share.quota.clone(),
         Listeners::Optional,
         Arc::clone(&session.meter),
     );
-    let Some((running, entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
-        return Err(refuse(session.control, runs_already()).await);
+    let Some((running, entered)) = copies.enter(client, &copy, list, Arc::clone(&sender_relay))
+    else {
+        return Err(refuse(session.control, already_running()).await);
     };
-    let mut listening = tokio::spawn(follow(session.control, words));
-    let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
-    let checked = Checked {
+    let mut listening = tokio::spawn(forward_messages(session.control, words));
+    let telling = tokio::spawn(flush_periodically(Arc::clone(&sender_relay)));
+    let checked = AuthorizationCheck {
         claim: session.claim,
         authorizer: session.authorizer,
         to: copy.to.clone(),
@@ -103,11 +104,17 @@ pub(crate) async fn copy(
         }
     };
     let ended = Box::pin(push(
-        &copies, &copy, begin, prepared, checked, &relaying, stop,
+        &copies,
+        &copy,
+        begin,
+        prepared,
+        checked,
+        &sender_relay,
+        stop,
     ))
     .await;
     telling.abort();
-    let ended = finish(&copies, client, &copy, ended, cut_off, &relaying).await;
+    let ended = finish(&copies, client, &copy, ended, cut_off, &sender_relay).await;
     // From now on, an equal order starts a new copy, even while the client still reads the result.
     drop(entered);
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, &mut listening).await;
@@ -115,11 +122,11 @@ pub(crate) async fn copy(
     ended.map(|summary| Sent::Copied(copy.to, Box::new(summary)))
 }
 
-fn no_copies() -> Refusal {
+fn copies_disabled() -> Refusal {
     denied("only 'zmove serve' makes copies between hosts")
 }
 
-fn runs_already() -> Refusal {
+fn already_running() -> Refusal {
     Refusal::new(RefusalCode::Busy, "this copy is already running")
 }
 
@@ -180,24 +187,24 @@ async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
 async fn listen(mut control: PeerControl, running: &RunningCopy) -> Result<Sent, SendingError> {
     let follows = ToSender::Copy(CopyState::Follows { id: running.id });
     control.writer.send(&encode_message(&follows)).await?;
-    let words = running.relaying.attach();
-    follow(control, words).await;
-    Ok(Sent::Told)
+    let words = running.sender_relay.attach();
+    forward_messages(control, words).await;
+    Ok(Sent::Answered)
 }
 
-async fn tell_ended(
+async fn send_ended(
     control: PeerControl,
     id: [u8; 16],
     ended: EndedCopy,
 ) -> Result<Sent, SendingError> {
     let mut said = encode_message(&ToSender::Copy(CopyState::Follows { id }));
-    said.extend(encode_message(&ToReceiver::Relay(last_word(ended))));
-    say_last(control, &said, LISTEN_TIMEOUT).await?;
-    Ok(Sent::Told)
+    said.extend(encode_message(&ToReceiver::Relay(final_message(ended))));
+    send_last_message(control, &said, LISTEN_TIMEOUT).await?;
+    Ok(Sent::Answered)
 }
 
 /// Returns the final message of a copy.
-fn last_word(copy: EndedCopy) -> Relay {
+fn final_message(copy: EndedCopy) -> Relay {
     match copy.ended {
         Ok(account) => Relay::Account(Box::new(account)),
         Err(refusal) => Relay::Broken(refusal),
@@ -205,7 +212,7 @@ fn last_word(copy: EndedCopy) -> Relay {
 }
 
 /// Forwards the messages of a copy to a client until the copy ends or the client disconnects.
-async fn follow(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
+async fn forward_messages(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
     let PeerControl {
         mut reader,
         mut writer,
@@ -232,14 +239,14 @@ async fn follow(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
 }
 
 /// The input to the authorization that is repeated before each session of a copy.
-struct Checked {
+struct AuthorizationCheck {
     claim: Claim,
     authorizer: Arc<Authorizer>,
     to: HostAddress,
     quota: Quota,
 }
 
-impl Checked {
+impl AuthorizationCheck {
     fn access(&self) -> Result<ReadAccess, BoxError> {
         let authorized = self.authorizer.authorize(&self.claim)??;
         Ok(rights(&authorized, self.claim.key, &self.to).map_err(|refusal| refusal.text)?)
@@ -247,13 +254,13 @@ impl Checked {
 }
 
 /// The search for the sources of a later session.
-struct Search {
+struct RepeatedSearch {
     fetch: Fetch,
     list: Option<Arc<[u8]>>,
-    checked: Checked,
+    checked: AuthorizationCheck,
 }
 
-impl Search {
+impl RepeatedSearch {
     /// Searches on a blocking thread until the future is dropped. A search can take long in large directories and takes
     /// turns with the key's other work, so it must not occupy the runtime's threads, which serve all keys.
     async fn again(self: Arc<Self>) -> Result<PushJob, BoxError> {
@@ -279,8 +286,8 @@ async fn push(
     order: &CopyOrder,
     Begin { grant, key }: Begin,
     prepared: Prepared,
-    checked: Checked,
-    relaying: &Arc<Relaying>,
+    checked: AuthorizationCheck,
+    sender_relay: &Arc<SenderRelay>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, PushError> {
     let Prepared {
@@ -293,7 +300,7 @@ async fn push(
         ..
     } = prepared;
     let missing_count = missing.len() as u64;
-    relaying.fail_all(missing);
+    sender_relay.fail_all(missing);
     fetch.open.grant = Some(grant);
     job.open.grant = Some(grant);
     let started = Instant::now();
@@ -308,21 +315,21 @@ async fn push(
     };
     let settings = dial_settings(order, Fingerprint(key), copies.identity());
     let quota: Arc<dyn PeerQuota> = Arc::new(KeyQuota(checked.quota.clone()));
-    let search = Arc::new(Search {
+    let search = Arc::new(RepeatedSearch {
         fetch,
         list,
         checked,
     });
-    let again = || Box::pin(Arc::clone(&search).again()) as JobMaking;
-    let patience = Timeout(Duration::from_secs(order.patience_secs).min(PATIENCE_MAX));
+    let again = || Box::pin(Arc::clone(&search).again()) as JobFuture;
+    let patience = Timeout(Duration::from_secs(order.patience_secs).min(RETRY_TIMEOUT_MAX));
     let pushing = RemotePush {
-        receiver: Retrying {
+        receiver: RetryPolicy {
             connector: Connector {
                 home: copies.home(),
                 remote: &remote,
                 settings: &settings,
                 listener: &CopyNotices {
-                    relaying,
+                    sender_relay,
                     begun: AtomicBool::new(false),
                 },
             },
@@ -332,7 +339,7 @@ async fn push(
         job: &again,
         config,
         quota,
-        observer: Arc::<Relaying>::clone(relaying),
+        observer: Arc::<SenderRelay>::clone(sender_relay),
     };
     let mut summary = pushing.push(first, &mut run, stop).await?.summary;
     summary.counters.failed += missing_count;
@@ -346,9 +353,9 @@ fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSet
         streams: order
             .streams
             .map(|lanes| lanes.clamp(1, zmove_wire::limits::LANES_MAX)),
-        reach: Reach {
+        reach: DialOptions {
             transport: order.transport,
-            ..Reach::default()
+            ..DialOptions::default()
         },
         cipher: if order.clear {
             Cipher::None
@@ -358,7 +365,7 @@ fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSet
         limit: order.fetch.rate_max.map(RateLimit::nearest),
         path_check: match order.fetch.open.intent {
             Intent::Inspect => PathCheck::First,
-            _ => PathCheck::WhenStill,
+            _ => PathCheck::OnStall,
         },
         ..DialSettings::default()
     }
@@ -366,7 +373,7 @@ fn dial_settings(order: &CopyOrder, key: Fingerprint, own: &Identity) -> DialSet
 
 /// Reports events between sessions to the client.
 struct CopyNotices<'a> {
-    relaying: &'a Arc<Relaying>,
+    sender_relay: &'a Arc<SenderRelay>,
     begun: AtomicBool,
 }
 
@@ -374,12 +381,12 @@ impl Listener for CopyNotices<'_> {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
             Notice::SessionBegins { .. } if self.begun.swap(true, Ordering::Relaxed) => {
-                self.relaying.begin_again()
+                self.sender_relay.report_restart()
             }
             Notice::ConnectionLost { .. }
             | Notice::ReceiverBusy { .. }
             | Notice::BlackHole { .. } => {
-                self.relaying.warn(format!("sender: {notice}"));
+                self.sender_relay.warn(format!("sender: {notice}"));
             }
             // Other notices concern only this host.
             _ => {}
@@ -393,12 +400,12 @@ async fn finish(
     client: Fingerprint,
     order: &CopyOrder,
     ended: Result<Summary, PushError>,
-    cut_off: Option<Cut>,
-    relaying: &Relaying,
+    cut_off: Option<StopReason>,
+    sender_relay: &SenderRelay,
 ) -> Result<Summary, SendingError> {
     let told = match &ended {
         Ok(summary) => Ok(TransferAccount::from(summary.clone())),
-        Err(error) => Err(cut_off.map_or_else(|| refusal_of(error), Cut::refusal)),
+        Err(error) => Err(cut_off.map_or_else(|| refusal_of(error), StopReason::refusal)),
     };
     let result = EndedCopy {
         to: order.to.clone(),
@@ -406,16 +413,16 @@ async fn finish(
         strict: order.fetch.open.keeping.strict,
     };
     // A daemon that is being stopped has not ended the copy: an equal order continues it.
-    if cut_off != Some(Cut::Stopping) {
+    if cut_off != Some(StopReason::Stopping) {
         let copies = Arc::clone(copies);
         let id = order.id;
         let kept = result.clone();
-        let kept = tokio::task::spawn_blocking(move || copies.keep(client, id, kept)).await;
+        let kept = tokio::task::spawn_blocking(move || copies.store_result(client, id, kept)).await;
         if let Ok(Err(error)) = kept {
-            relaying.warn(format!("sender: store the result: {error}"));
+            sender_relay.warn(format!("sender: store the result: {error}"));
         }
     }
-    relaying.end_with(last_word(result));
+    sender_relay.send_last(final_message(result));
     ended.map_err(SendingError::Copy)
 }
 
@@ -464,7 +471,7 @@ pub(crate) async fn grant(
 }
 
 /// Reports the state or the result of a copy to the peer.
-pub(crate) async fn tell_result(
+pub(crate) async fn send_result(
     session: SendingSession,
     id: [u8; 16],
     stop: bool,
@@ -476,7 +483,7 @@ pub(crate) async fn tell_result(
         result.map(ToSender::Result).ok_or_else(unknown)
     };
     answer(session, look).await?;
-    Ok(Sent::Told)
+    Ok(Sent::Answered)
 }
 
 /// Runs `find` on a blocking thread and sends its result to the peer.
@@ -492,7 +499,7 @@ async fn answer(
         ..
     } = session;
     let Some(copies) = copies else {
-        return Err(refuse(control, no_copies()).await);
+        return Err(refuse(control, copies_disabled()).await);
     };
     let finding = tokio::task::spawn_blocking(move || find(&copies, &claim, &authorized));
     let found = finding.await.unwrap_or_else(|_panic| {
@@ -502,7 +509,9 @@ async fn answer(
         ))
     });
     match found {
-        Ok(message) => Ok(say_last(control, &encode_message(&message), LISTEN_TIMEOUT).await?),
+        Ok(message) => {
+            Ok(send_last_message(control, &encode_message(&message), LISTEN_TIMEOUT).await?)
+        }
         Err(refusal) => Err(refuse(control, refusal).await),
     }
 }
@@ -517,7 +526,7 @@ mod tests {
     #[test]
     fn sources_are_looked_for_again_beside_the_runtime() {
         let key = Fingerprint([1; 32]);
-        let checked = Checked {
+        let checked = AuthorizationCheck {
             claim: Claim::again(key, Vec::new()),
             authorizer: Arc::new(Authorizer::Only(key)),
             to: HostAddress {
@@ -527,7 +536,7 @@ mod tests {
             quota: Quota::default(),
         };
         let fetch = Fetch::new(Open::new(Vec::new(), [0; 16]), Vec::new());
-        let search = Arc::new(Search {
+        let search = Arc::new(RepeatedSearch {
             fetch,
             list: None,
             checked,

@@ -37,15 +37,15 @@ use crate::access::authorizer_threads::AuthorizerThreads;
 use crate::access::node_grant::NodeGrant;
 use crate::access::pending_handshakes::PendingHandshakes;
 use crate::access::rate_limits::Rates;
-use crate::access::refusals::{denied, refuse, refuse_peer, say_and_close};
+use crate::access::refusals::{denied, refuse, refuse_peer, send_and_close};
 use crate::answering;
 use crate::copies::Copies;
-use crate::copies::grants::{Around, PeerGrants};
+use crate::copies::grants::{PeerGrants, SessionResources};
 use crate::event::{DaemonEvent, EndedTransfer, Moved, Rejection, TransferEnd};
 use crate::node_session::NodeSession;
-use crate::registry::{Found, LanesIn, Registry};
+use crate::registry::{LaneLookup, LanesIn, Registry};
 use crate::sending::{self, KeyShare, PeerControl, SendingSession, Sent};
-use crate::transfers::{Cut, Direction, Live, Transfers, Who};
+use crate::transfers::{ActiveTransfer, Direction, PeerInfo, StopReason, Transfers};
 use zmove_receiver::Quotas;
 use zmove_receiver::ReceiverConfig;
 use zmove_receiver::RunLeasesByKey;
@@ -97,8 +97,8 @@ struct Shared {
 
 /// A transfer that has its slot and is about to begin.
 struct AdmittedTransfer<'a> {
-    who: Who,
-    live: &'a Live,
+    who: PeerInfo,
+    live: &'a ActiveTransfer,
     control: Control,
     slot: Slot,
     authorized: Authorized,
@@ -177,8 +177,8 @@ impl Daemon {
     /// Serves until `stop` resolves. It then closes the listening sockets, interrupts the running transfers and gives
     /// them some time to clean up. Returns whether all transfers have ended.
     pub async fn serve(&self, stop: impl Future<Output = ()>) -> bool {
-        let moving = self.pending.keep_moving();
-        let pace = self.shared.transfers.keep_pace();
+        let moving = self.pending.evict_late_handshakes();
+        let pace = self.shared.transfers.update_rates();
         tokio::pin!(stop, moving, pace);
         loop {
             tokio::select! {
@@ -217,11 +217,11 @@ impl Daemon {
         let place = self.pending.enter(address.ip(), max);
         tokio::spawn(async move {
             let Ok(mut place) = place.await else {
-                return shared.reject(Rejection::Crowded, address, crowded_out(max));
+                return shared.reject(Rejection::Crowded, address, crowded_reason(max));
             };
             let proven = tokio::select! {
-                proven = shared.prove(incoming, place.has_spoken()) => proven,
-                () = place.taken() => return shared.reject(Rejection::Crowded, address, crowded_out(max)),
+                proven = shared.prove(incoming, place.on_first_message()) => proven,
+                () = place.evicted() => return shared.reject(Rejection::Crowded, address, crowded_reason(max)),
             };
             drop(place);
             if let Some((channel, authorized)) = proven {
@@ -268,7 +268,7 @@ impl Shared {
     /// Reads the greeting and acts on the role in it.
     async fn admit(self: Arc<Self>, mut stream: Channel, authorized: Authorized) {
         let address = stream.address();
-        let key = self.booked_on(stream.peer(), &authorized);
+        let key = self.charged_key(stream.peer(), &authorized);
         let waiting = match self.admissions.wait(key) {
             Ok(waiting) => waiting,
             Err(full) => return self.refuse_full(stream, full).await,
@@ -288,19 +288,19 @@ impl Shared {
                 self.reject(Rejection::Greeting, address, error);
                 // Our greeting tells the peer which version this host supports.
                 let ours = Greeting::new(Role::Control, TransferId([0; 16]));
-                return say_and_close(&self.admissions, stream, &ours.encode()).await;
+                return send_and_close(&self.admissions, stream, &ours.encode()).await;
             }
         };
         match greeting.role {
             _ if greeting.cipher == Cipher::None && stream.transport() == Transport::Quic => {
                 let reason =
                     "the peer asked for unencrypted lanes over QUIC, which is always encrypted";
-                self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_QUIC))
+                self.refuse_and_log(Rejection::Clear, stream, reason, denied(CLEAR_QUIC))
                     .await;
             }
             _ if greeting.cipher == Cipher::None && !self.config.allow_clear => {
                 let reason = "the peer asked for unencrypted lanes, which require 'zmove serve --allow-clear'";
-                self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_LANES))
+                self.refuse_and_log(Rejection::Clear, stream, reason, denied(CLEAR_LANES))
                     .await;
             }
             Role::Control | Role::Fetch => {
@@ -317,7 +317,7 @@ impl Shared {
     /// Returns the key to which a peer's connections and transfers are charged. This is the peer's own key, or the key
     /// of one of the clients whose grants authorize the peer. Once the peer has named its grant, its quota is that of
     /// the grant's client.
-    fn booked_on(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
+    fn charged_key(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
         let clients = authorized.by_grants_of.iter().map(|granter| granter.key);
         self.admissions
             .least_used(clients, |key| self.quotas.is_crowded(key))
@@ -328,9 +328,9 @@ impl Shared {
         let address = stream.address();
         let key = stream.peer();
         if *self.draining.borrow() {
-            return self.turn_away_at_a_stop(stream).await;
+            return self.refuse_while_stopping(stream).await;
         }
-        let place = match self.admissions.enqueue(self.booked_on(key, &authorized)) {
+        let place = match self.admissions.enqueue(self.charged_key(key, &authorized)) {
             Ok(place) => place,
             Err(full) => return self.refuse_full(stream, full).await,
         };
@@ -352,7 +352,7 @@ impl Shared {
             probe: &probe,
             live,
         };
-        let seated = self.wait_in_line(waiter, place, who.clone(), greeting);
+        let seated = self.wait_in_queue(waiter, place, who.clone(), greeting);
         let Some((control, slot, told)) = seated.await else {
             return;
         };
@@ -398,28 +398,38 @@ impl Shared {
     }
 
     /// Refuses a transfer that arrives while this daemon stops.
-    async fn turn_away_at_a_stop(&self, stream: Channel) {
+    async fn refuse_while_stopping(&self, stream: Channel) {
         let reason = "this receiver is being stopped";
-        self.turn_away(Rejection::Stopping, stream, reason, Cut::Stopping.refusal())
-            .await;
+        self.refuse_and_log(
+            Rejection::Stopping,
+            stream,
+            reason,
+            StopReason::Stopping.refusal(),
+        )
+        .await;
     }
 
     /// Resolves when a transfer must be ended from outside.
-    fn cut_off(&self, live: &Live) -> impl Future<Output = Cut> {
+    fn cut_off(&self, live: &ActiveTransfer) -> impl Future<Output = StopReason> {
         let mut stopping = self.stopping.subscribe();
         async move {
             tokio::select! {
-                _ = stopping.wait_for(|stopping| *stopping) => Cut::Stopping,
-                cut = live.cut() => cut,
+                _ = stopping.wait_for(|stopping| *stopping) => StopReason::Stopping,
+                cut = live.stop_requested() => cut,
             }
         }
     }
 
     /// Records and logs the start of a transfer. A stopping daemon waits until all returned receivers are dropped, so
     /// that interrupted transfers can remove their unfinished files.
-    fn begin(&self, live: &Live, direction: Direction, who: &Who) -> watch::Receiver<bool> {
+    fn begin(
+        &self,
+        live: &ActiveTransfer,
+        direction: Direction,
+        who: &PeerInfo,
+    ) -> watch::Receiver<bool> {
         let until_it_has_ended = self.stopping.subscribe();
-        live.begins(direction);
+        live.set_running(direction);
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         until_it_has_ended
     }
@@ -463,12 +473,12 @@ impl Shared {
         let stop = async {
             tokio::select! {
                 cut = self.cut_off(live) => cut.of_receiver(),
-                () = grant_over(node) => Cut::GrantOver.of_receiver(),
+                () = await_grant_expiry(node) => StopReason::GrantOver.of_receiver(),
             }
         };
         let ended = tokio::select! {
             ended = run_session(session, stop) => ended,
-            () = self.leaves() => return self.leave(who, live, started, Some(&access)),
+            () = self.abandoned() => return self.abandon(who, live, started, Some(&access)),
         };
         let moved = moved(&live.meter, started.elapsed());
         let end = match ended {
@@ -485,12 +495,12 @@ impl Shared {
     /// Returns the grants by which a peer may open a transfer. `rate` is the shared rate of the transfer's lanes.
     fn grants(
         &self,
-        who: &Who,
-        live: &Live,
+        who: &PeerInfo,
+        live: &ActiveTransfer,
         node: Option<Arc<NodeGrant>>,
         rate: SharedRate,
     ) -> Option<Arc<dyn Grants>> {
-        let around = Around {
+        let resources = SessionResources {
             rate,
             rates: Arc::clone(&self.rates),
             quotas: Arc::clone(&self.quotas),
@@ -502,11 +512,11 @@ impl Shared {
             Some(grant) => Some(Arc::new(NodeSession {
                 grant,
                 authorizer,
-                around,
+                resources,
             })),
             None => {
                 let copies = self.copies.clone()?;
-                Some(PeerGrants::new(copies, authorizer, who.key, around) as Arc<dyn Grants>)
+                Some(PeerGrants::new(copies, authorizer, who.key, resources) as Arc<dyn Grants>)
             }
         }
     }
@@ -556,7 +566,7 @@ impl Shared {
         let answering = Box::pin(answering::answer(session, self.cut_off(live)));
         let ended = tokio::select! {
             ended = answering => ended,
-            () = self.leaves() => return self.leave(who, live, started, None),
+            () = self.abandoned() => return self.abandon(who, live, started, None),
         };
         let moved = moved(&live.meter, started.elapsed());
         match ended {
@@ -565,37 +575,37 @@ impl Shared {
                     cipher: greeting.cipher,
                     failed: summary.counters.failed,
                 };
-                self.log_end(who, moved.by_account(&summary.counters), end);
+                self.log_end(who, moved.with_sender_counts(&summary.counters), end);
             }
             Ok(Sent::Copied(to, summary)) => {
                 let failed = summary.counters.failed;
                 let end = TransferEnd::Copied { to, failed };
-                self.log_end(who, moved.by_account(&summary.counters), end);
+                self.log_end(who, moved.with_sender_counts(&summary.counters), end);
             }
             Ok(Sent::Granted { source, target }) => (self.log)(&DaemonEvent::Granted {
                 who,
                 source,
                 target,
             }),
-            Ok(Sent::Told) => {}
+            Ok(Sent::Answered) => {}
             Err(error) => self.log_end(who, moved, TransferEnd::SendingBroken(error)),
         }
     }
 
     /// Logs the end of a transfer.
-    fn log_end(&self, who: Who, moved: Moved, end: TransferEnd) {
+    fn log_end(&self, who: PeerInfo, moved: Moved, end: TransferEnd) {
         (self.log)(&DaemonEvent::Ended(EndedTransfer { who, moved, end }));
     }
 
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {
         let text = format!("{full}; try again later");
         let refusal = Refusal::new(RefusalCode::Full, &text);
-        self.turn_away(Rejection::Limit, stream, text, refusal)
+        self.refuse_and_log(Rejection::Limit, stream, text, refusal)
             .await;
     }
 
     /// Refuses an authorized peer and logs the reason.
-    async fn turn_away(
+    async fn refuse_and_log(
         &self,
         kind: Rejection,
         peer: Channel,
@@ -619,11 +629,11 @@ impl Shared {
             .find(key, greeting.transfer, EARLY_LANE_TIMEOUT)
             .await
         {
-            Found::Lanes(lanes) => lanes,
+            LaneLookup::Lanes(lanes) => lanes,
             // The sender dialed this lane before it knew that its transfer is queued, or the transfer has ended without
             // this lane.
-            Found::Queued | Found::Ended => return,
-            Found::Nothing => {
+            LaneLookup::Queued | LaneLookup::Ended => return,
+            LaneLookup::Nothing => {
                 let reason = "a lane for a transfer that its key has not opened";
                 return self.reject(Rejection::Transfer, address, reason);
             }
@@ -655,7 +665,7 @@ impl Shared {
     }
 }
 
-fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
+fn denial_refusal(peer: Fingerprint, denial: &Denial) -> Refusal {
     let text = match denial {
         Denial::Expired { name, expires, .. } => format!(
             "the permission of this key expired at {expires}. On the receiving host, run: zmove allow {peer} --name {name} \
@@ -677,9 +687,9 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
 }
 
 /// Resolves when the grant of a node has expired. Never resolves for other peers.
-async fn grant_over(node: Option<Arc<NodeGrant>>) {
+async fn await_grant_expiry(node: Option<Arc<NodeGrant>>) {
     match node {
-        Some(grant) => grant.over().await,
+        Some(grant) => grant.await_expiry().await,
         None => std::future::pending().await,
     }
 }
@@ -701,7 +711,7 @@ const CLEAR_LANES: &str = "this receiver refuses unencrypted data: omit '--ciphe
                            serve --allow-clear'";
 const CLEAR_QUIC: &str = "QUIC is always encrypted: omit '--cipher none', or use '--transport tcp'";
 
-fn crowded_out(max: usize) -> String {
+fn crowded_reason(max: usize) -> String {
     format!(
         "dropped to admit other connections: {max} connections had not proved a key (limits.unproven)"
     )

@@ -14,7 +14,7 @@ use zmove_receiver::SessionError;
 use zmove_receiver::{InspectionKind, SessionReport};
 
 use crate::sending::SendingError;
-use crate::transfers::Who;
+use crate::transfers::PeerInfo;
 
 /// The amounts that a transfer has moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,21 +75,21 @@ pub enum DaemonEvent {
     /// A transfer is queued.
     Waits {
         /// The peer of the transfer.
-        who: Who,
+        who: PeerInfo,
         /// The reason for the wait, in words.
         reason: String,
     },
     /// A transfer has begun.
     Begun {
         /// The peer of the transfer.
-        who: Who,
+        who: PeerInfo,
     },
     /// A transfer has ended.
     Ended(EndedTransfer),
     /// A client was given a grant by which another host may send files here.
     Granted {
         /// The client.
-        who: Who,
+        who: PeerInfo,
         /// The key of the other host.
         source: Fingerprint,
         /// The target of the grant.
@@ -106,7 +106,7 @@ pub enum DaemonEvent {
 #[derive(Debug)]
 pub struct EndedTransfer {
     /// The peer.
-    pub who: Who,
+    pub who: PeerInfo,
     /// The amounts moved until the end. For a transfer that sends, the target holds the requested sources.
     pub moved: Moved,
     /// The result of the transfer.
@@ -191,7 +191,7 @@ impl Rejection {
 
 impl Moved {
     /// Replaces the counts of files and bytes with those of the sender.
-    pub(crate) fn by_account(self, counters: &Counters) -> Self {
+    pub(crate) fn with_sender_counts(self, counters: &Counters) -> Self {
         Self {
             files: counters.files,
             bytes: counters.bytes,
@@ -215,9 +215,9 @@ impl fmt::Display for Files {
 }
 
 /// A word followed by the target or the sources of a transfer. Displays nothing if the peer has not named any.
-struct Named<'a>(&'static str, &'a Moved);
+struct NamedTarget<'a>(&'static str, &'a Moved);
 
-impl fmt::Display for Named<'_> {
+impl fmt::Display for NamedTarget<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(word, moved) = self;
         match moved.target {
@@ -297,7 +297,7 @@ impl fmt::Display for EndedTransfer {
                 write!(f, "probe broken off by {who} after {seconds}: {error}")?;
             }
             TransferEnd::Broken(error) => {
-                let target = Named("into", moved);
+                let target = NamedTarget("into", moved);
                 write!(f, "broken off by {who}{target} after {seconds}: {error}")?;
             }
             TransferEnd::Sent { cipher, failed } => write!(
@@ -312,7 +312,7 @@ impl fmt::Display for EndedTransfer {
                 to.port
             )?,
             TransferEnd::SendingBroken(error) => {
-                let sources = Named("from", moved);
+                let sources = NamedTarget("from", moved);
                 write!(
                     f,
                     "sending{sources} to {who} broken off after {seconds}: {error}"

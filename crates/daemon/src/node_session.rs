@@ -14,7 +14,7 @@ use zmove_wire::{Open, Refusal};
 use crate::access::authorizer::{Authorized, Authorizer};
 use crate::access::node_grant::NodeGrant;
 use crate::access::refusals::{denied, rights_unreadable};
-use crate::copies::grants::Around;
+use crate::copies::grants::SessionResources;
 use crate::copies::now;
 
 /// Authorizes a peer by the grant that it presents to this receiver, whose key is `own`. May block on files.
@@ -35,7 +35,7 @@ pub(crate) fn authorize(
     };
     let may_not = |what, name| denied(format!("its signer {name} may not {what}"));
     match authorizer.authorize(&grant.head)? {
-        Ok(head) if head.may_lead() => Ok(Ok(Authorized::by_head(head.name, grant))),
+        Ok(head) if head.may_lead() => Ok(Ok(Authorized::from_head_grant(head.name, grant))),
         Ok(head) if head.may_write() => may_not("lead jobs here (zmove allow --lead)", head.name),
         Ok(head) => may_not("write here", head.name),
         Err(denial) => denied(format!("its signing key is not allowed here: {denial}")),
@@ -47,7 +47,7 @@ pub(crate) fn authorize(
 pub(crate) struct NodeSession {
     pub(crate) grant: Arc<NodeGrant>,
     pub(crate) authorizer: Arc<Authorizer>,
-    pub(crate) around: Around,
+    pub(crate) resources: SessionResources,
 }
 
 impl Grants for NodeSession {
@@ -64,7 +64,7 @@ impl Grants for NodeSession {
         let head =
             head.ok_or_else(|| denied("the key of the leading node may no longer lead jobs here"))?;
         Ok(RedeemedGrant {
-            quota: self.around.charge(claim.key, &head.rights),
+            quota: self.resources.charge(claim.key, &head.rights),
             rights: head.rights,
             top_names: self.grant.top_names(),
             allowance: None,
@@ -172,7 +172,7 @@ mod tests {
         fn session(&self, grant: JobGrant) -> NodeSession {
             let authorized = self.judge(&self.signed(grant), (NODE, RECEIVER)).unwrap();
             let (rate, rates, quotas, granter) = Default::default();
-            let around = Around {
+            let resources = SessionResources {
                 rate,
                 rates,
                 quotas,
@@ -183,7 +183,7 @@ mod tests {
             NodeSession {
                 grant: authorized.node.unwrap(),
                 authorizer,
-                around,
+                resources,
             }
         }
     }

@@ -38,7 +38,7 @@ pub(crate) enum LanesIn {
 
 /// The result of looking for a lane's transfer.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum LaneLookup {
     Lanes(LanesIn),
     /// The transfer is queued. Its sender dials other lanes when it begins.
     Queued,
@@ -84,16 +84,16 @@ impl Registry {
         owner: Fingerprint,
         transfer: TransferId,
         patience: Duration,
-    ) -> Found {
+    ) -> LaneLookup {
         let found = async {
             loop {
                 let changed = self.0.changed.notified();
                 tokio::pin!(changed);
                 changed.as_mut().enable();
                 match self.0.transfers.lock().get(&(owner, transfer)) {
-                    Some(Some(lanes)) => return Found::Lanes(lanes.clone()),
-                    Some(None) => return Found::Queued,
-                    None if self.has_ended(&(owner, transfer)) => return Found::Ended,
+                    Some(Some(lanes)) => return LaneLookup::Lanes(lanes.clone()),
+                    Some(None) => return LaneLookup::Queued,
+                    None if self.has_ended(&(owner, transfer)) => return LaneLookup::Ended,
                     None => {}
                 }
                 changed.await;
@@ -101,7 +101,7 @@ impl Registry {
         };
         tokio::time::timeout(patience, found)
             .await
-            .unwrap_or(Found::Nothing)
+            .unwrap_or(LaneLookup::Nothing)
     }
 }
 
@@ -162,21 +162,21 @@ mod tests {
         let registered = registry
             .enter(owner, TRANSFER, Some(lanes.clone()))
             .unwrap();
-        assert!(matches!(early.await.unwrap(), Found::Lanes(_)));
+        assert!(matches!(early.await.unwrap(), LaneLookup::Lanes(_)));
         let found = registry
             .find(stranger, TRANSFER, Duration::from_secs(1))
             .await;
-        assert!(matches!(found, Found::Nothing));
+        assert!(matches!(found, LaneLookup::Nothing));
         assert!(registry.enter(owner, TRANSFER, Some(lanes)).is_none());
         drop(registered);
         let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
         assert!(
-            matches!(found, Found::Ended),
+            matches!(found, LaneLookup::Ended),
             "a lane that comes late is no stranger's"
         );
         tokio::time::advance(ENDED_KNOWN).await;
         let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
-        assert!(matches!(found, Found::Nothing));
+        assert!(matches!(found, LaneLookup::Nothing));
     }
 
     #[tokio::test(start_paused = true)]
@@ -184,7 +184,7 @@ mod tests {
         let (registry, owner) = (Registry::default(), Fingerprint([1; 32]));
         let registered = registry.enter(owner, TRANSFER, None).unwrap();
         let find = || registry.find(owner, TRANSFER, Duration::from_secs(1));
-        assert!(matches!(find().await, Found::Queued));
+        assert!(matches!(find().await, LaneLookup::Queued));
         let (lanes, _kept) = mpsc::channel(1);
         let lanes = LanesIn::Receiving(lanes, SharedRate::default());
         assert!(
@@ -193,8 +193,8 @@ mod tests {
                 .is_none()
         );
         registered.begin(lanes);
-        assert!(matches!(find().await, Found::Lanes(_)));
+        assert!(matches!(find().await, LaneLookup::Lanes(_)));
         drop(registered);
-        assert!(matches!(find().await, Found::Ended));
+        assert!(matches!(find().await, LaneLookup::Ended));
     }
 }

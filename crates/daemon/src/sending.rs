@@ -33,9 +33,9 @@ use zmove_wire::{
 use crate::access::authorizer::{Authorized, Authorizer};
 use crate::access::refusals::denied;
 use crate::copies::Copies;
-use crate::relaying::{Relaying, TELL_EVERY};
+use crate::sender_relay::{FLUSH_INTERVAL, SenderRelay};
 use crate::sources::{FoundSources, ReadAccess};
-use crate::transfers::Cut;
+use crate::transfers::StopReason;
 
 mod prepared;
 
@@ -153,7 +153,7 @@ pub(crate) enum Sent {
         target: Vec<u8>,
     },
     /// The peer queried a copy or listened to one.
-    Told,
+    Answered,
 }
 
 /// Maximum time for a peer to send each part of its request.
@@ -185,12 +185,12 @@ pub(crate) fn plan_bytes(limits: &Limits) -> usize {
 pub(crate) async fn send_files(
     mut session: SendingSession,
     order: Order,
-    stop: impl Future<Output = Cut>,
+    stop: impl Future<Output = StopReason>,
 ) -> Result<Sent, SendingError> {
     tokio::pin!(stop);
     let access = session.authorized.reads.clone();
     let access = access.ok_or_else(|| may_not_read(session.claim.key, &session.authorized));
-    let prepared = session.prepare(order, access, Target::Here, stop.as_mut());
+    let prepared = session.prepare(order, access, Target::Peer, stop.as_mut());
     match prepared.await? {
         Ok(prepared) => Box::pin(prepared.run(session, stop))
             .await
@@ -207,7 +207,7 @@ impl SendingSession {
         order: Order,
         access: Result<ReadAccess, Refusal>,
         target: Target,
-        stop: impl Future<Output = Cut>,
+        stop: impl Future<Output = StopReason>,
     ) -> Result<Result<Prepared, Refusal>, SendingError> {
         let access = match access {
             Ok(access) => access,
@@ -258,12 +258,12 @@ pub(crate) fn argument_of(name: &str) -> &str {
 
 pub(crate) async fn refuse(control: PeerControl, refusal: Refusal) -> SendingError {
     let words = encode_message(&ToSender::Refused(refusal.clone()));
-    let _peer_gone = say_last(control, &words, CLOSE_TIMEOUT).await;
+    let _peer_gone = send_last_message(control, &words, CLOSE_TIMEOUT).await;
     SendingError::Refused(refusal)
 }
 
 /// Tells a peer why its message was not understood.
-pub(crate) async fn refuse_nonsense(control: PeerControl, error: SendingError) -> SendingError {
+pub(crate) async fn refuse_malformed(control: PeerControl, error: SendingError) -> SendingError {
     let SendingError::Control(ControlError::Wire(error)) = error else {
         return error;
     };
@@ -275,7 +275,7 @@ pub(crate) async fn refuse_nonsense(control: PeerControl, error: SendingError) -
 }
 
 /// Refuses a peer whose transfer is ended from outside before it has begun.
-pub(crate) async fn cut_off(control: PeerControl, cut: Cut) -> SendingError {
+pub(crate) async fn cut_off(control: PeerControl, cut: StopReason) -> SendingError {
     let refusal = cut.refusal();
     refuse(control, refusal.clone()).await;
     SendingError::CutOff(refusal)
@@ -283,7 +283,7 @@ pub(crate) async fn cut_off(control: PeerControl, cut: Cut) -> SendingError {
 
 /// Sends the last message on a connection and then reads until the peer closes it, because a close with unread data
 /// could destroy the message in transit. Takes no longer than `patience`.
-pub(crate) async fn say_last(
+pub(crate) async fn send_last_message(
     PeerControl {
         mut reader,
         mut writer,
@@ -374,9 +374,9 @@ pub(crate) struct Prepared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// The peer, which alone knows the target.
-    Here,
+    Peer,
     /// The target of the order, on another host.
-    There,
+    OtherHost,
 }
 
 async fn prepare(
@@ -408,13 +408,13 @@ async fn prepare(
         // A list of paths selects from the contents of a directory.
         fetch.sources[0].0.push(b'/');
     }
-    if target == Target::Here {
+    if target == Target::Peer {
         fetch.open.target = Vec::new();
     }
     let stopping = StopOnDrop::default();
     let stopped = stopping.flag();
     let prepared = tokio::task::spawn_blocking(move || {
-        let Found {
+        let PreparedJob {
             job,
             missing,
             held: of_sources,
@@ -457,7 +457,7 @@ impl Drop for StopOnDrop {
 }
 
 /// The sources and the job of one session.
-pub(crate) struct Found {
+pub(crate) struct PreparedJob {
     pub(crate) job: PushJob,
     /// The sources that cannot be opened.
     pub(crate) missing: Vec<String>,
@@ -471,7 +471,7 @@ pub(crate) fn job(
     access: &ReadAccess,
     quota: &Quota,
     stopping: &AtomicBool,
-) -> Result<Found, Refusal> {
+) -> Result<PreparedJob, Refusal> {
     let FoundSources {
         roots,
         shape,
@@ -511,7 +511,7 @@ pub(crate) fn job(
         sources_missing,
         list: path_list,
     };
-    Ok(Found { job, missing, held })
+    Ok(PreparedJob { job, missing, held })
 }
 
 /// Builds the settings of the sender. Adds the reservations for its open files and threads to `held`.
@@ -608,10 +608,10 @@ fn owners(order: &OwnerOrder, accounts: &Arc<dyn Accounts>) -> Owners {
     }
 }
 
-pub(crate) async fn tell_often(relaying: Arc<Relaying>) {
-    let mut ticks = tokio::time::interval(TELL_EVERY);
+pub(crate) async fn flush_periodically(sender_relay: Arc<SenderRelay>) {
+    let mut ticks = tokio::time::interval(FLUSH_INTERVAL);
     loop {
         ticks.tick().await;
-        relaying.flush();
+        sender_relay.flush();
     }
 }

@@ -151,8 +151,8 @@ impl FoundSources {
             let wanted = search.locate(path)?;
             for path in search.expand(&wanted)? {
                 search.ask_for_turn()?;
-                search.book(SOURCE_BYTES + SOURCE_PATHS * path.len())?;
-                match search.look_at(&wanted, &path) {
+                search.charge(SOURCE_BYTES + SOURCE_PATHS * path.len())?;
+                match search.examine(&wanted, &path) {
                     Ok(source) => found.push(source),
                     Err(Unusable::Refused(refusal)) => return Err(refusal),
                     Err(Unusable::Missing(error)) => {
@@ -197,7 +197,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn book(&mut self, bytes: usize) -> Result<(), Refusal> {
+    fn charge(&mut self, bytes: usize) -> Result<(), Refusal> {
         self.memory
             .grow(bytes)
             .map_err(|error| Refusal::new(RefusalCode::Full, error.to_string()))
@@ -343,7 +343,7 @@ impl Search<'_> {
             );
             return Err(denied(text));
         }
-        self.book(PATH_BYTES + bytes)
+        self.charge(PATH_BYTES + bytes)
     }
 
     /// Passes the names in a directory to `each`. Passes none if the directory cannot be opened, and stops at a read
@@ -375,7 +375,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn look_at(&mut self, wanted: &Wanted, path: &[u8]) -> Result<Source, Unusable> {
+    fn examine(&mut self, wanted: &Wanted, path: &[u8]) -> Result<Source, Unusable> {
         let Wanted {
             ground,
             contents,
@@ -456,7 +456,7 @@ impl Search<'_> {
     }
 
     fn note_name(&mut self, names: &mut HashSet<Vec<u8>>, name: &[u8]) -> Result<(), Refusal> {
-        self.book(PATH_BYTES + name.len())?;
+        self.charge(PATH_BYTES + name.len())?;
         if !names.insert(name.to_vec()) {
             let text = format!(
                 "two sources would both become '{}' at the target",

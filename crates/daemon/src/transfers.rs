@@ -19,11 +19,11 @@ use zmove_wire::{FoundSoFar, Refusal, RefusalCode};
 
 /// The transfers of one daemon.
 #[derive(Debug, Default)]
-pub struct Transfers(Lock<Book>);
+pub struct Transfers(Lock<TransferTable>);
 
 #[derive(Debug, Default)]
-struct Book {
-    live: Vec<Arc<Live>>,
+struct TransferTable {
+    live: Vec<Arc<ActiveTransfer>>,
     ended: MeterReading,
     /// Amounts moved by ended transfers, by the name of their key.
     ended_by_name: BTreeMap<String, MeterReading>,
@@ -31,16 +31,16 @@ struct Book {
 
 /// A queued or running transfer.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct ActiveTransfer {
     id: TransferId,
-    who: Who,
+    who: PeerInfo,
     limit: Option<RateLimit>,
     since: SystemTime,
     state: Lock<State>,
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) granter: TransferGranter,
-    pace: Lock<Pace>,
-    cut: watch::Sender<Option<Cut>>,
+    pace: Lock<MovingRate>,
+    cut: watch::Sender<Option<StopReason>>,
 }
 
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ enum State {
 
 /// The peer of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
+pub struct PeerInfo {
     /// The name of the peer's key in the list of keys.
     pub name: String,
     /// The address of the peer.
@@ -93,7 +93,7 @@ pub enum Direction {
 
 /// The reason for which a transfer is ended from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum StopReason {
     /// The daemon is being stopped.
     Stopping,
     /// The operator has ended this transfer.
@@ -106,9 +106,9 @@ pub enum Cut {
 
 /// The entry of a transfer. Dropping it removes the transfer from the list.
 #[derive(Debug)]
-pub(crate) struct LiveGuard {
+pub(crate) struct TransferEntry {
     transfers: Arc<Transfers>,
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<ActiveTransfer>,
 }
 
 /// The status of a transfer, for display.
@@ -158,7 +158,7 @@ pub struct TransferStatus {
 
 /// The moving average of a transfer's rate.
 #[derive(Debug, Default)]
-struct Pace {
+struct MovingRate {
     bytes: u64,
     per_second: f64,
 }
@@ -171,7 +171,7 @@ const NEWEST: f64 = 0.3;
 const NAMES_MAX: usize = 1000;
 const OTHER_NAMES: &str = "(others)";
 
-impl fmt::Display for Who {
+impl fmt::Display for PeerInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.by_head {
             Some(_) => write!(f, "node {} for {} at {}", self.key, self.name, self.address),
@@ -185,15 +185,15 @@ impl Transfers {
     pub(crate) fn enter(
         self: &Arc<Self>,
         id: TransferId,
-        who: Who,
+        who: PeerInfo,
         limit: Option<RateLimit>,
-    ) -> LiveGuard {
+    ) -> TransferEntry {
         let head = who.by_head.map(|head| GranterStatus {
             name: who.name.clone(),
             key: head.to_string(),
         });
         let granter = head.map_or_else(OnceLock::new, OnceLock::from);
-        let live = Arc::new(Live {
+        let live = Arc::new(ActiveTransfer {
             id,
             who,
             limit,
@@ -208,7 +208,7 @@ impl Transfers {
             cut: watch::Sender::new(None),
         });
         self.0.lock().live.push(Arc::clone(&live));
-        LiveGuard {
+        TransferEntry {
             transfers: Arc::clone(self),
             live,
         }
@@ -217,18 +217,19 @@ impl Transfers {
     /// Returns the totals of all transfers and the present state of the running ones. Totals never decrease.
     #[must_use]
     pub fn read(&self) -> MeterReading {
-        let book = self.0.lock();
-        book.live
+        let table = self.0.lock();
+        table
+            .live
             .iter()
-            .fold(book.ended, |sum, live| sum.and(&live.reading()))
+            .fold(table.ended, |sum, live| sum.and(&live.reading()))
     }
 
     /// Returns the totals and the present state for each key name.
     #[must_use]
     pub fn read_by_name(&self) -> BTreeMap<String, MeterReading> {
-        let book = self.0.lock();
-        let mut by_name = book.ended_by_name.clone();
-        for live in &book.live {
+        let table = self.0.lock();
+        let mut by_name = table.ended_by_name.clone();
+        for live in &table.live {
             add(&mut by_name, &live.who.name, &live.reading());
         }
         by_name
@@ -246,7 +247,11 @@ impl Transfers {
     }
 
     /// Ends the transfers that `which` selects, and returns their status.
-    pub fn end(&self, cut: Cut, which: impl Fn(&TransferStatus) -> bool) -> Vec<TransferStatus> {
+    pub fn end(
+        &self,
+        cut: StopReason,
+        which: impl Fn(&TransferStatus) -> bool,
+    ) -> Vec<TransferStatus> {
         let live = self.0.lock().live.clone();
         let mut ended = Vec::new();
         for live in live {
@@ -260,7 +265,7 @@ impl Transfers {
     }
 
     /// Updates the rates periodically. Never returns.
-    pub(crate) async fn keep_pace(&self) {
+    pub(crate) async fn update_rates(&self) {
         let mut ticks = tokio::time::interval(PACE_INTERVAL);
         loop {
             ticks.tick().await;
@@ -284,9 +289,9 @@ fn add(by_name: &mut BTreeMap<String, MeterReading>, name: &str, reading: &Meter
     *sum = sum.and(reading);
 }
 
-impl Live {
+impl ActiveTransfer {
     /// Marks the transfer as queued.
-    pub(crate) fn waits(&self, reason: &str, ahead: usize) {
+    pub(crate) fn set_queued(&self, reason: &str, ahead: usize) {
         *self.state.lock() = State::Waits {
             reason: reason.to_owned(),
             ahead,
@@ -294,7 +299,7 @@ impl Live {
     }
 
     /// Marks the transfer as running.
-    pub(crate) fn begins(&self, direction: Direction) {
+    pub(crate) fn set_running(&self, direction: Direction) {
         *self.state.lock() = State::Runs {
             direction,
             since: Instant::now(),
@@ -302,7 +307,7 @@ impl Live {
     }
 
     /// Resolves when the operator ends the transfer.
-    pub(crate) async fn cut(&self) -> Cut {
+    pub(crate) async fn stop_requested(&self) -> StopReason {
         let mut cut = self.cut.subscribe();
         let cut = cut.wait_for(Option::is_some).await;
         cut.expect("this owns the sending end")
@@ -386,7 +391,7 @@ fn eta(found: FoundSoFar, bytes: u64, per_second: f64) -> Option<u64> {
     (found.all && per_second >= 1.0).then(|| whole(rest / per_second))
 }
 
-impl Pace {
+impl MovingRate {
     /// Updates the average with the bytes moved so far. Called once a second.
     fn tick(&mut self, bytes: u64) {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
@@ -401,7 +406,7 @@ impl Pace {
     }
 }
 
-impl Cut {
+impl StopReason {
     /// Returns the refusal that is sent to the peer.
     pub(crate) fn refusal(self) -> Refusal {
         let (code, text) = match self {
@@ -434,18 +439,18 @@ impl Cut {
     }
 }
 
-impl Drop for LiveGuard {
+impl Drop for TransferEntry {
     fn drop(&mut self) {
-        let mut book = self.transfers.0.lock();
-        book.live.retain(|live| !Arc::ptr_eq(live, &self.live));
+        let mut table = self.transfers.0.lock();
+        table.live.retain(|live| !Arc::ptr_eq(live, &self.live));
         let last = MeterReading {
             transfers: 0,
             lanes: 0,
             queued: 0,
             ..self.live.meter.reading()
         };
-        book.ended = book.ended.and(&last);
-        add(&mut book.ended_by_name, &self.live.who.name, &last);
+        table.ended = table.ended.and(&last);
+        add(&mut table.ended_by_name, &self.live.who.name, &last);
     }
 }
 
@@ -454,8 +459,8 @@ mod tests {
     use super::*;
     use zmove_types::Event;
 
-    fn who(name: &str) -> Who {
-        Who {
+    fn who(name: &str) -> PeerInfo {
+        PeerInfo {
             name: name.into(),
             address: "[::1]:7".parse().unwrap(),
             key: Fingerprint([1; 32]),
@@ -469,8 +474,8 @@ mod tests {
         let one = transfers.enter(TransferId([1; 16]), who("ann"), None);
         let other = transfers.enter(TransferId([2; 16]), who("ben"), None);
         assert_eq!(transfers.read().transfers, 0, "they wait");
-        one.live.begins(Direction::Send);
-        other.live.begins(Direction::Send);
+        one.live.set_running(Direction::Send);
+        other.live.set_running(Direction::Send);
         one.live
             .meter
             .record_event(&Event::Stored { files: 2, bytes: 7 });
@@ -519,15 +524,15 @@ mod tests {
         let transfers = Arc::<Transfers>::default();
         let one = transfers.enter(TransferId([1; 16]), who("ann"), None);
         let other = transfers.enter(TransferId([2; 16]), who("ben"), None);
-        let ended = transfers.end(Cut::ByOperator, |status| status.name == "ann");
+        let ended = transfers.end(StopReason::ByOperator, |status| status.name == "ann");
         assert_eq!(ended.len(), 1);
-        assert_eq!(one.live.cut().await, Cut::ByOperator);
+        assert_eq!(one.live.stop_requested().await, StopReason::ByOperator);
         assert_eq!(*other.live.cut.borrow(), None);
     }
 
     #[test]
     fn the_rest_at_the_rate_of_the_last_seconds_is_the_time_until_the_end() {
-        let mut pace = Pace::default();
+        let mut pace = MovingRate::default();
         pace.tick(100);
         pace.tick(200);
         let found = FoundSoFar {

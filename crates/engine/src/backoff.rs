@@ -42,25 +42,25 @@ pub struct Outages {
     wait_max: Duration,
     since: Option<Instant>,
     /// Number of sessions that began during this outage and made no progress.
-    in_vain: u32,
+    fruitless_sessions: u32,
 }
 
 /// The action after a loss of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum RetryAction {
     /// The outage has reached the timeout.
     GiveUp,
     /// Try again at this time.
-    Retry(Instant, Outage),
+    Retry(Instant, OutageStage),
 }
 
 /// Whether a loss starts an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outage {
+pub enum OutageStage {
     /// The loss is the first of an outage.
-    Begins,
+    New,
     /// The outage started with an earlier loss.
-    GoesOn,
+    Ongoing,
 }
 
 impl Outages {
@@ -72,20 +72,20 @@ impl Outages {
             wait: WAIT_MIN,
             wait_max: WAIT_MAX,
             since: None,
-            in_vain: 0,
+            fruitless_sessions: 0,
         }
     }
 
     /// Limits each wait to `wait_max`. Used if another host can be tried next.
     #[must_use]
-    pub fn with_waits_within(self, wait_max: Duration) -> Self {
+    pub fn with_max_wait(self, wait_max: Duration) -> Self {
         Self { wait_max, ..self }
     }
 
     /// Returns the number of consecutive sessions that began and made no progress.
     #[must_use]
-    pub const fn in_vain(&self) -> u32 {
-        self.in_vain
+    pub const fn fruitless_sessions(&self) -> u32 {
+        self.fruitless_sessions
     }
 
     /// Returns the end of the outage's timeout, or `None` if there is no outage.
@@ -95,26 +95,26 @@ impl Outages {
     }
 
     /// Returns the action after a session with this fate lost its connections or failed to connect.
-    pub fn lost(&mut self, fate: SessionFate) -> Next {
+    pub fn lost(&mut self, fate: SessionFate) -> RetryAction {
         let now = Instant::now();
         match fate {
             SessionFate::NotBegun => {}
             SessionFate::InVain { answered } => {
-                self.in_vain += 1;
+                self.fruitless_sessions += 1;
                 self.since = self.since.map(|since| (since + answered).min(now));
             }
-            SessionFate::OfUse => *self = Self::new(self.timeout).with_waits_within(self.wait_max),
+            SessionFate::OfUse => *self = Self::new(self.timeout).with_max_wait(self.wait_max),
         }
         let outage = if self.since.is_none() {
-            Outage::Begins
+            OutageStage::New
         } else {
-            Outage::GoesOn
+            OutageStage::Ongoing
         };
         let until = *self.since.get_or_insert(now) + self.timeout.0;
         if now >= until {
-            return Next::GiveUp;
+            return RetryAction::GiveUp;
         }
-        Next::Retry((now + self.next_wait(chance())).min(until), outage)
+        RetryAction::Retry((now + self.next_wait(random_bits())).min(until), outage)
     }
 
     /// Waits until `at`. Returns whether there is still time left to retry.
@@ -130,7 +130,7 @@ impl Outages {
         loop {
             let done = tokio::select! {
                 done = &mut doing => Some(done),
-                () = sleep(LOOK_EVERY) => None,
+                () = sleep(CLOCK_CHECK_INTERVAL) => None,
             };
             let now = Instant::now();
             if now - seen >= STOPPED_MIN {
@@ -145,15 +145,15 @@ impl Outages {
 
     /// Returns the next wait and doubles the following one. A random part of up to half is subtracted, so that many
     /// senders that lost the same host do not reconnect simultaneously.
-    fn next_wait(&mut self, chance: u32) -> Duration {
+    fn next_wait(&mut self, random_bits: u32) -> Duration {
         let longest = self.wait;
         self.wait = (longest * 2).min(self.wait_max);
-        longest.mul_f64(0.5 + 0.5 * f64::from(chance) / f64::from(u32::MAX))
+        longest.mul_f64(0.5 + 0.5 * f64::from(random_bits) / f64::from(u32::MAX))
     }
 }
 
 /// Returns a random number.
-fn chance() -> u32 {
+fn random_bits() -> u32 {
     let number = RandomState::new().hash_one(());
     u32::try_from(number >> u32::BITS).unwrap_or(u32::MAX)
 }
@@ -161,7 +161,7 @@ fn chance() -> u32 {
 const WAIT_MIN: Duration = Duration::from_millis(100);
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Interval between checks of the clock.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A process that did not check the clock for this long was stopped. The delay on a busy host is shorter.
 const STOPPED_MIN: Duration = Duration::from_secs(5);
 
@@ -229,7 +229,7 @@ mod tests {
             waits(&mut fresh()),
             [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]
         );
-        let mut short = fresh().with_waits_within(SECOND);
+        let mut short = fresh().with_max_wait(SECOND);
         assert_eq!(
             waits(&mut short),
             [100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000]
@@ -242,7 +242,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// Returns the action after a loss that occurs after the delay `later`.
-    async fn lost(outages: &mut Outages, later: Duration, fate: SessionFate) -> Next {
+    async fn lost(outages: &mut Outages, later: Duration, fate: SessionFate) -> RetryAction {
         advance(later).await;
         outages.lost(fate)
     }
@@ -253,7 +253,7 @@ mod tests {
         for fate in [SessionFate::NotBegun, SessionFate::OfUse] {
             let begins = lost(&mut outages, Duration::ZERO, fate).await;
             assert!(
-                matches!(begins, Next::Retry(_, Outage::Begins)),
+                matches!(begins, RetryAction::Retry(_, OutageStage::New)),
                 "{begins:?}"
             );
             let until = Instant::now() + SECOND;
@@ -262,12 +262,12 @@ mod tests {
             let goes_on = lost(&mut outages, SECOND * 9 / 10, SessionFate::NotBegun).await;
             assert_eq!(
                 goes_on,
-                Next::Retry(until, Outage::GoesOn),
+                RetryAction::Retry(until, OutageStage::Ongoing),
                 "no wait goes beyond the end"
             );
             assert_eq!(
                 lost(&mut outages, SECOND / 10, SessionFate::NotBegun).await,
-                Next::GiveUp
+                RetryAction::GiveUp
             );
         }
     }
@@ -277,15 +277,18 @@ mod tests {
         let mut outages = Outages::new(Timeout(SECOND));
         for answered in [5 * SECOND, SECOND / 2, 5 * SECOND] {
             let next = lost(&mut outages, answered, SessionFate::InVain { answered }).await;
-            assert!(matches!(next, Next::Retry(..)), "{next:?}");
+            assert!(matches!(next, RetryAction::Retry(..)), "{next:?}");
         }
-        assert_eq!(outages.in_vain(), 3);
+        assert_eq!(outages.fruitless_sessions(), 3);
         let silent = SessionFate::InVain {
             answered: Duration::ZERO,
         };
-        assert_eq!(lost(&mut outages, SECOND, silent).await, Next::GiveUp);
+        assert_eq!(
+            lost(&mut outages, SECOND, silent).await,
+            RetryAction::GiveUp
+        );
         outages.lost(SessionFate::OfUse);
-        assert_eq!(outages.in_vain(), 0);
+        assert_eq!(outages.fruitless_sessions(), 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -298,20 +301,20 @@ mod tests {
         // The clock is checked during the whole wait.
         outages.watch(sleep(59 * SECOND)).await;
         assert!(outages.wait(Instant::now()).await && !outages.wait(until).await);
-        assert_eq!(outages.lost(SessionFate::NotBegun), Next::GiveUp);
+        assert_eq!(outages.lost(SessionFate::NotBegun), RetryAction::GiveUp);
     }
 
     #[tokio::test(start_paused = true)]
     async fn no_timeout_gives_up_at_once() {
         assert_eq!(
             Outages::new(Timeout::NONE).lost(SessionFate::NotBegun),
-            Next::GiveUp
+            RetryAction::GiveUp
         );
     }
 
     #[test]
     fn chance_is_another_number_each_time() {
-        let numbers: std::collections::HashSet<_> = (0..100).map(|_| chance()).collect();
+        let numbers: std::collections::HashSet<_> = (0..100).map(|_| random_bits()).collect();
         assert!(numbers.len() > 90, "{numbers:?}");
     }
 }

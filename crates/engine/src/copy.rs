@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_sender::{SessionError, SessionFate, Standing, Summary};
-use zmove_transport::{Channel, ChannelDialler, ControlReader, Fingerprint, Signed, control_pair};
+use zmove_transport::{Channel, ChannelDialer, ControlReader, Fingerprint, Signed, control_pair};
 use zmove_types::{Counters, Hex, NoObserver, Observer};
 use zmove_wire::{
     Begin, CopyOrder, CopyResult, CopyState, GrantOrder, GrantToken, Greeting, Intent, Receipt,
@@ -27,16 +27,16 @@ use zmove_wire::{
 use crate::connecting::dial::Connector;
 use crate::error::{Causes, PullError, PushError};
 use crate::notice::Notice;
-use crate::pull::asking::{Asked, ask};
-use crate::pull::relayed::{Heard, Relayed};
+use crate::pull::asking::{RequestAnswer, ask};
+use crate::pull::relayed::{RelayedEvents, SenderReport};
 use crate::random::fresh_transfer;
-use crate::retrying::{Retrying, Sessions, moment};
+use crate::retrying::{RetryPolicy, Sessions, sleep_until_or_forever};
 use hosts::Hosts;
 
 /// The parameters of a copy between two other hosts.
 pub struct RemoteCopy<'a> {
     /// The source host, and how this side reconnects to it.
-    pub source: Retrying<'a>,
+    pub source: RetryPolicy<'a>,
     /// The target host.
     pub target: Connector<'a>,
     /// The order. The address of the target host is filled in.
@@ -48,14 +48,14 @@ pub struct RemoteCopy<'a> {
     /// Maximum number of entries. Default: no limit.
     pub entries_max: Option<u64>,
     /// What happens to a running copy when this side is stopped.
-    pub after: After,
+    pub after: OnInterrupt,
     /// Observer of the session's events.
     pub observer: Arc<dyn Observer>,
 }
 
 /// The result of a finished copy.
 #[derive(Clone, Debug)]
-pub struct Copied {
+pub struct CopyOutcome {
     /// Summary of the source host.
     pub summary: Summary,
     /// Receipt signed by the target host, or `None` for a dry run.
@@ -73,7 +73,7 @@ struct CopyRun {
     /// Id of the copy that may be running at the source host.
     id: Option<[u8; 16]>,
     /// Highest progress that the source host has reported, as a sum of files and bytes at the target.
-    there_most: u64,
+    max_progress: u64,
     told: bool,
 }
 
@@ -107,7 +107,7 @@ impl RemoteCopy<'_> {
         &self,
         started: Instant,
         stop: impl Future<Output = ()>,
-    ) -> Result<Copied, PushError> {
+    ) -> Result<CopyOutcome, PushError> {
         let mut run = CopyRun::begin(started);
         run.standing.inspects = self.order.fetch.open.intent == Intent::Inspect;
         let mut sessions = CopySessions { of: self, run };
@@ -129,7 +129,7 @@ impl RemoteCopy<'_> {
 
     /// Leaves a possibly running copy to itself, or ends it. Returns the error for this side, which was interrupted.
     async fn leave(&self, id: [u8; 16]) -> PushError {
-        if self.after == After::GoesOn {
+        if self.after == OnInterrupt::Continue {
             return PushError::Pull(PullError::Left {
                 id: Hex(&id).to_string(),
                 remote: self.source.connector.remote.to_string(),
@@ -146,22 +146,22 @@ impl RemoteCopy<'_> {
         run: &mut CopyRun,
         until: Option<tokio::time::Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<Copied, PushError> {
+    ) -> Result<CopyOutcome, PushError> {
         let begun = async {
             let hosts = Hosts::begin(self.source.connector, self.target).await?;
             let ordered = self.order(run, &hosts).await?;
             Ok::<_, PushError>((hosts, ordered))
         };
-        let (hosts, (id, dialler, reader)) = tokio::select! {
+        let (hosts, (id, dialer, reader)) = tokio::select! {
             begun = begun => begun?,
-            () = moment(until) => return Err(PullError::Silent.into()),
+            () = sleep_until_or_forever(until) => return Err(PullError::Silent.into()),
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
         let heard = tokio::select! {
             heard = self.listen(run, reader) => heard.map_err(PushError::from),
             () = &mut stop => Err(SessionError::Interrupted.into()),
         };
-        dialler.close().await;
+        dialer.close().await;
         hosts.end().await;
         Ok(self.finish(run, id, heard?)?)
     }
@@ -171,29 +171,29 @@ impl RemoteCopy<'_> {
         &self,
         run: &mut CopyRun,
         hosts: &Hosts<'_>,
-    ) -> Result<([u8; 16], ChannelDialler, ControlReader), PushError> {
+    ) -> Result<([u8; 16], ChannelDialer, ControlReader), PushError> {
         run.key = hosts.target.connector().pinned_key()?;
         if run.key.is_none() {
             // Comes first, because the user may have to confirm the key.
-            let (channel, dialler) = hosts.target.connect_control().await?;
+            let (channel, dialer) = hosts.target.connect_control().await?;
             run.key = Some(channel.peer());
-            dialler.close().await;
+            dialer.close().await;
         }
-        let (channel, dialler) = hosts.source.connect_control().await?;
+        let (channel, dialer) = hosts.source.connect_control().await?;
         let source = channel.peer();
         let order = ToSource::Copy(Box::new(CopyOrder {
             to: hosts.target.place(),
             ..self.order.clone()
         }));
         let listener = self.source.connector.listener;
-        let asking = say(
+        let asking = ask_daemon(
             channel,
             order,
             self.list.clone(),
             run.standing.patience,
             &*self.observer,
         );
-        let Asked {
+        let RequestAnswer {
             reader,
             mut writer,
             answer,
@@ -233,14 +233,14 @@ impl RemoteCopy<'_> {
                 remote: self.source.connector.remote,
             });
         }
-        Ok((id, dialler, reader))
+        Ok((id, dialer, reader))
     }
 
     /// Checks that a copy which this command did not start is still running. Otherwise, the source host could present
     /// the receipt of a copy that ended long ago.
     async fn check_that_it_runs(&self, id: [u8; 16], hosts: &Hosts<'_>) -> Result<(), PushError> {
         let target = hosts.target.connector();
-        let (_, result) = copy_result(&target, id, After::GoesOn, &*self.observer).await?;
+        let (_, result) = copy_result(&target, id, OnInterrupt::Continue, &*self.observer).await?;
         match result {
             CopyResult::Runs => Ok(()),
             // The copy may have ended just now. A lost connection makes the caller order it again.
@@ -255,7 +255,7 @@ impl RemoteCopy<'_> {
         hosts: &Hosts<'_>,
         source: Fingerprint,
     ) -> Result<GrantToken, PushError> {
-        let (channel, dialler) = hosts.target.connect_control().await?;
+        let (channel, dialer) = hosts.target.connect_control().await?;
         run.key = Some(channel.peer());
         let CopyOrder { id, fetch, .. } = &self.order;
         // The target host ignores the names of a list, which may be long.
@@ -273,13 +273,13 @@ impl RemoteCopy<'_> {
             entries_max: self.entries_max,
         };
         let order = ToSource::Grant(Box::new(order));
-        let asking = say(channel, order, None, run.standing.patience, &*self.observer);
+        let asking = ask_daemon(channel, order, None, run.standing.patience, &*self.observer);
         let asked = tokio::time::timeout(GRANT_TIMEOUT.max(run.standing.patience), asking).await;
         let answer = asked
             .unwrap_or(Err(PullError::Silent))
-            .map_err(of_target)?
+            .map_err(target_error)?
             .answer;
-        dialler.close().await;
+        dialer.close().await;
         match answer {
             ToSender::Granted(granted) => Ok(granted),
             _ => Err(unexpected("the answer to an order")),
@@ -291,9 +291,9 @@ impl RemoteCopy<'_> {
         &self,
         run: &mut CopyRun,
         mut reader: ControlReader,
-    ) -> Result<Heard, PullError> {
+    ) -> Result<SenderReport, PullError> {
         let (more, _never) = mpsc::unbounded_channel();
-        let relayed = Relayed::new(
+        let relayed = RelayedEvents::new(
             Arc::clone(&self.observer),
             None,
             more,
@@ -312,7 +312,7 @@ impl RemoteCopy<'_> {
     /// Listens to the source host, and records when its first message arrives.
     async fn hear(
         &self,
-        relayed: &Relayed,
+        relayed: &RelayedEvents,
         reader: &mut ControlReader,
         first: &mut Option<Instant>,
     ) -> Result<(), PullError> {
@@ -336,8 +336,13 @@ impl RemoteCopy<'_> {
         Ok(())
     }
 
-    fn finish(&self, run: &CopyRun, id: [u8; 16], heard: Heard) -> Result<Copied, PullError> {
-        let Heard {
+    fn finish(
+        &self,
+        run: &CopyRun,
+        id: [u8; 16],
+        heard: SenderReport,
+    ) -> Result<CopyOutcome, PullError> {
+        let SenderReport {
             account,
             broken,
             restarts,
@@ -359,7 +364,7 @@ impl RemoteCopy<'_> {
         let receipt = match &told.receipt {
             Some(signed) => {
                 let target = self.order.fetch.open.target.as_slice();
-                Some(checked(signed, id, target, run.key).ok_or(PullError::Receipt)?)
+                Some(verified_receipt(signed, id, target, run.key).ok_or(PullError::Receipt)?)
             }
             None if moves => return Err(PullError::Receipt),
             None => None,
@@ -374,7 +379,7 @@ impl RemoteCopy<'_> {
             first_byte,
             ..told
         };
-        Ok(Copied { summary, receipt })
+        Ok(CopyOutcome { summary, receipt })
     }
 }
 
@@ -385,7 +390,7 @@ impl CopyRun {
             standing: Standing::default(),
             key: None,
             id: None,
-            there_most: 0,
+            max_progress: 0,
             told: false,
         }
     }
@@ -393,9 +398,9 @@ impl CopyRun {
     /// Adds a session that has ended. `answered` is the time since the host's first message. The session made progress
     /// if the host reported more data at the target than in any earlier session. The host itself checks that its own
     /// sessions make progress.
-    fn add(&mut self, heard: &Heard, answered: Duration) {
-        if heard.there_most > self.there_most {
-            self.there_most = heard.there_most;
+    fn add(&mut self, heard: &SenderReport, answered: Duration) {
+        if heard.max_progress > self.max_progress {
+            self.max_progress = heard.max_progress;
             self.standing.fate = SessionFate::OfUse;
         } else {
             self.standing.fate = SessionFate::InVain { answered };
@@ -405,7 +410,7 @@ impl CopyRun {
 
 /// Converts an error from the target host so that it is not taken for an error of the source host. If the target host
 /// is busy, the request is retried as with a busy receiver.
-fn of_target(error: PullError) -> PushError {
+fn target_error(error: PullError) -> PushError {
     match error {
         PullError::Refused(refusal) if refusal.is_busy() => SessionError::Refused(refusal).into(),
         PullError::Refused(Refusal { code, text }) => PullError::Ended(Refusal {
@@ -418,13 +423,13 @@ fn of_target(error: PullError) -> PushError {
 }
 
 /// Sends a message to a daemon and waits for the answer.
-async fn say(
+async fn ask_daemon(
     channel: Channel,
     wanted: ToSource,
     list: Option<Arc<[u8]>>,
     patience: Duration,
     observer: &dyn Observer,
-) -> Result<Asked, PullError> {
+) -> Result<RequestAnswer, PullError> {
     let transfer = fresh_transfer().map_err(|source| PullError::Control(source.into()))?;
     let (reader, writer) = control_pair(channel);
     ask(
@@ -441,7 +446,7 @@ async fn say(
 
 /// Returns the receipt if `key` has signed it for the copy `id` to this target. Comparing only the id is not enough,
 /// because the source host could present another running copy of this client as the ordered one.
-fn checked(
+fn verified_receipt(
     signed: &SignedReceipt,
     id: [u8; 16],
     target: &[u8],
@@ -470,11 +475,11 @@ pub fn read_receipt(
 
 /// What happens to a copy after a query or an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum After {
+pub enum OnInterrupt {
     /// The copy continues if it is running.
-    GoesOn,
+    Continue,
     /// The copy is stopped.
-    Stops,
+    Stop,
 }
 
 /// Stops a copy at the source host and waits until it has ended. Otherwise, an equal order would join the old copy and
@@ -498,7 +503,7 @@ pub async fn end_copy(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PullEr
 async fn end(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PushError> {
     let since = Instant::now();
     loop {
-        match copy_result(source, id, After::Stops, &NoObserver).await {
+        match copy_result(source, id, OnInterrupt::Stop, &NoObserver).await {
             Ok((_, CopyResult::Runs)) => {}
             Ok(_) => return Ok(()),
             Err(PushError::Pull(PullError::Refused(refusal)))
@@ -521,19 +526,19 @@ async fn end(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PushError> {
 pub async fn copy_result(
     connector: &Connector<'_>,
     id: [u8; 16],
-    after: After,
+    after: OnInterrupt,
     observer: &dyn Observer,
 ) -> Result<(Fingerprint, CopyResult), PushError> {
-    let (channel, dialler) = connector.connect_control().await?;
+    let (channel, dialer) = connector.connect_control().await?;
     let key = channel.peer();
     let wanted = ToSource::Result {
         id,
-        stop: after == After::Stops,
+        stop: after == OnInterrupt::Stop,
     };
-    let answer = say(channel, wanted, None, Duration::ZERO, observer)
+    let answer = ask_daemon(channel, wanted, None, Duration::ZERO, observer)
         .await?
         .answer;
-    dialler.close().await;
+    dialer.close().await;
     match answer {
         ToSender::Result(result) => Ok((key, result)),
         _ => Err(unexpected("the answer to a question")),
@@ -552,13 +557,13 @@ struct CopySessions<'a, 'b> {
 }
 
 impl Sessions for CopySessions<'_, '_> {
-    type Done = Copied;
+    type Done = CopyOutcome;
 
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<tokio::time::Instant>,
         stop: Pin<&mut S>,
-    ) -> Result<Copied, PushError> {
+    ) -> Result<CopyOutcome, PushError> {
         self.of.session(&mut self.run, until, stop).await
     }
 
@@ -575,11 +580,11 @@ mod tests {
     #[test]
     fn a_session_without_new_bytes_is_in_vain() {
         let mut run = CopyRun::begin(Instant::now());
-        let mut fate = |there_most| {
+        let mut fate = |max_progress| {
             run.add(
-                &Heard {
-                    there_most,
-                    ..Heard::default()
+                &SenderReport {
+                    max_progress,
+                    ..SenderReport::default()
                 },
                 Duration::ZERO,
             );
@@ -625,18 +630,21 @@ mod tests {
             signature,
         };
         let key = Some(identity.fingerprint());
-        assert_eq!(checked(&signed, [1; 16], b"asked", key), Some(receipt));
-        assert_eq!(checked(&signed, [9; 16], b"asked", key), None);
-        assert_eq!(checked(&signed, [1; 16], b"other", key), None);
         assert_eq!(
-            checked(&signed, [1; 16], b"asked", Some(Fingerprint([9; 32]))),
+            verified_receipt(&signed, [1; 16], b"asked", key),
+            Some(receipt)
+        );
+        assert_eq!(verified_receipt(&signed, [9; 16], b"asked", key), None);
+        assert_eq!(verified_receipt(&signed, [1; 16], b"other", key), None);
+        assert_eq!(
+            verified_receipt(&signed, [1; 16], b"asked", Some(Fingerprint([9; 32]))),
             None
         );
-        assert_eq!(checked(&signed, [1; 16], b"asked", None), None);
+        assert_eq!(verified_receipt(&signed, [1; 16], b"asked", None), None);
         let forged = SignedReceipt {
             signature: vec![0; 8],
             ..signed
         };
-        assert_eq!(checked(&forged, [1; 16], b"asked", key), None);
+        assert_eq!(verified_receipt(&forged, [1; 16], b"asked", key), None);
     }
 }

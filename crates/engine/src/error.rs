@@ -515,7 +515,7 @@ impl ConnectError {
         if let Some(error) = self.dial() {
             // A network outage also breaks name resolution, and another host may answer at the address.
             return error.retryable()
-                || error.is_of_another()
+                || error.is_other_server()
                 || matches!(error, DialError::Resolve { .. });
         }
         matches!(self, Self::Ssh(SshError::NotReached { .. }))

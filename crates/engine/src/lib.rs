@@ -58,28 +58,28 @@ mod reconnect;
 mod retrying;
 mod sources;
 
-pub use backoff::{Next, Outage, Outages, ParseTimeoutError, Timeout};
+pub use backoff::{OutageStage, Outages, ParseTimeoutError, RetryAction, Timeout};
 pub use connecting::dial::{
-    Carriage, Connector, LANES_AT_ONCE, LOCAL_RTT, LaneEnd, RATE_TARGET, Reached, Route,
-    Transferred, lanes_for_machine,
+    ConnectedHost, Connector, LANES_AT_ONCE, LOCAL_RTT, LaneEnd, RATE_TARGET, Route, Transferred,
+    TransportUse, lanes_for_machine,
 };
 pub use connecting::location::{DEFAULT_PORT, Location, Login, Remote, Start};
-pub use connecting::path_memory::{Known, PathMemory, Rates, Window};
+pub use connecting::path_memory::{PathMemory, PathRecord, Rates, Window};
 pub use connecting::settings::{
-    Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PathCheck, PortRange, SshSettings, UnknownHost,
+    Confirm, DIAL_TIMEOUT, DialSettings, LaterLanes, PathCheck, PortRange, SshSettings, UnknownHost,
 };
 pub use connecting::ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
-pub use copy::{After, Copied, RemoteCopy, copy_result, end_copy, read_receipt};
+pub use copy::{CopyOutcome, OnInterrupt, RemoteCopy, copy_result, end_copy, read_receipt};
 pub use error::{
     BoxError, Causes, ConnectError, ConnectFault, LocalError, LocationError, OverlapError,
     PullError, PushError, SourcesError, SshError, SshMessageError,
 };
-pub use local::{Overlap, clean_locally, push_locally};
+pub use local::{OverlapCheck, clean_locally, push_locally};
 pub use notice::{Listener, NoListener, Notice};
 pub use pull::{PullRun, RemotePull, RemoteSources};
 pub use random::{fresh_transfer, random};
-pub use reconnect::{JobMaking, RemotePush};
-pub use retrying::Retrying;
+pub use reconnect::{JobFuture, RemotePush};
+pub use retrying::RetryPolicy;
 pub use sources::Sources;
 pub use zmove_receiver::ReceiverConfig;
 pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionFate, Summary};

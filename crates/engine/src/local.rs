@@ -20,7 +20,7 @@ use zmove_wire::{Cipher, Open};
 use crate::error::LocalError;
 use crate::random::fresh_transfer;
 
-pub use overlap::Overlap;
+pub use overlap::OverlapCheck;
 
 /// Pushes to a target on this host until the push is complete or `stop` resolves.
 ///

@@ -31,26 +31,26 @@ use zmove_sender::{
     LaneNumber, LaneSupply, Link, Manifest, SessionError, SessionFate, Standing, Summary,
 };
 use zmove_transport::{LaneError, LaneSource, PathProbe};
-use zmove_types::{Brought, Counters, Lock, Observer};
+use zmove_types::{Counters, DeliveryLog, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
     Compare, Fetch, Greeting, Intent, LaneOrder, Open, Proof, Role, TargetState, ToSender, ToSource,
 };
 
-use crate::connecting::dial::{Reached, Transferred};
+use crate::connecting::dial::{ConnectedHost, Transferred};
 use crate::copy::unexpected;
 use crate::error::{PullError, PushError};
-use crate::retrying::{Retrying, Sessions, moment};
+use crate::retrying::{RetryPolicy, Sessions, sleep_until_or_forever};
 use asking::ask;
-use conversation::{Between, Ended, converse};
-use relayed::{Heard, Relayed};
+use conversation::{Ended, FilteredControl, filter_control};
+use relayed::{RelayedEvents, SenderReport};
 
 pub use sources::RemoteSources;
 
 /// The parameters of a pull.
 pub struct RemotePull<'a> {
     /// The sending host, and how the pull reconnects to it.
-    pub sender: Retrying<'a>,
+    pub sender: RetryPolicy<'a>,
     /// The order. Its `open` describes how the target is written on this side. Its lanes are filled in.
     pub fetch: Fetch,
     /// List of paths that the order announces.
@@ -71,7 +71,7 @@ pub struct PullRun {
     /// Results of the sessions so far.
     standing: Standing,
     /// Files and groups that the sessions stored on this side.
-    brought: Arc<Lock<Brought>>,
+    delivery_log: Arc<Lock<DeliveryLog>>,
     /// Maximum number of bytes that a failed session found at the target.
     bytes_found_most: u64,
     /// Maximum number of lanes of a failed session.
@@ -89,7 +89,7 @@ pub struct PullRun {
 /// Time limit for the host to report its summary after all data has arrived.
 const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long this side still listens to the host after a failure.
-const LAST_WORDS_TIMEOUT: Duration = Duration::from_secs(5);
+const FINAL_MESSAGES_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl PullRun {
     /// Creates a run. `started` is the time at which the user started to wait.
@@ -99,7 +99,7 @@ impl PullRun {
             started,
             manifest,
             standing: Standing::default(),
-            brought: Arc::default(),
+            delivery_log: Arc::default(),
             bytes_found_most: 0,
             lanes_most: 0,
             first_byte: None,
@@ -178,17 +178,17 @@ impl RemotePull<'_> {
             return Err(unexpected("the first answer"));
         };
         run.begin_session();
-        let relayed = Arc::new(Relayed::new(
+        let relayed = Arc::new(RelayedEvents::new(
             Arc::clone(&self.observer),
             run.manifest.take(),
             supply.more.clone(),
             run.started.elapsed(),
         ));
-        let Between {
+        let FilteredControl {
             reader,
             shape,
-            conversing,
-        } = converse(self.sources.clone(), Arc::clone(&relayed), asked.reader);
+            filter_task,
+        } = filter_control(self.sources.clone(), Arc::clone(&relayed), asked.reader);
         let open = Box::new(own_open);
         let forwarded = forward(lanes, dialled);
         let session = Session {
@@ -198,14 +198,14 @@ impl RemotePull<'_> {
             config: self.receiver_config(run, &relayed),
             ..Session::new(transfer, (reader, asked.writer.greeted()), forwarded.lanes)
         };
-        let receiving = Receiving {
+        let receiving = ReceivingSession {
             session,
-            conversing,
-            no_lane: forwarded.no_lane,
+            filter_task,
+            first_lanes_error: forwarded.first_lanes_error,
             supply,
         };
         let received = receiving.run(stop).await;
-        let (manifest, heard) = relayed.end(received.last_words.clone());
+        let (manifest, heard) = relayed.end(received.final_messages.clone());
         run.manifest = manifest;
         let summary = received.account(&heard).inspect_err(|_| run.add(&heard))?;
         Ok(self.finish(run, summary, &heard, session_started)?)
@@ -222,11 +222,13 @@ impl RemotePull<'_> {
         fetch.open.target = Vec::new();
         // The receiver on this side reads back the data that it stores.
         fetch.open.proof = Proof::Wire;
-        fetch.open.known_state = nothing_is_at(&own_open).await.then_some(TargetState::Empty);
+        fetch.open.known_state = is_target_empty(&own_open)
+            .await
+            .then_some(TargetState::Empty);
         (fetch, own_open)
     }
 
-    fn receiver_config(&self, run: &mut PullRun, relayed: &Arc<Relayed>) -> ReceiverConfig {
+    fn receiver_config(&self, run: &mut PullRun, relayed: &Arc<RelayedEvents>) -> ReceiverConfig {
         // The host has the same limit, but may ignore it.
         let removals = run
             .removals
@@ -246,7 +248,7 @@ impl RemotePull<'_> {
             },
             top_names: self.sources.top_names(),
             meter: Arc::default(),
-            brought: Some(Arc::clone(&run.brought)),
+            delivery_log: Some(Arc::clone(&run.delivery_log)),
             ..self.receiver.clone()
         }
     }
@@ -268,7 +270,7 @@ impl RemotePull<'_> {
         if self.fetch.open.intent == Intent::Inspect {
             return last;
         }
-        let whole = run.brought.lock().whole();
+        let whole = run.delivery_log.lock().completed_counters();
         let removals = run.removals.as_deref();
         let replaced_below = removals.map_or(0, RemovalBudget::replaced);
         let gone = removals.map_or(0, |removals| self.removals_max() - removals.left());
@@ -291,7 +293,7 @@ impl RemotePull<'_> {
         &self,
         run: &mut PullRun,
         summary: Summary,
-        heard: &Heard,
+        heard: &SenderReport,
         session_started: Instant,
     ) -> Result<Summary, SessionError> {
         let manifest = run.manifest.take();
@@ -300,7 +302,10 @@ impl RemotePull<'_> {
         let manifest_unread = if tells_all {
             0
         } else {
-            summary.counters.skipped.saturating_sub(heard.looked)
+            summary
+                .counters
+                .skipped
+                .saturating_sub(heard.reported_existing)
         };
         let manifest_left_out = manifest
             .map_or(Ok(0), Manifest::finish)
@@ -323,7 +328,7 @@ impl PullRun {
     /// Records that a session has begun. It has made no progress yet.
     fn begin_session(&mut self) {
         self.standing.begun += 1;
-        self.files_before = self.brought.lock().whole().files;
+        self.files_before = self.delivery_log.lock().completed_counters().files;
         self.standing.fate = SessionFate::InVain {
             answered: Duration::ZERO,
         };
@@ -331,13 +336,13 @@ impl PullRun {
 
     /// Adds a failed session. The session made progress if it stored a file or a group that no earlier session
     /// delivered, if it removed an entry, or if it found more bytes at the target than any earlier session.
-    fn add(&mut self, heard: &Heard) {
+    fn add(&mut self, heard: &SenderReport) {
         let bytes_found = heard.progress.skipped.bytes;
         let has_removed = self
             .removals
             .as_ref()
             .is_some_and(|removals| removals.left() < self.removals_left);
-        let has_changed = self.brought.lock().take_new() || has_removed;
+        let has_changed = self.delivery_log.lock().take_new() || has_removed;
         self.standing.fate = if has_changed || bytes_found > self.bytes_found_most {
             SessionFate::OfUse
         } else {
@@ -355,22 +360,22 @@ impl PullRun {
 }
 
 /// A receiving session, and the task that reads the host's messages.
-struct Receiving {
+struct ReceivingSession {
     session: Session,
-    conversing: JoinHandle<Ended>,
-    no_lane: oneshot::Receiver<LaneError>,
+    filter_task: JoinHandle<Ended>,
+    first_lanes_error: oneshot::Receiver<LaneError>,
     /// Further lanes are dialed until this is dropped.
     supply: LaneSupply,
 }
 
-impl Receiving {
+impl ReceivingSession {
     /// Receives until the transfer is complete, no lane connects, or `stop` resolves. Then reads the host's final
     /// messages.
-    async fn run(self, mut stop: Pin<&mut impl Future<Output = ()>>) -> Received {
+    async fn run(self, mut stop: Pin<&mut impl Future<Output = ()>>) -> ReceivingResult {
         let Self {
             session,
-            mut conversing,
-            no_lane,
+            mut filter_task,
+            first_lanes_error,
             supply,
         } = self;
         let mut interrupted = false;
@@ -378,7 +383,7 @@ impl Receiving {
         let ends = async {
             tokio::select! {
                 () = &mut stop => interrupted = true,
-                Ok(error) = no_lane => lane_error = Some(error),
+                Ok(error) = first_lanes_error => lane_error = Some(error),
             }
             ReceiverError::Stopping
         };
@@ -387,51 +392,51 @@ impl Receiving {
         let patience = if received.is_ok() {
             ACCOUNT_TIMEOUT
         } else {
-            LAST_WORDS_TIMEOUT
+            FINAL_MESSAGES_TIMEOUT
         };
-        let last_words = tokio::select! {
-            ended = &mut conversing => ended.unwrap_or_default(),
+        let final_messages = tokio::select! {
+            ended = &mut filter_task => ended.unwrap_or_default(),
             () = tokio::time::sleep(patience) => None,
             () = &mut stop, if !interrupted => {
                 interrupted = true;
                 None
             }
         };
-        conversing.abort();
-        Received {
+        filter_task.abort();
+        ReceivingResult {
             failure: received.err(),
             lane_error,
             interrupted,
-            last_words,
+            final_messages,
         }
     }
 }
 
 /// The result of a receiving session.
-struct Received {
+struct ReceivingResult {
     failure: Option<ReceiverError>,
     /// The error if none of the first lanes connected.
     lane_error: Option<LaneError>,
     interrupted: bool,
-    last_words: Ended,
+    final_messages: Ended,
 }
 
-impl Received {
+impl ReceivingResult {
     /// Returns the host's summary of the session, or the reason why there is none.
-    fn account(self, heard: &Heard) -> Result<Summary, PushError> {
+    fn account(self, heard: &SenderReport) -> Result<Summary, PushError> {
         if self.interrupted {
             return Err(SessionError::Interrupted.into());
         }
         match (self.failure, &heard.account, self.lane_error) {
             (None, Some(account), _) => Ok(Summary::from(account.clone())),
             (_, _, Some(error)) => Err(PullError::Lane(error).into()),
-            (failure, ..) => Err(why(failure, heard).into()),
+            (failure, ..) => Err(end_cause(failure, heard).into()),
         }
     }
 }
 
 /// Returns the reason for the end of a session. The host's reason is used if this side has none of its own.
-fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
+fn end_cause(error: Option<ReceiverError>, heard: &SenderReport) -> PullError {
     match (error, &heard.broken) {
         (Some(ReceiverError::PeerMisbehaved(error)), _) => PullError::Misbehaved(error),
         (Some(ReceiverError::Refused(refusal)), _) => PullError::Target(refusal),
@@ -451,7 +456,7 @@ fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
 }
 
 /// Returns whether the target of a transfer is empty, without even a part of a file.
-async fn nothing_is_at(open: &Open) -> bool {
+async fn is_target_empty(open: &Open) -> bool {
     let target = PathBuf::from(OsString::from_vec(open.target.clone()));
     let look = move || match std::fs::read_dir(target) {
         Ok(mut entries) => entries.next().is_none(),
@@ -472,22 +477,22 @@ fn lane_order(supply: &LaneSupply) -> LaneOrder {
     }
 }
 
-type DialledLanes = mpsc::Receiver<Result<Box<dyn LaneSource>, LaneError>>;
+type DialedLanes = mpsc::Receiver<Result<Box<dyn LaneSource>, LaneError>>;
 
 /// The lanes of a session, forwarded from the dialer.
-struct Forwarded {
+struct ForwardedLanes {
     lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     /// Receives a message for each lane that failed to connect.
     failed_lanes: mpsc::UnboundedReceiver<()>,
     /// The error if none of the first lanes connected.
-    no_lane: oneshot::Receiver<LaneError>,
+    first_lanes_error: oneshot::Receiver<LaneError>,
 }
 
 /// Forwards the lanes that connect. The first `asked` results belong to the first lanes.
-fn forward(mut dialled: DialledLanes, asked: usize) -> Forwarded {
+fn forward(mut dialled: DialedLanes, asked: usize) -> ForwardedLanes {
     let (up, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (failed, failed_lanes) = mpsc::unbounded_channel();
-    let (none_came, no_lane) = oneshot::channel();
+    let (none_came, first_lanes_error) = oneshot::channel();
     tokio::spawn(async move {
         let mut none_came = Some(none_came);
         let mut came = 0;
@@ -508,10 +513,10 @@ fn forward(mut dialled: DialledLanes, asked: usize) -> Forwarded {
             }
         }
     });
-    Forwarded {
+    ForwardedLanes {
         lanes,
         failed_lanes,
-        no_lane,
+        first_lanes_error,
     }
 }
 
@@ -530,13 +535,13 @@ impl Sessions for PullSessions<'_, '_> {
         mut stop: Pin<&mut S>,
     ) -> Result<Transferred, PushError> {
         let connector = &self.of.sender.connector;
-        let Reached {
+        let ConnectedHost {
             link,
             connection,
             route,
         } = tokio::select! {
             reached = connector.connect(None) => reached?,
-            () = moment(until) => return Err(PullError::Silent.into()),
+            () = sleep_until_or_forever(until) => return Err(PullError::Silent.into()),
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
         connector.begin_session(&link);
@@ -558,10 +563,10 @@ mod tests {
     #[test]
     fn sessions_that_bring_find_and_remove_nothing_new_come_no_further() {
         let mut run = PullRun::begin(None, Instant::now());
-        let mut is_of_use = |skipped_bytes, brought: &[&str]| {
-            brought
+        let mut is_of_use = |skipped_bytes, delivery_log: &[&str]| {
+            delivery_log
                 .iter()
-                .for_each(|thing| run.brought.lock().note(thing));
+                .for_each(|thing| run.delivery_log.lock().note(thing));
             let progress = TransferProgress {
                 stored: FileTotal { files: 1, bytes: 9 },
                 skipped: FileTotal {
@@ -570,9 +575,9 @@ mod tests {
                 },
                 ..TransferProgress::default()
             };
-            run.add(&Heard {
+            run.add(&SenderReport {
                 progress,
-                ..Heard::default()
+                ..SenderReport::default()
             });
             std::mem::take(&mut run.standing.fate) == SessionFate::OfUse
         };
@@ -590,7 +595,7 @@ mod tests {
             ),
         ] {
             run.removals_left = left;
-            run.add(&Heard::default());
+            run.add(&SenderReport::default());
             assert_eq!(run.standing.fate, fate);
         }
     }

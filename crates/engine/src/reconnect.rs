@@ -14,17 +14,17 @@ use zmove_sender::{
 };
 use zmove_types::Observer;
 
-use crate::connecting::dial::{Reached, Transferred};
+use crate::connecting::dial::{ConnectedHost, Transferred};
 use crate::error::{BoxError, PushError};
-use crate::retrying::{Retrying, Sessions, moment};
+use crate::retrying::{RetryPolicy, Sessions, sleep_until_or_forever};
 
 /// The parameters of a push to another host.
 pub struct RemotePush<'a> {
     /// The receiver, and how the push reconnects to it.
-    pub receiver: Retrying<'a>,
+    pub receiver: RetryPolicy<'a>,
     /// Creates the job of each later session, which equals that of the first session. Blocking file operations must run
     /// on another thread, because the runtime may serve other tasks too.
-    pub job: &'a (dyn Fn() -> JobMaking + Sync),
+    pub job: &'a (dyn Fn() -> JobFuture + Sync),
     /// Settings of the sender.
     pub config: SenderConfig,
     /// Limits the resources that the receiver may use on this side.
@@ -34,7 +34,7 @@ pub struct RemotePush<'a> {
 }
 
 /// The future that creates a job. It may be dropped before it completes.
-pub type JobMaking = Pin<Box<dyn Future<Output = Result<PushJob, BoxError>> + Send>>;
+pub type JobFuture = Pin<Box<dyn Future<Output = Result<PushJob, BoxError>> + Send>>;
 
 impl fmt::Debug for RemotePush<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,9 +120,9 @@ impl Sessions for PushSessions<'_, '_> {
         mut stop: Pin<&mut S>,
     ) -> Result<Transferred, PushError> {
         let connector = &self.of.receiver.connector;
-        let Reached { link, route, .. } = tokio::select! {
+        let ConnectedHost { link, route, .. } = tokio::select! {
             reached = connector.connect(Some(&self.need)) => reached?,
-            () = moment(until) => return Err(SessionError::Silent.into()),
+            () = sleep_until_or_forever(until) => return Err(SessionError::Silent.into()),
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
         connector.begin_session(&link);

@@ -13,14 +13,14 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use zmove_sender::{SessionError, SessionFate, Standing};
 
-use crate::backoff::{Next, Outage, Outages, Timeout};
+use crate::backoff::{OutageStage, Outages, RetryAction, Timeout};
 use crate::connecting::dial::Connector;
 use crate::error::PushError;
 use crate::notice::Notice;
 
 /// A host, and how a transfer reconnects to it.
 #[derive(Clone, Copy, Debug)]
-pub struct Retrying<'a> {
+pub struct RetryPolicy<'a> {
     /// The host, and the listener for notices between sessions.
     pub connector: Connector<'a>,
     /// How long to try to reconnect after a loss of connections. Zero disables reconnecting.
@@ -45,7 +45,7 @@ pub(crate) trait Sessions {
     fn standing(&mut self) -> &mut Standing;
 }
 
-impl Retrying<'_> {
+impl RetryPolicy<'_> {
     /// Runs sessions until one completes, `stop` resolves, or there has been no connection for too long.
     pub(crate) async fn run<S: Sessions>(
         &self,
@@ -74,7 +74,7 @@ impl Retrying<'_> {
                 Err(error)
                     if closed < CLOSED_MAX
                         && error.is_closed_early()
-                        && !self.is_settled(was_up) =>
+                        && !self.is_retry_excluded(was_up) =>
                 {
                     closed += 1;
                     error
@@ -84,13 +84,14 @@ impl Retrying<'_> {
                 Err(error) => error,
             };
             let fate = std::mem::take(&mut standing.fate);
-            let has_answered = fate != SessionFate::NotBegun && fate != SILENT;
-            let Next::Retry(at, outage) = outages.lost(fate) else {
-                return Err(self.given_up(error, was_up, outages.in_vain()));
+            let has_answered = fate != SessionFate::NotBegun && fate != NO_ANSWER;
+            let RetryAction::Retry(at, outage) = outages.lost(fate) else {
+                return Err(self.given_up(error, was_up, outages.fruitless_sessions()));
             };
             if error.is_busy() && !was_up {
                 listener.hear(&Notice::ReceiverBusy { cause: &error });
-            } else if (outage == Outage::Begins || has_answered) && may_return(&error, was_up) {
+            } else if (outage == OutageStage::New || has_answered) && can_retry_host(&error, was_up)
+            {
                 listener.hear(&Notice::ConnectionLost {
                     remote,
                     cause: &error,
@@ -102,14 +103,14 @@ impl Retrying<'_> {
                 () = &mut stop => return Err(SessionError::Interrupted.into()),
             };
             if !is_time_left {
-                return Err(self.given_up(error, was_up, outages.in_vain()));
+                return Err(self.given_up(error, was_up, outages.fruitless_sessions()));
             }
         }
     }
 
     /// Returns whether a host that closes connections early is not dialed again, because it has been up before or
     /// retries are disabled.
-    fn is_settled(&self, was_up: bool) -> bool {
+    fn is_retry_excluded(&self, was_up: bool) -> bool {
         self.timeout.0.is_zero() || was_up
     }
 
@@ -118,7 +119,7 @@ impl Retrying<'_> {
         let no_wait = self.busy_timeout.0.is_zero() && error.is_busy() && !was_up;
         no_wait
             || self.timeout.0.is_zero()
-            || !(error.is_busy() || may_return(error, was_up) && error.is_lost())
+            || !(error.is_busy() || can_retry_host(error, was_up) && error.is_lost())
     }
 
     fn given_up(&self, cause: PushError, was_up: bool, sessions: u32) -> PushError {
@@ -146,12 +147,12 @@ impl Retrying<'_> {
 
 /// Returns whether a host is dialed again after a loss. A host behind a black hole may never have been up, but the next
 /// session uses small segments.
-fn may_return(error: &PushError, was_up: bool) -> bool {
+fn can_retry_host(error: &PushError, was_up: bool) -> bool {
     was_up || matches!(error, PushError::BlackHole(_))
 }
 
 /// The fate of a session in which the host did not answer.
-const SILENT: SessionFate = SessionFate::InVain {
+const NO_ANSWER: SessionFate = SessionFate::InVain {
     answered: Duration::ZERO,
 };
 
@@ -160,7 +161,7 @@ const SILENT: SessionFate = SessionFate::InVain {
 const CLOSED_MAX: u32 = 6;
 
 /// Waits until `at`, or forever if it is `None`.
-pub(crate) async fn moment(at: Option<Instant>) {
+pub(crate) async fn sleep_until_or_forever(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => pending().await,
@@ -218,7 +219,7 @@ mod tests {
             }
             tokio::select! {
                 () = sleep(self.dial) => {}
-                () = moment(until) => return Err(PullError::Silent.into()),
+                () = sleep_until_or_forever(until) => return Err(PullError::Silent.into()),
             }
             if let Some(answered) = self.answers {
                 sleep(answered).await;
@@ -247,7 +248,7 @@ mod tests {
             settings: &settings,
             listener: &NoListener,
         };
-        let retrying = Retrying {
+        let retrying = RetryPolicy {
             connector,
             timeout: TIMEOUT,
             busy_timeout: TIMEOUT,

@@ -36,7 +36,7 @@ impl Sources {
     ///
     /// # Errors
     /// No source exists, a source is on another host, or two sources would have the same name at the target.
-    pub fn look_at(
+    pub fn examine(
         paths: &[OsString],
         selection: Option<&Selection>,
         listener: &dyn Listener,
@@ -53,7 +53,7 @@ impl Sources {
             {
                 return Err(SourcesError::OnAnotherHost { path: path.clone() });
             }
-            match Source::look_at(Path::new(path)) {
+            match Source::examine(Path::new(path)) {
                 Ok(source) => sources.present.push(source),
                 Err(source) => {
                     listener.hear(&Notice::SourceMissing {
@@ -75,8 +75,8 @@ impl Sources {
     ///
     /// # Errors
     /// The source does not exist or is on another host.
-    pub fn look_at_contents(path: &OsStr, listener: &dyn Listener) -> Result<Self, SourcesError> {
-        Self::look_at(&[Path::new(path).join("").into()], None, listener)
+    pub fn examine_contents(path: &OsStr, listener: &dyn Listener) -> Result<Self, SourcesError> {
+        Self::examine(&[Path::new(path).join("").into()], None, listener)
     }
 
     /// Returns the paths of the existing sources.
@@ -108,7 +108,7 @@ impl Sources {
         }
         let mut owners = HashMap::new();
         for source in &self.present {
-            for name in source.tops(selection)? {
+            for name in source.top_names(selection)? {
                 if let Some(other) = owners.insert(name.clone(), &source.path) {
                     return Err(SourcesError::SameName {
                         first: other.clone(),
@@ -153,7 +153,7 @@ impl Sources {
 }
 
 impl Source {
-    fn look_at(path: &Path) -> io::Result<Self> {
+    fn examine(path: &Path) -> io::Result<Self> {
         let contents = means_contents(path.as_os_str().as_bytes());
         let directory = if contents {
             path.metadata()
@@ -176,7 +176,7 @@ impl Source {
     }
 
     /// Returns the names of the source's entries at the top of the target.
-    fn tops(&self, selection: Option<&Selection>) -> io::Result<Vec<OsString>> {
+    fn top_names(&self, selection: Option<&Selection>) -> io::Result<Vec<OsString>> {
         let wanted = |name: &OsStr, kind| {
             let path = RelPath::from_bytes(name.as_bytes());
             selection.is_none_or(|selection| path.is_ok_and(|path| selection.admits(&path, kind)))

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zmove_types::{
-    Account, DataRanges, Extra, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Special,
-    Timestamp, TransferId, Xattr,
+    Account, DataRanges, ExtraMetadata, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root,
+    Special, Timestamp, TransferId, Xattr,
 };
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead, FrameHeader, FrameKind, Greeting,
@@ -147,7 +147,7 @@ fn whole_metadata() -> Metadata {
         seconds: 6,
         nanos: 7,
     });
-    let extra = Extra {
+    let extra = ExtraMetadata {
         owner: account(1000, "ann"),
         group: account(100, ""),
         xattrs,
@@ -162,7 +162,7 @@ fn whole_metadata() -> Metadata {
 
 /// Returns a batch whose entries have all metadata. The last entry has the same owner as the ones before it.
 fn extended_batch() -> Batch {
-    let owned = Extra {
+    let owned = ExtraMetadata {
         xattrs: Vec::new(),
         ..whole_metadata()
             .extra

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 pub(crate) use zmove_disk::BUFFER_BYTES;
 use zmove_disk::{Direct, FileIo, RemovalBudget, StorageEngine, ThreadCountCache, Tree, cores};
-use zmove_types::{Accounts, Brought, Lock, NoAccounts, RelPath, Root};
+use zmove_types::{Accounts, DeliveryLog, Lock, NoAccounts, RelPath, Root};
 use zmove_wire::{SweepOrder, Swept};
 
 use crate::comparison::entries::listed::ListedFiles;
@@ -99,7 +99,7 @@ pub struct ReceiverConfig {
     /// The listener that is notified of files that are renamed into place. Default: none.
     pub named: Option<Arc<dyn NamedFiles>>,
     /// Totals received by the sessions of the run, to which this session adds. Default: not recorded.
-    pub brought: Option<Arc<Lock<Brought>>>,
+    pub delivery_log: Option<Arc<Lock<DeliveryLog>>>,
     /// The session's counters. Default: new counters that nobody reads. Sessions must not share counters.
     pub meter: Arc<TransferMeter>,
 }
@@ -128,7 +128,7 @@ impl Default for ReceiverConfig {
             allowance: None,
             removals: None,
             named: None,
-            brought: None,
+            delivery_log: None,
             meter: Arc::default(),
         }
     }

@@ -84,7 +84,7 @@ impl TransferMeter {
     /// Bytes received of frames that are still incomplete. This value rises and falls.
     #[must_use]
     pub fn partial_frame_bytes(&self) -> u64 {
-        self.receive.at_hand()
+        self.receive.bytes_in_progress()
     }
 
     /// Regular files that were renamed into place.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
-use zmove_types::{BufferPool, Doing};
+use zmove_types::{BufferPool, ThreadState};
 use zmove_wire::limits::{
     LANES_UNREQUESTED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX,
 };
@@ -241,9 +241,9 @@ impl ProbeTally {
                 let what = "a frame that is damaged or not filler";
                 return Err(LaneError::from(WireError::OutOfOrder { what }).into());
             }
-            watch.has_at_hand(0);
+            watch.set_bytes_in_progress(0);
             self.count(frame.data.len() as u64)?;
-            watch.lap(Doing::Busy);
+            watch.lap(ThreadState::Busy);
         }
     }
 

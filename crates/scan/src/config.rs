@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use zmove_disk::{cores, is_part, is_shared_job_name, is_temporary, open_beneath};
-use zmove_types::{Kinds, RelPath};
+use zmove_types::{MetadataKinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
 use crate::error::{Operation, ScanError};
@@ -55,7 +55,7 @@ pub struct ScanConfig {
     pub file_systems: FileSystems,
     /// The kinds of extended attributes to look for. Default: none. Each entry then costs another system call, and each
     /// attribute two more.
-    pub xattrs: Option<Kinds>,
+    pub xattrs: Option<MetadataKinds>,
     /// Decides which names are skipped in trees and lists. Default: none. [`unfinished`] skips entries that this
     /// program has not finished.
     pub skip_filter: Option<SkipFilter>,

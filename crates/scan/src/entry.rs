@@ -11,7 +11,9 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, stat
 use rustix::io::Errno;
 use zmove_chunk::xattr_digest;
 use zmove_disk::{EntryXattrs, HasXattrs, NameAt, mode_without_acl};
-use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, NeverCopied, Special, Timestamp};
+use zmove_types::{
+    FileNumber, Ids, Metadata, MetadataKinds, Name, NeverCopied, Special, Timestamp,
+};
 
 use crate::directory::{Directory, is_mount, number_of, time_of};
 use crate::error::{Operation, ScanError};
@@ -117,9 +119,9 @@ pub struct XattrMark {
     /// Size in bytes of the attributes that are sent.
     pub bytes: usize,
     /// The kinds of the attributes.
-    pub kinds: Kinds,
+    pub kinds: MetadataKinds,
     /// The kinds of attributes that could not be read. The entry may have attributes of these kinds.
-    pub unread: Kinds,
+    pub unread: MetadataKinds,
     /// The mode to set if the access control list of the entry is not copied.
     pub mode_without_acl: u32,
 }
@@ -143,7 +145,7 @@ impl Entry {
     pub(crate) fn look_up(
         directory: &Directory,
         raw_name: &CStr,
-        kinds: Option<Kinds>,
+        kinds: Option<MetadataKinds>,
     ) -> Result<Self, ScanError> {
         let refused = |source| ScanError::Path {
             path: raw_path(directory, raw_name),
@@ -169,7 +171,7 @@ impl Entry {
         // A symbolic link has neither user attributes nor an access control list.
         let kinds = match kind {
             EntryKind::Symlink(_) => kinds
-                .map(|kinds| kinds.common(Kinds::PRIVILEGED))
+                .map(|kinds| kinds.common(MetadataKinds::PRIVILEGED))
                 .filter(|kinds| !kinds.is_empty()),
             _ => kinds,
         };
@@ -216,7 +218,7 @@ impl EntryProperties {
     pub(crate) fn read(
         entry: impl HasXattrs,
         stat: &Statx,
-        kinds: Option<Kinds>,
+        kinds: Option<MetadataKinds>,
         metadata: &mut Metadata,
     ) -> (Self, NeverCopied) {
         let mut properties = Self {
@@ -234,7 +236,9 @@ impl EntryProperties {
             unread: kinds,
             ..EntryXattrs::default()
         };
-        let found = entry.xattrs(kinds.and(Kinds::ACLS)).unwrap_or(none_read);
+        let found = entry
+            .xattrs(kinds.and(MetadataKinds::ACLS))
+            .unwrap_or(none_read);
         let EntryXattrs {
             list: mut xattrs,
             unread,
@@ -247,15 +251,16 @@ impl EntryProperties {
         }
         let unread = unread.common(kinds);
         let mode_without_acl = mode_without_acl(metadata.mode, &xattrs);
-        if !kinds.has_any(Kinds::ACLS) {
+        if !kinds.has_any(MetadataKinds::ACLS) {
             metadata.mode = mode_without_acl;
-            xattrs.retain(|xattr| Kinds::of_xattr(&xattr.name) != Some(Kinds::ACLS));
+            xattrs
+                .retain(|xattr| MetadataKinds::of_xattr(&xattr.name) != Some(MetadataKinds::ACLS));
         }
         let kinds = xattrs
             .iter()
-            .filter_map(|xattr| Kinds::of_xattr(&xattr.name));
+            .filter_map(|xattr| MetadataKinds::of_xattr(&xattr.name));
         let mark = XattrMark {
-            kinds: kinds.fold(Kinds::NONE, Kinds::and),
+            kinds: kinds.fold(MetadataKinds::NONE, MetadataKinds::and),
             unread,
             digest: (!xattrs.is_empty()).then(|| xattr_digest(&xattrs)),
             bytes: xattrs
@@ -379,7 +384,7 @@ mod tests {
     #[test]
     fn attributes_that_cannot_be_read_are_not_taken_for_none() {
         let stat = statx(rustix::fs::CWD, ".", AtFlags::empty(), STATX_FIELDS).unwrap();
-        let kinds = Kinds::XATTRS.and(Kinds::ACLS);
+        let kinds = MetadataKinds::XATTRS.and(MetadataKinds::ACLS);
         let unread = |names| {
             let (seen, _) = EntryProperties::read(
                 Unreadable(names),
@@ -390,10 +395,10 @@ mod tests {
             seen.xattrs.map(|mark| (mark.unread, mark.digest))
         };
         assert_eq!(unread(Err(Errno::IO)), Some((kinds, None)));
-        assert_eq!(unread(Ok(b"user.a\0")), Some((Kinds::XATTRS, None)));
+        assert_eq!(unread(Ok(b"user.a\0")), Some((MetadataKinds::XATTRS, None)));
         assert_eq!(
             unread(Ok(b"system.posix_acl_access\0")),
-            Some((Kinds::ACLS, None))
+            Some((MetadataKinds::ACLS, None))
         );
         assert_eq!(unread(Ok(b"")), None);
     }

@@ -14,7 +14,7 @@ use crossbeam_channel::{Sender, TrySendError};
 use rustix::fs::{AtFlags, FileType, OFlags, RawDirEntry, statx};
 use rustix::io::Errno;
 use zmove_disk::{Descriptor, is_mount_point};
-use zmove_types::{Doing, Lock, RelPath, Stopwatch};
+use zmove_types::{Lock, RelPath, Stopwatch, ThreadState};
 
 use crate::config::{ScanConfig, ScanRoot, Unfinished};
 use crate::directory::{Directory, DirectoryStatus, Extent, FileSystems, SourceRoot};
@@ -153,7 +153,7 @@ impl<'walk> Worker<'walk> {
                 stopwatch: walk.tally.clock.start(),
             };
             job(&mut worker);
-            worker.stopwatch.lap(Doing::Busy);
+            worker.stopwatch.lap(ThreadState::Busy);
         }
     }
 
@@ -436,9 +436,9 @@ impl<'walk> Worker<'walk> {
     fn send(&mut self, item: ScanItem) {
         let sent = match self.walk.output.try_send(item) {
             Err(TrySendError::Full(item)) => {
-                self.stopwatch.lap(Doing::Busy);
+                self.stopwatch.lap(ThreadState::Busy);
                 let sent = self.walk.output.send(item);
-                self.stopwatch.lap(Doing::Blocked);
+                self.stopwatch.lap(ThreadState::Blocked);
                 sent.is_ok()
             }
             sent => sent.is_ok(),

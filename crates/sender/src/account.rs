@@ -15,7 +15,8 @@ use std::sync::{Arc, MutexGuard};
 
 use zmove_scan::{Entry, EntryKind, ScanError, UnfinishedParts};
 use zmove_types::{
-    ByteCount, ByteOrigins, Escaped, Event, GroupSpan, Kinds, Lock, Observer, RelPath, Root,
+    ByteCount, BytesByOrigin, Escaped, Event, GroupSpan, Lock, MetadataKinds, Observer, RelPath,
+    Root,
 };
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
 use zmove_wire::{FoundSoFar, Missed, NotKept, NotKeptReason};
@@ -44,7 +45,7 @@ pub(crate) struct MovedCounts {
     /// Files that are now complete.
     pub(crate) files: u64,
     /// All bytes of the files counted in `files`, regardless of when these bytes were counted.
-    pub(crate) whole: ByteOrigins,
+    pub(crate) whole: BytesByOrigin,
     /// Bytes of any files that were not counted before.
     pub(crate) bytes: u64,
     /// The part of `bytes` that was already shown to the user.
@@ -112,11 +113,12 @@ impl PushAccount {
 
     /// Counts the groups of a file that the target already holds. `bytes` is the size of the file. Returns the bytes of
     /// these groups by origin.
-    pub(crate) fn held(&self, path: &RelPath, held: &GroupValues, bytes: u64) -> ByteOrigins {
-        let mut origins = ByteOrigins::default();
+    pub(crate) fn held(&self, path: &RelPath, held: &GroupValues, bytes: u64) -> BytesByOrigin {
+        let mut origins = BytesByOrigin::default();
         let files = self.files();
         for span in held.known().filter_map(|index| GroupSpan::of(bytes, index)) {
-            origins += ByteOrigins::of(files.brought.origin(path, span.index), span.len.into());
+            origins +=
+                BytesByOrigin::of(files.delivery_log.origin(path, span.index), span.len.into());
         }
         drop(files);
         self.totals.counters.bytes.add(origins.sent);
@@ -133,17 +135,17 @@ impl PushAccount {
         if holes.is_empty() {
             return 0;
         }
-        let mut origins = ByteOrigins::default();
+        let mut origins = BytesByOrigin::default();
         let files = self.files();
         for (index, bytes) in holes {
-            origins += ByteOrigins::of(files.brought.origin(&file.target, *index), *bytes);
+            origins += BytesByOrigin::of(files.delivery_log.origin(&file.target, *index), *bytes);
         }
         drop(files);
         self.take_back(&file.take_back(&origins));
         origins.sum()
     }
 
-    fn take_back(&self, bytes: &ByteOrigins) {
+    fn take_back(&self, bytes: &BytesByOrigin) {
         self.totals.counters.bytes.take_back(bytes.sent);
         self.totals.counters.bytes_matched.take_back(bytes.matched);
         self.totals.counters.bytes_resumed.take_back(bytes.resumed);
@@ -242,7 +244,7 @@ impl PushAccount {
 
     /// Counts a group that is not sent because the target already has its bytes. `counts` is `false` if its file has
     /// failed.
-    pub(crate) fn same(&self, bytes: &ByteOrigins, counts: bool) {
+    pub(crate) fn same(&self, bytes: &BytesByOrigin, counts: bool) {
         if counts {
             self.totals.counters.bytes.add(bytes.sent);
             self.totals.counters.bytes_matched.add(bytes.matched);
@@ -299,7 +301,7 @@ impl PushAccount {
         &self,
         extras: &Extras,
         path: &RelPath,
-        lacks: &[(Kinds, NotKeptReason)],
+        lacks: &[(MetadataKinds, NotKeptReason)],
     ) {
         let lacks: Vec<_> = lacks
             .iter()
@@ -341,7 +343,7 @@ impl PushAccount {
 
     /// Counts a large file that has failed, and subtracts its bytes. The summary covers complete files only, and a file
     /// that fails for lack of space may have transferred more bytes than all others.
-    pub(crate) fn fail_large(&self, file: &LargeSource, counted: ByteOrigins, error: &FileError) {
+    pub(crate) fn fail_large(&self, file: &LargeSource, counted: BytesByOrigin, error: &FileError) {
         self.take_back(&counted);
         match file.piece_of_range() {
             Some(piece) => piece.fail_range(error.to_string()),

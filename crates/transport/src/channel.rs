@@ -3,7 +3,7 @@
 //! A channel has one peer, one key and one byte stream. Its greeting, messages and frames do not depend on the
 //! transport, and neither do the peer's rights or the way a lane is made from it.
 //!
-//! **Invariant:** all connections of one [`ChannelDialler`] use the same transport, which is the one reported to the
+//! **Invariant:** all connections of one [`ChannelDialer`] use the same transport, which is the one reported to the
 //! user.
 
 use std::io;
@@ -25,11 +25,11 @@ use crate::quic::{CONTROL_WINDOW_BYTES, QuicConnection, QuicLane};
 use crate::tcp_tls::Connection;
 use crate::trust::Fingerprint;
 
-mod dialler;
+mod dialer;
 mod listener;
 mod sockets;
 
-pub use dialler::{ChannelDialler, Reach};
+pub use dialer::{ChannelDialer, DialOptions};
 pub use listener::{Incoming, Listener};
 pub use sockets::Inherited;
 

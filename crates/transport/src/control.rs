@@ -17,23 +17,23 @@ use zmove_wire::{ControlHeader, Greeting, GreetingError, WireError, encode_ping}
 
 pub(crate) mod frames;
 
-use frames::Listening;
+use frames::MessageReader;
 
 /// Receives messages.
 pub struct ControlReader {
     /// The connection, while only the greeting has been read.
-    unheard: Option<Unheard>,
-    listening: Option<Listening>,
+    pending: Option<PendingReader>,
+    message_reader: Option<MessageReader>,
     /// The peer's greeting, once it has been read.
     greeting: Option<Greeting>,
     /// Whether a message arrived together with the greeting.
-    message_came: bool,
+    has_early_message: bool,
 }
 
 /// A connection whose messages are not being read yet.
-struct Unheard {
+struct PendingReader {
     stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
-    answers: Answers,
+    answers: PingCondition,
     /// The sending direction, on which pings are answered. It is dropped with the writer.
     sending: Weak<Mutex<Sending>>,
     /// Whether the writer has sent anything.
@@ -45,7 +45,7 @@ struct Unheard {
 }
 
 /// A function that returns whether a ping must be answered now.
-pub(crate) type Answers = Arc<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type PingCondition = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Pings the peer of a control connection, from any task and without blocking.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ struct Sending {
 
 /// The time limit for the peer to accept the bytes of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
+enum WriteTimeout {
     /// [`CONTROL_SILENCE_MAX`] for each [`PORTION_BYTES`].
     Limited,
     /// No limit while the peer is connected.
@@ -187,7 +187,7 @@ pub fn control_pair(
     let (begun, has_begun) = watch::channel(false);
     let (pongs, answered) = watch::channel(None);
     let reader = ControlReader {
-        unheard: Some(Unheard {
+        pending: Some(PendingReader {
             stream: BufReader::new(Box::new(reader)),
             answers: Arc::new(|| true),
             sending: Arc::downgrade(&sending),
@@ -195,9 +195,9 @@ pub fn control_pair(
             asked,
             pongs,
         }),
-        listening: None,
+        message_reader: None,
         greeting: None,
-        message_came: false,
+        has_early_message: false,
     };
     let writer = ControlWriter {
         sending,
@@ -220,14 +220,14 @@ impl ControlReader {
         if let Some(greeting) = self.greeting {
             return Ok(greeting);
         }
-        let Unheard { stream, .. } = self
-            .unheard
+        let PendingReader { stream, .. } = self
+            .pending
             .as_mut()
             .expect("the greeting comes before any message");
         let mut bytes = [0; Greeting::BYTES];
         let read = tokio::time::timeout(GREETING_TIMEOUT, stream.read_exact(&mut bytes)).await;
         read.map_err(|_| ControlError::NoGreeting)??;
-        self.message_came = begins_with_message(stream.buffer());
+        self.has_early_message = begins_with_message(stream.buffer());
         let greeting = *self.greeting.insert(Greeting::decode(&bytes)?);
         self.listen();
         Ok(greeting)
@@ -236,16 +236,16 @@ impl ControlReader {
     /// Adds a condition for answering pings. A ping is answered only if every condition holds. `answers` is not called
     /// if an earlier condition fails. Must be called before the greeting is read.
     pub fn answer_if(&mut self, answers: impl Fn() -> bool + Send + Sync + 'static) {
-        if let Some(unheard) = &mut self.unheard {
-            let before = Arc::clone(&unheard.answers);
-            unheard.answers = Arc::new(move || before() && answers());
+        if let Some(pending) = &mut self.pending {
+            let before = Arc::clone(&pending.answers);
+            pending.answers = Arc::new(move || before() && answers());
         }
     }
 
     /// Starts to answer the peer's pings, even while no messages are requested. The greeting must have been read.
     pub fn listen(&mut self) -> &mut Self {
-        if let Some(unheard) = self.unheard.take() {
-            self.listening = Some(Listening::begin(unheard));
+        if let Some(pending) = self.pending.take() {
+            self.message_reader = Some(MessageReader::begin(pending));
         }
         self
     }
@@ -253,7 +253,7 @@ impl ControlReader {
     /// Returns whether a message arrived together with the greeting, as it does if the peer wrote both in one call.
     #[must_use]
     pub const fn has_message(&self) -> bool {
-        self.message_came
+        self.has_early_message
     }
 
     /// Returns the bytes of the next message without its length prefix, or `None` if the peer ended the connection
@@ -276,9 +276,9 @@ impl ControlReader {
         self.messages().receive(longest).await
     }
 
-    fn messages(&mut self) -> &mut Listening {
+    fn messages(&mut self) -> &mut MessageReader {
         self.listen();
-        self.listening.as_mut().expect("it listens")
+        self.message_reader.as_mut().expect("it listens")
     }
 }
 
@@ -362,7 +362,7 @@ impl ControlWriter {
     /// # Errors
     /// Returns [`ControlError`] if the stream is closed, or if the peer reads nothing for [`CONTROL_SILENCE_MAX`].
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
-        self.send_with(Patience::Limited, bytes).await
+        self.send_with(WriteTimeout::Limited, bytes).await
     }
 
     /// Sends an order like [`send`](Self::send), but without a time limit. A peer does not read a long order while the
@@ -371,10 +371,14 @@ impl ControlWriter {
     /// # Errors
     /// Returns [`ControlError`] if the stream is closed.
     pub async fn send_order(&mut self, bytes: &[u8]) -> Result<(), ControlError> {
-        self.send_with(Patience::Unlimited, bytes).await
+        self.send_with(WriteTimeout::Unlimited, bytes).await
     }
 
-    async fn send_with(&mut self, patience: Patience, bytes: &[u8]) -> Result<(), ControlError> {
+    async fn send_with(
+        &mut self,
+        patience: WriteTimeout,
+        bytes: &[u8],
+    ) -> Result<(), ControlError> {
         let mut sending = self.sending.lock().await;
         match sending.take_ping() {
             Some(ping) => sending.write(&[bytes, &ping].concat(), patience).await?,
@@ -397,7 +401,7 @@ impl ControlWriter {
     /// Returns [`ControlError`] if the stream is closed, or if the peer reads nothing for [`CONTROL_SILENCE_MAX`].
     pub async fn finish(&mut self) -> Result<(), ControlError> {
         let mut sending = self.sending.lock().await;
-        Patience::Limited.wait(sending.stream.shutdown()).await
+        WriteTimeout::Limited.wait(sending.stream.shutdown()).await
     }
 }
 
@@ -411,7 +415,7 @@ impl Sending {
     }
 
     /// Writes all bytes. Nothing more is written after a write has failed or was canceled.
-    async fn write(&mut self, bytes: &[u8], patience: Patience) -> Result<(), ControlError> {
+    async fn write(&mut self, bytes: &[u8], patience: WriteTimeout) -> Result<(), ControlError> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(ControlError::Closed);
         }
@@ -427,7 +431,7 @@ impl Sending {
     }
 }
 
-impl Patience {
+impl WriteTimeout {
     /// Waits for `written`, with the time limit for the peer to accept the bytes.
     async fn wait(self, written: impl Future<Output = io::Result<()>>) -> Result<(), ControlError> {
         match self {

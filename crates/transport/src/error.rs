@@ -191,7 +191,7 @@ pub enum DialError {
     /// No process listens on the port.
     #[error(
         "connect to {}: refused; is `zmove serve` running there?",
-        tried(host, address)
+        format_target(host, address)
     )]
     Refused {
         /// The host that was dialed.
@@ -202,7 +202,7 @@ pub enum DialError {
     /// No TCP connection could be established.
     #[error(
         "connect to {}; is the host up, and does a firewall let this port through?",
-        tried(host, address)
+        format_target(host, address)
     )]
     Connect {
         /// The host that was dialed.
@@ -223,8 +223,8 @@ pub enum DialError {
     /// No connection could be established by TCP or by QUIC.
     #[error(
         "connect to {host}: by TCP it failed to {}; by QUIC it failed to {}",
-        whole(tcp),
-        whole(quic)
+        with_causes(tcp),
+        with_causes(quic)
     )]
     Neither {
         /// The host that was dialed.
@@ -263,7 +263,7 @@ impl DialError {
     /// Returns whether another server responds instead of the host: a captive portal, the gateway of a previous
     /// network, or an attacker. These cases cannot be distinguished, and none of them receives any data.
     #[must_use]
-    pub const fn is_of_another(&self) -> bool {
+    pub const fn is_other_server(&self) -> bool {
         matches!(
             self,
             Self::HostKeyChanged { .. }
@@ -277,7 +277,7 @@ impl DialError {
 
     /// Returns the more informative of the failures of two addresses. An answer by a host, even a refusal, takes
     /// precedence over silence.
-    pub(crate) fn or_more_telling(self, earlier: Option<Self>) -> Self {
+    pub(crate) fn or_more_informative(self, earlier: Option<Self>) -> Self {
         match earlier {
             Some(
                 Self::Socket { .. }
@@ -292,7 +292,7 @@ impl DialError {
 }
 
 /// Returns the host as entered by the user, followed by the address that was tried if it is different.
-fn tried(host: &Endpoint, address: &SocketAddr) -> String {
+fn format_target(host: &Endpoint, address: &SocketAddr) -> String {
     let given = host.to_string();
     let address = address.to_string();
     if given == address {
@@ -303,7 +303,7 @@ fn tried(host: &Endpoint, address: &SocketAddr) -> String {
 }
 
 /// Returns the text of an error and all its causes.
-fn whole(error: &DialError) -> String {
+fn with_causes(error: &DialError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use thiserror::Error;
-use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
+use zmove_types::{Buffer, BufferPool, Stopwatch, ThreadState};
 use zmove_wire::{FrameHeader, WireError};
 
 use crate::control::{is_close, is_loss};
@@ -66,7 +66,7 @@ impl Frame {
     ) -> Result<Self, LaneError> {
         let mut head = vec![0; header.head_bytes as usize];
         fill(&mut head, watch)?;
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
         let data_bytes = header.data_bytes as usize;
         if data_bytes == 0 {
             return Ok(Self {
@@ -76,15 +76,15 @@ impl Frame {
             });
         }
         let mut data = pool.take().ok_or(LaneError::Stopped)?;
-        watch.lap(Doing::Blocked);
+        watch.lap(ThreadState::Blocked);
         let mut filled = 0;
         for piece in data.room()[..data_bytes].chunks_mut(PIECE_BYTES) {
             fill(piece, watch)?;
             filled += piece.len() as u64;
-            watch.has_at_hand(filled);
+            watch.set_bytes_in_progress(filled);
         }
         data.set_len(data_bytes);
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
         Ok(Self { header, head, data })
     }
 }
@@ -112,7 +112,7 @@ pub trait LaneSink: Send {
 
     /// Limits the lane to `rate`, which all lanes with the same rate share. Waiting for the rate is recorded as paced
     /// time. The default implementation ignores the rate.
-    fn hold_to(&mut self, _rate: SharedRate) {}
+    fn set_rate(&mut self, _rate: SharedRate) {}
 
     /// Ends the lane. No frame may follow.
     ///

@@ -19,7 +19,7 @@ mod tcp_tls;
 mod trust;
 
 pub use blocking::blocking;
-pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach};
+pub use channel::{Channel, ChannelDialer, Claim, DialOptions, Incoming, Inherited, Listener};
 pub use control::{
     CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, GREETING_TIMEOUT, Inbox,
     Pinger, control_pair,
@@ -37,7 +37,7 @@ pub use lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 pub use path::{PathProbe, Transport};
 pub use quic::{PathEnds, QuicCongestion, Resumption, SavedWindow, UnknownCongestion};
 pub use record::RecordError;
-pub use tcp_tls::{Acceptor, BlackHole, Connection, Dialler, SegmentLimit, SocketConfig};
+pub use tcp_tls::{Acceptor, BlackHole, Connection, SegmentLimit, SocketConfig, TcpDialer};
 pub use trust::{
     Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant,
     GrantFault, Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts,

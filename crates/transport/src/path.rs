@@ -30,7 +30,7 @@ pub struct PathProbe(Option<ProbeSource>);
 #[derive(Clone)]
 enum ProbeSource {
     Kernel(Arc<TcpStream>),
-    Told(Option<Transport>, Arc<dyn Fn() -> TcpInfo + Send + Sync>),
+    Callback(Option<Transport>, Arc<dyn Fn() -> TcpInfo + Send + Sync>),
 }
 
 impl PathProbe {
@@ -39,16 +39,16 @@ impl PathProbe {
         Self(Some(ProbeSource::Kernel(socket)))
     }
 
-    /// Creates a probe of a connection that the kernel does not manage. `tell` returns its state and must not block.
-    pub fn telling(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
-        Self(Some(ProbeSource::Told(None, Arc::new(tell))))
+    /// Creates a probe of a connection that the kernel does not manage. `callback` returns its state and must not block.
+    pub fn telling(callback: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
+        Self(Some(ProbeSource::Callback(None, Arc::new(callback))))
     }
 
     /// Creates a probe of a QUIC connection, like [`telling`](Self::telling).
-    pub(crate) fn of_quic(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
-        Self(Some(ProbeSource::Told(
+    pub(crate) fn of_quic(callback: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
+        Self(Some(ProbeSource::Callback(
             Some(Transport::Quic),
-            Arc::new(tell),
+            Arc::new(callback),
         )))
     }
 
@@ -57,7 +57,7 @@ impl PathProbe {
     pub fn transport(&self) -> Option<Transport> {
         match self.0.as_ref()? {
             ProbeSource::Kernel(_) => Some(Transport::Tcp),
-            ProbeSource::Told(transport, _) => *transport,
+            ProbeSource::Callback(transport, _) => *transport,
         }
     }
 
@@ -66,14 +66,14 @@ impl PathProbe {
     pub fn read(&self) -> Option<TcpInfo> {
         match self.0.as_ref()? {
             ProbeSource::Kernel(socket) => tcp_info(socket).ok(),
-            ProbeSource::Told(_, tell) => Some(tell()),
+            ProbeSource::Callback(_, callback) => Some(callback()),
         }
     }
 
     /// Returns whether the peer has ended the connection or it is lost, as far as this is known without reading from
     /// it.
     #[must_use]
-    pub fn is_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.read()
             .is_some_and(|info| info.established == Some(false))
     }
@@ -105,7 +105,7 @@ impl PathProbe {
     fn kernel(&self) -> Option<&Arc<TcpStream>> {
         match self.0.as_ref()? {
             ProbeSource::Kernel(socket) => Some(socket),
-            ProbeSource::Told(..) => None,
+            ProbeSource::Callback(..) => None,
         }
     }
 

@@ -2,7 +2,7 @@
 //! used at sites where only UDP gets through, and on paths that lose packets.
 //!
 //! The implementation is quinn, with the same rustls, crypto provider and verifiers as for TCP. The client gives each
-//! connection its own UDP socket and a thread with its own runtime ([`QuicDialler`]), so that several connections use
+//! connection its own UDP socket and a thread with its own runtime ([`QuicDialer`]), so that several connections use
 //! several cores. The daemon has one socket on the port of its TCP listener ([`QuicAcceptor`]), and its runtime spreads
 //! the connections over its threads. On both sides a connection is a [`QuicConnection`]: an async stream for control,
 //! which a [`QuicLane`] can take over.
@@ -37,7 +37,7 @@ use crate::tcp_tls::canonical;
 use crate::trust::Fingerprint;
 
 mod acceptor;
-mod dialler;
+mod dialer;
 mod lane;
 mod lane_bytes;
 mod linger;
@@ -48,7 +48,7 @@ mod timer;
 mod tolerant;
 
 pub(crate) use acceptor::{QuicAcceptor, bind, send_retry};
-pub(crate) use dialler::QuicDialler;
+pub(crate) use dialer::QuicDialer;
 pub(crate) use lane::QuicLane;
 pub use resume::{PathEnds, Resumption, SavedWindow};
 pub(crate) use settings::CONTROL_WINDOW_BYTES;

@@ -1,6 +1,6 @@
 //! Connections over TCP with mutually authenticated TLS 1.3.
 //!
-//! The client side is [`Dialler`], the server side is [`Acceptor`]. Both return a [`Connection`], an async stream for
+//! The client side is [`TcpDialer`], the server side is [`Acceptor`]. Both return a [`Connection`], an async stream for
 //! control that a [`TlsLane`](crate::TlsLane) can take over. The caller decides what the peer may do. **Invariant:**
 //! the peer of a [`Connection`] has proved its key, uses TLS 1.3, and has agreed on the protocol.
 
@@ -24,7 +24,7 @@ use crate::trust::{Fingerprint, peer_fingerprint};
 
 mod acceptor;
 mod black_hole;
-mod dialler;
+mod dialer;
 mod socket;
 mod unsent_limit;
 mod whole_records;
@@ -32,9 +32,9 @@ mod whole_records;
 pub use acceptor::Acceptor;
 pub(crate) use acceptor::{canonical, listen, own_greeting};
 pub use black_hole::{BlackHole, SegmentLimit};
-pub use dialler::Dialler;
-pub(crate) use dialler::{
-    Deadline, OneAddress, ResolvedHost, SILENCE_MAX, TcpConnected, greeting_fault, tls_fault,
+pub use dialer::TcpDialer;
+pub(crate) use dialer::{
+    ChosenAddress, Deadline, ResolvedHost, SILENCE_MAX, TcpConnected, greeting_fault, tls_fault,
     unless_other_version,
 };
 pub use socket::SocketConfig;

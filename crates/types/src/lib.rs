@@ -25,12 +25,12 @@ mod report;
 mod units;
 
 pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
-pub use entry::data_ranges::{DataRanges, DataRangesFinder};
+pub use entry::data_ranges::{DataRanges, DataRangesBuilder};
 pub use entry::digest::{Cv, Root};
-pub use entry::kinds::{Kinds, NeverCopied};
+pub use entry::kinds::{MetadataKinds, NeverCopied};
 pub use entry::metadata::{
-    ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special,
-    Timestamp, Xattr, unix_now,
+    ALLOCATION_BYTES, Account, Accounts, ExtraMetadata, FileNumber, Ids, Metadata, NoAccounts,
+    Special, Timestamp, Xattr, unix_now,
 };
 pub use entry::rel_path::{Name, PathError, RelPath};
 pub use escaped::{Escaped, Printable, is_unprintable, printable};
@@ -39,14 +39,14 @@ pub use hex::{Hex, from_hex};
 pub use ids::{Beginning, FileId, ItemId, LaneId, SharedJobId, TransferId, WorkId};
 pub use lock::Lock;
 pub use rate_limit::{ParseRateError, RateLimit};
-pub use report::brought::{Brought, ByteOrigins, Origin};
 pub use report::counters::{
     AtomicCounter, AtomicCounters, CounterRow, CounterScope, Counters, ExitEffect, Merge, Phrase,
 };
+pub use report::delivery_log::{BytesByOrigin, DeliveryLog, Origin};
 pub use report::event::{
     Change, ChangeKind, EntryForm, Event, LISTED_MAX, NoObserver, Observer, Sample, Side,
 };
-pub use report::stage::{Doing, StageClock, StageTimes, Stopwatch};
+pub use report::stage::{StageClock, StageTimes, Stopwatch, ThreadState};
 pub use units::{
     ByteCount, ByteRate, GROUP_BYTES, GroupSpan, ParseSizeError, SizeClass, parse_size, parse_span,
     percent,

@@ -28,12 +28,12 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
-        let told = elements.size_hint().unwrap_or(0);
-        if told > MAX {
-            return Err(A::Error::invalid_length(told, &self));
+        let announced_len = elements.size_hint().unwrap_or(0);
+        if announced_len > MAX {
+            return Err(A::Error::invalid_length(announced_len, &self));
         }
         // The peer may announce any length, so memory is allocated as elements arrive.
-        let mut list = Vec::with_capacity(told.min(UNSEEN_MAX));
+        let mut list = Vec::with_capacity(announced_len.min(PREALLOCATED_MAX));
         while let Some(element) = elements.next_element()? {
             if list.len() == MAX {
                 return Err(A::Error::invalid_length(MAX + 1, &self));
@@ -47,4 +47,4 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
 }
 
 /// Maximum number of elements for which memory is allocated before they arrive.
-const UNSEEN_MAX: usize = 64;
+const PREALLOCATED_MAX: usize = 64;

@@ -98,7 +98,7 @@ pub(crate) struct Op {
 // SAFETY: `base` points into the heap memory of `buffer`, which the op owns and which may move between threads. Access
 // to the bytes is governed by the parts, not by the thread.
 unsafe impl Send for Op {}
-// SAFETY: a shared op only reads the memory, and only bytes that the kernel no longer writes (see `Op::landed`).
+// SAFETY: a shared op only reads the memory, and only bytes that the kernel no longer writes (see `Op::part_content`).
 unsafe impl Sync for Op {}
 
 /// An operation that a caller submits to the ring.
@@ -106,7 +106,7 @@ unsafe impl Sync for Op {}
 pub(crate) struct RingRequest {
     op: Arc<Op>,
     next: usize,
-    landed: Sender<Landed>,
+    results: Sender<PartResult>,
 }
 
 /// A part of an operation that is submitted to the kernel.
@@ -115,12 +115,12 @@ pub(crate) struct RingPart {
     op: Arc<Op>,
     index: usize,
     moved: usize,
-    landed: Sender<Landed>,
+    results: Sender<PartResult>,
 }
 
 /// A completed part, which still holds a reference to its operation.
 #[derive(Debug)]
-pub(crate) struct Landed {
+pub(crate) struct PartResult {
     pub(crate) index: usize,
     pub(crate) outcome: io::Result<usize>,
     op: Arc<Op>,
@@ -128,11 +128,11 @@ pub(crate) struct Landed {
 
 /// The action that follows a completion.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum PartCompletion {
     /// The kernel moved fewer bytes than requested. The rest must be requested again.
-    Again(RingPart),
+    Resubmit(RingPart),
     /// The result has been sent to the caller.
-    Told,
+    Done,
 }
 
 impl Op {
@@ -191,20 +191,20 @@ impl Op {
     }
 
     /// Returns the first `len` bytes of a part that has been read.
-    pub(crate) fn landed(&self, landed: &Landed, len: usize) -> &[u8] {
+    pub(crate) fn part_content(&self, results: &PartResult, len: usize) -> &[u8] {
         assert!(
-            std::ptr::eq(self, &raw const *landed.op),
+            std::ptr::eq(self, &raw const *results.op),
             "the part is one of this operation"
         );
         assert!(
-            len <= self.part_len(landed.index),
+            len <= self.part_len(results.index),
             "{len} bytes of part {}",
-            landed.index
+            results.index
         );
         // SAFETY: the start of a part lies in the room of the buffer (checked in `new`).
-        let start = unsafe { self.base.add(self.part_start(landed.index)) };
+        let start = unsafe { self.base.add(self.part_start(results.index)) };
         // SAFETY: the bytes lie in the room and were initialized when the pool allocated it. Nobody writes them while
-        // this borrow of the op lives: the `Landed` proves that the kernel has finished this part, parts do not
+        // this borrow of the op lives: the `PartResult` proves that the kernel has finished this part, parts do not
         // overlap, and the buffer itself is inaccessible until `into_buffer`.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
@@ -229,11 +229,11 @@ impl Op {
 }
 
 impl RingRequest {
-    pub(crate) fn new(op: Arc<Op>, landed: Sender<Landed>) -> Self {
+    pub(crate) fn new(op: Arc<Op>, results: Sender<PartResult>) -> Self {
         Self {
             op,
             next: 0,
-            landed,
+            results,
         }
     }
 
@@ -251,7 +251,7 @@ impl RingRequest {
                 op: Arc::clone(&self.op),
                 index,
                 moved: 0,
-                landed: self.landed.clone(),
+                results: self.results.clone(),
             }
         })
     }
@@ -286,26 +286,26 @@ impl RingPart {
 
     /// Processes the result of a completion. A part that moved bytes before it failed is reported as short. A caller
     /// that requests the rest then receives the error.
-    pub(crate) fn complete(mut self, result: i32) -> Next {
+    pub(crate) fn complete(mut self, result: i32) -> PartCompletion {
         let outcome = match usize::try_from(result) {
             Ok(bytes) => {
                 self.moved += bytes;
                 if bytes > 0 && self.moved < self.op.part_len(self.index) {
-                    return Next::Again(self);
+                    return PartCompletion::Resubmit(self);
                 }
                 Ok(self.moved)
             }
-            Err(_) if result == -libc::EINTR => return Next::Again(self),
+            Err(_) if result == -libc::EINTR => return PartCompletion::Resubmit(self),
             Err(_) if self.moved > 0 => Ok(self.moved),
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
         // The send fails if the caller has unwound. The operation is then freed with this last reference.
-        let _unwound = self.landed.send(Landed {
+        let _unwound = self.results.send(PartResult {
             index: self.index,
             outcome,
             op: self.op,
         });
-        Next::Told
+        PartCompletion::Done
     }
 }
 
@@ -317,12 +317,12 @@ pub(crate) mod tests {
     use super::*;
     use zmove_types::BufferPool;
 
-    fn request(bytes: usize) -> (RingRequest, crossbeam_channel::Receiver<Landed>) {
-        let (landed_in, landed) = crossbeam_channel::bounded(9);
+    fn request(bytes: usize) -> (RingRequest, crossbeam_channel::Receiver<PartResult>) {
+        let (results_in, results) = crossbeam_channel::bounded(9);
         let file = Arc::new(tempfile::tempfile().unwrap());
         let buffer = BufferPool::new(100, 1).take().unwrap();
         let op = Op::new(IoDirection::Read, &file, Span::new(0, 0..bytes), 40, buffer);
-        (RingRequest::new(Arc::new(op), landed_in), landed)
+        (RingRequest::new(Arc::new(op), results_in), results)
     }
 
     pub(crate) fn part() -> RingPart {
@@ -344,30 +344,30 @@ pub(crate) mod tests {
 
     #[test]
     fn a_short_result_is_asked_for_again_until_nothing_comes() {
-        let (mut request, landed) = request(40);
-        let Next::Again(part) = request.part().unwrap().complete(10) else {
+        let (mut request, results) = request(40);
+        let PartCompletion::Resubmit(part) = request.part().unwrap().complete(10) else {
             panic!("not again")
         };
-        let Next::Again(part) = part.complete(-libc::EINTR) else {
+        let PartCompletion::Resubmit(part) = part.complete(-libc::EINTR) else {
             panic!("not again")
         };
-        assert!(matches!(part.complete(0), Next::Told));
-        assert_eq!(landed.recv().unwrap().outcome.unwrap(), 10);
+        assert!(matches!(part.complete(0), PartCompletion::Done));
+        assert_eq!(results.recv().unwrap().outcome.unwrap(), 10);
     }
 
     #[test]
     fn an_error_counts_only_where_nothing_moved() {
         for (before, expected) in [(None, Err(Some(libc::EIO))), (Some(10), Ok(10))] {
-            let (mut request, landed) = request(40);
+            let (mut request, results) = request(40);
             let mut part = request.part().unwrap();
             if let Some(before) = before {
-                let Next::Again(rest) = part.complete(before) else {
+                let PartCompletion::Resubmit(rest) = part.complete(before) else {
                     panic!("not again")
                 };
                 part = rest;
             }
-            assert!(matches!(part.complete(-libc::EIO), Next::Told));
-            let outcome = landed.recv().unwrap().outcome;
+            assert!(matches!(part.complete(-libc::EIO), PartCompletion::Done));
+            let outcome = results.recv().unwrap().outcome;
             assert_eq!(outcome.map_err(|error| error.raw_os_error()), expected);
         }
     }

@@ -49,7 +49,7 @@ impl RegisteredBuffers {
         {
             return u16::try_from(index).ok();
         }
-        self.let_go(submitter);
+        self.unpin_freed(submitter);
         if self.full {
             return None;
         }
@@ -73,12 +73,12 @@ impl RegisteredBuffers {
     }
 
     /// Returns whether any buffer is pinned.
-    pub(crate) fn pins_any(&self) -> bool {
+    pub(crate) fn has_pinned(&self) -> bool {
         self.entries.iter().any(Option::is_some)
     }
 
     /// Unpins memory that has been freed.
-    pub(crate) fn let_go(&mut self, submitter: &Submitter<'_>) {
+    pub(crate) fn unpin_freed(&mut self, submitter: &Submitter<'_>) {
         for (entry, index) in self.entries.iter_mut().zip(0u32..) {
             if entry.as_ref().is_none_or(|id| !id.is_gone()) {
                 continue;

@@ -17,7 +17,7 @@ use io_uring::{IoUring, opcode, squeue};
 use rustix::event::EventfdFlags;
 use zmove_types::Buffer;
 
-use crate::op::{IoDirection, Next, Op, RingPart, RingRequest, Span};
+use crate::op::{IoDirection, Op, PartCompletion, RingPart, RingRequest, Span};
 use crate::probe::{Unavailable, open_ring, probe};
 use crate::registered_buffers::RegisteredBuffers;
 use crate::slot::{CANCEL, Slots, WAKE};
@@ -155,14 +155,14 @@ impl Ring {
             // for.
             return (Ok(0), op.into_buffer());
         }
-        let (landed_in, landed) = bounded(parts);
-        self.submit(RingRequest::new(Arc::clone(&op), landed_in));
+        let (results_in, results) = bounded(parts);
+        self.submit(RingRequest::new(Arc::clone(&op), results_in));
         let mut waiting: Vec<_> = std::iter::repeat_with(|| None).take(parts).collect();
         let mut moved = Ok(0);
         // The next part to process in order, or `None` after a short part: all later parts are ignored.
         let mut next = Some(0);
         for _ in 0..parts {
-            let part = landed.recv().expect("the ring gives back every part");
+            let part = results.recv().expect("the ring gives back every part");
             let index = part.index;
             waiting[index] = Some(part);
             while let Some(at) = next.filter(|&at| at < parts) {
@@ -172,7 +172,7 @@ impl Ring {
                 next = match &part.outcome {
                     Ok(bytes) => {
                         if *bytes > 0 && matches!(op.direction(), IoDirection::Read) {
-                            seen(op.landed(&part, *bytes));
+                            seen(op.part_content(&part, *bytes));
                         }
                         moved = moved.map(|before| before + bytes);
                         (*bytes == op.part_len(at)).then_some(at + 1)
@@ -290,7 +290,7 @@ impl Driver {
             .registered_buffers
             .index(&self.ring.submitter(), part.op());
         let entry = part.entry(registered);
-        let number = self.slots.keep(part);
+        let number = self.slots.insert(part);
         self.push(&entry.user_data(number));
     }
 
@@ -311,7 +311,7 @@ impl Driver {
 
     fn submit_and_wait(&mut self) {
         let submitter = self.ring.submitter();
-        let waited = if self.registered_buffers.pins_any() {
+        let waited = if self.registered_buffers.has_pinned() {
             let patience = Timespec::new().sec(UNPIN_SECONDS);
             submitter.submit_with_args(1, &SubmitArgs::new().timespec(&patience))
         } else {
@@ -319,7 +319,7 @@ impl Driver {
         };
         match waited.map_err(|error| error.raw_os_error()) {
             Ok(_) | Err(Some(libc::EINTR)) => {}
-            Err(Some(libc::ETIME)) => self.registered_buffers.let_go(&submitter),
+            Err(Some(libc::ETIME)) => self.registered_buffers.unpin_freed(&submitter),
             // The kernel is short of memory, or has completions to deliver first.
             Err(Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM)) => std::thread::yield_now(),
             Err(error) => panic!("io_uring_enter: error {error:?}"),
@@ -333,11 +333,11 @@ impl Driver {
                 break;
             };
             match number {
-                WAKE => self.woken(),
+                WAKE => self.finish_wake(),
                 CANCEL => {}
                 number => {
                     let part = self.slots.release(number).expect("a completion comes once");
-                    if let Next::Again(part) = part.complete(result) {
+                    if let PartCompletion::Resubmit(part) = part.complete(result) {
                         self.launch(part);
                     }
                 }
@@ -345,7 +345,7 @@ impl Driver {
         }
     }
 
-    fn woken(&mut self) {
+    fn finish_wake(&mut self) {
         // The counter is empty after a spurious wake-up.
         let _count = rustix::io::read(self.wake.as_fd(), &mut [0u8; 8]);
         self.arm();

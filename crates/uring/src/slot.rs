@@ -41,7 +41,7 @@ impl Slots {
     }
 
     /// Stores a part until its completion and returns the part's number.
-    pub(crate) fn keep(&mut self, part: RingPart) -> u64 {
+    pub(crate) fn insert(&mut self, part: RingPart) -> u64 {
         let index = self.free.pop().expect("asked for room before");
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
@@ -71,11 +71,11 @@ mod tests {
     #[test]
     fn a_number_is_good_for_one_occupant() {
         let mut slots = Slots::new(1);
-        let first = slots.keep(part());
+        let first = slots.insert(part());
         assert!(!slots.has_room() && !slots.are_empty());
         assert!(slots.release(first).is_some());
         assert!(slots.release(first).is_none());
-        let second = slots.keep(part());
+        let second = slots.insert(part());
         assert_ne!(first, second);
         assert!(slots.release(first).is_none());
         assert!(slots.release(WAKE).is_none() && slots.release(CANCEL).is_none());

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 /// An event, with a path relative to the root.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Happened {
+pub(crate) enum TreeEvent {
     /// A file was created or written to.
     Changed(PathBuf),
     /// A file was closed by its writer, or was renamed into the tree.
@@ -55,7 +55,7 @@ impl Events {
 
     /// Watches a directory. `below` is its path relative to the root.
     pub(crate) fn watch(&mut self, path: &Path, below: &Path) -> io::Result<()> {
-        let number = add_watch(&self.descriptor, path, WHAT)?;
+        let number = add_watch(&self.descriptor, path, WATCH_FLAGS)?;
         self.directories.insert(number, below.to_owned());
         Ok(())
     }
@@ -74,8 +74,8 @@ impl Events {
     }
 
     /// Returns the events since the previous call. The list is empty if there were none.
-    pub(crate) fn read(&mut self) -> io::Result<Vec<Happened>> {
-        let mut told = Vec::new();
+    pub(crate) fn read(&mut self) -> io::Result<Vec<TreeEvent>> {
+        let mut new_events = Vec::new();
         let mut buffer = [MaybeUninit::uninit(); 64 << 10];
         let mut moved_away = Vec::new();
         {
@@ -110,48 +110,48 @@ impl Events {
                         {
                             moved_away.retain(|away: &PathBuf| !away.starts_with(path));
                         }
-                        told.extend(happened(flags, path));
+                        new_events.extend(parse_event(flags, path));
                     }
                     Err(Errno::AGAIN) => break,
                     Err(Errno::INTR) => {}
                     Err(error) => return Err(error.into()),
                 }
-                if told.len() >= TOLD_MAX && reader.is_buffer_empty() {
+                if new_events.len() >= EVENTS_PER_READ_MAX && reader.is_buffer_empty() {
                     break;
                 }
             }
         }
         moved_away.iter().for_each(|path| self.forget(path));
-        Ok(told)
+        Ok(new_events)
     }
 }
 
-fn happened(flags: ReadFlags, path: Option<PathBuf>) -> Option<Happened> {
+fn parse_event(flags: ReadFlags, path: Option<PathBuf>) -> Option<TreeEvent> {
     if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-        return Some(Happened::Lost);
+        return Some(TreeEvent::Lost);
     }
     let path = path?;
     let of_itself = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT;
     if flags.intersects(of_itself) {
-        return path.as_os_str().is_empty().then_some(Happened::RootGone);
+        return path.as_os_str().is_empty().then_some(TreeEvent::RootGone);
     }
     let is_directory = flags.contains(ReadFlags::ISDIR);
     if flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
-        return Some(Happened::Gone(path));
+        return Some(TreeEvent::Gone(path));
     }
     if is_directory {
         let came = flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO);
-        return came.then_some(Happened::Directory(path));
+        return came.then_some(TreeEvent::Directory(path));
     }
     if flags.intersects(ReadFlags::CLOSE_WRITE | ReadFlags::MOVED_TO) {
-        return Some(Happened::Closed(path));
+        return Some(TreeEvent::Closed(path));
     }
     flags
         .intersects(ReadFlags::CREATE | ReadFlags::MODIFY)
-        .then_some(Happened::Changed(path))
+        .then_some(TreeEvent::Changed(path))
 }
 
-const WHAT: WatchFlags = WatchFlags::CREATE
+const WATCH_FLAGS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MODIFY)
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::MOVED_FROM)
@@ -163,4 +163,4 @@ const WHAT: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DONT_FOLLOW);
 
 /// Number of events after which reading pauses so that they can be processed.
-const TOLD_MAX: usize = 4096;
+const EVENTS_PER_READ_MAX: usize = 4096;

@@ -100,14 +100,14 @@ impl Ledger {
     }
 
     /// Records that a name was removed.
-    pub(crate) fn gone(&mut self, path: &Path) {
+    pub(crate) fn removed(&mut self, path: &Path) {
         self.changing.remove(path);
         self.ready.remove(path);
         self.failures.remove(path);
     }
 
     /// Records a file that a walk has found. The file is ready if it `has_rested` already.
-    pub(crate) fn met(&mut self, path: PathBuf, stamp: Stamp, has_rested: bool, now: Instant) {
+    pub(crate) fn found(&mut self, path: PathBuf, stamp: Stamp, has_rested: bool, now: Instant) {
         let number = self.state.hash_one(&path);
         let known = self.known.get(&number);
         self.met
@@ -144,12 +144,12 @@ impl Ledger {
     }
 
     /// Begins a walk of the whole tree.
-    pub(crate) fn walk_begins(&mut self) {
+    pub(crate) fn begin_walk(&mut self) {
         self.met = Some(HashSet::new());
     }
 
     /// Ends a walk. Files that the walk did not find are forgotten, but only if the walk was complete.
-    pub(crate) fn walk_ends(&mut self, is_whole: bool) {
+    pub(crate) fn end_walk(&mut self, is_whole: bool) {
         if let Some(met) = self.met.take().filter(|_| is_whole) {
             self.known.retain(|number, known| {
                 met.contains(number) || matches!(known, Known::InBatch { .. })
@@ -158,7 +158,7 @@ impl Ledger {
     }
 
     /// Checks the files that have rested long enough. `look` returns the present version of a file.
-    pub(crate) fn look_at_rested(&mut self, now: Instant, look: impl Fn(&Path) -> Option<Stamp>) {
+    pub(crate) fn check_rested(&mut self, now: Instant, look: impl Fn(&Path) -> Option<Stamp>) {
         let is_due = |changing: &Changing| now.duration_since(changing.since) >= changing.rest;
         let due: Vec<_> = self
             .changing
@@ -172,7 +172,7 @@ impl Ledger {
                 continue;
             };
             match (found, changing.stamp) {
-                (None, _) => self.gone(&path),
+                (None, _) => self.removed(&path),
                 // The file was written through a memory mapping, which inotify does not report.
                 (Some(found), Some(before)) if found != before => {
                     (changing.stamp, changing.since) = (Some(found), now);
@@ -212,7 +212,7 @@ impl Ledger {
             let version = stamp.number(&self.state);
             by_contents |= match self.note(&path, Known::InBatch { version }) {
                 None => false,
-                Some(Known::AtTarget { look, .. }) => look == stamp.number_of_look(&self.state),
+                Some(Known::AtTarget { look, .. }) => look == stamp.version_number(&self.state),
                 Some(Known::InDoubt | Known::InBatch { .. }) => true,
             };
             files.push((path, stamp));
@@ -241,7 +241,7 @@ impl Ledger {
         for (path, stamp) in batch.files {
             self.note(&path, Known::InDoubt);
             let Some(found) = look(&path) else {
-                self.gone(&path);
+                self.removed(&path);
                 continue;
             };
             if has_failed(&path) {
@@ -265,7 +265,7 @@ impl Ledger {
             if found == stamp {
                 let at_target = Known::AtTarget {
                     version: stamp.number(&self.state),
-                    look: stamp.number_of_look(&self.state),
+                    look: stamp.version_number(&self.state),
                 };
                 self.note(&path, at_target);
             } else if !self.ready.contains_key(&path) {
@@ -345,12 +345,12 @@ mod tests {
             (ledger.counts(), ledger.next_due(now)),
             ((1, 1), Some(REST))
         );
-        ledger.look_at_rested(now + REST / 2, |_| Some(one));
+        ledger.check_rested(now + REST / 2, |_| Some(one));
         assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
         ledger.changed("b".into(), now + REST / 2);
-        ledger.look_at_rested(now + REST, |_| Some(one));
+        ledger.check_rested(now + REST, |_| Some(one));
         assert_eq!(ledger.counts(), (0, 1), "it was changed again");
-        ledger.look_at_rested(now + REST * 2, |_| Some(one));
+        ledger.check_rested(now + REST * 2, |_| Some(one));
         assert_eq!(taken(&mut ledger, Some(one)), ["b"]);
     }
 
@@ -358,21 +358,21 @@ mod tests {
     fn what_is_at_the_target_is_not_moved_again_unless_it_changes() {
         let (mut ledger, now, one, two) =
             (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
-        ledger.met("a".into(), one, true, now);
+        ledger.found("a".into(), one, true, now);
         assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
         for _ in 0..2 {
-            ledger.walk_begins();
-            ledger.met("a".into(), one, true, now);
-            ledger.walk_ends(true);
+            ledger.begin_walk();
+            ledger.found("a".into(), one, true, now);
+            ledger.end_walk(true);
         }
         assert_eq!(ledger.counts(), (0, 0));
-        ledger.met("a".into(), two, false, now);
+        ledger.found("a".into(), two, false, now);
         assert_eq!(ledger.counts(), (0, 1));
-        ledger.met("a".into(), one, false, now + REST);
+        ledger.found("a".into(), one, false, now + REST);
         assert_eq!(ledger.counts(), (0, 1), "as it was when it was moved");
-        ledger.walk_begins();
-        ledger.walk_ends(true);
-        ledger.met("b".into(), one, true, now);
+        ledger.begin_walk();
+        ledger.end_walk(true);
+        ledger.found("b".into(), one, true, now);
         assert_eq!(ledger.counts().0, 1);
     }
 
@@ -390,9 +390,9 @@ mod tests {
         assert!(ledger.take(9, |_| Some(one)).is_by_contents());
         // Or a walk finds that the file has changed.
         let two = written_again(&file, "two");
-        ledger.walk_begins();
-        ledger.met("a".into(), two, true, now);
-        ledger.walk_ends(true);
+        ledger.begin_walk();
+        ledger.found("a".into(), two, true, now);
+        ledger.end_walk(true);
         assert!(ledger.take(9, |_| Some(two)).is_by_contents());
         // A file that was not handed out before is not compared by contents.
         ledger.closed("b".into());
@@ -423,9 +423,9 @@ mod tests {
             let batch = ledger.take(9, |_| Some(two));
             assert!(batch.is_by_contents());
             ledger.settle(batch, |_| false, now, |_| Some(two));
-            ledger.walk_begins();
-            ledger.met("a".into(), two, true, now);
-            ledger.walk_ends(true);
+            ledger.begin_walk();
+            ledger.found("a".into(), two, true, now);
+            ledger.end_walk(true);
             assert_eq!(ledger.counts(), (0, 0), "it is settled");
         }
     }
@@ -438,9 +438,9 @@ mod tests {
         let (mut ledger, now, one) = (Ledger::new(REST), Instant::now(), stamp_of(&file));
         ledger.closed("a".into());
         assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
-        ledger.walk_begins();
-        ledger.met("a".into(), stamp("between"), false, now);
-        ledger.walk_ends(true);
+        ledger.begin_walk();
+        ledger.found("a".into(), stamp("between"), false, now);
+        ledger.end_walk(true);
         let two = written_again(&file, "two");
         ledger.closed("a".into());
         assert!(ledger.take(9, |_| Some(two)).is_by_contents());
@@ -450,22 +450,22 @@ mod tests {
     fn a_batch_that_outlasts_the_time_between_walks_is_handed_out_once() {
         let (mut ledger, now, one, two) =
             (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
-        ledger.met("a".into(), one, true, now);
-        ledger.met("b".into(), one, true, now);
+        ledger.found("a".into(), one, true, now);
+        ledger.found("b".into(), one, true, now);
         let batch = ledger.take(9, |_| Some(one));
         for _ in 0..2 {
-            ledger.walk_begins();
-            ledger.met("a".into(), one, true, now);
-            ledger.met("b".into(), two, true, now);
-            ledger.walk_ends(true);
+            ledger.begin_walk();
+            ledger.found("a".into(), one, true, now);
+            ledger.found("b".into(), two, true, now);
+            ledger.end_walk(true);
         }
         let b = taken(&mut ledger, Some(two));
         assert_eq!(b, ["b"], "the one that has changed meanwhile");
         let of_b = |path: &Path| Some(if path == Path::new("a") { one } else { two });
         ledger.settle(batch, |_| false, now, of_b);
-        ledger.walk_begins();
-        ledger.met("a".into(), one, true, now);
-        ledger.walk_ends(true);
+        ledger.begin_walk();
+        ledger.found("a".into(), one, true, now);
+        ledger.end_walk(true);
         assert!(!taken(&mut ledger, Some(two)).contains(&"a".to_owned()));
     }
 
@@ -477,7 +477,7 @@ mod tests {
         let batch = ledger.take(9, |_| Some(one));
         ledger.settle(batch, |_| false, now, |_| Some(two));
         assert_eq!(ledger.counts(), (0, 1));
-        ledger.look_at_rested(now + REST, |_| Some(two));
+        ledger.check_rested(now + REST, |_| Some(two));
         let batch = ledger.take(9, |_| Some(two));
         ledger.put_back(batch);
         assert_eq!(taken(&mut ledger, Some(two)), ["a"]);
@@ -496,9 +496,9 @@ mod tests {
             |path| (path == Path::new("a")).then_some(one),
         );
         assert_eq!(ledger.counts(), (0, 1));
-        ledger.look_at_rested(now + REST, |_| Some(one));
+        ledger.check_rested(now + REST, |_| Some(one));
         assert_eq!(ledger.counts(), (0, 1), "the wait doubles");
-        ledger.look_at_rested(now + REST * 2, |_| Some(one));
+        ledger.check_rested(now + REST * 2, |_| Some(one));
         assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
         ledger.closed("c".into());
         assert_eq!(taken(&mut ledger, None), Vec::<String>::new());
@@ -508,10 +508,10 @@ mod tests {
     fn what_is_written_by_way_of_memory_has_not_rested() {
         let (mut ledger, now, one, two) =
             (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
-        ledger.met("a".into(), one, false, now);
-        ledger.look_at_rested(now + REST, |_| Some(two));
+        ledger.found("a".into(), one, false, now);
+        ledger.check_rested(now + REST, |_| Some(two));
         assert_eq!(ledger.counts(), (0, 1));
-        ledger.look_at_rested(now + REST * 2, |_| Some(two));
+        ledger.check_rested(now + REST * 2, |_| Some(two));
         assert_eq!(ledger.counts(), (1, 0));
     }
 }

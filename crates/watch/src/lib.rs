@@ -13,4 +13,4 @@ mod stamp;
 mod watch;
 
 pub use ledger::Batch;
-pub use watch::{How, State, Terms, Watch};
+pub use watch::{ChangeDetection, Watch, WatchConfig, WatchStatus};

@@ -8,14 +8,14 @@ use std::time::{Duration, SystemTime};
 /// A version of a file, identified by its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
-    look: FileLook,
+    version: FileVersion,
     /// The change time (ctime), which programs cannot set.
     changed: (i64, i64),
 }
 
 /// The metadata that a transfer compares. Two versions of a file may have the same look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct FileLook {
+struct FileVersion {
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
@@ -27,7 +27,7 @@ impl Stamp {
         let kind = metadata.file_type();
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         (kind.is_file() || kind.is_symlink()).then(|| Self {
-            look: FileLook {
+            version: FileVersion {
                 inode: metadata.ino(),
                 bytes: metadata.size(),
                 modified,
@@ -43,8 +43,8 @@ impl Stamp {
     }
 
     /// Returns a number that is the same for all versions with this look.
-    pub(crate) fn number_of_look(&self, state: &RandomState) -> u64 {
-        state.hash_one(self.look)
+    pub(crate) fn version_number(&self, state: &RandomState) -> u64 {
+        state.hash_one(self.version)
     }
 }
 

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::events::{Events, Happened};
+use crate::events::{Events, TreeEvent};
 use crate::ledger::{Batch, Ledger};
 use crate::stamp::{Stamp, age};
 
 /// The settings of a watch.
 #[derive(Clone, Debug)]
-pub struct Terms {
+pub struct WatchConfig {
     /// Time for which a file that was not closed must stay unchanged before it counts as ready.
     pub rest: Duration,
-    /// Minimum time between two walks. `None` means one minute, or `rest` if the tree is only walked. The pause after a
+    /// Minimum time between two walks. `None` means one minute, or `wait_until_due` if the tree is only walked. The pause after a
     /// slow walk is always longer.
     pub rescan: Option<Duration>,
     /// Returns whether a directory is on a file system that other hosts can change without an inotify event.
@@ -32,7 +32,7 @@ pub struct Terms {
 
 /// How changes are detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum ChangeDetection {
     /// By inotify events.
     Events,
     /// By walks only, for this reason.
@@ -41,9 +41,9 @@ pub enum How {
 
 /// The state of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct WatchStatus {
     /// How changes are detected.
-    pub how: How,
+    pub detection: ChangeDetection,
     /// Number of directories that inotify watches.
     pub directories: usize,
     /// Number of ready files.
@@ -51,7 +51,7 @@ pub struct State {
     /// Number of files that are changing or must still rest.
     pub changing: usize,
     /// Whether the root exists.
-    pub is_there: bool,
+    pub exists: bool,
     /// Whether the whole tree has been walked once, so that the counts include all existing files.
     pub has_walked: bool,
 }
@@ -72,9 +72,9 @@ struct Shared {
 #[derive(Debug)]
 struct Account {
     ledger: Ledger,
-    how: How,
+    detection: ChangeDetection,
     directories: usize,
-    is_there: bool,
+    exists: bool,
     has_walked: bool,
     notes: Vec<String>,
 }
@@ -84,17 +84,17 @@ impl Watch {
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.
-    pub fn begin(root: &Path, terms: Terms) -> io::Result<Self> {
-        Self::begin_with(root, terms, usize::MAX)
+    pub fn begin(root: &Path, config: WatchConfig) -> io::Result<Self> {
+        Self::begin_with(root, config, usize::MAX)
     }
 
     /// Starts a watch with a limit on the number of watched directories, as the kernel may impose one.
-    fn begin_with(root: &Path, terms: Terms, watches_max: usize) -> io::Result<Self> {
+    fn begin_with(root: &Path, config: WatchConfig, watches_max: usize) -> io::Result<Self> {
         let account = Account {
-            ledger: Ledger::new(terms.rest),
-            how: How::Events,
+            ledger: Ledger::new(config.rest),
+            detection: ChangeDetection::Events,
             directories: 0,
-            is_there: false,
+            exists: false,
             has_walked: false,
             notes: Vec::new(),
         };
@@ -106,21 +106,21 @@ impl Watch {
             root: root.to_owned(),
             shared: Arc::clone(&shared),
         };
-        let walks_only = (terms.is_shared)(root);
+        let walks_only = (config.is_shared)(root);
         let mut watcher = Watcher {
             root: root.to_owned(),
-            terms,
+            config,
             shared,
             watches_max,
             events: None,
             identity: None,
-            root_went: false,
+            has_root_gone: false,
             next_walk: Instant::now(),
-            broke_off: false,
+            was_interrupted: false,
             unreadable: HashSet::new(),
         };
         if walks_only {
-            watcher.walks_alone(
+            watcher.rely_on_walks(
                 "it is on a network file system, which does not report the changes of other hosts"
                     .into(),
             );
@@ -167,21 +167,21 @@ impl Watch {
 
     /// Returns the state of the watch.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> WatchStatus {
         let account = self.shared.account();
         let (ready, changing) = account.ledger.counts();
         let Account {
             directories,
-            is_there,
+            exists,
             has_walked,
             ..
         } = *account;
-        State {
-            how: account.how.clone(),
+        WatchStatus {
+            detection: account.detection.clone(),
             directories,
             ready,
             changing,
-            is_there,
+            exists,
             has_walked,
         }
     }
@@ -206,7 +206,7 @@ impl Shared {
 /// The state of the thread.
 struct Watcher {
     root: PathBuf,
-    terms: Terms,
+    config: WatchConfig,
     shared: Arc<Shared>,
     watches_max: usize,
     /// `None` if the root does not exist, or if the tree is only walked.
@@ -215,10 +215,10 @@ struct Watcher {
     identity: Option<(u64, u64)>,
     /// Whether the kernel has reported that the root was removed or renamed. A new root may have the same device and
     /// inode.
-    root_went: bool,
+    has_root_gone: bool,
     next_walk: Instant,
     /// Whether the last walk stopped before it had read the whole tree.
-    broke_off: bool,
+    was_interrupted: bool,
     /// Paths that could not be read. Each is reported only once.
     unreadable: HashSet<PathBuf>,
 }
@@ -226,22 +226,22 @@ struct Watcher {
 impl Watcher {
     fn run(mut self) {
         loop {
-            self.look_for_root();
+            self.check_root();
             if self.identity.is_some() {
-                self.hear();
+                self.read_events();
                 if Instant::now() >= self.next_walk {
                     self.walk();
                 }
             }
-            self.look_at_rested();
-            self.rest();
+            self.check_rested();
+            self.wait_until_due();
         }
     }
 
     /// Starts over if the root has been replaced, removed or created.
-    fn look_for_root(&mut self) {
+    fn check_root(&mut self) {
         let found = identity(&self.root);
-        if found == self.identity && !std::mem::take(&mut self.root_went) {
+        if found == self.identity && !std::mem::take(&mut self.has_root_gone) {
             return;
         }
         if self.identity.is_some() {
@@ -259,48 +259,48 @@ impl Watcher {
         self.identity = found;
         self.events = None;
         self.next_walk = Instant::now();
-        self.shared.account().is_there = found.is_some();
-        if found.is_some() && self.shared.account().how == How::Events {
+        self.shared.account().exists = found.is_some();
+        if found.is_some() && self.shared.account().detection == ChangeDetection::Events {
             match Events::begin() {
                 Ok(events) => self.events = Some(events),
-                Err(error) => self.walks_alone(refused(&error, "instances", &self.root)),
+                Err(error) => self.rely_on_walks(refused(&error, "instances", &self.root)),
             }
         }
     }
 
-    fn walks_alone(&mut self, why: String) {
+    fn rely_on_walks(&mut self, why: String) {
         let text = format!("'{}' is scanned at intervals: {why}", self.root.display());
         let mut account = self.shared.account();
-        if account.how == How::Events {
-            account.how = How::Walks(why);
+        if account.detection == ChangeDetection::Events {
+            account.detection = ChangeDetection::Walks(why);
             account.notes.push(text);
         }
     }
 
     /// Processes the events from the kernel.
-    fn hear(&mut self) {
+    fn read_events(&mut self) {
         let Some(events) = &mut self.events else {
             return;
         };
-        let told = match events.read() {
-            Ok(told) => told,
+        let new_events = match events.read() {
+            Ok(new_events) => new_events,
             Err(error) => {
                 self.shared
                     .note(format!("cannot read the kernel's change events: {error}"));
-                vec![Happened::Lost]
+                vec![TreeEvent::Lost]
             }
         };
         let now = Instant::now();
-        for happened in told {
-            match happened {
-                Happened::Changed(path) => {
-                    self.came(path, |ledger, path| ledger.changed(path, now))
+        for event in new_events {
+            match event {
+                TreeEvent::Changed(path) => {
+                    self.note_change(path, |ledger, path| ledger.changed(path, now))
                 }
-                Happened::Closed(path) => self.came(path, Ledger::closed),
-                Happened::Gone(path) => self.shared.account().ledger.gone(&path),
-                Happened::Directory(path) => drop(self.walk_at(&path)),
-                Happened::RootGone => self.root_went = true,
-                Happened::Lost => {
+                TreeEvent::Closed(path) => self.note_change(path, Ledger::closed),
+                TreeEvent::Gone(path) => self.shared.account().ledger.removed(&path),
+                TreeEvent::Directory(path) => drop(self.walk_at(&path)),
+                TreeEvent::RootGone => self.has_root_gone = true,
+                TreeEvent::Lost => {
                     self.next_walk = now;
                     self.shared.note(
                         "the kernel's event queue overflowed (raise sysctl fs.inotify.max_queued_events): scanning \
@@ -313,34 +313,36 @@ impl Watcher {
     }
 
     fn is_unfinished(&self, path: &Path) -> bool {
-        path.file_name().is_some_and(self.terms.is_unfinished)
+        path.file_name().is_some_and(self.config.is_unfinished)
     }
 
-    fn came(&self, path: PathBuf, note: impl FnOnce(&mut Ledger, PathBuf)) {
+    fn note_change(&self, path: PathBuf, note: impl FnOnce(&mut Ledger, PathBuf)) {
         let is_wanted = !self.is_unfinished(&path) && stamp_at(&self.root.join(&path)).is_some();
         let mut account = self.shared.account();
         if is_wanted {
             note(&mut account.ledger, path);
             self.shared.is_ready.notify_all();
         } else {
-            account.ledger.gone(&path);
+            account.ledger.removed(&path);
         }
     }
 
     /// Walks the whole tree.
     fn walk(&mut self) {
         let begun = Instant::now();
-        self.shared.account().ledger.walk_begins();
+        self.shared.account().ledger.begin_walk();
         let is_whole = self.walk_at(Path::new(""));
         let took = begun.elapsed();
         let mut account = self.shared.account();
-        account.ledger.walk_ends(is_whole);
+        account.ledger.end_walk(is_whole);
         account.has_walked = true;
-        let pause = match (&account.how, self.terms.rescan) {
-            _ if std::mem::take(&mut self.broke_off) => TURN,
+        let pause = match (&account.detection, self.config.rescan) {
+            _ if std::mem::take(&mut self.was_interrupted) => POLL_INTERVAL_MAX,
             (_, Some(rescan)) => rescan.max(took),
-            (How::Events, None) => PAUSE.max(took * PAUSES_OF_WALKS),
-            (How::Walks(_), None) => self.terms.rest.max(WALKS_PAUSE_MIN).max(took * 2),
+            (ChangeDetection::Events, None) => PAUSE.max(took * PAUSES_OF_WALKS),
+            (ChangeDetection::Walks(_), None) => {
+                self.config.rest.max(WALKS_PAUSE_MIN).max(took * 2)
+            }
         };
         self.next_walk = Instant::now() + pause;
     }
@@ -352,10 +354,10 @@ impl Watcher {
         is_whole
     }
 
-    fn look_at_rested(&self) {
+    fn check_rested(&self) {
         let mut account = self.shared.account();
-        let by_walks = account.how != How::Events;
-        account.ledger.look_at_rested(Instant::now(), |path| {
+        let by_walks = account.detection != ChangeDetection::Events;
+        account.ledger.check_rested(Instant::now(), |path| {
             let path = self.root.join(path);
             if by_walks {
                 // Opening the file revalidates this host's cached metadata with the file server.
@@ -367,11 +369,18 @@ impl Watcher {
     }
 
     /// Waits for an event or for the next check that is due.
-    fn rest(&self) {
+    fn wait_until_due(&self) {
         let now = Instant::now();
-        let due = self.shared.account().ledger.next_due(now).unwrap_or(TURN);
+        let due = self
+            .shared
+            .account()
+            .ledger
+            .next_due(now)
+            .unwrap_or(POLL_INTERVAL_MAX);
         let walk = self.next_walk.saturating_duration_since(now);
-        let pause = due.min(walk).clamp(Duration::from_millis(10), TURN);
+        let pause = due
+            .min(walk)
+            .clamp(Duration::from_millis(10), POLL_INTERVAL_MAX);
         match &self.events {
             Some(events) => {
                 let pause = Timespec::try_from(pause).ok();
@@ -384,12 +393,12 @@ impl Watcher {
 }
 
 /// How a walk continues.
-enum Go {
-    On,
+enum WalkStep {
+    Enter,
     /// Skip this directory.
-    Past,
+    Skip,
     /// Stop the walk.
-    Home,
+    Stop,
 }
 
 impl Watcher {
@@ -409,19 +418,19 @@ impl Watcher {
                 // An entry that has replaced the directory is reported by an event or found by a walk.
                 Ok(_) => continue,
                 Err(error) => {
-                    is_whole &= self.pass_over(&path, &error);
+                    is_whole &= self.skip_unreadable(&path, &error);
                     continue;
                 }
             };
             match self.enter(&path, &below, &metadata) {
-                Go::On => {}
-                Go::Past => continue,
-                Go::Home => return false,
+                WalkStep::Enter => {}
+                WalkStep::Skip => continue,
+                WalkStep::Stop => return false,
             }
             let entries = match path.read_dir() {
                 Ok(entries) => entries,
                 Err(error) => {
-                    is_whole &= self.pass_over(&path, &error);
+                    is_whole &= self.skip_unreadable(&path, &error);
                     continue;
                 }
             };
@@ -429,8 +438,8 @@ impl Watcher {
                 let found = entry.and_then(|entry| Ok((entry.file_name(), entry.metadata()?)));
                 match found {
                     Ok((name, metadata)) if metadata.is_dir() => left.push(below.join(name)),
-                    Ok((name, metadata)) => self.meet(below.join(name), &metadata),
-                    Err(error) => is_whole &= self.pass_over(&path, &error),
+                    Ok((name, metadata)) => self.visit_file(below.join(name), &metadata),
+                    Err(error) => is_whole &= self.skip_unreadable(&path, &error),
                 }
             }
         }
@@ -438,21 +447,23 @@ impl Watcher {
     }
 
     /// Starts to watch a directory that is about to be read, so that no change is missed.
-    fn enter(&mut self, path: &Path, below: &Path, metadata: &Metadata) -> Go {
+    fn enter(&mut self, path: &Path, below: &Path, metadata: &Metadata) -> WalkStep {
         if self.shared.account().ledger.counts().0 >= READY_MAX {
             // The next walk finds the rest after the ready files have been moved.
-            self.broke_off = true;
-            return Go::Home;
+            self.was_interrupted = true;
+            return WalkStep::Stop;
         }
         let is_elsewhere = self
             .identity
             .is_some_and(|(device, _)| device != metadata.dev());
-        if is_elsewhere && self.shared.account().how == How::Events && (self.terms.is_shared)(path)
+        if is_elsewhere
+            && self.shared.account().detection == ChangeDetection::Events
+            && (self.config.is_shared)(path)
         {
-            self.walks_alone(format!("'{}' is on a network file system", path.display()));
+            self.rely_on_walks(format!("'{}' is on a network file system", path.display()));
         }
         let Some(events) = &mut self.events else {
-            return Go::On;
+            return WalkStep::Enter;
         };
         let watched = if events.directories() >= self.watches_max {
             Err(Errno::NOSPC.into())
@@ -460,43 +471,43 @@ impl Watcher {
             events.watch(path, below)
         };
         match watched {
-            Ok(()) => Go::On,
+            Ok(()) => WalkStep::Enter,
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
             {
-                Go::Past
+                WalkStep::Skip
             }
             // Changes in this directory are found only by walks. The rest of the tree is still watched.
             Err(error) if !below.as_os_str().is_empty() && !is_for_all(&error) => {
-                self.pass_over(path, &error);
-                Go::On
+                self.skip_unreadable(path, &error);
+                WalkStep::Enter
             }
             Err(error) => {
-                self.walks_alone(refused(&error, "watches", path));
-                Go::On
+                self.rely_on_walks(refused(&error, "watches", path));
+                WalkStep::Enter
             }
         }
     }
 
     /// Records an entry that is not a directory.
-    fn meet(&self, below: PathBuf, metadata: &Metadata) {
+    fn visit_file(&self, below: PathBuf, metadata: &Metadata) {
         let Some(stamp) = Stamp::of(metadata).filter(|_| !self.is_unfinished(&below)) else {
             return;
         };
         let mut account = self.shared.account();
         // The server's clock may differ from this host's.
-        let rest = if account.how == How::Events {
-            self.terms.rest
+        let rest = if account.detection == ChangeDetection::Events {
+            self.config.rest
         } else {
-            self.terms.rest.max(CLOCKS_APART_MAX)
+            self.config.rest.max(CLOCKS_APART_MAX)
         };
         account
             .ledger
-            .met(below, stamp, age(metadata) >= rest, Instant::now());
+            .found(below, stamp, age(metadata) >= rest, Instant::now());
     }
 
     /// Reports a path that cannot be read, once. Returns whether the path no longer exists.
-    fn pass_over(&mut self, path: &Path, error: &io::Error) -> bool {
+    fn skip_unreadable(&mut self, path: &Path, error: &io::Error) -> bool {
         let is_gone = error.kind() == ErrorKind::NotFound;
         if !is_gone && self.unreadable.insert(path.to_owned()) {
             self.shared.note(format!(
@@ -547,7 +558,7 @@ const PAUSES_OF_WALKS: u32 = 10;
 /// Minimum time between two walks if the tree is only walked.
 const WALKS_PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Maximum time between two iterations of the loop. The root may have been replaced in the meantime.
-const TURN: Duration = Duration::from_secs(1);
+const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// Number of ready files at which a walk stops. Their paths take about 64 MiB.
 const READY_MAX: usize = 1 << 18;
 /// Maximum difference between the clocks of a file server and this host.

@@ -326,7 +326,7 @@ mod tests {
     use super::*;
     use crate::limits::{BATCH_HEAD_BYTES_TARGET, FRAME_HEAD_BYTES_MAX};
     use proptest::prelude::{Strategy, any, prop_oneof, proptest};
-    use zmove_types::{Account, Extra, Xattr};
+    use zmove_types::{Account, ExtraMetadata, Xattr};
 
     fn name(bytes: &[u8]) -> Name {
         Name::from_bytes(bytes).unwrap()
@@ -349,7 +349,7 @@ mod tests {
     /// The encoding of [`metadata`] without its last byte, which tells whether extra metadata follows.
     const METADATA: [u8; 4] = [0xA4, 3, 3, 5];
 
-    fn with(extra: Extra) -> Metadata {
+    fn with(extra: ExtraMetadata) -> Metadata {
         Metadata {
             extra: Some(Arc::new(extra)),
             ..metadata()
@@ -563,7 +563,7 @@ mod tests {
                 name: name.into(),
             })
         };
-        let extra = Extra {
+        let extra = ExtraMetadata {
             owner: account(1000, "ann"),
             group: account(100, ""),
             xattrs: vec![xattr("user.a", b"xy")],
@@ -591,9 +591,9 @@ mod tests {
                 id,
                 name: "ann".into(),
             });
-            BatchEntry::Itself(with(Extra {
+            BatchEntry::Itself(with(ExtraMetadata {
                 owner,
-                ..Extra::default()
+                ..ExtraMetadata::default()
             }))
         };
         let plain = BatchEntry::Itself(metadata());
@@ -612,9 +612,9 @@ mod tests {
             Batch::decode(&batch("", entries).encode(), 0).is_ok()
         };
         let attributes = |xattrs| {
-            decoded(Extra {
+            decoded(ExtraMetadata {
                 xattrs,
-                ..Extra::default()
+                ..ExtraMetadata::default()
             })
         };
         assert!(attributes(vec![xattr("user.a", b""), xattr("user.b", b"")]));
@@ -633,24 +633,24 @@ mod tests {
         let many = (10..27).map(|n| xattr(&format!("user.{n}"), &longest));
         assert!(!attributes(many.collect()));
         let owner = |name: &str| {
-            decoded(Extra {
+            decoded(ExtraMetadata {
                 owner: Some(Account {
                     id: 1,
                     name: name.into(),
                 }),
-                ..Extra::default()
+                ..ExtraMetadata::default()
             })
         };
         assert!(owner(&"n".repeat(255)) && !owner(&"n".repeat(256)) && !owner("a\0b"));
     }
 
-    /// Reservations use `Extra::bytes`, so it must include the capacity of lists and the allocator's overhead.
+    /// Reservations use `ExtraMetadata::bytes`, so it must include the capacity of lists and the allocator's overhead.
     #[test]
     fn many_short_attributes_take_no_more_than_is_booked() {
         let xattrs = (0..5000).map(|number| xattr(&format!("user.{number:04}"), b""));
-        let itself = BatchEntry::Itself(with(Extra {
+        let itself = BatchEntry::Itself(with(ExtraMetadata {
             xattrs: xattrs.collect(),
-            ..Extra::default()
+            ..ExtraMetadata::default()
         }));
         let decoded = Batch::decode(&batch("", vec![itself]).encode(), 0).unwrap();
         let extra = decoded.groups[0].entries[0]
@@ -759,11 +759,11 @@ mod tests {
                 name: name.to_string().repeat(255).into(),
             })
         };
-        let extra = Extra {
+        let extra = ExtraMetadata {
             owner: account('o'),
             group: account('g'),
             xattrs: xattrs.collect(),
-            ..Extra::default()
+            ..ExtraMetadata::default()
         };
         let ranges = (0..DataRanges::MAX as u64).map(|at| 2 * at..2 * at + 1);
         let data = DataRanges::new(u64::MAX, ranges.collect()).map(Arc::new);
@@ -787,7 +787,7 @@ mod tests {
         assert_eq!(FileHead::decode(&bytes), Ok(head));
     }
 
-    fn any_extra() -> impl Strategy<Value = Option<Extra>> {
+    fn any_extra() -> impl Strategy<Value = Option<ExtraMetadata>> {
         let account = || proptest::option::of((any::<u32>(), "[a-z\u{e9}]{0,6}"));
         let xattrs = proptest::collection::btree_map(
             "user\\.[a-z]{1,5}",
@@ -810,7 +810,7 @@ mod tests {
                     .collect();
                 let atime = atime.map(|(seconds, nanos)| Timestamp { seconds, nanos });
                 let first_name = first.map(|path| RelPath::from_bytes(path.as_bytes()).unwrap());
-                let extra = Extra {
+                let extra = ExtraMetadata {
                     owner: account(owner),
                     group: account(group),
                     xattrs,

@@ -371,17 +371,17 @@ fn garbage_from_a_known_key_is_logged_and_survived() {
     ];
     for (bytes, logged) in cases {
         runtime.block_on(async {
-            use zmove_transport::{Dialler, HostPolicy};
+            use zmove_transport::{HostPolicy, TcpDialer};
             let policy = HostPolicy::Pinned(daemon.fingerprint);
             let port = daemon.address.port();
-            let dialler = Dialler::new(
+            let dialer = TcpDialer::new(
                 &identity,
                 "127.0.0.1",
                 port,
                 policy,
                 SocketConfig::default(),
             );
-            let mut connection = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
+            let mut connection = dialer.await.unwrap().dial(PATIENCE).await.unwrap();
             connection.write_all(&bytes).await.unwrap();
             connection.flush().await.unwrap();
             drop(tokio::time::timeout(PATIENCE, connection.read_to_end(&mut Vec::new())).await);

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use tokio::io::AsyncWriteExt;
 use zmove_transport::{
-    ChannelDialler, ControlReader, ControlWriter, HostPolicy, Identity, Reach, TransportChoice,
-    control_pair,
+    ChannelDialer, ControlReader, ControlWriter, DialOptions, HostPolicy, Identity,
+    TransportChoice, control_pair,
 };
 use zmove_types::{Beginning, SharedJobId, TransferId};
 use zmove_wire::{
@@ -42,15 +42,15 @@ impl Pinging {
         let identity = Identity::load_or_create(&site.path("client")).unwrap();
         let daemon = site.the_daemon();
         let policy = HostPolicy::Pinned(daemon.fingerprint);
-        let reach = Reach {
+        let reach = DialOptions {
             transport,
-            ..Reach::default()
+            ..DialOptions::default()
         };
         let port = daemon.address.port();
-        let dialler = ChannelDialler::new(&identity, "127.0.0.1", port, policy, reach)
+        let dialer = ChannelDialer::new(&identity, "127.0.0.1", port, policy, reach)
             .await
             .unwrap();
-        let mut channel = dialler.dial(PATIENCE).await.unwrap();
+        let mut channel = dialer.dial(PATIENCE).await.unwrap();
         let greeting = Greeting::new(role, TransferId([number; 16])).encode();
         channel.write_all(&greeting).await.unwrap();
         channel.flush().await.unwrap();

@@ -7,8 +7,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 use zmove_receiver::{Session, run_session};
 use zmove_transport::{
-    Connection, Dialler, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource,
-    SocketConfig, memory_control,
+    Connection, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource, SocketConfig,
+    TcpDialer, memory_control,
 };
 use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
 use zmove_wire::limits::LANES_MAX;
@@ -98,23 +98,23 @@ fn lanes_beyond_those_that_may_wait_are_turned_away() {
         let identity = Identity::load_or_create(&site.path("client")).unwrap();
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
         let policy = HostPolicy::Pinned(daemon.fingerprint);
-        let dialler = Dialler::new(&identity, &host, port, policy, SocketConfig::default())
+        let dialer = TcpDialer::new(&identity, &host, port, policy, SocketConfig::default())
             .await
             .unwrap();
-        let mut control = greet(&dialler, Role::Control).await;
+        let mut control = greet(&dialer, Role::Control).await;
         control.write_all(&opening(&site)).await.unwrap();
         control.flush().await.unwrap();
         let mut held = vec![control];
         // `LANES_MAX` lanes are accepted, and as many more wait.
         for number in 0..=2 * LANES_MAX {
-            held.push(greet(&dialler, Role::Lane(LaneId(number))).await);
+            held.push(greet(&dialer, Role::Lane(LaneId(number))).await);
         }
         daemon.wait_for_log("too many lanes for its transfer");
     });
 }
 
-async fn greet(dialler: &Dialler, role: Role) -> Connection {
-    let mut connection = dialler.dial(PATIENCE).await.unwrap();
+async fn greet(dialer: &TcpDialer, role: Role) -> Connection {
+    let mut connection = dialer.dial(PATIENCE).await.unwrap();
     connection
         .write_all(&Greeting::new(role, TRANSFER).encode())
         .await

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::SenderConfig;
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
-use zmove_types::{Doing, GROUP_BYTES, Stopwatch};
+use zmove_types::{GROUP_BYTES, Stopwatch, ThreadState};
 
 use crate::support::harness::{PATIENCE, Site};
 use crate::support::inprocess::InProcess;
@@ -139,7 +139,7 @@ impl LaneSink for LossySink {
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         if frame.header.data_bytes > 0 && self.lanes.load(Ordering::Relaxed) == LANES {
             sleep(SLOW);
-            watch.lap(Doing::Blocked);
+            watch.lap(ThreadState::Blocked);
         }
         self.inner.send(frame, watch)
     }

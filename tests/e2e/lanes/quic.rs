@@ -7,7 +7,7 @@ use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
 use zmove_transport::{
-    Access, ChannelDialler, HostPolicy, Identity, LaneSink, LaneSource, Listener, Reach,
+    Access, ChannelDialer, DialOptions, HostPolicy, Identity, LaneSink, LaneSource, Listener,
     SharedRate, SocketConfig, TransportChoice,
 };
 use zmove_types::{BufferPool, GROUP_BYTES, StageClock, Stopwatch};
@@ -314,15 +314,15 @@ impl Lane {
                 .unwrap();
             let port = listener.local_addr().unwrap().port();
             let policy = HostPolicy::Pinned(server.fingerprint());
-            let reach = Reach {
+            let reach = DialOptions {
                 transport: TransportChoice::Quic,
-                ..Reach::default()
+                ..DialOptions::default()
             };
-            let dialler = ChannelDialler::new(&client, "127.0.0.1", port, policy, reach)
+            let dialer = ChannelDialer::new(&client, "127.0.0.1", port, policy, reach)
                 .await
                 .unwrap();
             let dialled = async {
-                let mut near = dialler.dial(PATIENCE).await.unwrap();
+                let mut near = dialer.dial(PATIENCE).await.unwrap();
                 near.write_all(GREETING).await.unwrap();
                 near
             };

@@ -12,7 +12,7 @@ use zmove_disk::Direct;
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::{Limit, SenderConfig};
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
-use zmove_types::{BufferPool, Doing, GROUP_BYTES, Stopwatch};
+use zmove_types::{BufferPool, GROUP_BYTES, Stopwatch, ThreadState};
 
 use crate::support::command::{ZMOVE, Zmove};
 use crate::support::harness::{Site, has_program, skip};
@@ -158,15 +158,15 @@ fn slow_target_few_buffers(slow: Duration) -> InProcess {
 }
 
 fn slow_path(slow: Duration) -> InProcess {
-    slow_sending(slow, Doing::Blocked)
+    slow_sending(slow, ThreadState::Blocked)
 }
 
 fn slow_sender(slow: Duration) -> InProcess {
-    slow_sending(slow, Doing::Busy)
+    slow_sending(slow, ThreadState::Busy)
 }
 
 /// Lanes that delay data by waiting or by computing.
-fn slow_sending(slow: Duration, doing: Doing) -> InProcess {
+fn slow_sending(slow: Duration, doing: ThreadState) -> InProcess {
     let before_data = move |watch: &mut Stopwatch<'_>| {
         sleep(slow);
         watch.lap(doing);
@@ -252,7 +252,7 @@ impl LaneSource for SlowSource {
             .is_some_and(|frame| frame.header.data_bytes > 0)
         {
             sleep(self.slow);
-            watch.lap(Doing::Busy);
+            watch.lap(ThreadState::Busy);
         }
         Ok(frame)
     }

@@ -6,7 +6,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use zmove_transport::{Connection, Dialler, HostPolicy, Identity, SocketConfig};
+use zmove_transport::{Connection, HostPolicy, Identity, SocketConfig, TcpDialer};
 use zmove_types::TransferId;
 use zmove_wire::{Greeting, Role};
 
@@ -70,8 +70,8 @@ async fn prove(site: &Site) -> Connection {
 async fn dial(daemon: &Daemon, identity: &Identity) -> Connection {
     let policy = HostPolicy::Pinned(daemon.fingerprint);
     let port = daemon.address.port();
-    let dialler = Dialler::new(identity, "127.0.0.1", port, policy, SocketConfig::default());
-    dialler.await.unwrap().dial(PATIENCE).await.unwrap()
+    let dialer = TcpDialer::new(identity, "127.0.0.1", port, policy, SocketConfig::default());
+    dialer.await.unwrap().dial(PATIENCE).await.unwrap()
 }
 
 /// Measures the daemon's processor time for `count` connections of a stranger, all of which it refuses. The daemon has

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::Runtime;
 use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialler, ControlReader, ControlWriter, Grant,
-    HostPolicy, Identity, LaneSink, Reach, TransportChoice, control_pair,
+    Access, AuthorizedKeys, Channel, ChannelDialer, ControlReader, ControlWriter, DialOptions,
+    Grant, HostPolicy, Identity, LaneSink, TransportChoice, control_pair,
 };
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
@@ -85,18 +85,18 @@ impl<'a> Greedy<'a> {
 
     async fn greet(&self, transfer: TransferId, role: Role) -> Channel {
         let daemon = self.site.the_daemon();
-        let reach = Reach {
+        let reach = DialOptions {
             transport: TransportChoice::Tcp,
-            ..Reach::default()
+            ..DialOptions::default()
         };
         let (policy, port) = (
             HostPolicy::Pinned(daemon.fingerprint),
             daemon.address.port(),
         );
-        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach)
+        let dialer = ChannelDialer::new(&self.identity, "127.0.0.1", port, policy, reach)
             .await
             .unwrap();
-        let mut channel = dialler.dial(PATIENCE).await.unwrap();
+        let mut channel = dialer.dial(PATIENCE).await.unwrap();
         channel
             .write_all(&Greeting::new(role, transfer).encode())
             .await

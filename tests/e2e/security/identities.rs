@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialler, Grant, HostPolicy, Identity, Reach,
+    Access, AuthorizedKeys, Channel, ChannelDialer, DialOptions, Grant, HostPolicy, Identity,
     TransportChoice,
 };
 use zmove_types::{LaneId, TransferId};
@@ -36,13 +36,13 @@ async fn greet(
     let daemon = site.the_daemon();
     let (policy, reach) = (
         HostPolicy::Pinned(daemon.fingerprint),
-        Reach {
+        DialOptions {
             transport,
-            ..Reach::default()
+            ..DialOptions::default()
         },
     );
-    let dialler = ChannelDialler::new(identity, "127.0.0.1", daemon.address.port(), policy, reach);
-    let mut channel = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
+    let dialer = ChannelDialer::new(identity, "127.0.0.1", daemon.address.port(), policy, reach);
+    let mut channel = dialer.await.unwrap().dial(PATIENCE).await.unwrap();
     channel
         .write_all(&Greeting::new(role, TRANSFER).encode())
         .await

@@ -9,12 +9,12 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    Announced, Head, JobEnd, JobError, JobPhase, LocalQueue, Node, Receiver, SessionEnd, SharedJob,
-    Tally, View, WorkError, WorkItem, WorkQueue,
+    Announced, Head, JobEnd, JobError, JobPhase, LocalQueue, Node, NodeRole, Receiver, SessionEnd,
+    SharedJob, Tally, WorkError, WorkItem, WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
-use zmove_transport::{Access, Grant, Identity, Reach, TransportChoice};
+use zmove_transport::{Access, DialOptions, Grant, Identity, TransportChoice};
 use zmove_types::{NoObserver, RelPath, SharedJobId};
 use zmove_wire::{Durability, Extension, Extensions, JobGrant, NodeName, Open, SignedJobGrant};
 
@@ -127,9 +127,9 @@ impl Lab {
     fn reached(&self, name: &str, transport: TransportChoice) -> Vec<Receiver> {
         let receiver = |daemon: &Daemon| {
             let remote = Remote::parse_endpoint(&daemon.address.to_string()).unwrap();
-            let reach = Reach {
+            let reach = DialOptions {
                 transport,
-                ..Reach::default()
+                ..DialOptions::default()
             };
             let settings = DialSettings {
                 key: Some(daemon.fingerprint),
@@ -171,7 +171,7 @@ impl Lab {
     ) -> Result<Tally, SessionEnd> {
         job.grant.renew(grant);
         let job = SharedJob {
-            view: View::Follows,
+            view: NodeRole::Follower,
             ..job
         };
         let receivers = self.reached("node", transport);

@@ -12,8 +12,8 @@ use rustix::process::Signal;
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::Runtime;
 use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialler, ControlWriter, Grant, HostPolicy, Identity,
-    LaneSink, Reach, TransportChoice, control_pair,
+    Access, AuthorizedKeys, Channel, ChannelDialer, ControlWriter, DialOptions, Grant, HostPolicy,
+    Identity, LaneSink, TransportChoice, control_pair,
 };
 use zmove_types::{
     Beginning, FileId, GROUP_BYTES, ItemId, LaneId, SharedJobId, StageClock, Timestamp, TransferId,
@@ -106,18 +106,18 @@ impl Cluster {
     }
 
     async fn greet(&self, node: &Node, transfer: TransferId, role: Role) -> Channel {
-        let reach = Reach {
+        let reach = DialOptions {
             transport: TransportChoice::Tcp,
-            ..Reach::default()
+            ..DialOptions::default()
         };
         let (policy, port) = (
             HostPolicy::Pinned(node.0.fingerprint),
             node.0.address.port(),
         );
-        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach)
+        let dialer = ChannelDialer::new(&self.identity, "127.0.0.1", port, policy, reach)
             .await
             .unwrap();
-        let mut channel = dialler.dial(PATIENCE).await.unwrap();
+        let mut channel = dialer.dial(PATIENCE).await.unwrap();
         channel
             .write_all(&Greeting::new(role, transfer).encode())
             .await

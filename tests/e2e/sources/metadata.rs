@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid, XattrFlags, chownat};
 use serde_json::Value;
-use zmove_types::{Account, Extra, Kinds, Metadata, Xattr};
+use zmove_types::{Account, ExtraMetadata, Metadata, MetadataKinds, Xattr};
 use zmove_wire::{BatchEntry, FileEntry, NotKept, NotKeptReason, PreserveOptions, ToSender};
 
 use crate::security::intruder::{Intruder, batch, metadata, name};
@@ -499,11 +499,11 @@ fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
         value: (*value).into(),
     };
     let xattrs = xattrs.iter().map(xattr).collect();
-    let extra = Some(Arc::new(Extra {
+    let extra = Some(Arc::new(ExtraMetadata {
         owner: account(7),
         group: account(8),
         xattrs,
-        ..Extra::default()
+        ..ExtraMetadata::default()
     }));
     Metadata {
         extra,
@@ -514,7 +514,7 @@ fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
 fn intrude(root: &Path, entries: Vec<BatchEntry>) -> Vec<NotKept> {
     let mut intruder = Intruder::new(root);
     intruder.open.keeping = PreserveOptions {
-        kinds: Kinds::ALL,
+        kinds: MetadataKinds::ALL,
         ..PreserveOptions::default()
     };
     let intruded = intruder.does(vec![batch(0, "", entries)]);
@@ -565,10 +565,10 @@ fn a_sender_that_claims_rights_without_the_grant_gets_none() {
     ];
     let why = NotKeptReason::NotGranted;
     let counts = [
-        (Kinds::OWNER, 3),
-        (Kinds::GROUP, 3),
-        (Kinds::TRUSTED, 2),
-        (Kinds::SECURITY, 1),
+        (MetadataKinds::OWNER, 3),
+        (MetadataKinds::GROUP, 3),
+        (MetadataKinds::TRUSTED, 2),
+        (MetadataKinds::SECURITY, 1),
     ];
     assert_eq!(
         intrude(home.path(), entries),
@@ -614,8 +614,8 @@ fn what_a_file_system_does_not_take_is_counted() {
     ];
     let counts = intrude(&site.target(), entries);
     let expected = [
-        NotKept::new(Kinds::ACLS, NotKeptReason::Unsupported, 1),
-        NotKept::new(Kinds::ACLS, NotKeptReason::Invalid, 1),
+        NotKept::new(MetadataKinds::ACLS, NotKeptReason::Unsupported, 1),
+        NotKept::new(MetadataKinds::ACLS, NotKeptReason::Invalid, 1),
     ];
     assert_eq!(counts, expected);
     let mode = |text: &str| site.target().join(text).metadata().unwrap().mode() & 0o777;
@@ -629,7 +629,13 @@ fn what_a_file_system_does_not_take_is_counted() {
     let counts = intrude(&site.target(), vec![file_with("many", plain(0o600, &many))]);
     let taken = xattr_names(&site.target().join("many"));
     assert!(
-        counts == [NotKept::new(Kinds::XATTRS, NotKeptReason::NoRoom, 1)] || taken == names.len(),
+        counts
+            == [NotKept::new(
+                MetadataKinds::XATTRS,
+                NotKeptReason::NoRoom,
+                1
+            )]
+            || taken == names.len(),
         "{counts:?}, {taken}"
     );
 }

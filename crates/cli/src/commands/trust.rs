@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{DIAL_TIMEOUT, Remote};
 use zmove_transport::{
-    ChannelDialler, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity, KnownHosts, Reach,
+    ChannelDialer, DialOptions, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
+    KnownHosts,
 };
 
 use crate::args::{TrustArgs, TrustCommand, TrustHostArgs};
@@ -64,10 +65,16 @@ pub(crate) async fn fetch(
         || HostPolicy::AcceptNew(FirstKey::default()),
         HostPolicy::Pinned,
     );
-    let dialler =
-        ChannelDialler::new(identity, &host.host, host.port, policy, Reach::default()).await?;
-    let key = dialler.dial(DIAL_TIMEOUT).await?.peer();
-    dialler.close().await;
+    let dialer = ChannelDialer::new(
+        identity,
+        &host.host,
+        host.port,
+        policy,
+        DialOptions::default(),
+    )
+    .await?;
+    let key = dialer.dial(DIAL_TIMEOUT).await?.peer();
+    dialer.close().await;
     Ok(key)
 }
 

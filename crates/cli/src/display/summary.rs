@@ -3,7 +3,7 @@
 pub(crate) mod json;
 
 use serde_json::json;
-use zmove_engine::Carriage;
+use zmove_engine::TransportUse;
 use zmove_sender::{Bottleneck, Limit, Summary};
 use zmove_tools::sweep::Shares;
 use zmove_transport::Transport;
@@ -37,18 +37,18 @@ pub(crate) enum SessionCount {
     Several,
 }
 
-/// Prints the summary in the requested form. `carriage` is `None` for a transfer inside one process, where nothing is
+/// Prints the summary in the requested form. `transport_use` is `None` for a transfer inside one process, where nothing is
 /// encrypted.
 pub(crate) fn print(
     summary: &Summary,
     args: &PushArgs,
-    carriage: Option<Carriage>,
+    transport_use: Option<TransportUse>,
     shares: &Shares,
     ending: &Ending,
 ) {
     warnings(summary).iter().for_each(terminal::warn);
     if args.json {
-        let mut said = as_json(summary, args, carriage, ending.sessions);
+        let mut said = as_json(summary, args, transport_use, ending.sessions);
         said["storage"] = json!(shares);
         said["schema"] = json!(SCHEMA);
         said["exit"] = json!(ending.exit as i32);
@@ -65,7 +65,7 @@ pub(crate) fn print(
             ));
         }
     } else {
-        let transport = carriage.map(|carriage| carriage.transport);
+        let transport = transport_use.map(|transport_use| transport_use.transport);
         terminal::print_lines(&(as_text(summary, args, transport) + &shares.line()));
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use zmove_cluster::jetstream::{
     Access, JetStream, JobKey, LocalBroker, NoticeBoard, QueueRole, Settings,
 };
-use zmove_cluster::{Hindrance, WorkError};
+use zmove_cluster::{BrokerMismatch, WorkError};
 use zmove_engine::{Remote, random};
 use zmove_types::{Hex, SharedJobId, from_hex};
 
@@ -190,7 +190,7 @@ impl Cluster {
     /// Converts an error of the broker to the failure of a command.
     pub(crate) fn no_broker(&self, error: WorkError) -> anyhow::Error {
         match error {
-            WorkError::Hindered(refused @ Hindrance::Refused { .. }) => {
+            WorkError::UnusableServer(refused @ BrokerMismatch::Refused { .. }) => {
                 failure(Exit::Authentication, refused.to_string())
             }
             error => {

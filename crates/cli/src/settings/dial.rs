@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use zmove_engine::{Confirm, DialSettings, Remote, SshSettings, Start, UnknownHost};
-use zmove_transport::{QuicCongestion, Reach, SocketConfig, TransportChoice, UnknownCongestion};
+use zmove_transport::{
+    DialOptions, QuicCongestion, SocketConfig, TransportChoice, UnknownCongestion,
+};
 
 use crate::args::{DialArgs, TransportArg};
 use crate::value::exit::usage_error;
@@ -51,7 +53,7 @@ pub(super) const fn transport(transport: TransportArg) -> TransportChoice {
 }
 
 /// Returns the transport and the socket options.
-fn reach(args: &DialArgs) -> Result<Reach> {
+fn reach(args: &DialArgs) -> Result<DialOptions> {
     let transport = transport(args.transport);
     let quic_congestion = match &args.congestion {
         // A congestion control that exists only in the kernel applies to TCP.
@@ -67,11 +69,11 @@ fn reach(args: &DialArgs) -> Result<Reach> {
         congestion: args.congestion.clone(),
         ..SocketConfig::default()
     };
-    Ok(Reach {
+    Ok(DialOptions {
         transport,
         socket,
         quic_congestion,
-        ..Reach::default()
+        ..DialOptions::default()
     })
 }
 

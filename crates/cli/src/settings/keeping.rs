@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zmove_sender::{Instead, Owners};
-use zmove_types::{Kinds, NoAccounts, Timestamp, unix_now};
+use zmove_types::{MetadataKinds, NoAccounts, Timestamp, unix_now};
 use zmove_wire::PreserveOptions;
 
 use crate::args::{KeepingArgs, KindArg, SparseArg};
@@ -12,7 +12,7 @@ use crate::value::account::{AccountMap, SystemAccounts};
 /// Returns the metadata that the receiver is asked to preserve.
 pub(super) fn keeping(args: &KeepingArgs) -> PreserveOptions {
     let wanted = wanted(args);
-    let kinds = Kinds::USUAL.and(wanted).without(unwanted(args));
+    let kinds = MetadataKinds::USUAL.and(wanted).without(unwanted(args));
     PreserveOptions {
         kinds,
         named: args.verbose,
@@ -21,40 +21,52 @@ pub(super) fn keeping(args: &KeepingArgs) -> PreserveOptions {
 }
 
 /// Returns the kinds of metadata that were requested in addition to the defaults.
-fn wanted(args: &KeepingArgs) -> Kinds {
+fn wanted(args: &KeepingArgs) -> MetadataKinds {
     let all = [
         (args.archive, KEPT),
-        (args.acls, Kinds::ACLS),
-        (args.xattrs, Kinds::XATTRS),
-        (args.hard_links, Kinds::LINKS),
-        (args.owner || users(args).is_some(), Kinds::OWNER),
-        (args.group || groups(args).is_some(), Kinds::GROUP),
-        (args.special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
-        (args.holes || args.sparse == SparseArg::Zeros, Kinds::HOLES),
+        (args.acls, MetadataKinds::ACLS),
+        (args.xattrs, MetadataKinds::XATTRS),
+        (args.hard_links, MetadataKinds::LINKS),
+        (args.owner || users(args).is_some(), MetadataKinds::OWNER),
+        (args.group || groups(args).is_some(), MetadataKinds::GROUP),
+        (
+            args.special_files,
+            MetadataKinds::SPECIALS.and(MetadataKinds::DEVICES),
+        ),
+        (
+            args.holes || args.sparse == SparseArg::Zeros,
+            MetadataKinds::HOLES,
+        ),
     ];
     chosen(&args.preserve, &all)
 }
 
-fn unwanted(args: &KeepingArgs) -> Kinds {
+fn unwanted(args: &KeepingArgs) -> MetadataKinds {
     let all = [
-        (args.no_acls, Kinds::ACLS),
-        (args.no_xattrs, Kinds::XATTRS.and(Kinds::PRIVILEGED)),
-        (args.no_hard_links, Kinds::LINKS),
-        (args.no_owner, Kinds::OWNER),
-        (args.no_group, Kinds::GROUP),
-        (args.no_special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
+        (args.no_acls, MetadataKinds::ACLS),
+        (
+            args.no_xattrs,
+            MetadataKinds::XATTRS.and(MetadataKinds::PRIVILEGED),
+        ),
+        (args.no_hard_links, MetadataKinds::LINKS),
+        (args.no_owner, MetadataKinds::OWNER),
+        (args.no_group, MetadataKinds::GROUP),
+        (
+            args.no_special_files,
+            MetadataKinds::SPECIALS.and(MetadataKinds::DEVICES),
+        ),
         (
             args.no_holes || args.sparse == SparseArg::Never,
-            Kinds::HOLES,
+            MetadataKinds::HOLES,
         ),
-        (args.no_perms, Kinds::MODE),
-        (args.no_times, Kinds::TIMES),
-        (args.omit_dir_times, Kinds::DIRECTORY_TIMES),
+        (args.no_perms, MetadataKinds::MODE),
+        (args.no_times, MetadataKinds::TIMES),
+        (args.omit_dir_times, MetadataKinds::DIRECTORY_TIMES),
     ];
     let unwanted = chosen(&args.no_preserve, &all);
     // An access control list includes the mode bits, so it must be dropped with them.
-    if unwanted.has_any(Kinds::MODE) {
-        unwanted.and(Kinds::ACLS)
+    if unwanted.has_any(MetadataKinds::MODE) {
+        unwanted.and(MetadataKinds::ACLS)
     } else {
         unwanted
     }
@@ -66,15 +78,17 @@ pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
     let by_name = |kind, map: Option<&AccountMap>| {
         kept.has_any(kind) && (args.chown.is_none() || map.is_none())
     };
-    !args.numeric_ids && (by_name(Kinds::OWNER, users(args)) || by_name(Kinds::GROUP, groups(args)))
+    !args.numeric_ids
+        && (by_name(MetadataKinds::OWNER, users(args))
+            || by_name(MetadataKinds::GROUP, groups(args)))
 }
 
 /// Returns the values that entries get if their own mode or times are not preserved.
 pub(super) fn instead(args: &KeepingArgs) -> Instead {
     let kinds = keeping(args).kinds;
     Instead {
-        mtime: (!kinds.has_any(Kinds::TIMES)).then(now),
-        umask: (!kinds.has_any(Kinds::MODE)).then(umask),
+        mtime: (!kinds.has_any(MetadataKinds::TIMES)).then(now),
+        umask: (!kinds.has_any(MetadataKinds::MODE)).then(umask),
     }
 }
 
@@ -95,29 +109,29 @@ fn umask() -> u32 {
 }
 
 /// Combines the kinds of a list with those of the active switches.
-fn chosen(list: &[KindArg], switches: &[(bool, Kinds)]) -> Kinds {
+fn chosen(list: &[KindArg], switches: &[(bool, MetadataKinds)]) -> MetadataKinds {
     let switches = switches.iter().filter(|(is_on, _)| *is_on);
     let listed = list.iter().map(|kind| kinds(*kind));
     listed
         .chain(switches.map(|(_, kinds)| *kinds))
-        .fold(Kinds::NONE, Kinds::and)
+        .fold(MetadataKinds::NONE, MetadataKinds::and)
 }
 
 /// The kinds of metadata that `-a` preserves.
-const KEPT: Kinds = Kinds::ALL.without(Kinds::ATIME);
+const KEPT: MetadataKinds = MetadataKinds::ALL.without(MetadataKinds::ATIME);
 
-fn kinds(kind: KindArg) -> Kinds {
+fn kinds(kind: KindArg) -> MetadataKinds {
     match kind {
-        KindArg::Mode => Kinds::MODE,
-        KindArg::Times => Kinds::TIMES,
-        KindArg::Atime => Kinds::ATIME,
-        KindArg::Owner => Kinds::OWNERSHIP,
-        KindArg::Xattr => Kinds::XATTRS.and(Kinds::PRIVILEGED),
-        KindArg::Acl => Kinds::ACLS,
-        KindArg::Links => Kinds::LINKS,
-        KindArg::Specials => Kinds::SPECIALS,
-        KindArg::Devices => Kinds::DEVICES,
-        KindArg::Holes => Kinds::HOLES,
+        KindArg::Mode => MetadataKinds::MODE,
+        KindArg::Times => MetadataKinds::TIMES,
+        KindArg::Atime => MetadataKinds::ATIME,
+        KindArg::Owner => MetadataKinds::OWNERSHIP,
+        KindArg::Xattr => MetadataKinds::XATTRS.and(MetadataKinds::PRIVILEGED),
+        KindArg::Acl => MetadataKinds::ACLS,
+        KindArg::Links => MetadataKinds::LINKS,
+        KindArg::Specials => MetadataKinds::SPECIALS,
+        KindArg::Devices => MetadataKinds::DEVICES,
+        KindArg::Holes => MetadataKinds::HOLES,
         KindArg::All => KEPT,
     }
 }
@@ -168,37 +182,50 @@ mod tests {
     #[test]
     fn options_add_up_and_what_is_not_wanted_wins() {
         assert_eq!(kept(""), PreserveOptions::default());
-        let usual = Kinds::USUAL;
+        let usual = MetadataKinds::USUAL;
         for (words, kinds) in [
             ("-a", KEPT),
             ("--preserve all", KEPT),
             ("-ptl", usual),
             ("-A", usual),
-            ("-og", usual.and(Kinds::OWNERSHIP)),
-            ("--preserve owner,acl --no-o", usual.and(Kinds::GROUP)),
+            ("-og", usual.and(MetadataKinds::OWNERSHIP)),
+            (
+                "--preserve owner,acl --no-o",
+                usual.and(MetadataKinds::GROUP),
+            ),
             (
                 "-a --no-preserve owner,xattr,links --no-D",
-                Kinds::ALWAYS.and(Kinds::ACLS).and(Kinds::HOLES),
+                MetadataKinds::ALWAYS
+                    .and(MetadataKinds::ACLS)
+                    .and(MetadataKinds::HOLES),
             ),
-            ("-D --no-preserve devices", usual.and(Kinds::SPECIALS)),
+            (
+                "-D --no-preserve devices",
+                usual.and(MetadataKinds::SPECIALS),
+            ),
             ("-H", usual),
             (
                 "--no-A --no-X",
-                Kinds::ALWAYS.and(Kinds::HOLES).and(Kinds::LINKS),
+                MetadataKinds::ALWAYS
+                    .and(MetadataKinds::HOLES)
+                    .and(MetadataKinds::LINKS),
             ),
-            ("--no-A --no-X --no-H --sparse never", Kinds::ALWAYS),
+            ("--no-A --no-X --no-H --sparse never", MetadataKinds::ALWAYS),
             ("--preserve holes", usual),
             ("--sparse zeros", usual),
-            ("--no-preserve all", Kinds::NONE),
+            ("--no-preserve all", MetadataKinds::NONE),
             ("-S", usual),
-            ("-a --preserve atime", Kinds::ALL),
-            ("-a --no-S", KEPT.without(Kinds::HOLES)),
-            ("--no-p", usual.without(Kinds::MODE.and(Kinds::ACLS))),
-            ("--no-t", usual.without(Kinds::TIMES)),
-            ("-O", usual.without(Kinds::DIRECTORY_TIMES)),
-            ("-aO", KEPT.without(Kinds::DIRECTORY_TIMES)),
-            ("--chown ann:", usual.and(Kinds::OWNER)),
-            ("--groupmap *:7", usual.and(Kinds::GROUP)),
+            ("-a --preserve atime", MetadataKinds::ALL),
+            ("-a --no-S", KEPT.without(MetadataKinds::HOLES)),
+            (
+                "--no-p",
+                usual.without(MetadataKinds::MODE.and(MetadataKinds::ACLS)),
+            ),
+            ("--no-t", usual.without(MetadataKinds::TIMES)),
+            ("-O", usual.without(MetadataKinds::DIRECTORY_TIMES)),
+            ("-aO", KEPT.without(MetadataKinds::DIRECTORY_TIMES)),
+            ("--chown ann:", usual.and(MetadataKinds::OWNER)),
+            ("--groupmap *:7", usual.and(MetadataKinds::GROUP)),
         ] {
             assert_eq!(
                 kept(words),

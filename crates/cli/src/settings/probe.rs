@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_engine::{Confirm, DialSettings, Location, MoreLanes, PathCheck, Remote, Start};
+use zmove_engine::{Confirm, DialSettings, LaterLanes, Location, PathCheck, Remote, Start};
 use zmove_types::Escaped;
 
 use super::dial;
@@ -32,7 +32,7 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
     let dial = DialSettings {
         // The first lane is only for the first byte. Each round opens its lanes separately.
         streams: Some(1),
-        more: MoreLanes::Sets,
+        more: LaterLanes::NewSet,
         path_check: PathCheck::First,
         ..dial::settings(&args.dial, &remote, ask)?
     };

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use zmove_engine::{
-    Confirm, DialSettings, Listener, Location, Overlap, PathCheck, PathMemory, PushJob, Remote,
-    Sources, Timeout,
+    Confirm, DialSettings, Listener, Location, OverlapCheck, PathCheck, PathMemory, PushJob,
+    Remote, Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{Guard, Removals, SenderConfig};
 use zmove_transport::{Fingerprint, TransportChoice};
-use zmove_types::{Escaped, FileNumber, Kinds};
+use zmove_types::{Escaped, FileNumber, MetadataKinds};
 use zmove_wire::{
     AfterErrors, Cipher, Compare, Durability, EmptySources, Intent, Open, Overwrite,
     PreserveOptions, Proof, RemovalOrder, Zeros,
@@ -129,9 +129,9 @@ impl PushSettings {
     pub(crate) fn look_at_sources(&self, listener: &dyn Listener) -> Result<Sources> {
         let Self { args, .. } = self;
         let sources = if args.selection.files_from.is_some() {
-            Sources::look_at_contents(&args.paths[0], listener)?
+            Sources::examine_contents(&args.paths[0], listener)?
         } else {
-            Sources::look_at(
+            Sources::examine(
                 &args.paths[..args.paths.len() - 1],
                 self.selection.as_deref(),
                 listener,
@@ -224,7 +224,7 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
             None => keeping::keeping(&args.keeping),
             // A manifest describes only contents.
             Some(_) => PreserveOptions {
-                kinds: Kinds::NONE,
+                kinds: MetadataKinds::NONE,
                 ..PreserveOptions::LEAST
             },
         },
@@ -391,7 +391,7 @@ pub(super) fn dial_settings(
         path_check: if args.dry_run {
             PathCheck::First
         } else {
-            PathCheck::WhenStill
+            PathCheck::OnStall
         },
         ..dial
     };
@@ -403,8 +403,8 @@ pub(super) fn dial_settings(
     Ok(dial)
 }
 
-fn overlap(args: &PushArgs, sources: &Sources, target: &OsStr) -> Overlap {
-    Overlap::new(
+fn overlap(args: &PushArgs, sources: &Sources, target: &OsStr) -> OverlapCheck {
+    OverlapCheck::new(
         sources.roots(),
         target.into(),
         args.selection.file_systems(),

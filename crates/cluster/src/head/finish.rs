@@ -24,7 +24,7 @@ use crate::session::{Orders, SessionEvents};
 
 /// The progress of setting the directories of a job.
 #[derive(Debug, Default)]
-pub(crate) struct Finished {
+pub(crate) struct FinishProgress {
     /// Number of sources whose directories have been set.
     sources: u32,
     /// Directories of the next source that must be set last, in reverse order. `None` until all other directories of
@@ -36,15 +36,15 @@ pub(crate) struct Finished {
 type Directories = Vec<u8>;
 
 /// Sets the directories of a job in one session.
-pub(crate) struct Finishing<'a> {
+pub(crate) struct DirectoryFinisher<'a> {
     pub(crate) job: &'a SharedJob,
     pub(crate) orders: &'a Orders,
     pub(crate) events: &'a SessionEvents,
 }
 
-impl Finishing<'_> {
+impl DirectoryFinisher<'_> {
     /// Sets the mode and time of all directories. Failures are reported and counted.
-    pub(crate) async fn run(&self, finished: &mut Finished) -> Result<(), Stop> {
+    pub(crate) async fn run(&self, finished: &mut FinishProgress) -> Result<(), Stop> {
         // Process sources one after the other: several may be merged into the target itself, and the last one
         // determines its mode and time.
         for (source, root) in (0..).zip(self.job.tops_of_sources()) {
@@ -80,7 +80,7 @@ impl Finishing<'_> {
         let set = |batch: Batch| async move {
             let directories = batch.encode();
             let mut entries = batch.groups.iter().flat_map(|group| &group.entries);
-            if entries.any(closes) {
+            if entries.any(blocks_entry) {
                 closing_later.lock().push(directories);
                 Ok(())
             } else {
@@ -101,7 +101,7 @@ impl Finishing<'_> {
             wanted: PortionEntries::Directories,
             ..ITEM
         };
-        let places = unwalked.split_off(unwalked.len().saturating_sub(PLACES_AT_ONCE));
+        let places = unwalked.split_off(unwalked.len().saturating_sub(DIRECTORIES_PER_SCAN));
         let walks = places
             .chunks(places.len().div_ceil(WALKS_AT_ONCE))
             .map(|places| {
@@ -115,7 +115,7 @@ impl Finishing<'_> {
             for item in &portion.items {
                 // An entry that could not be scanned earlier has already been reported and counted.
                 if let ScanItem::Error(error) = item
-                    && !self.events.has_told(&format!("sender: {error}"))
+                    && !self.events.has_reported(&format!("sender: {error}"))
                 {
                     self.events
                         .fail_directory(format!("sender: {error}: {AS_THEY_CAME}"));
@@ -131,13 +131,13 @@ impl Finishing<'_> {
         let head = directories.clone();
         let order = SharedJobOrder::SetDirectories { head };
         match self.orders.answer(order).await? {
-            SharedJobResult::DirectoriesSet(faults) => self.tell(&directories, &faults),
+            SharedJobResult::DirectoriesSet(faults) => self.report_faults(&directories, &faults),
             other => Err(refused(other)),
         }
     }
 
     /// Reports the directories whose mode and time could not be set.
-    fn tell(&self, directories: &[u8], faults: &[EntryFault]) -> Result<(), Stop> {
+    fn report_faults(&self, directories: &[u8], faults: &[EntryFault]) -> Result<(), Stop> {
         if faults.is_empty() {
             return Ok(());
         }
@@ -164,7 +164,7 @@ impl Finishing<'_> {
                     continue;
                 }
                 // A directory that was found in an earlier pass would exist.
-                FaultCode::Os(NO_SUCH_FILE) => CAME_LATER,
+                FaultCode::Os(NO_SUCH_FILE) => CREATED_LATER,
                 _ => "",
             };
             self.events
@@ -175,7 +175,7 @@ impl Finishing<'_> {
 }
 
 /// Returns whether no entries can be created below a directory once its mode is set.
-fn closes(directory: &BatchEntry) -> bool {
+fn blocks_entry(directory: &BatchEntry) -> bool {
     directory.metadata().mode & MAY_ENTER != MAY_ENTER
 }
 
@@ -199,14 +199,14 @@ const OWN_HEAD: Stop =
 const NO_ENTRY: Stop =
     Stop::PeerMisbehaved("the receiver reported a failure of a directory that was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
-const CAME_LATER: &str = ": the directory was created or removed during the push; run the same command again to send \
+const CREATED_LATER: &str = ": the directory was created or removed during the push; run the same command again to send \
      the current state";
 const AS_THEY_CAME: &str = "the copies of the directories at the target keep their initial modes";
 /// Permissions that an owner needs to work inside a directory.
 const MAY_ENTER: u32 = 0o300;
 /// Maximum number of directories that are scanned concurrently. The total number of waiting directories may be very
 /// large.
-const PLACES_AT_ONCE: usize = 1000;
+const DIRECTORIES_PER_SCAN: usize = 1000;
 const WALKS_AT_ONCE: usize = 8;
 /// Maximum number of orders in flight, each for 256 directories. It is sufficient for a long path.
 const ORDERS_AT_ONCE: usize = 16;
@@ -258,8 +258,8 @@ mod tests {
     }
 
     /// Runs in a session that is over, and must fail.
-    async fn run_in_vain(finished: &mut Finished, events: &SessionEvents) {
-        let finishing = Finishing {
+    async fn run_in_vain(finished: &mut FinishProgress, events: &SessionEvents) {
+        let finishing = DirectoryFinisher {
             job: &job(),
             orders: &orders(feeder()),
             events,
@@ -270,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_closed_before_all_else_has_been_set() {
-        let mut finished = Finished::default();
+        let mut finished = FinishProgress::default();
         run_in_vain(&mut finished, &session_events()).await;
         assert!(finished.sources == 0 && finished.closing.is_none());
     }
@@ -278,7 +278,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_broken_session_has_not_closed_is_closed_by_the_next() {
         let closing = vec![batch_of(&["a"]).encode(), batch_of(&["a/b"]).encode()];
-        let mut finished = Finished {
+        let mut finished = FinishProgress {
             sources: 0,
             closing: Some(closing.clone()),
         };
@@ -294,7 +294,7 @@ mod tests {
                 ..Metadata::default()
             })
         };
-        let closing = [0o755, 0o300, 0o555, 0o644, 0].map(|mode| closes(&of_mode(mode)));
+        let closing = [0o755, 0o300, 0o555, 0o644, 0].map(|mode| blocks_entry(&of_mode(mode)));
         assert_eq!(closing, [false, false, true, true, true]);
     }
 
@@ -302,7 +302,7 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_walked_counts_once() {
         let events = lab::job_events(Arc::new(NoObserver));
-        let mut finished = Finished::default();
+        let mut finished = FinishProgress::default();
         for number in 0..2 {
             let session = events.within(number, &lab::receiver());
             run_in_vain(&mut finished, &session).await;
@@ -362,13 +362,13 @@ mod tests {
             code,
         };
         let faults: Vec<_> = (0..3).map(fault).collect();
-        let finishing = Finishing {
+        let finishing = DirectoryFinisher {
             job: &job(),
             orders: &orders(feeder()),
             events: &events,
         };
         for _again_after_a_broken_session in 0..2 {
-            finishing.tell(&directories, &faults).unwrap();
+            finishing.report_faults(&directories, &faults).unwrap();
         }
         assert_eq!(
             (

@@ -19,7 +19,7 @@ use crate::job::{Receiver, SharedJob};
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, ask};
 
 /// A check that a receiver sees the job, either through a mover's session or through a separate session.
-pub(crate) struct Witness {
+pub(crate) struct TargetCheck {
     pub(crate) job: Arc<SharedJob>,
     pub(crate) receiver: Receiver,
     /// Number of the receiver.
@@ -27,16 +27,16 @@ pub(crate) struct Witness {
     pub(crate) events: Arc<JobEvents>,
     /// Phase of the job.
     pub(crate) phase: watch::Receiver<JobPhase>,
-    /// How long a receiver may report that it does not see the job, if that is less than [`SHOWS_WITHIN`].
+    /// How long a receiver may report that it does not see the job, if that is less than [`VISIBLE_WITHIN`].
     pub(crate) patience: Duration,
 }
 
-impl Witness {
+impl TargetCheck {
     /// Asks the receiver until it sees the job. A receiver that cannot be asked is skipped at the end of the job.
     ///
     /// # Errors
     /// The receiver does not see the job. The error is its name.
-    pub(crate) async fn sees_job(self) -> Result<(), String> {
+    pub(crate) async fn await_visible_job(self) -> Result<(), String> {
         let asked = (self.receiver.clone(), Arc::clone(&self.job));
         let ask = move |session| {
             let (receiver, job) = asked.clone();
@@ -52,7 +52,7 @@ impl Witness {
         if self.until(JobPhase::Begun).await.is_err() {
             return Ok(());
         }
-        self.pause(MOVERS_COME_WITHIN).await;
+        self.pause(MOVERS_JOIN_WITHIN).await;
         let mut unseen_since = None;
         let mut is_away = false;
         let mut has_warned = false;
@@ -72,7 +72,7 @@ impl Witness {
             // either.
             if error.is_absent() || !is_away && self.events.has_missed_job(self.number) {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
-                let patience = SHOWS_WITHIN.min(self.patience);
+                let patience = VISIBLE_WITHIN.min(self.patience);
                 if since.elapsed() >= patience {
                     return Err(self.receiver.remote.to_string());
                 }
@@ -134,10 +134,10 @@ impl Witness {
 }
 
 /// How long the movers of this process have for their first sessions, which may make the check unnecessary.
-const MOVERS_COME_WITHIN: Duration = Duration::from_secs(1);
+const MOVERS_JOIN_WITHIN: Duration = Duration::from_secs(1);
 /// How long a directory created by one host may be invisible to another. An NFS client may cache an earlier lookup for
 /// a minute (acdirmax in nfs(5)).
-const SHOWS_WITHIN: Duration = Duration::from_secs(70);
+const VISIBLE_WITHIN: Duration = Duration::from_secs(70);
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
@@ -160,7 +160,7 @@ mod tests {
         answers: impl AsyncFn(u32, &SessionEvents) -> Result<(), SessionEnd>,
     ) -> (Result<(), String>, Duration) {
         let phase = watch::Sender::new(JobPhase::Begun);
-        let witness = Witness {
+        let witness = TargetCheck {
             job: Arc::new(job()),
             receiver: receiver(),
             number: 0,
@@ -207,19 +207,19 @@ mod tests {
         let never = async |_, _: &SessionEvents| Err(absent());
         let within = |(said, took): (Result<(), String>, Duration), time: Duration| {
             assert_eq!(said, Err("h:1".to_owned()));
-            let begins = MOVERS_COME_WITHIN + time;
+            let begins = MOVERS_JOIN_WITHIN + time;
             assert!(
                 took >= begins && took <= begins + ASKED_AGAIN_AFTER,
                 "{took:?}"
             );
         };
-        within(said(LONG, LONG, never).await, SHOWS_WITHIN);
+        within(said(LONG, LONG, never).await, VISIBLE_WITHIN);
         within(
             said(Duration::from_secs(9), LONG, never).await,
             Duration::from_secs(9),
         );
         // The same applies if all work has ended in the meantime.
-        let begins = SHOWS_WITHIN.saturating_sub(MOVERS_COME_WITHIN);
+        let begins = VISIBLE_WITHIN.saturating_sub(MOVERS_JOIN_WITHIN);
         within(said(LONG, Duration::ZERO, never).await, begins);
     }
 
@@ -227,7 +227,7 @@ mod tests {
     async fn a_receiver_that_was_away_is_asked_again_and_ends_nothing() {
         let back_later =
             async |asked, _: &SessionEvents| if asked < 3 { Err(away()) } else { Ok(()) };
-        let begins = MOVERS_COME_WITHIN + 3 * TRIED_AGAIN_AFTER;
+        let begins = MOVERS_JOIN_WITHIN + 3 * TRIED_AGAIN_AFTER;
         assert_eq!(
             said(Duration::ZERO, LONG, back_later).await,
             (Ok(()), begins)
@@ -241,7 +241,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_receiver_that_has_not_seen_the_job_and_is_away_then_ends_nothing() {
         let dies = async |asked, _: &SessionEvents| Err(if asked < 3 { absent() } else { away() });
-        let leave = 2 * SHOWS_WITHIN;
+        let leave = 2 * VISIBLE_WITHIN;
         assert_eq!(said(LONG, leave, dies).await, (Ok(()), leave));
         // The receiver is unreachable for longer than a directory may be invisible.
         let away_until = 20;
@@ -303,7 +303,7 @@ mod tests {
                 Err(away())
             }
         };
-        let leave = MOVERS_COME_WITHIN + TRIED_AGAIN_AFTER * 2;
+        let leave = MOVERS_JOIN_WITHIN + TRIED_AGAIN_AFTER * 2;
         assert_eq!(said(LONG, leave, away).await, (Ok(()), leave));
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Standby {
     pub(crate) phase: watch::Receiver<JobPhase>,
     pub(crate) others: watch::Receiver<Others>,
     /// How long other nodes have to join the job.
-    pub(crate) others_come_within: Duration,
+    pub(crate) others_join_within: Duration,
 }
 
 impl Standby {
@@ -37,11 +37,11 @@ impl Standby {
         if begun.await.is_err() {
             return false;
         }
-        if self.number == 0 || self.others_come_within.is_zero() {
+        if self.number == 0 || self.others_join_within.is_zero() {
             return true;
         }
         let are_too_few = async {
-            sleep(self.others_come_within).await;
+            sleep(self.others_join_within).await;
             // If the number of nodes is no longer updated, there are none.
             drop(
                 self.others
@@ -69,7 +69,7 @@ mod tests {
             number: 1,
             phase: phase.subscribe(),
             others: others.subscribe(),
-            others_come_within: Duration::from_secs(2),
+            others_join_within: Duration::from_secs(2),
         }
     }
 

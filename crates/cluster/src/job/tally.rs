@@ -41,7 +41,7 @@ impl Tally {
     }
 
     /// Adds counts of metadata that could not be preserved.
-    pub(crate) fn lack(&mut self, counts: Vec<NotKept>) {
+    pub(crate) fn add_not_preserved(&mut self, counts: Vec<NotKept>) {
         for count in counts {
             let is_like = |known: &&mut NotKept| (known.kind, known.why) == (count.kind, count.why);
             if let Some(known) = self.not_kept.iter_mut().find(is_like) {
@@ -61,7 +61,7 @@ impl Tally {
         self.announced += other.announced;
         self.counts = self.counts.and(other.counts);
         self.moved_before.add(other.moved_before);
-        self.lack(other.not_kept);
+        self.add_not_preserved(other.not_kept);
         self
     }
 
@@ -100,7 +100,7 @@ fn moved(counts: &WorkCounts) -> FileTotal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::Kinds;
+    use zmove_types::MetadataKinds;
     use zmove_wire::NotKeptReason;
 
     fn counts(files: u64, skipped: u64, failed: u64) -> WorkCounts {
@@ -134,16 +134,16 @@ mod tests {
 
     #[test]
     fn what_was_not_kept_adds_up_by_kind_and_reason() {
-        let lack = |entries| {
+        let add_not_preserved = |entries| {
             vec![NotKept::new(
-                Kinds::OWNER,
+                MetadataKinds::OWNER,
                 NotKeptReason::NotPermitted,
                 entries,
             )]
         };
         let mut tally = Tally::default();
-        tally.lack(lack(2));
-        tally.lack(lack(3));
-        assert_eq!(tally.clone().and(tally).not_kept, lack(10));
+        tally.add_not_preserved(add_not_preserved(2));
+        tally.add_not_preserved(add_not_preserved(3));
+        assert_eq!(tally.clone().and(tally).not_kept, add_not_preserved(10));
     }
 }

@@ -6,7 +6,7 @@ use zmove_types::{Event, Name, Observer};
 use zmove_wire::{SharedJobOrder, WorkCounts};
 
 use super::large::Committed;
-use super::{Assigned, LOOK_EVERY, Mover, PortionOrigin};
+use super::{AssignedItem, CHECK_INTERVAL, Mover, PortionOrigin};
 use crate::error::Stop;
 use crate::job::ITEM;
 use crate::mover::cut::{rest_of, work_of};
@@ -15,38 +15,38 @@ use crate::session::settled;
 
 impl<W: WorkQueue> Mover<W> {
     /// Processes an item and makes the receiver publish and flush its files. *Begin* has none.
-    pub(super) async fn end(&self, by: &Assigned<'_>) -> Result<WorkCounts, Stop> {
-        let counts = self.act(by).await?;
-        by.made_step();
-        if !matches!(by.item.work, ItemWork::Begin(_)) {
+    pub(super) async fn end(&self, assigned: &AssignedItem<'_>) -> Result<WorkCounts, Stop> {
+        let counts = self.act(assigned).await?;
+        assigned.made_step();
+        if !matches!(assigned.item.work, ItemWork::Begin(_)) {
             let result = self.feeder.order(SharedJobOrder::Settle, None).await?;
-            self.events.lack(settled(result)?);
+            self.events.add_not_preserved(settled(result)?);
         }
         Ok(counts)
     }
 
-    async fn act(&self, by: &Assigned<'_>) -> Result<WorkCounts, Stop> {
-        match &by.item.work {
+    async fn act(&self, assigned: &AssignedItem<'_>) -> Result<WorkCounts, Stop> {
+        match &assigned.item.work {
             ItemWork::Begin(roots) => {
                 let trees = (0..).zip(roots).map(|(source, root)| WorkItem {
-                    pass: by.item.pass,
+                    pass: assigned.item.pass,
                     source,
                     work: ItemWork::Trees(vec![root.clone()]),
                 });
-                self.announce(by, trees.collect()).await?;
+                self.announce(assigned, trees.collect()).await?;
                 Ok(WorkCounts::default())
             }
             ItemWork::Trees(directories) => {
                 let paths = directories.clone();
                 let walk = move |root: &_, config: &_| walk_portion(root, &paths, ITEM, config);
-                let portion = self.job.scan(by.item.source, walk).await?;
-                self.send_portion(by, portion).await
+                let portion = self.job.scan(assigned.item.source, walk).await?;
+                self.send_portion(assigned, portion).await
             }
             ItemWork::Names { directory, names } => {
                 let asked = names.clone();
-                let portion = self.look_up(by, directory, asked, ITEM).await?;
+                let portion = self.look_up(assigned, directory, asked, ITEM).await?;
                 let is_gone = portion.is_unopened;
-                let mut counts = self.send_portion(by, portion).await?;
+                let mut counts = self.send_portion(assigned, portion).await?;
                 // All items of a removed directory fail with the same message, so the missing names are counted.
                 if is_gone {
                     counts.failed = counts.failed.max(names.len() as u64);
@@ -56,30 +56,35 @@ impl<W: WorkQueue> Mover<W> {
             // A failed range is neither counted nor reported. The item that commits the file sends the missing groups,
             // and reports the failure if it occurs again.
             ItemWork::Range { file, range } => {
-                if let Ok(found) = self.find(by, file).await?
-                    && self.send_range(by, found, *range).await?.counts.failed > 0
+                if let Ok(found) = self.find(assigned, file).await?
+                    && self
+                        .send_range(assigned, found, *range)
+                        .await?
+                        .counts
+                        .failed
+                        > 0
                 {
-                    let large = by.item.child(ItemWork::Large(file.clone()));
+                    let large = assigned.item.child(ItemWork::Large(file.clone()));
                     self.events.note_failed_range(large.id(self.job.id));
                 }
                 Ok(WorkCounts::default())
             }
-            ItemWork::Large(file) => self.commit_large(by, file).await,
+            ItemWork::Large(file) => self.commit_large(assigned, file).await,
         }
     }
 
     async fn announce_work(
         &self,
-        by: &Assigned<'_>,
+        assigned: &AssignedItem<'_>,
         work: impl Iterator<Item = ItemWork>,
     ) -> Result<(), Stop> {
-        let children = work.map(|work| by.item.child(work));
-        self.announce(by, children.collect()).await
+        let children = work.map(|work| assigned.item.child(work));
+        self.announce(assigned, children.collect()).await
     }
 
     pub(super) async fn look_up(
         &self,
-        by: &Assigned<'_>,
+        assigned: &AssignedItem<'_>,
         directory: &MarkedPath,
         names: Vec<Name>,
         size: PortionSize,
@@ -87,12 +92,16 @@ impl<W: WorkQueue> Mover<W> {
         let directory = directory.clone();
         let look =
             move |root: &_, config: &_| look_up_portion(root, &directory, &names, size, config);
-        self.job.scan(by.item.source, look).await
+        self.job.scan(assigned.item.source, look).await
     }
 
     /// Announces the rest of a portion, sends the portion, and commits its large files.
-    async fn send_portion(&self, by: &Assigned<'_>, portion: Portion) -> Result<WorkCounts, Stop> {
-        self.announce_work(by, rest_of(&portion)).await?;
+    async fn send_portion(
+        &self,
+        assigned: &AssignedItem<'_>,
+        portion: Portion,
+    ) -> Result<WorkCounts, Stop> {
+        self.announce_work(assigned, rest_of(&portion)).await?;
         let left_out = WorkCounts {
             left_out: portion.left_out,
             ..WorkCounts::default()
@@ -105,7 +114,7 @@ impl<W: WorkQueue> Mover<W> {
         }
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
         let found = PortionOrigin {
-            by,
+            assigned,
             marks: &portion.marks,
         };
         let Settled {
@@ -115,7 +124,7 @@ impl<W: WorkQueue> Mover<W> {
         for file in unnamed {
             // This session has sent all groups of the file.
             counts = counts.and(match self.commit(&file).await? {
-                Committed::Named(counts) => counts,
+                Committed::Done(counts) => counts,
                 Committed::Missing(_) => {
                     let why = "the receiver is missing groups that it had stored";
                     return Err(Stop::PeerMisbehaved(why));
@@ -138,19 +147,19 @@ impl<W: WorkQueue> Mover<W> {
             tokio::select! {
                 next = sending.next() => match next? {
                     sender::Progress::Settled(mut settled) => {
-                        self.note_sent(found.by);
+                        self.release_turn(found.assigned);
                         settled.counts = settled.counts.and(skipped);
                         return Ok(settled);
                     }
-                    sender::Progress::HalfRead => self.note_sent(found.by),
+                    sender::Progress::HalfRead => self.release_turn(found.assigned),
                     sender::Progress::Large(large) => {
                         skipped = skipped.and(self.take_large(found, large).await?);
                     }
                 },
-                () = tokio::time::sleep(LOOK_EVERY) => {
+                () = tokio::time::sleep(CHECK_INTERVAL) => {
                     let now = sending.progress();
                     if std::mem::replace(&mut before, now) != now {
-                        found.by.made_step();
+                        found.assigned.made_step();
                     }
                 }
             }
@@ -160,7 +169,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Splits a large file between movers, unless it is already at the target.
     async fn take_large(
         &self,
-        PortionOrigin { by, marks }: PortionOrigin<'_>,
+        PortionOrigin { assigned, marks }: PortionOrigin<'_>,
         LargeFound {
             directory,
             entry,
@@ -186,8 +195,9 @@ impl<W: WorkQueue> Mover<W> {
             bytes: entry.size,
             mtime: entry.metadata.mtime,
         };
-        let (missing, resumed_bytes) = self.missing(by, &file).await?;
-        self.announce_work(by, work_of(&file, &missing)).await?;
+        let (missing, resumed_bytes) = self.missing(assigned, &file).await?;
+        self.announce_work(assigned, work_of(&file, &missing))
+            .await?;
         Ok(WorkCounts {
             resumed_bytes,
             ..WorkCounts::default()
@@ -238,7 +248,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_mover_at_which_something_stands_still_leaves_the_rest_to_others() {
         let mover = mover();
-        let _stands = Arc::clone(&mover.standing);
+        let _stands = Arc::clone(&mover.stalled);
         let queue = Arc::clone(&mover.queue);
         queue.put(vec![item()]).await.unwrap();
         let (_call, called_away) = watch::channel(false);
@@ -270,11 +280,11 @@ mod tests {
             mover.queue.put(vec![trees.clone()]).await.unwrap();
             let taken = mover.queue.take().await.unwrap().unwrap();
             let taken = Taken { lease, ..taken };
-            let doing = tokio::spawn(Arc::clone(&mover).do_taken(taken, None));
+            let doing = tokio::spawn(Arc::clone(&mover).process_taken(taken, None));
             // The start of the item counts as a step.
             let over_after = RENEW_EVERY.min(lease / 3) + lease;
             sleep(over_after.saturating_sub(Duration::from_secs(1))).await;
-            assert!(mover.stands() && !doing.is_finished());
+            assert!(mover.has_stalled_item() && !doing.is_finished());
             let again = mover.queue.take().await.unwrap().unwrap();
             assert!(again.item == trees && !doing.is_finished(), "{again:?}");
         }
@@ -285,7 +295,7 @@ mod tests {
         let mover = Arc::new(mover());
         mover.queue.put(vec![item()]).await.unwrap();
         let taken = mover.queue.take().await.unwrap().unwrap();
-        Arc::clone(&mover).do_taken(taken, None).await.unwrap();
+        Arc::clone(&mover).process_taken(taken, None).await.unwrap();
         let tally = mover.events.events.served.tally();
         assert_eq!((tally.items, tally.announced), (1, 1));
     }
@@ -299,7 +309,7 @@ mod tests {
         let others = (1..).map(|source| item_of(source, ItemWork::Trees(vec![root()])));
         let announced = queue.put(others.take(100_000).collect()).await.unwrap();
         assert!(!announced.refused.is_empty(), "it is full");
-        let done = Arc::clone(&mover).do_taken(taken, None).await;
+        let done = Arc::clone(&mover).process_taken(taken, None).await;
         assert!(done.is_err(), "the tree of a source that is not there");
         let again = queue.take().await.unwrap().unwrap();
         assert_eq!(again.item, item());

@@ -14,7 +14,7 @@ use zmove_wire::{
     FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts,
 };
 
-use super::{Assigned, LOOK_EVERY, Mover, PortionOrigin, one_failure};
+use super::{AssignedItem, CHECK_INTERVAL, Mover, PortionOrigin, one_failure};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
 use crate::queue::{LEASE, SplitFile, WorkItem, WorkQueue};
@@ -24,12 +24,12 @@ impl<W: WorkQueue> Mover<W> {
     /// there. An earlier job may have left some.
     pub(super) async fn missing(
         &self,
-        by: &Assigned<'_>,
+        assigned: &AssignedItem<'_>,
         file: &SplitFile,
     ) -> Result<(Vec<GroupRange>, u64), Stop> {
         let groups = GroupSpan::count(file.bytes).unwrap_or(0);
         let all = || vec![GroupRange::new(0, groups)];
-        let Ok(FoundFile { directory, entry }) = self.find(by, file).await? else {
+        let Ok(FoundFile { directory, entry }) = self.find(assigned, file).await? else {
             return Ok((all(), 0));
         };
         let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
@@ -68,7 +68,7 @@ impl<W: WorkQueue> Mover<W> {
     fn committed(&self, file: &Unnamed, answer: SharedJobResult) -> Result<Committed, Stop> {
         let path = &file.path;
         Ok(match answer {
-            SharedJobResult::Committed { .. } => Committed::Named(WorkCounts {
+            SharedJobResult::Committed { .. } => Committed::Done(WorkCounts {
                 files: 1,
                 bytes: file.bytes,
                 ..WorkCounts::default()
@@ -79,12 +79,12 @@ impl<W: WorkQueue> Mover<W> {
             SharedJobResult::Missing(_) => return Err(NO_GROUPS),
             // A newer file at the target is kept.
             SharedJobResult::Failed(_, FaultCode::AlreadyThere) => {
-                Committed::Named(WorkCounts::default())
+                Committed::Done(WorkCounts::default())
             }
             SharedJobResult::Failed(operation, code)
                 if operation != Operation::Flush && code != FaultCode::JobEnded =>
             {
-                Committed::Named(self.fail(format!(
+                Committed::Done(self.fail(format!(
                     "receiver: {operation} '{}': {code}",
                     path.display()
                 )))
@@ -96,7 +96,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Sends groups of a large file. Only the file's own item commits it.
     pub(super) async fn send_range(
         &self,
-        by: &Assigned<'_>,
+        assigned: &AssignedItem<'_>,
         FoundFile { directory, entry }: FoundFile,
         range: GroupRange,
     ) -> Result<Settled, Stop> {
@@ -104,7 +104,7 @@ impl<W: WorkQueue> Mover<W> {
             .feeder
             .send_range(directory, entry, range.first..range.end())?;
         let found = PortionOrigin {
-            by,
+            assigned,
             marks: &HashMap::new(),
         };
         self.settle(sending, found).await
@@ -114,7 +114,7 @@ impl<W: WorkQueue> Mover<W> {
     /// state.
     pub(super) async fn find(
         &self,
-        by: &Assigned<'_>,
+        assigned: &AssignedItem<'_>,
         file: &SplitFile,
     ) -> Result<Result<FoundFile, String>, Stop> {
         let size = PortionSize {
@@ -122,7 +122,7 @@ impl<W: WorkQueue> Mover<W> {
             ..ITEM
         };
         let names = vec![file.name.clone()];
-        let portion = self.look_up(by, &file.directory, names, size).await?;
+        let portion = self.look_up(assigned, &file.directory, names, size).await?;
         let is_it = |entry: &Entry| {
             entry.name == file.name
                 && entry.size == file.bytes
@@ -142,7 +142,7 @@ impl<W: WorkQueue> Mover<W> {
                 ScanItem::Root { .. } => {}
             }
         }
-        let root = self.job.root_of(by.item.source);
+        let root = self.job.root_of(assigned.item.source);
         let root = root.map(|root| root.source.clone()).unwrap_or_default();
         let path = root.join(file.directory.path.as_path());
         Ok(Err(sender::file_changed(path.join(file.name.as_os_str()))))
@@ -152,10 +152,10 @@ impl<W: WorkQueue> Mover<W> {
     /// mover sends them once.
     pub(super) async fn commit_large(
         &self,
-        by: &Assigned<'_>,
+        assigned: &AssignedItem<'_>,
         file: &SplitFile,
     ) -> Result<WorkCounts, Stop> {
-        let found = match self.find(by, file).await? {
+        let found = match self.find(assigned, file).await? {
             Ok(found) => found,
             Err(why) => return Ok(self.fail(why)),
         };
@@ -166,11 +166,11 @@ impl<W: WorkQueue> Mover<W> {
         };
         let _waiting = Arc::clone(&self.waiting);
         self.changed.notify_one();
-        let mut awaited = Awaited::new(file.bytes);
+        let mut awaited = AwaitedGroups::new(file.bytes);
         let mut looked = Instant::now();
         loop {
             let missing = match self.commit(&unnamed).await? {
-                Committed::Named(counts) => {
+                Committed::Done(counts) => {
                     // Only a committed file is counted as found in this session.
                     self.feeder.find()?;
                     return Ok(counts);
@@ -178,18 +178,18 @@ impl<W: WorkQueue> Mover<W> {
                 Committed::Missing(missing) => missing,
             };
             // An answer shows that the receiver's storage does not hang.
-            by.made_step();
-            match awaited.look(&missing, self.stuck_after(&by.item)) {
-                Look::Wait => {}
-                Look::Stuck => {
-                    let sent = self.send_ranges(by, &found, &missing).await?;
+            assigned.made_step();
+            match awaited.next_step(&missing, self.stuck_after(&assigned.item)) {
+                GroupWait::InProgress => {}
+                GroupWait::Stuck => {
+                    let sent = self.send_ranges(assigned, &found, &missing).await?;
                     if sent.failed > 0 {
                         return Ok(sent);
                     }
                     awaited.have_resent(missing);
                     continue;
                 }
-                Look::Lost => {
+                GroupWait::Lost => {
                     return Ok(self.fail(format!(
                         "receiver: write '{}': {LOST}",
                         unnamed.path.display()
@@ -200,7 +200,7 @@ impl<W: WorkQueue> Mover<W> {
             awaited.pause = (2 * awaited.pause).min(LOOK_AT_LEAST_EVERY);
             if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
                 looked = Instant::now();
-                if let Err(why) = self.find(by, file).await? {
+                if let Err(why) = self.find(assigned, file).await? {
                     // No mover can send the rest of the old version.
                     return Ok(self.fail(why));
                 }
@@ -211,12 +211,13 @@ impl<W: WorkQueue> Mover<W> {
     /// Sends groups of a large file until one fails, and reports the failure.
     async fn send_ranges(
         &self,
-        by: &Assigned<'_>,
+        assigned: &AssignedItem<'_>,
         found: &FoundFile,
         ranges: &[GroupRange],
     ) -> Result<WorkCounts, Stop> {
         for &range in ranges {
-            let Settled { counts, why, .. } = self.send_range(by, found.clone(), range).await?;
+            let Settled { counts, why, .. } =
+                self.send_range(assigned, found.clone(), range).await?;
             if counts.failed > 0 {
                 return Ok(why.map_or_else(one_failure, |why| self.fail(why)));
             }
@@ -229,7 +230,7 @@ impl<W: WorkQueue> Mover<W> {
     async fn until_next_look(&self, idle: Duration) {
         let since = Instant::now();
         while since.elapsed() < LOOK_AT_LEAST_EVERY {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             if self.turns.available_permits() > 0 && since.elapsed() >= idle {
                 return;
             }
@@ -256,7 +257,7 @@ pub(super) struct FoundFile {
 /// The result of a commit.
 #[derive(Debug)]
 pub(super) enum Committed {
-    Named(WorkCounts),
+    Done(WorkCounts),
     /// These groups are missing.
     Missing(Vec<GroupRange>),
 }
@@ -265,7 +266,7 @@ pub(super) enum Committed {
 ///
 /// Only a new minimum of missing groups counts as progress. Otherwise, a receiver that reports different groups each
 /// time could make the mover wait forever.
-struct Awaited {
+struct AwaitedGroups {
     /// Number of groups in the file.
     groups: u32,
     /// Minimum number of missing groups so far.
@@ -280,42 +281,42 @@ struct Awaited {
 
 /// What to do about missing groups.
 #[derive(Debug, PartialEq, Eq)]
-enum Look {
+enum GroupWait {
     /// Wait, because groups have arrived or are in flight.
-    Wait,
+    InProgress,
     /// No mover seems to be sending them.
     Stuck,
     /// Groups that this mover has sent are still missing.
     Lost,
 }
 
-impl Awaited {
+impl AwaitedGroups {
     fn new(bytes: u64) -> Self {
         let groups = GroupSpan::count(bytes).unwrap_or(0);
         Self {
             groups,
             fewest: u64::MAX,
             since: Instant::now(),
-            pause: LOOK_EVERY,
+            pause: CHECK_INTERVAL,
             resent: None,
         }
     }
 
-    fn look(&mut self, missing: &[GroupRange], stuck_after: Duration) -> Look {
+    fn next_step(&mut self, missing: &[GroupRange], stuck_after: Duration) -> GroupWait {
         let many = self.count(missing);
         let is_stuck = self.since.elapsed() >= stuck_after;
         match &self.resent {
             _ if many < self.fewest => {
                 self.fewest = many;
                 self.since = Instant::now();
-                self.pause = LOOK_EVERY;
+                self.pause = CHECK_INTERVAL;
                 self.resent = None;
-                Look::Wait
+                GroupWait::InProgress
             }
-            Some(resent) if is_stuck || resent == missing => Look::Lost,
-            None if is_stuck => Look::Stuck,
+            Some(resent) if is_stuck || resent == missing => GroupWait::Lost,
+            None if is_stuck => GroupWait::Stuck,
             // A group that another mover sends again is missing until it is flushed.
-            Some(_) | None => Look::Wait,
+            Some(_) | None => GroupWait::InProgress,
         }
     }
 
@@ -418,51 +419,69 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_receiver_that_tells_of_other_groups_each_time_is_not_waited_for_without_end() {
-        let mut awaited = Awaited::new(100 * GROUP_BYTES);
+        let mut awaited = AwaitedGroups::new(100 * GROUP_BYTES);
         let mut told = Vec::new();
         for number in 0..100 {
             let missing = [GroupRange::new(number, 2)];
-            match awaited.look(&missing, STUCK_AFTER) {
-                Look::Stuck => awaited.have_resent(missing.to_vec()),
-                Look::Lost => break,
-                Look::Wait => {}
+            match awaited.next_step(&missing, STUCK_AFTER) {
+                GroupWait::Stuck => awaited.have_resent(missing.to_vec()),
+                GroupWait::Lost => break,
+                GroupWait::InProgress => {}
             }
             told.push(number);
             advance(Duration::from_secs(1)).await;
         }
         assert_eq!(told.len(), 80);
-        assert_eq!(awaited.look(&ranges_of(&[(7, 1)]), STUCK_AFTER), Look::Wait);
+        assert_eq!(
+            awaited.next_step(&ranges_of(&[(7, 1)]), STUCK_AFTER),
+            GroupWait::InProgress
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn groups_that_are_missing_as_before_although_they_were_sent_again_are_lost() {
-        let mut awaited = Awaited::new(100 * GROUP_BYTES);
-        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Wait);
+        let mut awaited = AwaitedGroups::new(100 * GROUP_BYTES);
+        assert_eq!(
+            awaited.next_step(&ranges_of(&[(0, 2)]), STUCK_AFTER),
+            GroupWait::InProgress
+        );
         advance(STUCK_AFTER).await;
         assert_eq!(
-            awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER),
-            Look::Stuck
+            awaited.next_step(&ranges_of(&[(0, 2)]), STUCK_AFTER),
+            GroupWait::Stuck
         );
         awaited.have_resent(ranges_of(&[(0, 2)]));
         assert_eq!(
-            awaited.look(&ranges_of(&[(0, 2), (5, 7)]), STUCK_AFTER),
-            Look::Wait,
+            awaited.next_step(&ranges_of(&[(0, 2), (5, 7)]), STUCK_AFTER),
+            GroupWait::InProgress,
             "of others"
         );
-        assert_eq!(awaited.look(&ranges_of(&[(0, 2)]), STUCK_AFTER), Look::Lost);
+        assert_eq!(
+            awaited.next_step(&ranges_of(&[(0, 2)]), STUCK_AFTER),
+            GroupWait::Lost
+        );
     }
 
     #[test]
     fn a_truncated_list_of_missing_groups_counts_the_rest_as_missing() {
-        let mut awaited = Awaited::new(10_000 * GROUP_BYTES);
+        let mut awaited = AwaitedGroups::new(10_000 * GROUP_BYTES);
         let every_other = |from: u32| {
             (0..1024_u32)
                 .map(|number| GroupRange::new(from + 2 * number, 1))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::Wait);
-        assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::Wait);
-        assert_eq!(awaited.look(&every_other(2), STUCK_AFTER), Look::Wait);
+        assert_eq!(
+            awaited.next_step(&every_other(0), STUCK_AFTER),
+            GroupWait::InProgress
+        );
+        assert_eq!(
+            awaited.next_step(&every_other(0), STUCK_AFTER),
+            GroupWait::InProgress
+        );
+        assert_eq!(
+            awaited.next_step(&every_other(2), STUCK_AFTER),
+            GroupWait::InProgress
+        );
     }
 
     #[test]

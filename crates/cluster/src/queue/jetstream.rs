@@ -57,8 +57,8 @@ pub use access::Access;
 pub use connection::BrokerState;
 pub use local::{ARGUMENTS, LocalBroker, LocalServer, program};
 pub use notices::{
-    GrantNotice, JobNotice, NODES_MAX, NodeFailure, NodeNotice, NodePart, NodeState, Notice,
-    NoticeBoard, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
+    GrantNotice, JobNotice, NODES_MAX, NOTICE_INTERVAL, NodeFailure, NodeNotice, NodePart,
+    NodeState, Notice, NoticeBoard, NumberAssignment, Reader, SourceMark, SourceNotice,
 };
 pub use seal::JobKey;
 
@@ -255,7 +255,7 @@ impl JetStream {
             };
             let away = since.elapsed();
             if away >= patience {
-                return Err(WorkError::Away {
+                return Err(WorkError::BrokerTimeout {
                     operation,
                     broker: connection.broker.clone(),
                     away,

@@ -51,7 +51,7 @@ struct QueuedItem {
     item: WorkItem,
     /// Number of leases for which the item has made no progress. Returned items do not count, because their processing
     /// may not have started.
-    lapses: u32,
+    expired_leases: u32,
 }
 
 /// A delivery. If this is dropped before the item is done, the item waits again.
@@ -65,7 +65,7 @@ impl Drop for LocalLease {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         if let Some(queued) = state.taken.remove(&self.number) {
-            state.wait_again(queued);
+            state.requeue_front(queued);
             drop(state);
             self.shared.changed.notify_waiters();
         }
@@ -84,7 +84,7 @@ impl State {
     }
 
     /// Puts an item at the front of the queue, because other items may wait for it.
-    fn wait_again(&mut self, queued: QueuedItem) {
+    fn requeue_front(&mut self, queued: QueuedItem) {
         let before_all = -self.next_number();
         self.wait(queued, before_all);
     }
@@ -150,7 +150,7 @@ impl WorkQueue for LocalQueue {
                 return Ok(Some(Taken {
                     item: queued.item,
                     // A flush, during which no progress is made, may take longer than the first lease.
-                    lease: LEASE * (1 << queued.lapses.min(LEASES_DOUBLED_MAX)),
+                    lease: LEASE * (1 << queued.expired_leases.min(LEASES_DOUBLED_MAX)),
                     delivery: LocalLease { number, shared },
                 }));
             }
@@ -172,7 +172,13 @@ impl WorkQueue for LocalQueue {
             announced.put += 1;
             if state.known.insert(item.id(self.job)) {
                 let number = state.next_number();
-                state.wait(QueuedItem { item, lapses: 0 }, number);
+                state.wait(
+                    QueuedItem {
+                        item,
+                        expired_leases: 0,
+                    },
+                    number,
+                );
             }
         }
         drop(state);
@@ -187,8 +193,8 @@ impl WorkQueue for LocalQueue {
     fn lapse(&self, taken: &Taken<LocalLease>) {
         let mut state = self.shared.state.lock();
         if let Some(mut queued) = state.taken.remove(&taken.delivery.number) {
-            queued.lapses += 1;
-            state.wait_again(queued);
+            queued.expired_leases += 1;
+            state.requeue_front(queued);
             drop(state);
             self.shared.changed.notify_waiters();
         }
@@ -304,9 +310,9 @@ mod tests {
         for _ in 0..5 {
             drop(next(&queue).await);
         }
-        for lapses in 0..3 {
+        for expired_leases in 0..3 {
             let taken = next(&queue).await;
-            assert_eq!(taken.lease, LEASE * (1 << lapses));
+            assert_eq!(taken.lease, LEASE * (1 << expired_leases));
             queue.lapse(&taken);
         }
     }

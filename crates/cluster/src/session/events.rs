@@ -21,22 +21,22 @@ use crate::session::SeenMessages;
 pub(crate) struct JobEvents {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
-    pub(crate) served: Arc<Served>,
+    pub(crate) served: Arc<SessionResults>,
     /// Failures that this node has reported.
     told: SeenMessages,
     /// Failures that other nodes have reported.
-    told_elsewhere: Arc<SeenMessages>,
+    reported_elsewhere: Arc<SeenMessages>,
     /// The large files of which a range has failed, identified by the items that commit them.
     failed_ranges: Lock<HashSet<WorkId>>,
     /// State of the receivers, by number.
-    known: Lock<BTreeMap<usize, Known>>,
+    known: Lock<BTreeMap<usize, ReceiverState>>,
     /// Files and bytes that lost sessions found but did not settle. Other sessions will find them again.
     unsettled: Lock<FileTotal>,
 }
 
 /// The state of a receiver.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct ReceiverState {
     /// Name of the receiver, once for each connected session.
     pub(super) up_at: Vec<String>,
     /// Whether a session of the job has been opened at the receiver.
@@ -53,15 +53,15 @@ impl JobEvents {
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
-        served: Arc<Served>,
-        told_elsewhere: Arc<SeenMessages>,
+        served: Arc<SessionResults>,
+        reported_elsewhere: Arc<SeenMessages>,
     ) -> Arc<Self> {
         Arc::new(Self {
             observer,
             listener,
             served,
             told: SeenMessages::default(),
-            told_elsewhere,
+            reported_elsewhere,
             failed_ranges: Lock::default(),
             known: Lock::default(),
             unsettled: Lock::default(),
@@ -70,7 +70,7 @@ impl JobEvents {
 
     /// Records a failed session. Returns whether its cause is new for this receiver. A successful session clears the
     /// reported causes.
-    pub(crate) fn note_useless(&self, receiver: usize, why: &SessionEnd) -> bool {
+    pub(crate) fn mark_useless(&self, receiver: usize, why: &SessionEnd) -> bool {
         let line = if why.is_away() {
             String::new()
         } else {
@@ -83,7 +83,7 @@ impl JobEvents {
     }
 
     /// Returns whether the last session with each of `receivers` receivers failed.
-    pub(crate) fn none_is_of_use(&self, receivers: usize) -> bool {
+    pub(crate) fn is_every_receiver_useless(&self, receivers: usize) -> bool {
         (0..receivers).all(|number| self.knows(number, |known| known.is_useless))
     }
 
@@ -97,7 +97,7 @@ impl JobEvents {
         self.knows(receiver, |known| known.has_missed_job)
     }
 
-    pub(super) fn knows(&self, receiver: usize, what: impl Fn(&Known) -> bool) -> bool {
+    pub(super) fn knows(&self, receiver: usize, what: impl Fn(&ReceiverState) -> bool) -> bool {
         self.known.lock().get(&receiver).is_some_and(what)
     }
 
@@ -150,16 +150,16 @@ pub(super) struct SessionState {
 
 impl SessionEvents {
     /// Records that work was completed, in this session or elsewhere since the previous one.
-    pub(crate) fn note_use(&self) {
+    pub(crate) fn record_progress(&self) {
         self.state.lock().has_come_further = true;
-        self.learn(|known| {
+        self.update_receiver(|known| {
             known.is_useless = false;
             known.told.clear();
         });
     }
 
     /// Updates the state of the receiver.
-    pub(super) fn learn<T>(&self, what: impl FnOnce(&mut Known) -> T) -> T {
+    pub(super) fn update_receiver<T>(&self, what: impl FnOnce(&mut ReceiverState) -> T) -> T {
         what(self.events.known.lock().entry(self.number).or_default())
     }
 
@@ -175,8 +175,8 @@ impl SessionEvents {
     }
 
     /// Counts metadata of this session's entries that could not be preserved.
-    pub(crate) fn lack(&self, not_kept: Vec<NotKept>) {
-        self.events.served.tally.lock().lack(not_kept);
+    pub(crate) fn add_not_preserved(&self, not_kept: Vec<NotKept>) {
+        self.events.served.tally.lock().add_not_preserved(not_kept);
     }
 
     /// Warns once that an item has made no progress for the duration of its lease.
@@ -219,7 +219,7 @@ impl SessionEvents {
 
     fn warn_of_wait(&self, what: &str) {
         let message = format!("{}: {what}", self.receiver);
-        if self.learn(|known| known.told.insert(message.clone())) {
+        if self.update_receiver(|known| known.told.insert(message.clone())) {
             self.on(&Event::Warned { message });
         }
     }
@@ -246,7 +246,7 @@ impl SessionEvents {
     }
 
     /// Returns the fate of a session that is over. It made progress if work was completed.
-    pub(crate) fn fate(&self) -> SessionFate {
+    pub(crate) fn outcome(&self) -> SessionFate {
         let state = self.state.lock();
         match state.answered {
             _ if state.has_come_further => SessionFate::OfUse,
@@ -263,11 +263,11 @@ impl SessionEvents {
     /// Records a session that ended with an error. A session that the receiver refused from the start has no later
     /// effect.
     pub(crate) fn note_lost(&self, error: &SessionEnd) {
-        self.learn(|known| known.has_missed_job |= error.is_absent());
+        self.update_receiver(|known| known.has_missed_job |= error.is_absent());
         let unsettled = take(&mut self.state.lock().unsettled);
         self.events.unsettled.lock().add(unsettled);
-        if self.fate() != SessionFate::NotBegun || !error.is_refusal() {
-            self.events.served.lose_session();
+        if self.outcome() != SessionFate::NotBegun || !error.is_refusal() {
+            self.events.served.record_lost_session();
         }
     }
 
@@ -281,18 +281,18 @@ impl SessionEvents {
     }
 
     /// Returns whether a failure with this message was reported, by this node or by others.
-    pub(crate) fn has_told(&self, message: &str) -> bool {
-        self.events.told.has(message) || self.events.told_elsewhere.has(message)
+    pub(crate) fn has_reported(&self, message: &str) -> bool {
+        self.events.told.has(message) || self.events.reported_elsewhere.has(message)
     }
 
     /// Returns whether a failure of this path was reported, by this node or by others.
     pub(crate) fn has_failed(&self, path: &str) -> bool {
-        self.events.told.names(path) || self.events.told_elsewhere.names(path)
+        self.events.told.names(path) || self.events.reported_elsewhere.names(path)
     }
 
     /// Reports a directory whose mode and time could not be set. It counts once, even if another session tries again.
     pub(crate) fn fail_directory(&self, message: String) {
-        if !self.has_told(&message) {
+        if !self.has_reported(&message) {
             let failed = &self.events.served.failed_directories;
             failed.fetch_add(1, Ordering::Relaxed);
             self.on(&Event::Failed { message });
@@ -344,7 +344,7 @@ impl Observer for SessionEvents {
             Event::Limited { .. } if !take(&mut self.state.lock().has_stored) => return,
             Event::Warned { message } if message.starts_with(OF_RECEIVER) => {
                 let message = self.with_receiver(message);
-                if self.learn(|known| known.told.insert(message.clone())) {
+                if self.update_receiver(|known| known.told.insert(message.clone())) {
                     self.events.observer.on(&Event::Warned { message });
                 }
                 return;
@@ -355,7 +355,7 @@ impl Observer for SessionEvents {
                 let mut state = self.state.lock();
                 state.answered.get_or_insert_with(Instant::now);
                 drop(state);
-                self.learn(|known| known.has_seen_job = true);
+                self.update_receiver(|known| known.has_seen_job = true);
                 return;
             }
             // These events concern only the session. This includes `ScanEnded`: a session's feed ends with the job, so
@@ -368,7 +368,7 @@ impl Observer for SessionEvents {
 
 /// The sessions of this process, the work completed in them, and the data that the receivers stored.
 #[derive(Debug, Default)]
-pub struct Served {
+pub struct SessionResults {
     tally: Lock<Tally>,
     /// When the last session was lost.
     lost: Lock<Option<Instant>>,
@@ -377,7 +377,7 @@ pub struct Served {
     failed_directories: AtomicU64,
 }
 
-impl Served {
+impl SessionResults {
     fn add(&self, receiver: usize, stored: FileTotal) {
         if stored.files > 0 || stored.bytes > 0 {
             self.stored.lock().entry(receiver).or_default().add(stored);
@@ -385,7 +385,7 @@ impl Served {
     }
 
     /// Records that a session did not end properly.
-    pub(crate) fn lose_session(&self) {
+    pub(crate) fn record_lost_session(&self) {
         *self.lost.lock() = Some(Instant::now());
     }
 
@@ -435,7 +435,7 @@ mod tests {
 
     use super::*;
     use crate::error::Stop;
-    use crate::session::Up;
+    use crate::session::ConnectedSession;
 
     use crate::lab::{job_events, receiver, session_events};
 
@@ -469,26 +469,26 @@ mod tests {
             Arc::clone(&elsewhere),
         );
         let session = events.within(0, &receiver());
-        assert!(!session.has_told("sender: x"));
+        assert!(!session.has_reported("sender: x"));
         elsewhere.report_once("sender: x");
         session.on(&Event::Failed {
             message: "sender: y".into(),
         });
         assert!(
-            session.has_told("sender: x")
-                && session.has_told("sender: y")
-                && !session.has_told("sender: z")
+            session.has_reported("sender: x")
+                && session.has_reported("sender: y")
+                && !session.has_reported("sender: z")
         );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_session_in_vain_says_for_how_long_its_receiver_answered() {
         let session = session_events();
-        assert_eq!(session.fate(), SessionFate::NotBegun);
+        assert_eq!(session.outcome(), SessionFate::NotBegun);
         session.state.lock().was_up = true;
         tokio::time::advance(Duration::from_secs(30)).await;
         assert_eq!(
-            session.fate(),
+            session.outcome(),
             SessionFate::InVain {
                 answered: Duration::ZERO
             }
@@ -497,13 +497,13 @@ mod tests {
         tokio::time::advance(Duration::from_secs(5)).await;
         session.on(&Event::Answered);
         assert_eq!(
-            session.fate(),
+            session.outcome(),
             SessionFate::InVain {
                 answered: Duration::from_secs(5)
             }
         );
-        session.note_use();
-        assert_eq!(session.fate(), SessionFate::OfUse);
+        session.record_progress();
+        assert_eq!(session.outcome(), SessionFate::OfUse);
     }
 
     #[test]
@@ -538,7 +538,7 @@ mod tests {
             files: 1,
             bytes: 100,
         });
-        (0..2).for_each(|_| lost.note_lost(&Stop::Hangs(LEASE).into()));
+        (0..2).for_each(|_| lost.note_lost(&Stop::OrderTimeout(LEASE).into()));
         next.on(&Event::Found {
             files: 4,
             bytes: 400,
@@ -566,8 +566,8 @@ mod tests {
             events.within(0, &receiver)
         };
         let [head, ended, hangs, hangs_too] = ["a", "b", "c", "c"].map(at);
-        let up = [&head, &hangs, &hangs_too].map(|session| Up::new(session));
-        Up::new(&ended).has_ended = true;
+        let up = [&head, &hangs, &hangs_too].map(|session| ConnectedSession::new(session));
+        ConnectedSession::new(&ended).has_ended = true;
         assert!(!events.served.has_lost_sessions());
         head.warn_of_hanging();
         let told = heard.warnings.lock();

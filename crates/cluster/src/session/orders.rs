@@ -23,7 +23,7 @@ impl Orders {
     /// Gives an order and returns the answer.
     pub(crate) async fn answer(&self, order: SharedJobOrder) -> Result<SharedJobResult, Stop> {
         let answer = timeout(self.answers_within, self.feeder.order(order, None)).await;
-        Ok(answer.map_err(|_elapsed| Stop::Hangs(self.answers_within))??)
+        Ok(answer.map_err(|_elapsed| Stop::OrderTimeout(self.answers_within))??)
     }
 
     /// Gives an order whose answer contains no data.

@@ -23,12 +23,12 @@ pub(crate) struct Admissions(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    book: Lock<Book>,
+    state: Lock<AdmissionState>,
     transfers: watch::Sender<usize>,
 }
 
 #[derive(Debug)]
-struct Book {
+struct AdmissionState {
     limits: Limits,
     all: Use,
     each: HashMap<Fingerprint, Use>,
@@ -61,13 +61,13 @@ pub(crate) struct Queued {
     /// Number of transfers of the same key that were ahead of this one at the last check.
     pub(crate) ahead: usize,
     /// The limit that delays the transfer. `None` if a slot was free when it entered the queue.
-    pub(crate) full: Option<Full>,
+    pub(crate) full: Option<LimitReached>,
 }
 
 /// A change of a position in the queue.
 #[derive(Debug)]
 pub(crate) enum QueueStep {
-    Seated(Slot),
+    Admitted(Slot),
     /// The number of transfers of the same key that are now ahead of this one.
     MovedUp(usize),
 }
@@ -81,15 +81,15 @@ pub(crate) struct Permit {
 }
 
 /// Interval at which a position in the queue is checked.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of refusals that are sent to one key at a time.
-const TOLD_PER_KEY_MAX: usize = 8;
+const REFUSALS_PER_KEY_MAX: usize = 8;
 /// Maximum number of refusals that are sent to all keys at a time.
-const TOLD_MAX: usize = 128;
+const REFUSALS_MAX: usize = 128;
 
 /// A limit that has been reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full {
+pub(crate) struct LimitReached {
     what: &'static str,
     limit: &'static str,
     value: usize,
@@ -98,7 +98,7 @@ pub(crate) struct Full {
 impl Admissions {
     pub(crate) fn new(limits: Limits) -> Self {
         Self(Arc::new(Shared {
-            book: Lock::new(Book {
+            state: Lock::new(AdmissionState {
                 limits,
                 all: Use::default(),
                 each: HashMap::new(),
@@ -109,13 +109,13 @@ impl Admissions {
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        self.0.book.lock().limits
+        self.0.state.lock().limits
     }
 
     /// Replaces the limits. Admitted transfers and connections stay admitted.
     pub(crate) fn set_limits(&self, limits: Limits) {
-        self.0.book.lock().limits = limits;
-        self.seat_those_in_line();
+        self.0.state.lock().limits = limits;
+        self.assign_slots();
     }
 
     /// Waits until no transfer is running.
@@ -126,16 +126,16 @@ impl Admissions {
     }
 
     /// Admits an authenticated connection that does not belong to a transfer yet.
-    pub(crate) fn wait(&self, key: Fingerprint) -> Result<Permit, Full> {
-        let mut book = self.0.book.lock();
-        let full = Full {
+    pub(crate) fn wait(&self, key: Fingerprint) -> Result<Permit, LimitReached> {
+        let mut state = self.0.state.lock();
+        let full = LimitReached {
             what: "connections without a transfer",
             limit: "waiting_per_identity",
-            value: book.limits.waiting_per_identity,
+            value: state.limits.waiting_per_identity,
         };
-        full.unless_above(book.of(key).waiting)?;
+        full.unless_above(state.of(key).waiting)?;
         Ok(self.hold(
-            &mut book,
+            &mut state,
             key,
             Use {
                 waiting: 1,
@@ -150,24 +150,25 @@ impl Admissions {
         keys: impl Iterator<Item = Fingerprint>,
         is_crowded: impl Fn(Fingerprint) -> bool,
     ) -> Option<Fingerprint> {
-        let book = self.0.book.lock();
+        let state = self.0.state.lock();
         keys.min_by_key(|key| {
-            let own = book.of(*key);
+            let own = state.of(*key);
             (
                 is_crowded(*key),
-                own.transfers + book.queue.len_of(*key),
+                own.transfers + state.queue.len_of(*key),
                 own.waiting,
             )
         })
     }
 
     /// Admits the sending of a refusal. `None` means that the connection must be closed without a refusal.
-    pub(crate) fn tell(&self, key: Fingerprint) -> Option<Permit> {
-        let mut book = self.0.book.lock();
-        let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
+    pub(crate) fn admit_refusal(&self, key: Fingerprint) -> Option<Permit> {
+        let mut state = self.0.state.lock();
+        let few =
+            state.all.refusals < REFUSALS_MAX && state.of(key).refusals < REFUSALS_PER_KEY_MAX;
         few.then(|| {
             self.hold(
-                &mut book,
+                &mut state,
                 key,
                 Use {
                     refusals: 1,
@@ -178,20 +179,20 @@ impl Admissions {
     }
 
     /// Adds a transfer to the queue for a slot.
-    pub(crate) fn enqueue(&self, key: Fingerprint) -> Result<Queued, Full> {
-        let mut book = self.0.book.lock();
-        let ahead = book.queue.len_of(key);
-        let full = Full {
+    pub(crate) fn enqueue(&self, key: Fingerprint) -> Result<Queued, LimitReached> {
+        let mut state = self.0.state.lock();
+        let ahead = state.queue.len_of(key);
+        let full = LimitReached {
             what: "waiting transfers",
             limit: "queued_per_identity",
-            value: book.limits.queued_per_identity,
+            value: state.limits.queued_per_identity,
         };
         full.unless_above(ahead)?;
-        let full = book.portion(key).err();
+        let full = state.portion(key).err();
         let (slot_in, slot) = oneshot::channel();
-        let number = book.queue.enter(key, slot_in);
-        drop(book);
-        self.seat_those_in_line();
+        let number = state.queue.enter(key, slot_in);
+        drop(state);
+        self.assign_slots();
         Ok(Queued {
             admissions: self.clone(),
             key,
@@ -203,37 +204,37 @@ impl Admissions {
     }
 
     /// Gives slots to queued transfers in their order, while the limits permit it.
-    fn seat_those_in_line(&self) {
+    fn assign_slots(&self) {
         let mut admitted = Vec::new();
-        let mut book = self.0.book.lock();
-        let mut queue = std::mem::take(&mut book.queue);
-        while let Some(next) = queue.next(|key| self.occupy(&mut book, key).ok()) {
+        let mut state = self.0.state.lock();
+        let mut queue = std::mem::take(&mut state.queue);
+        while let Some(next) = queue.next(|key| self.occupy(&mut state, key).ok()) {
             admitted.push(next);
         }
-        book.queue = queue;
-        drop(book);
+        state.queue = queue;
+        drop(state);
         for (waiter, slot) in admitted {
             // If the waiter has just gone, its slot is dropped here, which returns it.
             drop(waiter.send(slot));
         }
     }
 
-    fn occupy(&self, book: &mut Book, key: Fingerprint) -> Result<Slot, Full> {
-        let portion = book.portion(key)?;
+    fn occupy(&self, state: &mut AdmissionState, key: Fingerprint) -> Result<Slot, LimitReached> {
+        let portion = state.portion(key)?;
         let what = Use {
             transfers: 1,
             lanes: usize::from(portion.lanes),
             ..Use::default()
         };
         Ok(Slot {
-            permit: self.hold(book, key, what),
+            permit: self.hold(state, key, what),
             portion,
         })
     }
 
-    fn hold(&self, book: &mut Book, key: Fingerprint, what: Use) -> Permit {
-        book.change(key, |used| used.change(what, usize::add_assign));
-        self.0.transfers.send_replace(book.all.transfers);
+    fn hold(&self, state: &mut AdmissionState, key: Fingerprint, what: Use) -> Permit {
+        state.change(key, |used| used.change(what, usize::add_assign));
+        self.0.transfers.send_replace(state.all.transfers);
         Permit {
             admissions: self.clone(),
             key,
@@ -251,18 +252,18 @@ impl Slot {
 
 impl Queued {
     /// Returns the slot if it has already been assigned.
-    pub(crate) fn at_once(&mut self) -> Option<Slot> {
+    pub(crate) fn take_if_assigned(&mut self) -> Option<Slot> {
         self.slot.try_recv().ok()
     }
 
     /// Waits for the slot, or until fewer transfers of the same key are ahead of this one.
-    pub(crate) async fn turn(&mut self) -> Option<QueueStep> {
-        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    pub(crate) async fn next_step(&mut self) -> Option<QueueStep> {
+        let mut looks = tokio::time::interval(CHECK_INTERVAL);
         loop {
             tokio::select! {
-                slot = &mut self.slot => return slot.ok().map(QueueStep::Seated),
+                slot = &mut self.slot => return slot.ok().map(QueueStep::Admitted),
                 _ = looks.tick() => {
-                    let ahead = self.admissions.0.book.lock().queue.ahead_of(self.key, self.number);
+                    let ahead = self.admissions.0.state.lock().queue.ahead_of(self.key, self.number);
                     if let Some(ahead) = ahead.filter(|ahead| *ahead < self.ahead) {
                         self.ahead = ahead;
                         return Some(QueueStep::MovedUp(ahead));
@@ -277,19 +278,19 @@ impl Drop for Queued {
     fn drop(&mut self) {
         self.admissions
             .0
-            .book
+            .state
             .lock()
             .queue
             .leave(self.key, self.number);
     }
 }
 
-impl Book {
+impl AdmissionState {
     /// Returns the portion that a transfer of this key would get now, or the limit that prevents it.
-    fn portion(&self, key: Fingerprint) -> Result<Portion, Full> {
+    fn portion(&self, key: Fingerprint) -> Result<Portion, LimitReached> {
         let Self { all, limits, .. } = self;
         let own = self.of(key);
-        let transfers = |limit, value| Full {
+        let transfers = |limit, value| LimitReached {
             what: "transfers",
             limit,
             value,
@@ -298,7 +299,7 @@ impl Book {
         transfers("transfers_per_identity", limits.transfers_per_identity)
             .unless_above(own.transfers)?;
         let left = |value: usize, used: usize, limit| {
-            let full = Full {
+            let full = LimitReached {
                 what: "data connections",
                 limit,
                 value,
@@ -336,24 +337,27 @@ impl Use {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut book = self.admissions.0.book.lock();
-        book.change(self.key, |used| used.change(self.what, usize::sub_assign));
-        self.admissions.0.transfers.send_replace(book.all.transfers);
-        drop(book);
+        let mut state = self.admissions.0.state.lock();
+        state.change(self.key, |used| used.change(self.what, usize::sub_assign));
+        self.admissions
+            .0
+            .transfers
+            .send_replace(state.all.transfers);
+        drop(state);
         if self.what.transfers > 0 {
-            self.admissions.seat_those_in_line();
+            self.admissions.assign_slots();
         }
     }
 }
 
-impl Full {
+impl LimitReached {
     /// Returns an error if one more than `used` would exceed the limit.
     fn unless_above(self, used: usize) -> Result<(), Self> {
         if used < self.value { Ok(()) } else { Err(self) }
     }
 }
 
-impl fmt::Display for Full {
+impl fmt::Display for LimitReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { what, limit, value } = self;
         write!(
@@ -372,13 +376,13 @@ mod tests {
     }
 
     fn slot(admissions: &Admissions, key: Fingerprint) -> Slot {
-        admissions.enqueue(key).unwrap().at_once().unwrap()
+        admissions.enqueue(key).unwrap().take_if_assigned().unwrap()
     }
 
     /// Returns the limit that prevents another transfer of a key.
-    fn full(admissions: &Admissions, key: Fingerprint) -> Full {
+    fn full(admissions: &Admissions, key: Fingerprint) -> LimitReached {
         let mut place = admissions.enqueue(key).unwrap();
-        assert!(place.at_once().is_none());
+        assert!(place.take_if_assigned().is_none());
         place.full.unwrap()
     }
 
@@ -396,8 +400,8 @@ mod tests {
         let third = slot(&admissions, other);
         assert_eq!(full(&admissions, other).limit, "transfers");
         drop((slots, third));
-        assert_eq!(admissions.0.book.lock().all, Use::default());
-        assert!(admissions.0.book.lock().each.is_empty());
+        assert_eq!(admissions.0.state.lock().all, Use::default());
+        assert!(admissions.0.state.lock().each.is_empty());
         slot(&admissions, one);
     }
 
@@ -454,12 +458,15 @@ mod tests {
         let mut late = admissions.enqueue(other).unwrap();
         assert_eq!([&first, &second, &late].map(|place| place.ahead), [0, 2, 0]);
         drop((gone, permit));
-        assert!(late.at_once().is_none() && second.at_once().is_none());
-        drop(first.at_once().unwrap());
-        assert!(second.at_once().is_none(), "the other key is first");
-        drop(late.at_once().unwrap());
-        drop(second.at_once().unwrap());
-        assert_eq!(admissions.0.book.lock().all, Use::default());
+        assert!(late.take_if_assigned().is_none() && second.take_if_assigned().is_none());
+        drop(first.take_if_assigned().unwrap());
+        assert!(
+            second.take_if_assigned().is_none(),
+            "the other key is first"
+        );
+        drop(late.take_if_assigned().unwrap());
+        drop(second.take_if_assigned().unwrap());
+        assert_eq!(admissions.0.state.lock().all, Use::default());
     }
 
     #[test]
@@ -494,7 +501,7 @@ mod tests {
             transfers: 2,
             ..limits
         });
-        assert!(waiting.at_once().is_some());
+        assert!(waiting.take_if_assigned().is_some());
     }
 
     /// A slot that was assigned but never taken is returned.
@@ -512,7 +519,7 @@ mod tests {
         );
         drop(permit);
         drop(admitted);
-        assert!(next.at_once().is_some());
+        assert!(next.take_if_assigned().is_some());
     }
 
     #[test]
@@ -535,19 +542,19 @@ mod tests {
     #[test]
     fn few_are_told_of_each_key_and_in_all() {
         let admissions = Admissions::new(Limits::default());
-        let tell = |key| admissions.tell(Fingerprint([key; 32]));
+        let admit_refusal = |key| admissions.admit_refusal(Fingerprint([key; 32]));
         let all: Vec<_> = (0..64)
             .flat_map(|key| [(); 9].map(|()| key))
-            .filter_map(tell)
+            .filter_map(admit_refusal)
             .collect();
-        assert_eq!(all.len(), TOLD_MAX);
+        assert_eq!(all.len(), REFUSALS_MAX);
         assert_eq!(
-            admissions.0.book.lock().each.len(),
-            TOLD_MAX / TOLD_PER_KEY_MAX
+            admissions.0.state.lock().each.len(),
+            REFUSALS_MAX / REFUSALS_PER_KEY_MAX
         );
         drop(all);
-        assert!(admissions.0.book.lock().each.is_empty());
-        assert!(tell(1).is_some());
+        assert!(admissions.0.state.lock().each.is_empty());
+        assert!(admit_refusal(1).is_some());
     }
 
     #[tokio::test]

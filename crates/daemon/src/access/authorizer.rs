@@ -11,7 +11,7 @@ use zmove_receiver::{LeaderPermission, OwnerPermission, Rights, SetIds, WriteAcc
 
 use crate::access::node_grant::NodeGrant;
 use crate::sources::ReadAccess;
-use crate::transfers::Who;
+use crate::transfers::PeerInfo;
 
 /// The keys that a daemon authorizes.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl Authorized {
     }
 
     /// Returns the rights of a peer without its own line in the list, which grants of these clients authorize.
-    pub(crate) fn by_grants(clients: Vec<Granter>) -> Self {
+    pub(crate) fn from_grants(clients: Vec<Granter>) -> Self {
         Self {
             name: format!(
                 "the grant of {}",
@@ -163,7 +163,7 @@ impl Authorized {
 
     /// Returns the rights of a node without its own line in the list, which a grant by the head with this name
     /// authorizes.
-    pub(crate) fn by_head(name: String, grant: NodeGrant) -> Self {
+    pub(crate) fn from_head_grant(name: String, grant: NodeGrant) -> Self {
         let head = Granter {
             key: grant.head.key,
             name: name.clone(),
@@ -171,14 +171,14 @@ impl Authorized {
         Self {
             name,
             node: Some(Arc::new(grant)),
-            ..Self::by_grants(vec![head])
+            ..Self::from_grants(vec![head])
         }
     }
 
     /// Returns the peer's identity for status output and the log.
-    pub(crate) fn who(&self, address: SocketAddr, key: Fingerprint) -> Who {
+    pub(crate) fn who(&self, address: SocketAddr, key: Fingerprint) -> PeerInfo {
         let by_head = self.node.as_ref().map(|node| node.head.key);
-        Who {
+        PeerInfo {
             name: self.name.clone(),
             address,
             key,

@@ -89,7 +89,7 @@ impl NodeGrant {
     }
 
     /// Resolves when the grant has expired.
-    pub(crate) async fn over(&self) {
+    pub(crate) async fn await_expiry(&self) {
         let end = UNIX_EPOCH + Duration::from_secs(self.not_after);
         tokio::time::sleep(end.duration_since(SystemTime::now()).unwrap_or_default()).await;
     }

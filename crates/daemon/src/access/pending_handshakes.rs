@@ -40,20 +40,20 @@ struct Connections {
     entered: u64,
     max: usize,
     /// Connections with a handshake in progress, oldest first.
-    members: VecDeque<Member>,
+    members: VecDeque<ActiveHandshake>,
     counts: NetworkCounts,
     queue: Queue,
 }
 
 #[derive(Debug)]
-struct Member {
+struct ActiveHandshake {
     number: u64,
     source: Networks,
     since: Instant,
     /// Whether the client has sent its first message.
-    spoken: bool,
+    has_sent: bool,
     /// Dropping this sender tells the handshake that it has lost its place.
-    _stays: oneshot::Sender<()>,
+    _eviction: oneshot::Sender<()>,
 }
 
 /// Connections that wait for their handshake to begin, by site, oldest first.
@@ -69,7 +69,7 @@ struct Queued {
     number: u64,
     source: Networks,
     /// Sends the connection its place. It is dropped unused if there is no room.
-    begins: oneshot::Sender<Place>,
+    begins: oneshot::Sender<HandshakeSlot>,
 }
 
 /// The networks of a connection. For IPv6, the /48 of the site and the /64 of the host; for IPv4, the address for both.
@@ -88,10 +88,10 @@ struct NetworkCounts {
 
 /// A slot for one handshake. Dropping it frees the slot.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct HandshakeSlot {
     pending: PendingHandshakes,
     number: u64,
-    stays: oneshot::Receiver<()>,
+    eviction: oneshot::Receiver<()>,
 }
 
 /// Maximum length of the queue. Each queued connection costs as much as it would in the kernel's queue, plus a task.
@@ -106,11 +106,11 @@ const SILENCE_MAX: Duration = Duration::from_millis(100);
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// Maximum duration of a handshake while a connection is queued whose network has fewer handshakes in progress. Clients
 /// that stall must not delay others.
-const HANDSHAKE_ASKED_MAX: Duration = Duration::from_secs(1);
+const CONTENDED_HANDSHAKE_MAX: Duration = Duration::from_secs(1);
 /// Minimum fair share of a network: the number of lanes that several pushes dial concurrently.
 const FAIR_SHARE_MIN: usize = 32;
 /// Interval of the check for overdue handshakes.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl PendingHandshakes {
     /// Returns the number of connections, including queued ones.
@@ -121,17 +121,17 @@ impl PendingHandshakes {
 
     /// Queues a connection. At most `max` handshakes run concurrently. The returned channel receives the place when the
     /// handshake may begin, and is closed without one if the connection is rejected.
-    pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<Place> {
+    pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<HandshakeSlot> {
         let (begins, place) = oneshot::channel();
         let source = Networks::of(address);
         let mut connections = self.0.connections.lock();
         connections.max = max.max(1);
         connections.queue.push(source, begins);
         drop(connections);
-        self.begin_those_that_can();
+        self.start_ready_handshakes();
         let mut connections = self.0.connections.lock();
         if connections.queue.len > QUEUED_MAX.min(files_of_process() / QUEUED_SHARE) {
-            connections.queue.send_away();
+            connections.queue.evict_newest();
         }
         if connections.queue.len > 0 {
             self.0.waits.notify_one();
@@ -141,17 +141,17 @@ impl PendingHandshakes {
     }
 
     /// Closes handshakes that take too long while connections are queued. Never returns.
-    pub(crate) async fn keep_moving(&self) {
+    pub(crate) async fn evict_late_handshakes(&self) {
         loop {
             self.0.waits.notified().await;
             while self.0.connections.lock().queue.len > 0 {
-                tokio::time::sleep(LOOK_INTERVAL).await;
-                self.begin_those_that_can();
+                tokio::time::sleep(CHECK_INTERVAL).await;
+                self.start_ready_handshakes();
             }
         }
     }
 
-    fn begin_those_that_can(&self) {
+    fn start_ready_handshakes(&self) {
         loop {
             let mut connections = self.0.connections.lock();
             // The batch is small, because the time limit of each handshake starts here.
@@ -189,23 +189,23 @@ impl Connections {
         &mut self,
         queued: Queued,
         pending: PendingHandshakes,
-    ) -> (Place, oneshot::Sender<Place>) {
+    ) -> (HandshakeSlot, oneshot::Sender<HandshakeSlot>) {
         let Queued { source, begins, .. } = queued;
-        let (stays_in, stays) = oneshot::channel();
+        let (stays_in, eviction) = oneshot::channel();
         self.entered += 1;
         let number = self.entered;
         self.counts.add(source);
-        self.members.push_back(Member {
+        self.members.push_back(ActiveHandshake {
             number,
             source,
             since: Instant::now(),
-            spoken: false,
-            _stays: stays_in,
+            has_sent: false,
+            _eviction: stays_in,
         });
-        let place = Place {
+        let place = HandshakeSlot {
             pending,
             number,
-            stays,
+            eviction,
         };
         (place, begins)
     }
@@ -222,7 +222,7 @@ impl Connections {
     fn victim(&self, newcomer: Networks, now: Instant) -> Option<usize> {
         let share = self.fair_share(newcomer);
         let most = self.counts.sites.values().max().copied()?;
-        let goes = |member: &Member| {
+        let goes = |member: &ActiveHandshake| {
             (most <= share || self.counts.site(member.source) == most)
                 && member.is_late(now, self.counts.more_than(newcomer, member.source), share)
         };
@@ -231,9 +231,9 @@ impl Connections {
             .iter()
             .enumerate()
             .filter(|(_, member)| goes(member));
-        let first = |(place, member): &(usize, &Member)| {
+        let first = |(place, member): &(usize, &ActiveHandshake)| {
             let beyond = self.counts.host(member.source).saturating_sub(share);
-            (Reverse(beyond), member.spoken, *place)
+            (Reverse(beyond), member.has_sent, *place)
         };
         going.min_by_key(first).map(|(place, _)| place)
     }
@@ -247,7 +247,7 @@ impl Connections {
 }
 
 impl Queue {
-    fn push(&mut self, source: Networks, begins: oneshot::Sender<Place>) {
+    fn push(&mut self, source: Networks, begins: oneshot::Sender<HandshakeSlot>) {
         self.entered += 1;
         self.len += 1;
         let queued = Queued {
@@ -287,7 +287,7 @@ impl Queue {
 
     /// Closes the newest connection of the network with the most queued connections. Connections ahead of it keep their
     /// positions.
-    fn send_away(&mut self) {
+    fn evict_newest(&mut self) {
         let youngest = |waiting: &VecDeque<Queued>| waiting.back().map(|queued| queued.number);
         let most = self
             .sites
@@ -339,41 +339,41 @@ impl NetworkCounts {
     }
 }
 
-impl Member {
+impl ActiveHandshake {
     /// Returns whether the handshake takes longer than that of an honest client. `more` holds the member counts of the
     /// newcomer's network and of this member's network if the latter is larger.
     fn is_late(&self, now: Instant, more: Option<(usize, usize)>, share: usize) -> bool {
         let longest = match more {
             Some((_, own)) if own > share => Duration::ZERO,
-            _ if !self.spoken => SILENCE_MAX,
+            _ if !self.has_sent => SILENCE_MAX,
             // A difference of one does not count, or the two networks would swap places forever.
-            Some((others, own)) if others == 0 || others + 1 < own => HANDSHAKE_ASKED_MAX,
+            Some((others, own)) if others == 0 || others + 1 < own => CONTENDED_HANDSHAKE_MAX,
             _ => HANDSHAKE_MAX,
         };
         now.saturating_duration_since(self.since) >= longest
     }
 }
 
-impl Place {
+impl HandshakeSlot {
     /// Returns a callback that records that the client has sent its first message.
-    pub(crate) fn has_spoken(&self) -> impl FnOnce() + Send + 'static {
+    pub(crate) fn on_first_message(&self) -> impl FnOnce() + Send + 'static {
         let pending = self.pending.clone();
         let number = self.number;
         move || {
             for member in &mut pending.0.connections.lock().members {
-                member.spoken |= member.number == number;
+                member.has_sent |= member.number == number;
             }
         }
     }
 
     /// Resolves when the place is needed for another connection.
-    pub(crate) async fn taken(&mut self) {
+    pub(crate) async fn evicted(&mut self) {
         // Nothing is ever sent. This resolves when the sender is dropped.
-        let _dropped = (&mut self.stays).await;
+        let _dropped = (&mut self.eviction).await;
     }
 }
 
-impl Drop for Place {
+impl Drop for HandshakeSlot {
     fn drop(&mut self) {
         let mut connections = self.pending.0.connections.lock();
         if let Some(place) = connections
@@ -384,7 +384,7 @@ impl Drop for Place {
             connections.remove(place);
         }
         drop(connections);
-        self.pending.begin_those_that_can();
+        self.pending.start_ready_handshakes();
     }
 }
 
@@ -415,10 +415,10 @@ mod tests {
         text.parse().unwrap()
     }
 
-    async fn is_taken(place: &mut Place) -> bool {
+    async fn is_taken(place: &mut HandshakeSlot) -> bool {
         tokio::select! {
             biased;
-            () = place.taken() => true,
+            () = place.evicted() => true,
             () = std::future::ready(()) => false,
         }
     }
@@ -426,7 +426,7 @@ mod tests {
     /// Advances the clock by `time` and begins the handshakes that can then begin.
     async fn wait(pending: &PendingHandshakes, time: Duration) {
         tokio::time::advance(time).await;
-        pending.begin_those_that_can();
+        pending.start_ready_handshakes();
     }
 
     #[tokio::test(start_paused = true)]
@@ -468,18 +468,18 @@ mod tests {
         let pending = PendingHandshakes::default();
         let host = address("192.0.2.1");
         let enter = || pending.enter(host, 2);
-        let [mut spoken, mut silent] =
+        let [mut has_sent, mut silent] =
             [enter(), enter()].map(|mut place| place.try_recv().unwrap());
-        spoken.has_spoken()();
+        has_sent.on_first_message()();
         let [mut third, mut fourth] = [enter(), enter()];
         assert!(third.try_recv().is_err());
         wait(&pending, SILENCE_MAX).await;
-        assert!(is_taken(&mut silent).await && !is_taken(&mut spoken).await);
+        assert!(is_taken(&mut silent).await && !is_taken(&mut has_sent).await);
         let third = third.try_recv().unwrap();
-        third.has_spoken()();
+        third.on_first_message()();
         assert!(fourth.try_recv().is_err());
         wait(&pending, HANDSHAKE_MAX).await;
-        assert!(is_taken(&mut spoken).await);
+        assert!(is_taken(&mut has_sent).await);
         fourth.try_recv().unwrap();
     }
 
@@ -489,7 +489,7 @@ mod tests {
         let [one, many] = ["192.0.2.1", "192.0.2.2"].map(address);
         let _members = [(); 2].map(|()| pending.enter(many, 2).try_recv().unwrap());
         let mut queued: Vec<_> = (0..=QUEUED_MAX).map(|_| pending.enter(many, 2)).collect();
-        let closed = |place: &mut oneshot::Receiver<Place>| {
+        let closed = |place: &mut oneshot::Receiver<HandshakeSlot>| {
             matches!(place.try_recv(), Err(oneshot::error::TryRecvError::Closed))
         };
         assert_eq!(
@@ -521,7 +521,7 @@ mod tests {
         for _ in 0..4 {
             // Other connections are closed, even though this client has many connections by then.
             wait(&pending, SILENCE_MAX).await;
-            lanes.iter().for_each(|lane| lane.has_spoken()());
+            lanes.iter().for_each(|lane| lane.on_first_message()());
             all.push(pending.enter(client, 64));
             lanes.push(
                 all.pop()
@@ -548,7 +548,7 @@ mod tests {
         for number in 0..256 {
             others.push(pending.enter(host(number), 256).try_recv().unwrap());
         }
-        others[0].has_spoken()();
+        others[0].on_first_message()();
         for _ in 0..12 {
             hers.push(
                 pending
@@ -575,13 +575,13 @@ mod tests {
         let mut stalling: Vec<_> = (0..64)
             .map(|number| pending.enter(source(number), 64).try_recv().unwrap())
             .collect();
-        stalling.iter().for_each(|place| place.has_spoken()());
+        stalling.iter().for_each(|place| place.on_first_message()());
         let mut client = pending.enter(address("192.0.2.100"), 64);
         assert!(
             client.try_recv().is_err(),
             "nobody has more than a fair share"
         );
-        wait(&pending, HANDSHAKE_ASKED_MAX).await;
+        wait(&pending, CONTENDED_HANDSHAKE_MAX).await;
         let mut client = client.try_recv().unwrap();
         assert!(is_taken(&mut stalling[0]).await && !is_taken(&mut stalling[1]).await);
         assert!(!is_taken(&mut client).await);
@@ -595,7 +595,7 @@ mod tests {
         let stalling: Vec<_> = (0..256)
             .map(|number| pending.enter(source(number), 256).try_recv().unwrap())
             .collect();
-        stalling.iter().for_each(|place| place.has_spoken()());
+        stalling.iter().for_each(|place| place.on_first_message()());
         let mut queued: Vec<_> = (0..QUEUED_MAX)
             .map(|number| pending.enter(source(number), 256))
             .collect();
@@ -605,7 +605,7 @@ mod tests {
             client.try_recv().is_err(),
             "nobody has more than a fair share"
         );
-        wait(&pending, HANDSHAKE_ASKED_MAX).await;
+        wait(&pending, CONTENDED_HANDSHAKE_MAX).await;
         let mut client = client.try_recv().unwrap();
         let mut second = second.try_recv().unwrap();
         assert!(!is_taken(&mut client).await && !is_taken(&mut second).await);

@@ -1,7 +1,7 @@
 //! Sends refusals to peers, with a limit on the number sent concurrently.
 //!
 //! A refused peer holds a descriptor until it has read the refusal, and it may never read it. **Invariant:** the number
-//! of refusals being sent to authorized peers is bounded, per key and in total ([`Admissions::tell`]). Further peers
+//! of refusals being sent to authorized peers is bounded, per key and in total ([`Admissions::admit_refusal`]). Further peers
 //! are closed without a refusal. A peer with an unknown key is refused while it still counts as a pending handshake.
 
 use std::time::Duration;
@@ -38,14 +38,14 @@ pub(crate) fn rights_unreadable() -> Refusal {
 
 /// Refuses an authorized peer without reading its messages.
 pub(crate) async fn refuse_peer(admissions: &Admissions, channel: Channel, refusal: Refusal) {
-    if let Some(_told) = admissions.tell(channel.peer()) {
+    if let Some(_told) = admissions.admit_refusal(channel.peer()) {
         refuse(channel, refusal).await;
     }
 }
 
 /// Sends `answer` to an authorized peer without reading its messages, and closes the connection.
-pub(crate) async fn say_and_close(admissions: &Admissions, channel: Channel, answer: &[u8]) {
-    if let Some(_told) = admissions.tell(channel.peer()) {
+pub(crate) async fn send_and_close(admissions: &Admissions, channel: Channel, answer: &[u8]) {
+    if let Some(_told) = admissions.admit_refusal(channel.peer()) {
         write_and_close(channel, answer).await;
     }
 }

@@ -31,15 +31,15 @@ use zmove_wire::{
 
 use super::store::Store;
 use super::tallies::{Counts, Tallies, Tally};
-use super::{KEPT_FOR, now};
+use super::{RESULT_RETENTION, now};
 use crate::access::authorizer::{Authorized, Authorizer, Granter};
 use crate::access::rate_limits::Rates;
 use crate::access::refusals::{denied, granted_otherwise, rights_unreadable};
 use crate::transfers::{GranterStatus, TransferGranter};
 
 /// The grants of one daemon.
-pub(crate) struct GrantBook {
-    grants: Lock<HashMap<GrantToken, Kept>>,
+pub(crate) struct GrantStore {
+    grants: Lock<HashMap<GrantToken, StoredGrant>>,
     store: Store,
     tallies: Tallies,
     identity: Identity,
@@ -47,7 +47,7 @@ pub(crate) struct GrantBook {
 
 /// A grant as stored on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Kept {
+struct StoredGrant {
     token: GrantToken,
     order: GrantOrder,
     /// The client's key and the certificates it presented, by which the client is authorized again.
@@ -76,7 +76,7 @@ struct Kept {
 /// The priority of a grant that may be dropped in favor of a new one. The grant with the lowest priority is dropped
 /// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Need {
+enum EvictionPriority {
     /// The run ended at this time, and its receipt is stored.
     Ended(u64),
     /// The run has had no session since this time.
@@ -85,15 +85,15 @@ enum Need {
 
 /// The grants that one peer may use in one session.
 pub(crate) struct PeerGrants {
-    book: Arc<super::Copies>,
+    all_copies: Arc<super::Copies>,
     authorizer: Arc<Authorizer>,
     source: Fingerprint,
-    around: Around,
-    taken: OnceLock<Taken>,
+    resources: SessionResources,
+    taken: OnceLock<GrantUse>,
 }
 
 /// The grant of a session and its counters.
-struct Taken {
+struct GrantUse {
     token: GrantToken,
     before: Counts,
     allowance: Arc<Allowance>,
@@ -104,7 +104,7 @@ struct Taken {
 
 /// Resources of a session that are attributed to the client when the session uses the client's grant.
 #[derive(Debug)]
-pub(crate) struct Around {
+pub(crate) struct SessionResources {
     /// The rate of the session's lanes, which becomes part of the client's rate.
     pub(crate) rate: SharedRate,
     pub(crate) rates: Arc<Rates>,
@@ -114,11 +114,11 @@ pub(crate) struct Around {
     pub(crate) granter: TransferGranter,
 }
 
-impl Around {
+impl SessionResources {
     /// Makes the session's rate part of the client's rate, and returns the client's quota.
     pub(crate) fn charge(&self, client: Fingerprint, rights: &Rights) -> Quota {
         if let Some(limit) = rights.rate_max {
-            self.rate.keep_within(self.rates.of(client, limit));
+            self.rate.set_parent(self.rates.of(client, limit));
         }
         self.quotas.of(client, &self.limits)
     }
@@ -140,7 +140,7 @@ const ORDER_BYTES_MAX: usize = 128 << 10;
 /// Maximum number of grants of all keys.
 const GRANTS_MAX: usize = 4096;
 
-impl Kept {
+impl StoredGrant {
     fn is_over(&self, now: u64) -> bool {
         let not_begun = self.run.is_none() && now >= self.begin_by;
         let ended = self
@@ -170,13 +170,13 @@ impl Kept {
 
     /// Returns the priority of the grant and its token, or `None` if the grant must not be dropped. The grant that
     /// ended first is dropped first, followed by grants whose run has had no session for [`UNUSED_FOR`].
-    fn need(&self, now: u64) -> Option<(Need, GrantToken)> {
+    fn eviction_priority(&self, now: u64) -> Option<(EvictionPriority, GrantToken)> {
         let is_unused = self.run.is_some()
             && self.sessions == 0
             && now >= self.used_last + UNUSED_FOR.as_secs();
         let need = match self.ended {
-            Some(ended) => Need::Ended(ended),
-            None if is_unused => Need::Unused(self.used_last),
+            Some(ended) => EvictionPriority::Ended(ended),
+            None if is_unused => EvictionPriority::Unused(self.used_last),
             None => return None,
         };
         Some((need, self.token))
@@ -186,7 +186,7 @@ impl Kept {
         self.is_over(now)
             && self
                 .ended
-                .is_none_or(|ended| now >= ended + KEPT_FOR.as_secs())
+                .is_none_or(|ended| now >= ended + RESULT_RETENTION.as_secs())
     }
 }
 
@@ -202,19 +202,19 @@ fn not_revoked(error: &io::Error) -> Refusal {
     Refusal::new(RefusalCode::Failed, text)
 }
 
-impl GrantBook {
+impl GrantStore {
     pub(super) fn open(directory: Option<&Path>, identity: Identity) -> io::Result<Self> {
         let below = |name| directory.map(|directory| directory.join(name));
         let store = Store::new(below("grants"));
         let tallies = Tallies::new(below("tallies"));
         let now = now();
-        let with_tally = |kept: Kept| Kept {
+        let with_tally = |kept: StoredGrant| StoredGrant {
             counts: kept.counts.most(tallies.read(&kept.token)),
             used_last: now,
             ..kept
         };
         let grants = store
-            .read::<Kept>()?
+            .read::<StoredGrant>()?
             .into_iter()
             .map(|kept| (kept.token, with_tally(kept)))
             .collect();
@@ -256,7 +256,7 @@ impl GrantBook {
             .try_into()
             .expect("twice 16 bytes");
         let now = now();
-        let kept = Kept {
+        let kept = StoredGrant {
             token,
             order,
             client: claim.key.0,
@@ -342,8 +342,9 @@ impl GrantBook {
         id: [u8; 16],
     ) -> Result<Option<CopyResult>, Refusal> {
         let told = self.result(client, id);
-        let is_it =
-            |kept: &Kept| kept.client == client.0 && kept.order.id == id && kept.receipt.is_none();
+        let is_it = |kept: &StoredGrant| {
+            kept.client == client.0 && kept.order.id == id && kept.receipt.is_none()
+        };
         let revoked: Vec<_> = self
             .grants
             .lock()
@@ -352,7 +353,7 @@ impl GrantBook {
         let mut removed = Ok(());
         for (token, kept) in revoked {
             if let Err(error) = self.write(&token) {
-                let expired = Kept { end_by: 0, ..kept };
+                let expired = StoredGrant { end_by: 0, ..kept };
                 self.grants.lock().insert(token, expired);
                 removed = Err(not_revoked(&error));
             }
@@ -367,8 +368,8 @@ impl GrantBook {
         source: Fingerprint,
         open: &Open,
         authorizer: &Authorizer,
-        around: &Around,
-    ) -> Result<(RedeemedGrant, Taken), Refusal> {
+        resources: &SessionResources,
+    ) -> Result<(RedeemedGrant, GrantUse), Refusal> {
         let kept = self.grants.lock().get(token).cloned();
         // A missing grant and another key's grant get the same text, so that a peer cannot find out which grants exist.
         let kept = kept.filter(|kept| kept.order.source == source.0);
@@ -379,10 +380,10 @@ impl GrantBook {
             name: kept.name.clone(),
             key: Fingerprint(kept.client).to_string(),
         };
-        around.granter.get_or_init(|| client);
+        resources.granter.get_or_init(|| client);
         let authorized = current_rights(&kept, authorizer)?;
         check_opening(&kept.order, open)?;
-        let top_names = names_of(&kept.order, open)?;
+        let top_names = allowed_top_names(&kept.order, open)?;
         let (allowance, before, first_use) = {
             let mut grants = self.grants.lock();
             let kept = grants
@@ -403,7 +404,7 @@ impl GrantBook {
             if let Some(kept) = self.grants.lock().get_mut(token) {
                 kept.run = None;
             }
-            self.leave(token);
+            self.end_use(token);
             return Err(failed(&error));
         }
         let removals_max = open.removals_max.unwrap_or(u64::MAX);
@@ -411,13 +412,13 @@ impl GrantBook {
             removals_max.saturating_sub(before.removed),
         ));
         let taken_up = RedeemedGrant {
-            quota: around.charge(Fingerprint(kept.client), &authorized.rights),
+            quota: resources.charge(Fingerprint(kept.client), &authorized.rights),
             rights: authorized.rights,
             top_names,
             allowance: Some(Arc::clone(&allowance)),
             removals: Arc::clone(&removals),
         };
-        let taken = Taken {
+        let taken = GrantUse {
             token: *token,
             before,
             allowance,
@@ -429,7 +430,7 @@ impl GrantBook {
     }
 
     /// Records that a session that used a grant has ended.
-    fn leave(&self, token: &GrantToken) {
+    fn end_use(&self, token: &GrantToken) {
         if let Some(kept) = self.grants.lock().get_mut(token) {
             kept.sessions = kept.sessions.saturating_sub(1);
             kept.used_last = now();
@@ -480,7 +481,7 @@ impl GrantBook {
 /// Removes expired grants. Also removes one grant if the client, or all clients together, have the maximum number of
 /// grants. Adds the removed grants to `gone`.
 fn make_room(
-    grants: &mut HashMap<GrantToken, Kept>,
+    grants: &mut HashMap<GrantToken, StoredGrant>,
     client: Fingerprint,
     now: u64,
     gone: &mut Vec<GrantToken>,
@@ -501,7 +502,9 @@ fn make_room(
                 .filter(|kept| client.is_none_or(|client| kept.client == client))
         };
         if counted().count() >= max {
-            let dropped = counted().filter_map(|kept| kept.need(now)).min();
+            let dropped = counted()
+                .filter_map(|kept| kept.eviction_priority(now))
+                .min();
             let (_, token) = dropped.ok_or_else(|| too_many(whose))?;
             grants.remove(&token);
             gone.push(token);
@@ -516,7 +519,7 @@ fn too_many(whose: &str) -> Refusal {
 }
 
 /// Returns the current rights of the client of a grant.
-fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Refusal> {
+fn current_rights(kept: &StoredGrant, authorizer: &Authorizer) -> Result<Authorized, Refusal> {
     let claim = Claim::again(Fingerprint(kept.client), kept.certificates.clone());
     let authorized = authorizer
         .authorize(&claim)
@@ -549,7 +552,7 @@ fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
 }
 
 /// Returns the names that may be created at the top of the target. The names in the opening must be among them.
-fn names_of(order: &GrantOrder, open: &Open) -> Result<zmove_receiver::TopNames, Refusal> {
+fn allowed_top_names(order: &GrantOrder, open: &Open) -> Result<zmove_receiver::TopNames, Refusal> {
     if order.sources.is_empty() {
         return Ok(zmove_receiver::TopNames::default());
     }
@@ -570,16 +573,16 @@ fn names_of(order: &GrantOrder, open: &Open) -> Result<zmove_receiver::TopNames,
 
 impl PeerGrants {
     pub(crate) fn new(
-        book: Arc<super::Copies>,
+        all_copies: Arc<super::Copies>,
         authorizer: Arc<Authorizer>,
         source: Fingerprint,
-        around: Around,
+        resources: SessionResources,
     ) -> Arc<Self> {
         Arc::new(Self {
-            book,
+            all_copies,
             authorizer,
             source,
-            around,
+            resources,
             taken: OnceLock::new(),
         })
     }
@@ -591,12 +594,12 @@ impl Grants for PeerGrants {
             .grant
             .as_ref()
             .ok_or_else(|| denied("the opening names no grant"))?;
-        let book = &self.book.grants;
+        let all_copies = &self.all_copies.grants;
         let (taken, session) =
-            book.redeem(token, self.source, open, &self.authorizer, &self.around)?;
+            all_copies.redeem(token, self.source, open, &self.authorizer, &self.resources)?;
         if let Err(second) = self.taken.set(session) {
             // A session has only one opening.
-            book.leave(&second.token);
+            all_copies.end_use(&second.token);
         }
         Ok(taken)
     }
@@ -612,14 +615,16 @@ impl Grants for PeerGrants {
 
     fn receipt(&self, stored: Stored, faults: u64) -> Option<SignedReceipt> {
         let taken = self.taken.get()?;
-        self.book
+        self.all_copies
             .grants
             .receipt(&taken.token, taken.counts(stored), faults)
     }
 
     fn ended(&self, stored: Stored) {
         if let Some(taken) = self.taken.get() {
-            self.book.grants.count(&taken.token, taken.counts(stored));
+            self.all_copies
+                .grants
+                .count(&taken.token, taken.counts(stored));
         }
     }
 }
@@ -627,12 +632,12 @@ impl Grants for PeerGrants {
 impl Drop for PeerGrants {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.get() {
-            self.book.grants.leave(&taken.token);
+            self.all_copies.grants.end_use(&taken.token);
         }
     }
 }
 
-impl Taken {
+impl GrantUse {
     /// Returns the counts of all sessions that used the grant, including what the present session has stored.
     fn counts(&self, Stored { files, bytes }: Stored) -> Counts {
         let taken = self.allowance.stored();
@@ -711,14 +716,14 @@ mod tests {
         };
         let quotas = Arc::<Quotas>::default();
         let (rate, rates) = (SharedRate::default(), Arc::<Rates>::default());
-        let around = Around {
+        let resources = SessionResources {
             rate: rate.clone(),
             rates: Arc::clone(&rates),
             quotas: Arc::clone(&quotas),
             limits,
             granter: TransferGranter::default(),
         };
-        let grants = PeerGrants::new(Arc::clone(&copies), authorizer, source, around);
+        let grants = PeerGrants::new(Arc::clone(&copies), authorizer, source, resources);
         let taken = grants
             .redeem(&Open {
                 grant: Some(token),
@@ -743,8 +748,8 @@ mod tests {
 
     const CLIENT: Fingerprint = Fingerprint([1; 32]);
 
-    fn running(number: u8) -> Kept {
-        Kept {
+    fn running(number: u8) -> StoredGrant {
+        StoredGrant {
             token: [number; 32],
             order: GrantOrder {
                 id: [number; 16],
@@ -773,18 +778,18 @@ mod tests {
     fn the_grant_that_ended_first_gives_way_then_one_that_no_session_uses() {
         let now = 1 << 30;
         let mut grants = HashMap::new();
-        let mut give = |kept: Kept| {
+        let mut give = |kept: StoredGrant| {
             let mut gone = Vec::new();
             make_room(&mut grants, CLIENT, now, &mut gone)?;
             grants.insert(kept.token, kept);
             Ok::<_, Refusal>(gone.iter().map(|token| token[0]).collect::<Vec<_>>())
         };
-        let unused = |number, age: Duration| Kept {
+        let unused = |number, age: Duration| StoredGrant {
             sessions: 0,
             used_last: now - age.as_secs(),
             ..running(number)
         };
-        let ended = |number, ago| Kept {
+        let ended = |number, ago| StoredGrant {
             ended: Some(now - ago),
             ..running(number)
         };
@@ -811,21 +816,21 @@ mod tests {
         let home = home.path();
         let identity = Identity::load_or_create(home).unwrap();
         let copies = Copies::open(home, Some(&home.join("copies")), identity).unwrap();
-        let book = &copies.grants;
+        let all_copies = &copies.grants;
         let kept = running(7);
         let (id, source) = (kept.order.id, Fingerprint(kept.order.source));
         let path = home
             .join("copies/grants")
             .join(Hex(&kept.token).to_string());
-        book.grants.lock().insert(kept.token, kept);
-        assert_eq!(book.clients_for(source).len(), 1);
+        all_copies.grants.lock().insert(kept.token, kept);
+        assert_eq!(all_copies.clients_for(source).len(), 1);
         std::fs::create_dir_all(&path).unwrap();
-        let refusal = book.revoke(CLIENT, id).unwrap_err();
+        let refusal = all_copies.revoke(CLIENT, id).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Failed);
-        assert!(book.clients_for(source).is_empty());
+        assert!(all_copies.clients_for(source).is_empty());
         std::fs::remove_dir(&path).unwrap();
         std::fs::write(&path, "").unwrap();
-        book.revoke(CLIENT, id).unwrap();
-        assert!(!path.exists() && book.grants.lock().is_empty());
+        all_copies.revoke(CLIENT, id).unwrap();
+        assert!(!path.exists() && all_copies.grants.lock().is_empty());
     }
 }

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use zmove_transport::{Claim, Denial, Fingerprint};
 use zmove_wire::{Greeting, Refusal, ToSender, encode_message};
 
-use super::{Control, Shared, not_admitted, with_causes};
+use super::{Control, Shared, denial_refusal, with_causes};
 use crate::access::authorizer::Authorized;
 use crate::access::refusals::{REFUSAL_TIMEOUT, rights_unreadable};
 use crate::event::Rejection;
 use crate::node_session;
-use crate::sending::{PeerControl, say_last};
+use crate::sending::{PeerControl, send_last_message};
 
 impl Shared {
     /// Authorizes a peer that has proved its key. Logs a denial and returns it as a refusal.
@@ -52,14 +52,14 @@ impl Shared {
             if clients.is_empty() {
                 authorized
             } else {
-                Ok(Ok(Authorized::by_grants(clients)))
+                Ok(Ok(Authorized::from_grants(clients)))
             }
         };
         match self.authorizer_threads.run(authorize).await {
             Ok(Ok(authorized)) => Ok(authorized),
             Ok(Err(denial)) => {
                 self.reject(Rejection::UnknownKey, address, with_causes(&denial));
-                Err(not_admitted(key, &denial))
+                Err(denial_refusal(key, &denial))
             }
             Err(error) => {
                 self.reject(Rejection::KeyList, address, with_causes(&error));
@@ -94,14 +94,14 @@ impl Shared {
         greeting: Option<&Greeting>,
         refusal: Refusal,
     ) {
-        let Some(_told) = self.admissions.tell(key) else {
+        let Some(_told) = self.admissions.admit_refusal(key) else {
             return;
         };
         let (reader, writer) = control;
         let mut words = greeting.map_or_else(Vec::new, |greeting| greeting.encode().to_vec());
         words.extend(encode_message(&ToSender::Refused(refusal)));
         let control = PeerControl { reader, writer };
-        let _peer_gone = say_last(control, &words, REFUSAL_TIMEOUT).await;
+        let _peer_gone = send_last_message(control, &words, REFUSAL_TIMEOUT).await;
     }
 }
 
@@ -113,8 +113,8 @@ mod tests {
     use zmove_disk::OwnPaths;
     use zmove_receiver::ReceiverConfig;
     use zmove_transport::{
-        Access, AuthorizedKeys, ChannelDialler, Grant, HostPolicy, Identity, KeyList, Listener,
-        Reach, SocketConfig, control_pair,
+        Access, AuthorizedKeys, ChannelDialer, DialOptions, Grant, HostPolicy, Identity, KeyList,
+        Listener, SocketConfig, control_pair,
     };
     use zmove_types::TransferId;
     use zmove_wire::{RefusalCode, Role, TransportChoice, decode_message};
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use crate::access::authorizer::Authorizer;
     use crate::daemon::Daemon;
-    use crate::transfers::Cut;
+    use crate::transfers::StopReason;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -150,17 +150,17 @@ mod tests {
                 shared.prove(incoming, || ()).await.unwrap()
             }
         });
-        let reach = Reach {
+        let reach = DialOptions {
             transport: TransportChoice::Tcp,
-            ..Reach::default()
+            ..DialOptions::default()
         };
         let policy = HostPolicy::Pinned(server.fingerprint());
-        let dialler = ChannelDialler::new(&client, "127.0.0.1", port, policy, reach);
-        let mut channel = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
+        let dialer = ChannelDialer::new(&client, "127.0.0.1", port, policy, reach);
+        let mut channel = dialer.await.unwrap().dial(PATIENCE).await.unwrap();
         let (proven, authorized) = proving.await.unwrap();
 
         AuthorizedKeys::remove(home, "ann").unwrap();
-        let ended = daemon.transfers().end(Cut::KeyRemoved, |_any| true);
+        let ended = daemon.transfers().end(StopReason::KeyRemoved, |_any| true);
         assert_eq!(ended, []);
         let greeting = Greeting::new(Role::Control, TransferId([7; 16]));
         channel.write_all(&greeting.encode()).await.unwrap();

@@ -12,7 +12,7 @@ use zmove_receiver::WriteAccess;
 
 use super::{Daemon, Shared, moved};
 use crate::event::TransferEnd;
-use crate::transfers::{Live, Who};
+use crate::transfers::{ActiveTransfer, PeerInfo};
 
 /// Maximum time to abandon all transfers, none of which waits for storage any more.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -21,7 +21,7 @@ impl Daemon {
     /// Abandons the transfers that have not ended when [`serve`](Self::serve) returned. Logs each of them and releases
     /// their locks. Call this only when the process is about to end, because the threads of these transfers continue if
     /// their storage responds again.
-    pub async fn leave_transfers(&self) {
+    pub async fn abandon_transfers(&self) {
         self.shared.leaving.send_replace(true);
         let _in_time = tokio::time::timeout(LEAVE_TIMEOUT, self.shared.stopping.closed()).await;
     }
@@ -29,17 +29,17 @@ impl Daemon {
 
 impl Shared {
     /// Resolves when transfers are abandoned.
-    pub(super) async fn leaves(&self) {
+    pub(super) async fn abandoned(&self) {
         let mut leaving = self.leaving.subscribe();
         // This owns the sending end, so the wait cannot fail.
         let _leaving = leaving.wait_for(|leaving| *leaving).await;
     }
 
     /// Logs an abandoned transfer. `access` describes the paths to which its peer may write.
-    pub(super) fn leave(
+    pub(super) fn abandon(
         &self,
-        who: Who,
-        live: &Live,
+        who: PeerInfo,
+        live: &ActiveTransfer,
         started: Instant,
         access: Option<&WriteAccess>,
     ) {

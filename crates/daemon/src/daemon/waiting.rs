@@ -12,19 +12,19 @@ use crate::access::admission::{QueueStep, Queued, Slot};
 use crate::access::refusals::REFUSAL_TIMEOUT;
 use crate::event::{DaemonEvent, Rejection};
 use crate::registry::Registered;
-use crate::transfers::{Cut, Live, Who};
+use crate::transfers::{ActiveTransfer, PeerInfo, StopReason};
 
 /// Interval of the check whether the sender of a queued transfer is still connected.
 const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reason why a wait in the queue ended.
-enum Waited {
+enum WaitEnd {
     Slot(Slot),
     /// The number of transfers of the same key that are now ahead of this one.
     MovedUp(usize),
     /// The sender has closed its connection.
     Gone,
-    CutOff(Cut),
+    CutOff(StopReason),
 }
 
 /// Encodes the notice of a position in the queue.
@@ -40,13 +40,18 @@ fn waiting(ahead: usize, reason: &str) -> Vec<u8> {
 pub(super) struct Waiter<'a> {
     pub(super) control: Control,
     pub(super) probe: &'a PathProbe,
-    pub(super) live: &'a Live,
+    pub(super) live: &'a ActiveTransfer,
 }
 
 impl Waiter<'_> {
     /// Reports the transfer's position in the queue to the sender, after the greeting if there is one. Returns whether
     /// the sender accepted the message in time.
-    async fn is_told(&mut self, greeting: Option<&Greeting>, ahead: usize, reason: &str) -> bool {
+    async fn notify_sender(
+        &mut self,
+        greeting: Option<&Greeting>,
+        ahead: usize,
+        reason: &str,
+    ) -> bool {
         let writer = &mut self.control.1;
         let notice = waiting(ahead, reason);
         let said = async {
@@ -64,14 +69,14 @@ impl Waiter<'_> {
 impl Shared {
     /// Waits in the queue for a slot and notifies the sender, unless a slot is free immediately. Returns the slot, and
     /// the registry entry if the transfer has waited.
-    pub(super) async fn wait_in_line(
+    pub(super) async fn wait_in_queue(
         &self,
         mut waiter: Waiter<'_>,
         mut place: Queued,
-        who: Who,
+        who: PeerInfo,
         greeting: Greeting,
     ) -> Option<(Control, Slot, Option<Registered>)> {
-        if let Some(slot) = place.at_once() {
+        if let Some(slot) = place.take_if_assigned() {
             return Some((waiter.control, slot, None));
         }
         let address = who.address;
@@ -80,7 +85,7 @@ impl Shared {
             || "other transfers were first".to_owned(),
             |full| full.to_string(),
         );
-        waiter.live.waits(&reason, place.ahead);
+        waiter.live.set_queued(&reason, place.ahead);
         (self.log)(&DaemonEvent::Waits {
             who,
             reason: reason.clone(),
@@ -90,15 +95,18 @@ impl Shared {
             return None;
         };
         let greeting = Greeting::new(Role::Control, greeting.transfer);
-        if !waiter.is_told(Some(&greeting), place.ahead, &reason).await {
+        if !waiter
+            .notify_sender(Some(&greeting), place.ahead, &reason)
+            .await
+        {
             return None;
         }
         let waited = loop {
-            match self.turn(waiter.probe, waiter.live, &mut place).await {
-                Waited::MovedUp(ahead) => {
-                    waiter.live.waits(&reason, ahead);
-                    if !waiter.is_told(None, ahead, &reason).await {
-                        break Waited::Gone;
+            match self.next_step(waiter.probe, waiter.live, &mut place).await {
+                WaitEnd::MovedUp(ahead) => {
+                    waiter.live.set_queued(&reason, ahead);
+                    if !waiter.notify_sender(None, ahead, &reason).await {
+                        break WaitEnd::Gone;
                     }
                 }
                 waited => break waited,
@@ -108,9 +116,9 @@ impl Shared {
         // is refused.
         drop(place);
         match waited {
-            Waited::Slot(slot) => return Some((waiter.control, slot, Some(registered))),
-            Waited::Gone | Waited::MovedUp(_) => {}
-            Waited::CutOff(cut) => {
+            WaitEnd::Slot(slot) => return Some((waiter.control, slot, Some(registered))),
+            WaitEnd::Gone | WaitEnd::MovedUp(_) => {}
+            WaitEnd::CutOff(cut) => {
                 self.refuse_transfer(key, waiter.control, None, cut.refusal())
                     .await;
             }
@@ -119,23 +127,28 @@ impl Shared {
     }
 
     /// Waits for the slot of a transfer while its sender stays connected.
-    async fn turn(&self, probe: &PathProbe, live: &Live, place: &mut Queued) -> Waited {
+    async fn next_step(
+        &self,
+        probe: &PathProbe,
+        live: &ActiveTransfer,
+        place: &mut Queued,
+    ) -> WaitEnd {
         let mut draining = self.draining.subscribe();
         let gone = async {
             let mut looks = tokio::time::interval(PRESENCE_INTERVAL);
-            while !probe.is_ended() {
+            while !probe.has_ended() {
                 looks.tick().await;
             }
         };
         tokio::select! {
-            turn = place.turn() => match turn {
-                Some(QueueStep::Seated(slot)) => Waited::Slot(slot),
-                Some(QueueStep::MovedUp(ahead)) => Waited::MovedUp(ahead),
-                None => Waited::Gone,
+            turn = place.next_step() => match turn {
+                Some(QueueStep::Admitted(slot)) => WaitEnd::Slot(slot),
+                Some(QueueStep::MovedUp(ahead)) => WaitEnd::MovedUp(ahead),
+                None => WaitEnd::Gone,
             },
-            () = gone => Waited::Gone,
-            () = async { drop(draining.wait_for(|draining| *draining).await) } => Waited::CutOff(Cut::Stopping),
-            cut = self.cut_off(live) => Waited::CutOff(cut),
+            () = gone => WaitEnd::Gone,
+            () = async { drop(draining.wait_for(|draining| *draining).await) } => WaitEnd::CutOff(StopReason::Stopping),
+            cut = self.cut_off(live) => WaitEnd::CutOff(cut),
         }
     }
 }

@@ -13,14 +13,14 @@ use zmove_sender::{
 use zmove_transport::blocking;
 use zmove_wire::{Fetch, Fetching, ToSender, encode_message};
 
-use super::{Prepared, SendingError, SendingSession, cut_off, tell_often};
-use crate::relaying::{KeyQuota, Listeners, Relaying};
-use crate::transfers::Cut;
+use super::{Prepared, SendingError, SendingSession, cut_off, flush_periodically};
+use crate::sender_relay::{KeyQuota, Listeners, SenderRelay};
+use crate::transfers::StopReason;
 
 /// The reason why a transfer was stopped from outside.
 enum StopCause {
     /// The operator of this host has ended the transfer, or the daemon is being stopped.
-    CutOff(Cut),
+    CutOff(StopReason),
     /// The peer has started over.
     Superseded,
     /// The peer does not read its messages.
@@ -31,7 +31,7 @@ impl StopCause {
     /// Returns the error with which a stopped transfer ends.
     fn into_error(self) -> SendingError {
         match self {
-            Self::CutOff(Cut::Stopping) => SessionError::Interrupted.into(),
+            Self::CutOff(StopReason::Stopping) => SessionError::Interrupted.into(),
             Self::CutOff(cut) => SendingError::CutOff(cut.refusal()),
             Self::Superseded => SendingError::Superseded,
             Self::Unread => SendingError::Unread,
@@ -44,7 +44,7 @@ impl Prepared {
     pub(super) async fn run(
         self,
         session: SendingSession,
-        stop: impl Future<Output = Cut>,
+        stop: impl Future<Output = StopReason>,
     ) -> Result<Summary, SendingError> {
         let started = Instant::now();
         tokio::pin!(stop);
@@ -61,14 +61,15 @@ impl Prepared {
             Err(cut) => return Err(cut_off(control, cut).await),
         };
         let quota = session.share.quota;
-        let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, session.meter);
-        let supply = supply(&self.fetch, lanes_max, session.has_waited, &relaying);
-        let run = Run::begin(self.manifest(&relaying), started);
+        let (sender_relay, words) =
+            SenderRelay::new(quota.clone(), Listeners::Needed, session.meter);
+        let supply = supply(&self.fetch, lanes_max, session.has_waited, &sender_relay);
+        let run = Run::begin(self.manifest(&sender_relay), started);
         let missing = self.missing.len() as u64;
-        relaying.fail_all(self.missing);
+        sender_relay.fail_all(self.missing);
         let _until_the_end = self.held;
         let (push, mut run) = start(self.job, self.config, run, started).await;
-        let ending = Arc::clone(&relaying);
+        let ending = Arc::clone(&sender_relay);
         let relay = Relay {
             words,
             last: Box::new(move |ended| ending.end(ended, missing)),
@@ -82,19 +83,19 @@ impl Prepared {
             relay: Some(relay),
             quota: Arc::new(KeyQuota(quota)),
         };
-        let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
+        let telling = tokio::spawn(flush_periodically(Arc::clone(&sender_relay)));
         let mut stopped = None;
         let stop = async {
             stopped = Some(tokio::select! {
                 cut = stop => {
-                    relaying.cut_off(cut.refusal());
+                    sender_relay.cut_off(cut.refusal());
                     StopCause::CutOff(cut)
                 }
                 () = lease.superseded() => StopCause::Superseded,
-                () = relaying.is_over() => StopCause::Unread,
+                () = sender_relay.is_over() => StopCause::Unread,
             });
         };
-        let observer = Arc::<Relaying>::clone(&relaying);
+        let observer = Arc::<SenderRelay>::clone(&sender_relay);
         let sent = push.run(&mut run, link, observer, stop).await;
         telling.abort();
         sent.map_err(|error| match (error, stopped) {
@@ -103,10 +104,10 @@ impl Prepared {
         })
     }
 
-    fn manifest(&self, relaying: &Arc<Relaying>) -> Option<Manifest> {
+    fn manifest(&self, sender_relay: &Arc<SenderRelay>) -> Option<Manifest> {
         self.fetch.manifest.then(|| {
-            let relaying = Arc::clone(relaying);
-            Manifest::told(move |path, root, known| relaying.hash(path, root, known))
+            let sender_relay = Arc::clone(sender_relay);
+            Manifest::told(move |path, root, known| sender_relay.hash(path, root, known))
         })
     }
 }
@@ -128,12 +129,17 @@ pub(crate) async fn start(
 /// Creates the supply of lanes. The receiver dials additional lanes on request. If the transfer was queued, as many
 /// lanes as the receiver has already dialed are requested immediately, because it is unknown which of those arrived too
 /// early.
-fn supply(fetch: &Fetch, lanes_max: u16, has_waited: bool, relaying: &Arc<Relaying>) -> LaneSupply {
+fn supply(
+    fetch: &Fetch,
+    lanes_max: u16,
+    has_waited: bool,
+    sender_relay: &Arc<SenderRelay>,
+) -> LaneSupply {
     let (more, mut wanted) = mpsc::unbounded_channel();
-    let relaying = Arc::clone(relaying);
+    let sender_relay = Arc::clone(sender_relay);
     tokio::spawn(async move {
         while let Some(more) = wanted.recv().await {
-            relaying.want_lanes(more);
+            sender_relay.want_lanes(more);
         }
     });
     let asked = fetch.lanes.dialled.min(lanes_max);

@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
-use zmove_types::{Kinds, Name, Timestamp};
+use zmove_types::{MetadataKinds, Name, Timestamp};
 
 use crate::metadata::attributes::set_times_at;
 use crate::metadata::entry::metadata::MetadataFailure;
@@ -115,7 +115,7 @@ pub fn place_symlink(
     }
     let miss = |error| {
         Some(vec![MetadataFailure {
-            kind: Kinds::TIMES,
+            kind: MetadataKinds::TIMES,
             error,
         }])
     };
@@ -130,7 +130,7 @@ pub fn place_symlink(
         Err(error) => return Err(error.into()),
     }
     let device = rustix::fs::fstat(directory)?.st_dev;
-    if is_storable_everywhere(mtime) && proven.of(device).has_any(Kinds::TIMES) {
+    if is_storable_everywhere(mtime) && proven.of(device).has_any(MetadataKinds::TIMES) {
         return Ok(Some(Vec::new()));
     }
     let got = FileIdentity::at(directory, name)?.mtime;

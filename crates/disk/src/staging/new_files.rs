@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use zmove_types::{Kinds, Metadata};
+use zmove_types::{Metadata, MetadataKinds};
 
 use crate::metadata::entry::metadata::{MetadataFailure, WantedMetadata};
 use crate::metadata::entry::proven::ProvenKinds;
@@ -68,7 +68,9 @@ impl NewFiles {
         let misses =
             WantedMetadata::mode_and_time(metadata).set_from(permit, entry, &stat, proven)?;
         // Checks are skipped for later files only if the file system is known to store times too.
-        if stat.st_mode & 0o7777 == metadata.mode && proven.of(stat.st_dev).has_any(Kinds::TIMES) {
+        if stat.st_mode & 0o7777 == metadata.mode
+            && proven.of(stat.st_dev).has_any(MetadataKinds::TIMES)
+        {
             self.exact_mode.store(metadata.mode, Ordering::Relaxed);
         }
         Ok(misses)

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, retry_on_intr};
-use zmove_types::{DataRanges, DataRangesFinder};
+use zmove_types::{DataRanges, DataRangesBuilder};
 
 /// Returns the data ranges of a file of `bytes`, and the number of holes that were dropped because there were too many.
 /// Returns no ranges if the file has no hole or the file system does not report holes. Resets the file position to the
@@ -27,7 +27,7 @@ pub fn find_data(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64
 }
 
 fn find(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
-    let mut finder = DataRangesFinder::default();
+    let mut finder = DataRangesBuilder::default();
     let mut at = 0;
     while let Some(data) = next_data(file, at)?.filter(|data| data.start < bytes) {
         at = data.end;
@@ -46,7 +46,7 @@ pub fn find_nonzero_data(
     bytes: u64,
     stop: impl Fn() -> bool,
 ) -> io::Result<(Option<DataRanges>, u64)> {
-    let mut finder = DataRangesFinder::default();
+    let mut finder = DataRangesBuilder::default();
     let mut room = vec![0; SEARCHED_AT_ONCE_BYTES];
     let mut at = 0;
     while let Some(data) = next_data(file, at)?.filter(|data| data.start < bytes) {

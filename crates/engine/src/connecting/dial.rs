@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use zmove_sender::{LearnedSettings, Link, Need, Summary};
 use zmove_transport::{
-    BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity,
-    KnownHosts, LaneSink, PathEnds, PathProbe, Reach, Resumption, SavedWindow, Transport,
+    BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialer, DialOptions, FirstKey, HostPolicy,
+    Identity, KnownHosts, LaneSink, PathEnds, PathProbe, Resumption, SavedWindow, Transport,
     TransportChoice,
 };
 
@@ -24,9 +24,9 @@ use self::lanes::dial_all;
 use self::path_watch::PathWatch;
 use self::plan::LanePlan;
 use crate::connecting::location::{Login, Remote};
-use crate::connecting::path_memory::{Found, Known, PathMemory, Window};
+use crate::connecting::path_memory::{PathMeasurement, PathMemory, PathRecord, Window};
 use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, PathCheck};
-use crate::connecting::ssh::{self, Duty, SshReceiver, SshSession};
+use crate::connecting::ssh::{self, ReceiverPurpose, SshReceiver, SshSession};
 use crate::error::{ConnectError, PushError};
 use crate::notice::{Listener, Notice};
 
@@ -50,7 +50,7 @@ pub struct Connector<'a> {
 
 /// A connected host, with lanes whose local ends are of type `L`. By default, this side sends on them.
 #[derive(Debug)]
-pub struct Reached<L = Box<dyn LaneSink>> {
+pub struct ConnectedHost<L = Box<dyn LaneSink>> {
     /// The control connection and the lanes. Further lanes may still connect.
     pub link: Link<L>,
     /// Probe of the control connection.
@@ -65,12 +65,12 @@ pub struct Route {
     /// Transport of the control connection and the lanes.
     pub transport: Transport,
     /// Dialer of all connections.
-    dialler: ChannelDialler,
+    dialer: ChannelDialer,
     watch: PathWatch,
     /// The ssh process that started the receiver, or `None` for a daemon.
     ssh: Option<SshSession>,
     /// The path memory from before the session.
-    recalled: Recalled,
+    recalled: PathRecall,
     round_trip: Duration,
     ends: Option<PathEnds>,
     /// Whether a rate limit is set, so that the measured rate is not that of the path.
@@ -85,12 +85,12 @@ pub struct Transferred {
     /// Summary of the transfer.
     pub summary: Summary,
     /// The transport of the last session.
-    pub carriage: Carriage,
+    pub transport_use: TransportUse,
 }
 
 /// The transport of a transfer's last session.
 #[derive(Clone, Copy, Debug)]
-pub struct Carriage {
+pub struct TransportUse {
     /// Transport.
     pub transport: Transport,
     /// How QUIC used the remembered window.
@@ -106,24 +106,24 @@ impl Connector<'_> {
     pub async fn connect<L: LaneEnd>(
         &self,
         need: Option<&Need>,
-    ) -> Result<Reached<L>, ConnectError> {
+    ) -> Result<ConnectedHost<L>, ConnectError> {
         match &self.remote.login {
             Some(login) => self.connect_over_ssh(login, need).await,
             None => self
                 .connect_to_daemon(need)
                 .await
-                .inspect_err(|_| self.tell_of_port()),
+                .inspect_err(|_| self.notify_path_like_port()),
         }
     }
 
     /// Dials only the control connection, for a conversation without data.
-    pub(crate) async fn connect_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
+    pub(crate) async fn connect_control(&self) -> Result<(Channel, ChannelDialer), ConnectError> {
         self.dial_control()
             .await
-            .inspect_err(|_| self.tell_of_port())
+            .inspect_err(|_| self.notify_path_like_port())
     }
 
-    async fn dial_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
+    async fn dial_control(&self) -> Result<(Channel, ChannelDialer), ConnectError> {
         let Self {
             remote, settings, ..
         } = *self;
@@ -131,20 +131,20 @@ impl Connector<'_> {
         let first_key = FirstKey::default();
         let HostKey { policy, .. } = self.host_policy(&identity, &first_key).await?;
         let reach = settings.reach.clone();
-        let dialled = self.announced(Box::pin(async {
-            let dialler =
-                ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+        let dialled = self.with_dial_notice(Box::pin(async {
+            let dialer =
+                ChannelDialer::new(&identity, &remote.host, remote.port, policy, reach).await?;
             // There are no lanes that could detect a black hole.
-            dialler.check_path().await;
-            Ok::<_, ConnectError>((dialler.dial(DIAL_TIMEOUT).await?, dialler))
+            dialer.check_path().await;
+            Ok::<_, ConnectError>((dialer.dial(DIAL_TIMEOUT).await?, dialer))
         }));
-        let (channel, dialler) = dialled.await?;
-        self.tell_of_black_hole(&dialler);
+        let (channel, dialer) = dialled.await?;
+        self.notify_black_hole(&dialer);
         self.pin(&first_key)?;
         channel
             .set_unacknowledged_max(CONTROL_SILENCE_MAX)
             .map_err(ConnectError::Control)?;
-        Ok((channel, dialler))
+        Ok((channel, dialer))
     }
 
     /// Notifies the listener that a session begins on this link.
@@ -167,7 +167,7 @@ impl Connector<'_> {
     }
 
     /// Awaits a dial. Notifies the listener if it takes noticeably long.
-    async fn announced<T>(&self, mut dial: impl Future<Output = T> + Unpin) -> T {
+    async fn with_dial_notice<T>(&self, mut dial: impl Future<Output = T> + Unpin) -> T {
         tokio::select! {
             dialled = &mut dial => return dialled,
             () = tokio::time::sleep(NOTICED_AFTER) => {}
@@ -181,17 +181,17 @@ impl Connector<'_> {
     async fn connect_to_daemon<L: LaneEnd>(
         &self,
         need: Option<&Need>,
-    ) -> Result<Reached<L>, ConnectError> {
+    ) -> Result<ConnectedHost<L>, ConnectError> {
         let remote = self.remote;
         let identity = self.identity()?;
         let first_key = FirstKey::default();
         let HostKey { policy, asked } = self.host_policy(&identity, &first_key).await?;
         let known = self.recall(need).await;
         let reach = self.reach(&known);
-        let reached = self.announced(Box::pin(async {
-            let dialler =
-                ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
-            self.reach_by(dialler, known, need).await
+        let reached = self.with_dial_notice(Box::pin(async {
+            let dialer =
+                ChannelDialer::new(&identity, &remote.host, remote.port, policy, reach).await?;
+            self.connect_with(dialer, known, need).await
         }));
         let mut reached = reached.await?;
         reached.route.asked = asked;
@@ -199,7 +199,7 @@ impl Connector<'_> {
         Ok(reached)
     }
 
-    fn tell_of_port(&self) {
+    fn notify_path_like_port(&self) {
         let Self {
             remote, listener, ..
         } = *self;
@@ -227,7 +227,7 @@ impl Connector<'_> {
         &self,
         login: &Login,
         need: Option<&Need>,
-    ) -> Result<Reached<L>, ConnectError> {
+    ) -> Result<ConnectedHost<L>, ConnectError> {
         let SshReceiver {
             identity,
             key,
@@ -235,12 +235,12 @@ impl Connector<'_> {
             port,
             session,
             asked,
-        } = ssh::start(self.remote, login, self.settings, Duty::Session).await?;
+        } = ssh::start(self.remote, login, self.settings, ReceiverPurpose::Session).await?;
         let policy = HostPolicy::Pinned(key);
         let known = self.recall(need).await;
         let reach = self.reach(&known);
-        let dialler = ChannelDialler::new(&identity, &host, port, policy, reach).await?;
-        match self.reach_by(dialler, known, need).await {
+        let dialer = ChannelDialer::new(&identity, &host, port, policy, reach).await?;
+        match self.connect_with(dialer, known, need).await {
             Ok(mut reached) => {
                 reached.route.ssh = Some(session);
                 reached.route.asked = asked;
@@ -254,7 +254,7 @@ impl Connector<'_> {
     }
 
     /// Recalls the path. If QUIC will use the remembered window, the window is removed from the memory.
-    async fn recall(&self, need: Option<&Need>) -> Recalled {
+    async fn recall(&self, need: Option<&Need>) -> PathRecall {
         let Self {
             home,
             remote,
@@ -269,7 +269,7 @@ impl Connector<'_> {
         if let Some(known) = known.filter(|_| window.is_some()) {
             paths.take_window(known, listener);
         }
-        Recalled {
+        PathRecall {
             paths,
             known,
             quic_first,
@@ -279,10 +279,10 @@ impl Connector<'_> {
 
     fn reach(
         &self,
-        Recalled {
+        PathRecall {
             quic_first, window, ..
-        }: &Recalled,
-    ) -> Reach {
+        }: &PathRecall,
+    ) -> DialOptions {
         let connections = self.settings.streams.unwrap_or_else(quic_lanes);
         let saved = window.map(
             |Window {
@@ -297,31 +297,31 @@ impl Connector<'_> {
                 connections,
             },
         );
-        Reach {
+        DialOptions {
             saved,
             quic_first: *quic_first,
             ..self.settings.reach.clone()
         }
     }
 
-    async fn reach_by<L: LaneEnd>(
+    async fn connect_with<L: LaneEnd>(
         &self,
-        dialler: ChannelDialler,
-        recalled: Recalled,
+        dialer: ChannelDialer,
+        recalled: PathRecall,
         need: Option<&Need>,
-    ) -> Result<Reached<L>, ConnectError> {
+    ) -> Result<ConnectedHost<L>, ConnectError> {
         if self.settings.path_check == PathCheck::First {
-            dialler.check_path().await;
+            dialer.check_path().await;
         }
         let plan = LanePlan::new(self.settings, &recalled, need.cloned());
-        let reached = dial_all(dialler, self.settings, plan, recalled).await?;
-        self.tell_of_black_hole(&reached.route.dialler);
+        let reached = dial_all(dialer, self.settings, plan, recalled).await?;
+        self.notify_black_hole(&reached.route.dialer);
         Ok(reached)
     }
 
     /// Notifies the listener if the segment size was reduced before or during the handshake.
-    fn tell_of_black_hole(&self, dialler: &ChannelDialler) {
-        if let Some(cause) = &dialler.black_hole() {
+    fn notify_black_hole(&self, dialer: &ChannelDialer) {
+        if let Some(cause) = &dialer.black_hole() {
             self.listener.hear(&Notice::BlackHole { cause });
         }
     }
@@ -332,9 +332,9 @@ const NOTICED_AFTER: Duration = Duration::from_millis(700);
 
 /// The remembered properties of the path, read before dialing.
 #[derive(Debug)]
-struct Recalled {
+struct PathRecall {
     paths: PathMemory,
-    known: Option<Known>,
+    known: Option<PathRecord>,
     /// How long TCP waits for QUIC, if QUIC is tried first.
     quic_first: Option<Duration>,
     /// Remembered window for QUIC.
@@ -368,7 +368,7 @@ impl Route {
     /// Closes all connections. Used after success and failure.
     pub async fn close(&self) {
         self.watch.stop();
-        self.dialler.close().await;
+        self.dialer.close().await;
     }
 
     /// Returns the black hole that ended the session, if any. The next session uses small segments.
@@ -401,18 +401,26 @@ impl Route {
     ) -> Result<Transferred, PushError> {
         self.close().await;
         let summary = ended.map_err(|error| self.cause(error))?;
-        let resumption = self.dialler.resumption();
-        self.learn(&summary, resumption, listener);
-        let carriage = Carriage {
+        let resumption = self.dialer.resumption();
+        self.remember_measurements(&summary, resumption, listener);
+        let transport_use = TransportUse {
             transport: self.transport,
             resumption,
         };
         self.end().await;
-        Ok(Transferred { summary, carriage })
+        Ok(Transferred {
+            summary,
+            transport_use,
+        })
     }
 
     /// Remembers the measurements of a session.
-    fn learn(&self, summary: &Summary, resumption: Resumption, listener: &dyn Listener) {
+    fn remember_measurements(
+        &self,
+        summary: &Summary,
+        resumption: Resumption,
+        listener: &dyn Listener,
+    ) {
         let millis = u64::try_from(summary.elapsed.as_millis())
             .unwrap_or(u64::MAX)
             .max(1);
@@ -421,13 +429,13 @@ impl Route {
             |LearnedSettings {
                  lanes,
                  loss_tolerant,
-             }| Known::new(lanes, loss_tolerant, self.round_trip, rate),
+             }| PathRecord::new(lanes, loss_tolerant, self.round_trip, rate),
         );
-        let before = self.recalled.known.map(|known| Known {
+        let before = self.recalled.known.map(|known| PathRecord {
             bytes_per_second: rate,
             ..known
         });
-        let by_quic = || Known::new(lanes_for(self.round_trip), false, self.round_trip, rate);
+        let by_quic = || PathRecord::new(lanes_for(self.round_trip), false, self.round_trip, rate);
         let known = match self.transport {
             // Even without tuning, the window that was taken and a failure of QUIC must be recorded.
             Transport::Tcp => learnt.or(before),
@@ -440,7 +448,12 @@ impl Route {
     }
 
     /// Returns `known` with the remembered rates and window, updated with the measurements of this session.
-    fn with_rates(&self, known: Known, summary: &Summary, resumption: Resumption) -> Known {
+    fn with_rates(
+        &self,
+        known: PathRecord,
+        summary: &Summary,
+        resumption: Resumption,
+    ) -> PathRecord {
         // Another push may have stored a window since the last read.
         let before = self.recalled.paths.known();
         let window = before
@@ -457,18 +470,18 @@ impl Route {
             .path
             .as_ref()
             .is_some_and(|path| path.bytes_retransmitted > 0);
-        let found = Found {
+        let found = PathMeasurement {
             transport: self.transport,
             at_best: summary.at_best.filter(|_| !self.limited),
             ends: self.ends,
             has_lost: lost || resumption.is_refuted,
         };
-        Known {
+        PathRecord {
             rates,
             window,
             ..known
         }
-        .after(&found)
+        .updated_with(&found)
     }
 }
 
@@ -504,11 +517,11 @@ mod tests {
             listener: &listener,
         };
         connector
-            .announced(Box::pin(tokio::time::sleep(NOTICED_AFTER / 2)))
+            .with_dial_notice(Box::pin(tokio::time::sleep(NOTICED_AFTER / 2)))
             .await;
         assert_eq!(listener.0.load(Ordering::Relaxed), 0);
         connector
-            .announced(Box::pin(tokio::time::sleep(NOTICED_AFTER * 9)))
+            .with_dial_notice(Box::pin(tokio::time::sleep(NOTICED_AFTER * 9)))
             .await;
         assert_eq!(listener.0.load(Ordering::Relaxed), 1);
     }

@@ -22,8 +22,8 @@ use zmove_disk::{CacheFile, today};
 use crate::connecting::location::Remote;
 use crate::notice::{Listener, Notice};
 
-pub(crate) use known::Found;
-pub use known::{Known, Rates, Window};
+pub(crate) use known::PathMeasurement;
+pub use known::{PathRecord, Rates, Window};
 
 mod known;
 
@@ -32,7 +32,7 @@ pub(crate) mod fuzzing;
 /// The memory of one path: the file and the path's key in it.
 #[derive(Debug)]
 pub struct PathMemory {
-    paths: CacheFile<Known>,
+    paths: CacheFile<PathRecord>,
     endpoint: String,
 }
 
@@ -48,7 +48,7 @@ impl PathMemory {
     }
 
     /// Returns the properties measured by the last push, unless they are too old.
-    pub fn recall(&self, listener: &dyn Listener) -> Option<Known> {
+    pub fn recall(&self, listener: &dyn Listener) -> Option<PathRecord> {
         let known = self.paths.get(&self.endpoint).unwrap_or_else(|source| {
             listener.hear(&Notice::PathsUnread {
                 file: self.paths.file(),
@@ -56,7 +56,7 @@ impl PathMemory {
             });
             None
         });
-        known.and_then(Known::unless_old)
+        known.and_then(PathRecord::if_recent)
     }
 
     /// Returns the rate of the last push, in bytes per second. Does not report an unreadable file.
@@ -66,17 +66,17 @@ impl PathMemory {
     }
 
     /// Returns the current properties. Does not report an unreadable file.
-    pub(crate) fn known(&self) -> Option<Known> {
+    pub(crate) fn known(&self) -> Option<PathRecord> {
         self.paths
             .get(&self.endpoint)
             .ok()?
-            .and_then(Known::unless_old)
+            .and_then(PathRecord::if_recent)
     }
 
     /// Removes the window from the file, so that no concurrent push uses it.
-    pub(crate) fn take_window(&self, known: Known, listener: &dyn Listener) {
+    pub(crate) fn take_window(&self, known: PathRecord, listener: &dyn Listener) {
         self.write(
-            Known {
+            PathRecord {
                 window: None,
                 ..known
             },
@@ -85,17 +85,17 @@ impl PathMemory {
     }
 
     /// Stores the properties measured by this push.
-    pub fn keep(&self, known: Known, listener: &dyn Listener) {
+    pub fn keep(&self, known: PathRecord, listener: &dyn Listener) {
         // The first read has already reported an unusable file.
         let day = match self.known() {
             // The remembered loss-tolerant control was reused without trying the other one, so its age is kept.
             Some(before) if before.loss_tolerant && known.loss_tolerant => before.day,
             _ => known.day,
         };
-        self.write(Known { day, ..known }, listener);
+        self.write(PathRecord { day, ..known }, listener);
     }
 
-    fn write(&self, known: Known, listener: &dyn Listener) {
+    fn write(&self, known: PathRecord, listener: &dyn Listener) {
         if let Err(source) = self.paths.put(&self.endpoint, Some(known)) {
             listener.hear(&Notice::PathsUnwritten {
                 file: self.paths.file(),
@@ -105,9 +105,9 @@ impl PathMemory {
     }
 }
 
-impl Known {
+impl PathRecord {
     /// Returns the properties that are recent enough to be used, or `None` if there are none.
-    fn unless_old(self) -> Option<Self> {
+    fn if_recent(self) -> Option<Self> {
         let days = today().saturating_sub(self.day);
         let loss_tolerant = self.loss_tolerant && days <= LOSS_TOLERANT_DAYS_MAX;
         (days <= DAYS_MAX).then_some(
@@ -120,7 +120,7 @@ impl Known {
     }
 }
 
-const fn paths(file: PathBuf) -> CacheFile<Known> {
+const fn paths(file: PathBuf) -> CacheFile<PathRecord> {
     CacheFile::new(file, HEADER, PATHS_MAX)
 }
 
@@ -145,11 +145,11 @@ mod tests {
     use super::*;
     use crate::notice::NoListener;
 
-    fn known(lanes: u16) -> Known {
-        Known::new(lanes, lanes > 9, Duration::from_micros(90_123), 118_000_000)
+    fn known(lanes: u16) -> PathRecord {
+        PathRecord::new(lanes, lanes > 9, Duration::from_micros(90_123), 118_000_000)
     }
 
-    fn json(known: Known) -> String {
+    fn json(known: PathRecord) -> String {
         serde_json::to_string(&known).unwrap()
     }
 
@@ -226,7 +226,7 @@ mod tests {
         );
         let home = tempfile::tempdir().unwrap();
         paths(home.path(), "old").keep(
-            Known {
+            PathRecord {
                 day: today() - DAYS_MAX - 1,
                 ..known(8)
             },
@@ -239,7 +239,7 @@ mod tests {
     fn a_congestion_control_is_chosen_anew_in_time() {
         let home = tempfile::tempdir().unwrap();
         let path = paths(home.path(), "one");
-        let tolerant = |age| Known {
+        let tolerant = |age| PathRecord {
             day: today() - age,
             ..known(32)
         };
@@ -251,14 +251,14 @@ mod tests {
             "it has only been used"
         );
         path.keep(
-            Known {
+            PathRecord {
                 loss_tolerant: false,
                 ..tolerant(0)
             },
             &NoListener,
         );
         path.keep(tolerant(LOSS_TOLERANT_DAYS_MAX + 1), &NoListener);
-        let usual = Known {
+        let usual = PathRecord {
             loss_tolerant: false,
             ..tolerant(LOSS_TOLERANT_DAYS_MAX + 1)
         };
@@ -270,11 +270,12 @@ mod tests {
     #[test]
     fn another_round_trip_is_another_path() {
         assert!(
-            known(8).suits(Duration::from_millis(60)) && known(8).suits(Duration::from_millis(170))
+            known(8).matches_rtt(Duration::from_millis(60))
+                && known(8).matches_rtt(Duration::from_millis(170))
         );
         assert!(
-            !known(8).suits(Duration::from_millis(1))
-                && !known(8).suits(Duration::from_millis(300))
+            !known(8).matches_rtt(Duration::from_millis(1))
+                && !known(8).matches_rtt(Duration::from_millis(300))
         );
     }
 
@@ -290,19 +291,19 @@ mod tests {
             bytes_per_second: 100_000_000,
             round_trip: Duration::from_millis(90),
         });
-        let found = Found {
+        let found = PathMeasurement {
             transport: Transport::Quic,
             at_best,
             ends: Some(ends),
             has_lost: false,
         };
-        let whole = known(8).after(&found);
+        let whole = known(8).updated_with(&found);
         path.keep(whole, &NoListener);
         assert_eq!(path.recall(&NoListener), Some(whole));
         path.take_window(whole, &NoListener);
         assert_eq!(
             path.recall(&NoListener),
-            Some(Known {
+            Some(PathRecord {
                 window: None,
                 ..whole
             })

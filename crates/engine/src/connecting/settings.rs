@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use zmove_transport::{Fingerprint, Identity, Reach};
+use zmove_transport::{DialOptions, Fingerprint, Identity};
 use zmove_types::RateLimit;
 use zmove_wire::{Cipher, SignedJobGrant};
 
@@ -31,7 +31,7 @@ pub struct DialSettings {
     /// reduces it.
     pub streams: Option<u16>,
     /// Transport, socket options and congestion control. Default: TCP, with QUIC if TCP cannot connect.
-    pub reach: Reach,
+    pub reach: DialOptions,
     /// Encryption of the lanes. Default: TLS. Without encryption, names and contents are sent in clear, but are still
     /// authenticated.
     pub cipher: Cipher,
@@ -41,7 +41,7 @@ pub struct DialSettings {
     /// Settings for starting a receiver with ssh. Used if the location has a login.
     pub ssh: SshSettings,
     /// Kind of lanes that are dialed later. Default: more lanes of the same set.
-    pub more: MoreLanes,
+    pub more: LaterLanes,
     /// When the path is checked for a black hole. Default: when the lanes stall.
     pub path_check: PathCheck,
 }
@@ -72,12 +72,12 @@ impl Default for SshSettings {
 
 /// The kind of lanes that are dialed later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MoreLanes {
+pub enum LaterLanes {
     /// More lanes of the same set, as a push requests them.
     #[default]
-    Others,
+    SameSet,
     /// A new set each time, numbered from 0. Used for the rounds of a probe.
-    Sets,
+    NewSet,
 }
 
 /// When to check a path for a black hole, in which full-size packets vanish.
@@ -85,7 +85,7 @@ pub enum MoreLanes {
 pub enum PathCheck {
     /// When the lanes stall. A black hole ends the session, and the next one uses small segments.
     #[default]
-    WhenStill,
+    OnStall,
     /// Also before the session, which takes a few round trips. Used if no other session will follow.
     First,
 }

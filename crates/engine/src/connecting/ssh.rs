@@ -32,7 +32,7 @@ use crate::error::SshError;
 mod config;
 mod messages;
 
-use config::{LoginSign, SshConfig};
+use config::{LoginDetection, SshConfig};
 pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
 pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 
@@ -59,7 +59,7 @@ pub(crate) struct SshSession {
 
 /// The purpose of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Duty {
+pub(crate) enum ReceiverPurpose {
     /// One session with this side.
     Session,
     /// A copy from or to another host.
@@ -78,7 +78,7 @@ pub(crate) async fn start(
     remote: &Remote,
     login: &Login,
     settings: &DialSettings,
-    duty: Duty,
+    duty: ReceiverPurpose,
 ) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
     let config = SshConfig::ask(&settings.ssh, remote, login).await;
@@ -106,7 +106,7 @@ pub(crate) async fn start(
         settings.ssh.ports,
         allow_clear,
     );
-    request.copies = duty == Duty::Copy;
+    request.copies = duty == ReceiverPurpose::Copy;
     // If ssh ends before it has read the request, its exit status shows the reason.
     let _unheard = input.write_all(request.line().as_bytes()).await;
     let silent = SshError::Silent {
@@ -190,8 +190,8 @@ async fn answer(
     let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
     let limit = || Some(Instant::now() + config.wait_max());
     let mut due = match config.login_sign() {
-        LoginSign::Before => limit(),
-        LoginSign::Announced | LoginSign::Hidden => None,
+        LoginDetection::AlreadyDone => limit(),
+        LoginDetection::Reported | LoginDetection::Unknown => None,
     };
     loop {
         let next = next_line(&mut lines);

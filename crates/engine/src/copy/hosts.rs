@@ -3,13 +3,13 @@
 //! A receiver that ssh started has its own port and key, and ends with its ssh process. If one of the hosts is behind
 //! ssh, a copy therefore ends with the command that ordered it.
 
-use zmove_transport::{Channel, ChannelDialler};
+use zmove_transport::{Channel, ChannelDialer};
 use zmove_wire::HostAddress;
 
 use crate::connecting::dial::Connector;
 use crate::connecting::location::Remote;
 use crate::connecting::settings::DialSettings;
-use crate::connecting::ssh::{self, Duty, SshReceiver, SshSession};
+use crate::connecting::ssh::{self, ReceiverPurpose, SshReceiver, SshSession};
 use crate::error::ConnectError;
 
 /// Both hosts of a session.
@@ -71,7 +71,7 @@ impl<'a> Host<'a> {
             port,
             session: ssh,
             ..
-        } = ssh::start(remote, login, settings, Duty::Copy).await?;
+        } = ssh::start(remote, login, settings, ReceiverPurpose::Copy).await?;
         let remote = Remote {
             host,
             port,
@@ -107,7 +107,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    pub(super) async fn connect_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
+    pub(super) async fn connect_control(&self) -> Result<(Channel, ChannelDialer), ConnectError> {
         let connected = self.connector().connect_control().await;
         connected.map_err(|error| match &self.started {
             Some(Started { remote, .. }) => ConnectError::BehindSsh {

@@ -19,7 +19,7 @@ use crate::error::OverlapError;
 
 /// The sources and the target of a push, for comparison.
 #[derive(Debug)]
-pub struct Overlap {
+pub struct OverlapCheck {
     sources: Vec<ScanRoot>,
     target: PathBuf,
     file_systems: FileSystems,
@@ -27,7 +27,7 @@ pub struct Overlap {
 
 /// A directory or file, and the mounts below it.
 #[derive(Debug)]
-struct Ground {
+struct PathExtent {
     path: PathBuf,
     /// Device and inode of the path and of each directory above it, up to the root directory.
     ancestors: Vec<(u64, u64)>,
@@ -35,7 +35,7 @@ struct Ground {
     regions: Vec<Region>,
 }
 
-impl Overlap {
+impl OverlapCheck {
     /// Creates a check of a push's sources against its target. `file_systems` selects the file systems that are
     /// scanned.
     #[must_use]
@@ -54,13 +54,13 @@ impl Overlap {
     pub fn refuse_target_inside(&self) -> Result<(), OverlapError> {
         let mounts = mounts();
         let Some(target) =
-            existing_ancestor(&self.target).and_then(|path| Ground::of(&path, &mounts))
+            existing_ancestor(&self.target).and_then(|path| PathExtent::of(&path, &mounts))
         else {
             return Ok(());
         };
-        for (source, ground) in self.grounds(&mounts) {
+        for (source, ground) in self.source_extents(&mounts) {
             // A tree may be copied into its own parent directory.
-            let inside = target.lies_in(&ground, self.file_systems)
+            let inside = target.is_inside(&ground, self.file_systems)
                 || ground
                     .regions
                     .iter()
@@ -77,14 +77,14 @@ impl Overlap {
     /// Refuses a mount below the target if it is part of a source and other parts of the sources would be written into
     /// it.
     fn refuse_mounted_inside(&self, mounts: &[u8]) -> Result<(), OverlapError> {
-        let grounds = self.grounds(mounts);
-        for (source, ground) in &grounds {
-            let Some(place) = self.place_of(source, mounts) else {
+        let source_extents = self.source_extents(mounts);
+        for (source, ground) in &source_extents {
+            let Some(place) = self.target_extent(source, mounts) else {
                 continue;
             };
             for mounted in &place.regions[1..] {
                 let point = place.path.join(&mounted.below);
-                let is_own = |(_, other): &&(&ScanRoot, Ground)| {
+                let is_own = |(_, other): &&(&ScanRoot, PathExtent)| {
                     other.regions.iter().any(|region| {
                         let position = mounted
                             .position_in(region)
@@ -95,7 +95,7 @@ impl Overlap {
                     })
                 };
                 let reached = ground.path.join(&mounted.below).symlink_metadata().is_ok();
-                if let Some((own, _)) = grounds.iter().find(is_own).filter(|_| reached) {
+                if let Some((own, _)) = source_extents.iter().find(is_own).filter(|_| reached) {
                     return Err(OverlapError::MountedInside {
                         point,
                         source_path: own.source.clone(),
@@ -107,8 +107,8 @@ impl Overlap {
     }
 
     /// Returns the place that a source is pushed to, if it exists.
-    fn place_of(&self, source: &ScanRoot, mounts: &[u8]) -> Option<Ground> {
-        Ground::of(
+    fn target_extent(&self, source: &ScanRoot, mounts: &[u8]) -> Option<PathExtent> {
+        PathExtent::of(
             &self
                 .target
                 .join(source.prefix.as_path())
@@ -119,9 +119,9 @@ impl Overlap {
     }
 
     /// Returns the existing sources with the ground of each.
-    fn grounds(&self, mounts: &[u8]) -> Vec<(&ScanRoot, Ground)> {
+    fn source_extents(&self, mounts: &[u8]) -> Vec<(&ScanRoot, PathExtent)> {
         let ground = |source: &ScanRoot| {
-            let mut ground = Ground::of(&source.source.canonicalize().ok()?, mounts)?;
+            let mut ground = PathExtent::of(&source.source.canonicalize().ok()?, mounts)?;
             if self.file_systems == FileSystems::OfRoot {
                 let device = ground.regions[0].device.clone();
                 ground.regions.retain(|region| region.device == device);
@@ -135,19 +135,22 @@ impl Overlap {
     }
 }
 
-impl Guard for Overlap {
+impl Guard for OverlapCheck {
     /// Objects if a source lies in a directory that will mirror another source, because the source would be removed.
     fn objection(&self) -> Option<String> {
         let mounts = mounts();
-        let grounds = self.grounds(&mounts);
-        for (mirrored, ground) in grounds.iter().filter(|(source, _)| is_directory(source)) {
-            let Some(place) = self.place_of(mirrored, &mounts) else {
+        let source_extents = self.source_extents(&mounts);
+        for (mirrored, ground) in source_extents
+            .iter()
+            .filter(|(source, _)| is_directory(source))
+        {
+            let Some(place) = self.target_extent(mirrored, &mounts) else {
                 continue;
             };
-            for (source, whole) in &grounds {
+            for (source, whole) in &source_extents {
                 let itself = std::ptr::eq(ground, whole);
                 let same_inode = itself && whole.ancestors.first() == place.ancestors.first();
-                let lies = whole.lies_in(&place, FileSystems::All) && !same_inode;
+                let lies = whole.is_inside(&place, FileSystems::All) && !same_inode;
                 let meets = |(ours, theirs): (PathBuf, PathBuf)| !itself || ours != theirs;
                 let pairs = || {
                     whole
@@ -168,7 +171,7 @@ impl Guard for Overlap {
     }
 }
 
-impl Ground {
+impl PathExtent {
     /// Returns the ground of a canonical path.
     fn of(path: &Path, mounts: &[u8]) -> Option<Self> {
         let identity = |path: &Path| {
@@ -186,7 +189,7 @@ impl Ground {
     }
 
     /// Returns whether this ground's path is the other ground's path or lies below it.
-    fn lies_in(&self, other: &Self, file_systems: FileSystems) -> bool {
+    fn is_inside(&self, other: &Self, file_systems: FileSystems) -> bool {
         let near = |(device, _): &&(u64, u64)| {
             file_systems == FileSystems::All
                 || Some(*device) == self.ancestors.first().map(|own| own.0)

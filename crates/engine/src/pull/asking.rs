@@ -14,7 +14,7 @@ use zmove_wire::{
 use crate::error::PullError;
 
 /// A control connection whose host has answered the request.
-pub(crate) struct Asked {
+pub(crate) struct RequestAnswer {
     pub(crate) reader: ControlReader,
     pub(crate) writer: ControlWriter,
     /// The answer, which is neither a refusal nor a wait.
@@ -35,11 +35,11 @@ pub(crate) async fn ask(
     list: Option<Arc<[u8]>>,
     patience: Duration,
     observer: &dyn Observer,
-) -> Result<Asked, PullError> {
+) -> Result<RequestAnswer, PullError> {
     // For a request to send, "target" in a refusal means the sources.
     let asks_for_sources = matches!(wanted, ToSource::Fetch(_) | ToSource::Copy(_));
     // Runs concurrently with the reads, because a busy host does not read a long list yet.
-    let saying = tokio::spawn(say(writer, greeting, wanted, list));
+    let saying = tokio::spawn(send_request(writer, greeting, wanted, list));
     let first = async {
         reader.greeting().await?;
         next(&mut reader).await
@@ -77,7 +77,7 @@ pub(crate) async fn ask(
         }
     };
     let writer = saying.await.map_err(|_| PullError::Silent)??;
-    Ok(Asked {
+    Ok(RequestAnswer {
         reader,
         writer,
         answer,
@@ -90,7 +90,7 @@ async fn next(reader: &mut ControlReader) -> Result<ToSender, PullError> {
     Ok(decode_message(&bytes)?)
 }
 
-async fn say(
+async fn send_request(
     mut writer: ControlWriter,
     greeting: Greeting,
     wanted: ToSource,

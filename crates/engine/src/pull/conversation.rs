@@ -15,17 +15,17 @@ use zmove_wire::{
     Refusal, RefusalCode, TargetShape, ToReceiver, WireError, decode_message, encode_message,
 };
 
-use super::relayed::Relayed;
+use super::relayed::RelayedEvents;
 use super::sources::RemoteSources;
 
 /// The parts of a host's messages that the receiver needs.
-pub(super) struct Between {
+pub(super) struct FilteredControl {
     /// Reads the host's messages to the receiver.
     pub(super) reader: ControlReader,
     /// Receives the shape of the host's sources.
     pub(super) shape: oneshot::Receiver<TargetShape>,
     /// The task that reads the host's messages. It ends after the last message.
-    pub(super) conversing: JoinHandle<Ended>,
+    pub(super) filter_task: JoinHandle<Ended>,
 }
 
 /// The reason why this side stopped reading the host's messages, or `None` if the connection ended.
@@ -35,33 +35,33 @@ pub(super) type Ended = Option<Refusal>;
 const PIPE_BYTES: usize = 1 << 20;
 
 /// Starts to read the messages of a host that was asked for `sources`.
-pub(super) fn converse(
+pub(super) fn filter_control(
     sources: RemoteSources,
-    relayed: Arc<Relayed>,
+    relayed: Arc<RelayedEvents>,
     host: ControlReader,
-) -> Between {
+) -> FilteredControl {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let (shape_in, shape) = oneshot::channel();
-    let conversation = Conversation {
+    let conversation = ControlFilter {
         sources,
         relayed,
         shape: Some(shape_in),
     };
-    Between {
+    FilteredControl {
         reader: control_pair(near).0,
         shape,
-        conversing: tokio::spawn(conversation.run(host, far)),
+        filter_task: tokio::spawn(conversation.run(host, far)),
     }
 }
 
-struct Conversation {
+struct ControlFilter {
     sources: RemoteSources,
-    relayed: Arc<Relayed>,
+    relayed: Arc<RelayedEvents>,
     /// Sender for the shape of the host's sources. `None` after the host's opening.
     shape: Option<oneshot::Sender<TargetShape>>,
 }
 
-impl Conversation {
+impl ControlFilter {
     async fn run(mut self, mut host: ControlReader, mut pipe: DuplexStream) -> Ended {
         let refusal = |code, text| Some(Refusal { code, text });
         loop {
@@ -94,7 +94,7 @@ impl Conversation {
                 Ok(None)
             }
             ToReceiver::Open(open) => {
-                self.take_shape(open.shape)?;
+                self.forward_shape(open.shape)?;
                 Ok(None)
             }
             _ if self.shape.is_some() => Err(WireError::OutOfOrder {
@@ -105,7 +105,7 @@ impl Conversation {
     }
 
     /// Passes on the shape of the host's sources if it contains only requested names.
-    fn take_shape(&mut self, shape: TargetShape) -> Result<(), WireError> {
+    fn forward_shape(&mut self, shape: TargetShape) -> Result<(), WireError> {
         let Some(receiver) = self.shape.take() else {
             return Err(WireError::OutOfOrder {
                 what: "a second opening",
@@ -190,22 +190,23 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-            let relayed = Relayed::new(Arc::new(NoObserver), None, more, std::time::Duration::ZERO);
+            let relayed =
+                RelayedEvents::new(Arc::new(NoObserver), None, more, std::time::Duration::ZERO);
             let sources = RemoteSources::new(vec![b"d/asked".to_vec()], None);
             let (mut host, near) = tokio::io::duplex(1 << 20);
             host.write_all(words).await.unwrap();
             drop(host);
-            let Between {
+            let FilteredControl {
                 mut reader,
                 mut shape,
-                conversing,
-            } = converse(sources, Arc::new(relayed), control_pair(near).0);
+                filter_task,
+            } = filter_control(sources, Arc::new(relayed), control_pair(near).0);
             let mut passed = Vec::new();
             while let Some(bytes) = reader.receive().await.unwrap() {
                 passed.push(decode_message(&bytes).unwrap());
             }
             Heard {
-                ended: conversing.await.unwrap(),
+                ended: filter_task.await.unwrap(),
                 shape: shape.try_recv().ok(),
                 passed,
             }

@@ -15,29 +15,29 @@ use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{FileHash, Refusal, Relay, TransferAccount, TransferProgress};
 
 /// Processes the additional messages of a sending host.
-pub(crate) struct Relayed {
+pub(crate) struct RelayedEvents {
     observer: Arc<dyn Observer>,
     /// Channel for requesting more lanes.
     more: UnboundedSender<u16>,
     /// Time from the start of the run until the host began to send.
     offset: Duration,
     manifest: Lock<Option<Manifest>>,
-    heard: Lock<Heard>,
+    heard: Lock<SenderReport>,
     /// Files that were completed on this side and whose hashes the host has not reported yet.
-    unheard: Lock<HashMap<RelPath, Root>>,
+    unreported: Lock<HashMap<RelPath, Root>>,
 }
 
-/// Maximum number of files in `unheard`. A host reports a file after it has learned that the file is complete, so the
+/// Maximum number of files in `unreported`. A host reports a file after it has learned that the file is complete, so the
 /// number is limited by the files in flight.
-const UNHEARD_MAX: usize = 1 << 20;
+const UNREPORTED_MAX: usize = 1 << 20;
 
 /// The information that a session has received from the host.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct SenderReport {
     /// Progress of the sender in its last session.
     pub(crate) progress: TransferProgress,
     /// Maximum sum of files and bytes that the sender knew to be at the target in any session.
-    pub(crate) there_most: u64,
+    pub(crate) max_progress: u64,
     pub(crate) account: Option<TransferAccount>,
     pub(crate) broken: Option<Refusal>,
     pub(crate) first_byte: Option<Duration>,
@@ -45,12 +45,12 @@ pub(crate) struct Heard {
     /// When the sender first reported an answer of its receiver.
     pub(crate) answered: Option<Instant>,
     /// Number of files that were already at the target and whose hashes the host reported.
-    pub(crate) looked: u64,
+    pub(crate) reported_existing: u64,
     /// Number of times that the sender has started another session with its receiver.
     pub(crate) restarts: u64,
 }
 
-impl Relayed {
+impl RelayedEvents {
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
         manifest: Option<Manifest>,
@@ -63,7 +63,7 @@ impl Relayed {
             offset,
             manifest: Lock::new(manifest),
             heard: Lock::default(),
-            unheard: Lock::default(),
+            unreported: Lock::default(),
         }
     }
 
@@ -75,17 +75,17 @@ impl Relayed {
                 heard.restarts += 1;
                 heard.progress = TransferProgress::default();
             }
-            Relay::Told(told) => told.into_iter().for_each(|told| self.tell(told)),
+            Relay::Told(told) => told.into_iter().for_each(|told| self.forward_event(told)),
             Relay::Hashed(hashed) => {
                 self.list(&hashed, Known::Received);
-                let mut unheard = self.unheard.lock();
+                let mut unreported = self.unreported.lock();
                 for FileHash { path, .. } in &hashed {
-                    unheard.remove(path);
+                    unreported.remove(path);
                 }
             }
             Relay::Looked(hashed) => {
                 self.list(&hashed, Known::Looked);
-                self.heard.lock().looked += hashed.len() as u64;
+                self.heard.lock().reported_existing += hashed.len() as u64;
             }
             // The dialer ends only when the session is being stopped.
             Relay::Lanes(more) => drop(self.more.send(more.min(LANES_MAX))),
@@ -109,10 +109,10 @@ impl Relayed {
     }
 
     /// Adds files that the host has not reported to the manifest, with the hashes that they arrived with.
-    fn add_unheard(&self) {
-        let unheard = std::mem::take(&mut *self.unheard.lock());
+    fn add_unreported(&self) {
+        let unreported = std::mem::take(&mut *self.unreported.lock());
         if let Some(manifest) = &mut *self.manifest.lock() {
-            unheard
+            unreported
                 .iter()
                 .for_each(|(path, root)| manifest.add(path, root, Known::Received));
         }
@@ -120,9 +120,9 @@ impl Relayed {
 
     /// Returns the received information at the end of the session. `ended` is the reason why this side stopped reading,
     /// if there is one.
-    pub(crate) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, Heard) {
+    pub(crate) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, SenderReport) {
         // The final messages of a lost connection are lost, and the next session will find these files to be equal.
-        self.add_unheard();
+        self.add_unreported();
         let mut heard = std::mem::take(&mut *self.heard.lock());
         heard.broken = heard.broken.or(ended);
         (self.manifest.lock().take(), heard)
@@ -133,7 +133,7 @@ impl Relayed {
         self.heard.lock().restarts
     }
 
-    fn tell(&self, mut event: Event) {
+    fn forward_event(&self, mut event: Event) {
         // Only this side reports that it waits, because the display remembers each cause and shows it as a state.
         if let Event::Waiting { message } | Event::HeldUp { by: message } = event {
             event = Event::Warned { message };
@@ -174,30 +174,30 @@ impl Relayed {
     }
 }
 
-impl Heard {
+impl SenderReport {
     fn count(&mut self, event: &Event) {
         if self.progress.hear(event) {
             let mut there = self.progress.stored;
             there.add(self.progress.skipped);
             let there = there.files.saturating_add(there.bytes);
-            self.there_most = self.there_most.max(there);
+            self.max_progress = self.max_progress.max(there);
         }
     }
 }
 
-impl NamedFiles for Relayed {
+impl NamedFiles for RelayedEvents {
     fn named(&self, path: RelPath, root: Root) {
-        let mut unheard = self.unheard.lock();
-        unheard.insert(path, root);
-        let is_full = unheard.len() >= UNHEARD_MAX;
-        drop(unheard);
+        let mut unreported = self.unreported.lock();
+        unreported.insert(path, root);
+        let is_full = unreported.len() >= UNREPORTED_MAX;
+        drop(unreported);
         if is_full {
-            self.add_unheard();
+            self.add_unreported();
         }
     }
 }
 
-impl fmt::Debug for Relayed {
+impl fmt::Debug for RelayedEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relayed").finish_non_exhaustive()
     }
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn what_each_session_of_the_sender_counts_anew_is_there_once() {
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-        let relayed = Relayed::new(Arc::new(NoObserver), None, more, Duration::ZERO);
+        let relayed = RelayedEvents::new(Arc::new(NoObserver), None, more, Duration::ZERO);
         let told = |stored_bytes, skipped_bytes| {
             Relay::Told(vec![
                 Event::Stored {
@@ -235,7 +235,7 @@ mod tests {
         let (_, heard) = relayed.end(None);
         assert_eq!(
             (
-                heard.there_most,
+                heard.max_progress,
                 heard.progress.stored.bytes,
                 heard.restarts
             ),
@@ -253,7 +253,8 @@ mod tests {
             told.lock().unwrap().push((path.to_string(), *root));
         });
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-        let relayed = Relayed::new(Arc::new(NoObserver), Some(manifest), more, Duration::ZERO);
+        let relayed =
+            RelayedEvents::new(Arc::new(NoObserver), Some(manifest), more, Duration::ZERO);
         let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
         relayed.named(path("told"), Root([1; 32]));
         relayed.named(path("lost"), Root([2; 32]));

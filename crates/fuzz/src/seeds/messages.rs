@@ -4,8 +4,8 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use zmove_types::{
-    Account, Beginning, Change, ChangeKind, Counters, EntryForm, Event, Kinds, Metadata, Root,
-    Sample, SharedJobId, Timestamp,
+    Account, Beginning, Change, ChangeKind, Counters, EntryForm, Event, Metadata, MetadataKinds,
+    Root, Sample, SharedJobId, Timestamp,
 };
 use zmove_wire::{
     AccountMatch, AfterErrors, Answer, Begin, BestRate, Compare, CopyOrder, CopyResult, CopyState,
@@ -225,7 +225,11 @@ fn relays() -> Vec<ToReceiver> {
             changed: 300,
             ..Counters::default()
         },
-        not_kept: vec![NotKept::new(Kinds::OWNER, NotKeptReason::NotPermitted, 1)],
+        not_kept: vec![NotKept::new(
+            MetadataKinds::OWNER,
+            NotKeptReason::NotPermitted,
+            1,
+        )],
         path: Some(PathReport {
             bytes_acked: vec![1],
             ..PathReport::default()
@@ -388,7 +392,11 @@ fn job_answers() -> Vec<ToSender> {
         SharedJobResult::Committed { inode: 300 },
         SharedJobResult::Missing(vec![GroupRange::new(1, 300)]),
         SharedJobResult::DirectoriesSet(vec![fault]),
-        SharedJobResult::Settled(vec![NotKept::new(Kinds::OWNER, NotKeptReason::NoRoom, 1)]),
+        SharedJobResult::Settled(vec![NotKept::new(
+            MetadataKinds::OWNER,
+            NotKeptReason::NoRoom,
+            1,
+        )]),
     ];
     (1..)
         .zip(results)
@@ -598,12 +606,12 @@ fn replies_to_openings() -> Vec<ToSender> {
             extensions: later(),
         }),
         ToSender::NotKept {
-            counts: vec![NotKept::new(Kinds::ACLS, NotKeptReason::Os(5), 300)],
+            counts: vec![NotKept::new(MetadataKinds::ACLS, NotKeptReason::Os(5), 300)],
         },
         ToSender::Missed {
             entries: vec![Missed {
                 path: path("d/f"),
-                lacks: vec![NotKept::new(Kinds::OWNER, NotKeptReason::NoRoom, 1)],
+                lacks: vec![NotKept::new(MetadataKinds::OWNER, NotKeptReason::NoRoom, 1)],
             }],
         },
         ToSender::Refused(Refusal {

@@ -28,7 +28,7 @@ use zmove_disk::{
     EntryXattrs, FileIdentity, HasXattrs, MetadataFailure, NameAt, TimeResolutions, WantedMetadata,
     is_foreign_owner, is_out_of_range, is_storable_everywhere,
 };
-use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
+use zmove_types::{Metadata, MetadataKinds, Name, RelPath, Timestamp};
 use zmove_wire::{Differences, Verdict, XattrDigest};
 
 use crate::store::target::links::Claims;
@@ -90,7 +90,7 @@ impl Comparator {
         name: &Name,
         there: &FileIdentity,
     ) -> bool {
-        self.policy.rules.kinds.has_any(Kinds::LINKS)
+        self.policy.rules.kinds.has_any(MetadataKinds::LINKS)
             && self.claims.is_claimed(directory, name, there)
     }
 
@@ -112,8 +112,8 @@ impl Comparator {
         let is_shared = there.names > 1;
         let mut differences =
             Differences::default().add_if_unequal(Differences::SIZE, &there.bytes, &source.bytes);
-        let is_time_asked =
-            contents.is_none() || is_shared && self.policy.rules.kinds.has_any(Kinds::TIMES);
+        let is_time_asked = contents.is_none()
+            || is_shared && self.policy.rules.kinds.has_any(MetadataKinds::TIMES);
         if all || is_time_asked && differences.is_empty() {
             let has_time = self
                 .times
@@ -174,7 +174,7 @@ impl Comparator {
         let lacks_xattrs = differences.has_any(Differences::XATTRS);
         let gets_xattrs = lacks_xattrs && entry.may_support(self.policy.rules.xattr_kinds());
         let mut others = Differences::OWNER.and(Differences::XATTRS);
-        if !self.policy.rules.kinds.has_any(Kinds::TIMES) {
+        if !self.policy.rules.kinds.has_any(MetadataKinds::TIMES) {
             others = others.and(Differences::TIME);
         }
         if lacks_xattrs && !gets_xattrs {
@@ -193,12 +193,12 @@ impl Comparator {
         source: &Metadata,
         at: EntryLocation<'_>,
     ) {
-        if self.policy.rules.kinds.has_any(Kinds::TIMES)
+        if self.policy.rules.kinds.has_any(MetadataKinds::TIMES)
             && !is_storable_everywhere(source.mtime)
             && is_out_of_range(there.mtime, source.mtime)
         {
             let misses = [MetadataFailure {
-                kind: Kinds::TIMES,
+                kind: MetadataKinds::TIMES,
                 error: MetadataFailure::OUT_OF_RANGE,
             }];
             self.policy.note(&WantedMetadata::default(), &misses, at);
@@ -218,7 +218,8 @@ impl Comparator {
         let is_owned = wanted.matches(there.ids, wanted.mode)
             || purpose == Purpose::Report && self.keeps_all_owners(there, &wanted);
         let has_xattrs = xattrs.match_entry(entry, metadata, self.policy.rules.kinds);
-        let has_mode = there.mode == metadata.mode || !self.policy.rules.kinds.has_any(Kinds::MODE);
+        let has_mode =
+            there.mode == metadata.mode || !self.policy.rules.kinds.has_any(MetadataKinds::MODE);
         Differences::default()
             .add_if_unequal(Differences::MODE, &has_mode, &true)
             .add_if_unequal(Differences::OWNER, &is_owned, &true)
@@ -249,9 +250,9 @@ impl SourceXattrs<'_> {
         self,
         entry: impl HasXattrs,
         metadata: &Metadata,
-        kinds: Kinds,
+        kinds: MetadataKinds,
     ) -> bool {
-        let kinds = kinds.common(Kinds::ANY_XATTR);
+        let kinds = kinds.common(MetadataKinds::ANY_XATTR);
         if kinds.is_empty() {
             return true;
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::Sender;
 use zmove_disk::Task;
 use zmove_transport::{Frame, LaneError, LaneSource};
-use zmove_types::Doing;
+use zmove_types::ThreadState;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
 use crate::error::SessionError;
@@ -48,7 +48,7 @@ fn receive_all(
     let mut watch = transfer.meter.receive.start();
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
         *has_delivered = true;
-        watch.has_at_hand(0);
+        watch.set_bytes_in_progress(0);
         // A socket that has been shut down still returns data that arrived before.
         if transfer.stopping.load(Ordering::Relaxed) {
             return Err(LaneError::Stopped);
@@ -88,12 +88,12 @@ fn receive_all(
                 .into());
             }
         };
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
         match job {
             Some(Ok(job)) => {
                 transfer.meter.count_queued();
                 let sent = queue.send(job);
-                watch.lap(Doing::Blocked);
+                watch.lap(ThreadState::Blocked);
                 sent.map_err(|_| LaneError::Stopped)?;
             }
             Some(Err(mismatch_report)) => {

@@ -5,8 +5,8 @@ use zmove_chunk::group_cv;
 use zmove_disk::{make_hidden, own_process};
 use zmove_transport::{Frame, LaneBreaker, LaneError, control_pair, memory_control, memory_lane};
 use zmove_types::{
-    Brought, Buffer, BufferPool, Counters, Doing, ItemId, Lock, Metadata, Name, Origin, RelPath,
-    StageClock, Stopwatch, Timestamp,
+    Buffer, BufferPool, Counters, DeliveryLog, ItemId, Lock, Metadata, Name, Origin, RelPath,
+    StageClock, Stopwatch, ThreadState, Timestamp,
 };
 use zmove_wire::{
     Batch, BatchEntry, ControlHeader, DirectoryGroup, FileEntry, FileHead, FrameHeader, FrameKind,
@@ -124,10 +124,10 @@ fn files() -> Vec<Frame> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
-    let brought = Arc::<Lock<Brought>>::default();
+    let delivery_log = Arc::<Lock<DeliveryLog>>::default();
     for is_new in [true, false] {
         let config = ReceiverConfig {
-            brought: Some(Arc::clone(&brought)),
+            delivery_log: Some(Arc::clone(&delivery_log)),
             ..ReceiverConfig::default()
         };
         let said = said_by(config, opening(), files()).await;
@@ -135,7 +135,7 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
             matches!(said.last(), Some(ToSender::Finished(_))),
             "{said:?}"
         );
-        assert_eq!(brought.lock().take_new(), is_new);
+        assert_eq!(delivery_log.lock().take_new(), is_new);
     }
     // The second session created everything a second time.
     let expected = Counters {
@@ -143,23 +143,23 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
         bytes: 2 * (9 + BUFFER_BYTES as u64 + 1),
         ..Counters::default()
     };
-    assert_eq!(brought.lock().whole(), expected);
-    let mut brought = brought.lock();
+    assert_eq!(delivery_log.lock().completed_counters(), expected);
+    let mut delivery_log = delivery_log.lock();
     let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
-    let mut is_new = |thing: &dyn Fn(&mut Brought)| {
-        thing(&mut brought);
-        brought.take_new()
+    let mut is_new = |thing: &dyn Fn(&mut DeliveryLog)| {
+        thing(&mut delivery_log);
+        delivery_log.take_new()
     };
     assert!(
-        !is_new(&|brought| brought.note(&path("small"))),
+        !is_new(&|delivery_log| delivery_log.note(&path("small"))),
         "a small file"
     );
     assert!(
-        !is_new(&|brought| brought.note(&path("large"))),
+        !is_new(&|delivery_log| delivery_log.note(&path("large"))),
         "a large file"
     );
     assert!(
-        !is_new(&|brought| brought.note_group(&path("large"), 1, Origin::Sent)),
+        !is_new(&|delivery_log| delivery_log.note_group(&path("large"), 1, Origin::Sent)),
         "a group"
     );
 }
@@ -238,7 +238,7 @@ async fn said_by(config: ReceiverConfig, opening: Vec<u8>, frames: Vec<Frame>) -
     config
         .meter
         .receive
-        .add(Doing::Paced, Duration::from_millis(3));
+        .add(ThreadState::Paced, Duration::from_millis(3));
     let session = Session {
         config,
         ..Session::new(TransferId([1; 16]), control, lanes)

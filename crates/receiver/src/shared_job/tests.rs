@@ -22,8 +22,8 @@ use zmove_transport::{
     ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane,
 };
 use zmove_types::{
-    Account, Beginning, Buffer, BufferPool, ByteCount, Cv, Extra, FileId, GROUP_BYTES, ItemId,
-    Kinds, Name, SharedJobId, StageClock, Timestamp, TransferId,
+    Account, Beginning, Buffer, BufferPool, ByteCount, Cv, ExtraMetadata, FileId, GROUP_BYTES,
+    ItemId, MetadataKinds, Name, SharedJobId, StageClock, Timestamp, TransferId,
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
@@ -953,9 +953,9 @@ fn small_entries() -> Vec<BatchEntry> {
         id: 4712,
         name: "".into(),
     };
-    let extra = Extra {
+    let extra = ExtraMetadata {
         group: Some(group),
-        ..Extra::default()
+        ..ExtraMetadata::default()
     };
     let own_group = Metadata {
         extra: Some(Arc::new(extra)),
@@ -980,8 +980,8 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
     };
     for keeping in [
         PreserveOptions::LEAST,
-        keeping(Kinds::USUAL),
-        keeping(Kinds::ALL),
+        keeping(MetadataKinds::USUAL),
+        keeping(MetadataKinds::ALL),
     ] {
         let [plain, jobs] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         for home in [&plain, &jobs] {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zmove_disk::{FileIdentity, Staged, free_bytes};
-use zmove_types::{ByteOrigins, Cv, FileId, GroupSpan, ItemId, Origin, Root};
+use zmove_types::{BytesByOrigin, Cv, FileId, GroupSpan, ItemId, Origin, Root};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
@@ -85,7 +85,7 @@ struct LargeFileState {
     /// The received hash values, if they are needed to read the file back or to compute its root.
     received_hashes: Option<ReceivedHashes>,
     /// The origins of the bytes in the groups that were written.
-    origins: ByteOrigins,
+    origins: BytesByOrigin,
 }
 
 /// The position of a chunk among the copies of its group.
@@ -171,7 +171,7 @@ impl FileTable {
         id: FileId,
         head: FileHead,
         old_version: impl FnOnce(&FileHead) -> Option<OldVersion>,
-        prior: impl FnOnce(&FileHead) -> Option<(ResumedPart, ByteOrigins)>,
+        prior: impl FnOnce(&FileHead) -> Option<(ResumedPart, BytesByOrigin)>,
     ) -> Result<(), Undeclarable> {
         let mut table = self.table.lock();
         match table.slots.get(&id) {
@@ -326,7 +326,7 @@ pub(crate) struct Undeclared;
 impl LargeFileState {
     fn resume_from(
         head: &FileHead,
-        prior: Option<(ResumedPart, ByteOrigins)>,
+        prior: Option<(ResumedPart, BytesByOrigin)>,
         mut received_hashes: Option<ReceivedHashes>,
     ) -> Result<Self, WireError> {
         let (prior, origins) = prior.unzip();
@@ -438,11 +438,11 @@ impl LargeFile {
     /// Counts a group that has been written.
     pub(crate) fn count(&self, span: GroupSpan, origin: Origin) {
         let bytes = self.head.data_bytes_within(span);
-        self.state.lock().origins += ByteOrigins::of(origin, bytes);
+        self.state.lock().origins += BytesByOrigin::of(origin, bytes);
     }
 
     /// Returns the origins of the bytes in the groups that have been written.
-    pub(crate) fn origins(&self) -> ByteOrigins {
+    pub(crate) fn origins(&self) -> BytesByOrigin {
         self.state.lock().origins
     }
 
@@ -547,7 +547,7 @@ mod tests {
         None
     }
 
-    fn no_prior(_: &FileHead) -> Option<(ResumedPart, ByteOrigins)> {
+    fn no_prior(_: &FileHead) -> Option<(ResumedPart, BytesByOrigin)> {
         None
     }
 
@@ -623,7 +623,7 @@ mod tests {
                 FileId(1),
                 with_holes(5 * GROUP_BYTES, &ranges),
                 no_base,
-                |_| Some((prior(), ByteOrigins::default())),
+                |_| Some((prior(), BytesByOrigin::default())),
             )
             .unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
@@ -677,7 +677,7 @@ mod tests {
             name: b"user.a"[..].into(),
             value: [7; 65_000].into(),
         };
-        let extra = zmove_types::Extra {
+        let extra = zmove_types::ExtraMetadata {
             xattrs: vec![xattr],
             ..Default::default()
         };
@@ -712,7 +712,7 @@ mod tests {
         };
         table
             .declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| {
-                Some((prior(), ByteOrigins::default()))
+                Some((prior(), BytesByOrigin::default()))
             })
             .unwrap();
         table

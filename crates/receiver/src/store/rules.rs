@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use zmove_disk::{DirectoryModes, FileIdentity, Replace};
-use zmove_types::{Account, Kinds, Metadata, Special, Timestamp};
+use zmove_types::{Account, Metadata, MetadataKinds, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
 use crate::rights::grant::{OwnerPermission, Rights, SetIds};
@@ -23,7 +23,7 @@ pub(crate) struct Rules {
     pub(crate) proof: Proof,
     pub(crate) set_ids: SetIds,
     /// The kinds of metadata and entries that are preserved in addition to file contents.
-    pub(crate) kinds: Kinds,
+    pub(crate) kinds: MetadataKinds,
     pub(crate) owning: OwnerPermission,
 }
 
@@ -51,8 +51,14 @@ impl Rules {
         let gets = |kind, account: Option<&Account>| {
             account.is_some() && self.kinds.has_any(kind) && self.owning == OwnerPermission::Allowed
         };
-        let gets_owner = gets(Kinds::OWNER, extra.and_then(|extra| extra.owner.as_ref()));
-        let gets_group = gets(Kinds::GROUP, extra.and_then(|extra| extra.group.as_ref()));
+        let gets_owner = gets(
+            MetadataKinds::OWNER,
+            extra.and_then(|extra| extra.owner.as_ref()),
+        );
+        let gets_group = gets(
+            MetadataKinds::GROUP,
+            extra.and_then(|extra| extra.group.as_ref()),
+        );
         let bits = if gets_owner { 0 } else { SETUID } | if gets_group { 0 } else { SETGID };
         if self.set_ids == SetIds::Carried || metadata.mode & bits == 0 {
             return Cow::Borrowed(metadata);
@@ -70,7 +76,7 @@ impl Rules {
         metadata: &'a Metadata,
         there: &FileIdentity,
     ) -> Cow<'a, Metadata> {
-        if self.kinds.has_any(Kinds::MODE) {
+        if self.kinds.has_any(MetadataKinds::MODE) {
             return self.of_file(metadata);
         }
         let kept = self.metadata_of_kept(metadata, there);
@@ -83,7 +89,7 @@ impl Rules {
         metadata: &'a Metadata,
         there: &FileIdentity,
     ) -> Cow<'a, Metadata> {
-        if self.kinds.has_any(Kinds::MODE) {
+        if self.kinds.has_any(MetadataKinds::MODE) {
             return self.of_file(metadata);
         }
         Cow::Owned(Metadata {
@@ -99,14 +105,14 @@ impl Rules {
         there: &FileIdentity,
     ) -> Cow<'a, Metadata> {
         let kept = |kind| !self.kinds.has_any(kind);
-        if !kept(Kinds::MODE) && !kept(Kinds::DIRECTORY_TIMES) {
+        if !kept(MetadataKinds::MODE) && !kept(MetadataKinds::DIRECTORY_TIMES) {
             return Cow::Borrowed(metadata);
         }
         let mut own = metadata.clone();
-        if kept(Kinds::MODE) {
+        if kept(MetadataKinds::MODE) {
             own.mode = there.mode;
         }
-        if kept(Kinds::DIRECTORY_TIMES) {
+        if kept(MetadataKinds::DIRECTORY_TIMES) {
             own.mtime = there.mtime;
         }
         Cow::Owned(own)
@@ -114,7 +120,7 @@ impl Rules {
 
     /// Returns how the modes of directories are handled.
     pub(crate) fn directory_modes(&self) -> DirectoryModes {
-        if self.kinds.has_any(Kinds::MODE) {
+        if self.kinds.has_any(MetadataKinds::MODE) {
             DirectoryModes::SetAtTheEnd
         } else {
             DirectoryModes::Kept
@@ -122,12 +128,12 @@ impl Rules {
     }
 
     /// Returns the kinds of extended attributes that are set and removed.
-    pub(crate) fn xattr_kinds(&self) -> Kinds {
-        let kinds = self.kinds.common(Kinds::ANY_XATTR);
+    pub(crate) fn xattr_kinds(&self) -> MetadataKinds {
+        let kinds = self.kinds.common(MetadataKinds::ANY_XATTR);
         if self.owning == OwnerPermission::Allowed {
             kinds
         } else {
-            kinds.without(Kinds::PRIVILEGED)
+            kinds.without(MetadataKinds::PRIVILEGED)
         }
     }
 
@@ -135,7 +141,7 @@ impl Rules {
     pub(crate) fn may_make(&self, special: Special) -> bool {
         let kind = special.kind();
         self.kinds.has_any(kind)
-            && (kind == Kinds::SPECIALS || self.owning == OwnerPermission::Allowed)
+            && (kind == MetadataKinds::SPECIALS || self.owning == OwnerPermission::Allowed)
     }
 
     /// Returns whether anything is flushed.

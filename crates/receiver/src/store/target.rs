@@ -32,7 +32,7 @@ use zmove_disk::{
     DirectoryModes, Lease, RETRY_INTERVAL, Roots, Tree, VISIBILITY_TIMEOUT, is_file_system_gone,
     is_same_file, is_shared_job_name, list_shared_jobs, open_at, stat_at,
 };
-use zmove_types::{Beginning, Escaped, Kinds, Name, RelPath};
+use zmove_types::{Beginning, Escaped, MetadataKinds, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
 use crate::shared_job::other_jobs::{FoundJob, OtherJobs, ignore_denied};
@@ -179,7 +179,7 @@ impl Target {
         let tops = names_at_top(&open.shape, place.rename.as_ref());
         // If entries are named in the target, or modes are not preserved, the target receives no mode. It then has the
         // usual mode from the start.
-        let gets_mode = tops.is_empty() && open.keeping.kinds.has_any(Kinds::MODE);
+        let gets_mode = tops.is_empty() && open.keeping.kinds.has_any(MetadataKinds::MODE);
         let closed = if gets_mode {
             make_closed(tree, path)
         } else {
@@ -379,7 +379,7 @@ impl InspectedTarget {
         let found = match place.tree.as_ref().map(look).transpose() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             // Only a transfer that sets modes would open up the directory.
-            Ok(Some(None)) if !open.keeping.kinds.has_any(Kinds::MODE) => {
+            Ok(Some(None)) if !open.keeping.kinds.has_any(MetadataKinds::MODE) => {
                 return Err(place.entry_refusal("open directory", &Errno::ACCESS.into()));
             }
             found => found.map_err(|error| place.entry_refusal("open directory", &error))?,

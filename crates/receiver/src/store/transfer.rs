@@ -11,8 +11,8 @@ use zmove_disk::{
     Direct, FileIdentity, FileIo, RemovalBudget, StorageReader, Task, Turn, set_file_mtime,
 };
 use zmove_types::{
-    Brought, BufferPool, ByteOrigins, Counters, Cv, FileId, GroupSpan, Metadata, Name, Origin,
-    RelPath, Root, TransferId,
+    BufferPool, BytesByOrigin, Counters, Cv, DeliveryLog, FileId, GroupSpan, Metadata, Name,
+    Origin, RelPath, Root, TransferId,
 };
 use zmove_wire::{
     Batch, DirectoryGroup, Durability, FileEntry, FileHead, FrameKind, Open, Proof, WireError,
@@ -69,7 +69,7 @@ pub(crate) struct Transfer {
     /// Existing entries that names of the source reach in another spelling, and that must not be removed.
     pub(crate) aliased: AliasedEntries,
     pub(crate) named: Option<Arc<dyn NamedFiles>>,
-    brought: Option<Arc<Lock<Brought>>>,
+    delivery_log: Option<Arc<Lock<DeliveryLog>>>,
     /// The memory charged for the directories that count against the allowance.
     directories_allowed: Lock<Charge>,
     other_jobs: OtherJobs,
@@ -146,7 +146,7 @@ impl Transfer {
             top_names: config.top_names.clone(),
             allowance: config.allowance.clone(),
             named: config.named.clone(),
-            brought: config.brought.clone(),
+            delivery_log: config.delivery_log.clone(),
             removals,
             directories_allowed: Lock::new(config.quota.empty_charge()),
             other_jobs,
@@ -254,7 +254,7 @@ impl Transfer {
 
     /// Counts a small file that was renamed into place. `path` returns its path at the source.
     pub(crate) fn stored_small(&self, file: &FileEntry, path: impl FnOnce() -> Option<RelPath>) {
-        let origins = ByteOrigins::of(Origin::Sent, file.data_bytes() as u64);
+        let origins = BytesByOrigin::of(Origin::Sent, file.data_bytes() as u64);
         self.stored(file.bytes.into(), &origins.of_file(), path, Some(file.root));
     }
 
@@ -279,14 +279,14 @@ impl Transfer {
         root: Option<Root>,
     ) {
         self.meter.count_stored(bytes);
-        if self.named.is_none() && self.brought.is_none() {
+        if self.named.is_none() && self.delivery_log.is_none() {
             return;
         }
         let path = path();
-        if let Some(brought) = &self.brought {
-            let mut brought = brought.lock();
-            brought.count(counters);
-            path.iter().for_each(|path| brought.note(path));
+        if let Some(delivery_log) = &self.delivery_log {
+            let mut delivery_log = delivery_log.lock();
+            delivery_log.count(counters);
+            path.iter().for_each(|path| delivery_log.note(path));
         }
         if let Some(named) = &self.named
             && let Some((path, root)) = path.zip(root)
@@ -296,32 +296,35 @@ impl Transfer {
     }
 
     /// Returns the origins of the bytes in groups that were already at the target when their file was declared.
-    pub(crate) fn origins_of_held(&self, head: &FileHead, groups: &[(u32, Cv)]) -> ByteOrigins {
-        let mut origins = ByteOrigins::default();
-        let Some(brought) = &self.brought else {
+    pub(crate) fn origins_of_held(&self, head: &FileHead, groups: &[(u32, Cv)]) -> BytesByOrigin {
+        let mut origins = BytesByOrigin::default();
+        let Some(delivery_log) = &self.delivery_log else {
             return origins;
         };
-        let brought = brought.lock();
+        let delivery_log = delivery_log.lock();
         let spans = groups
             .iter()
             .filter_map(|(index, _)| GroupSpan::of(head.bytes, *index));
         for span in spans {
-            let origin = brought.origin(&head.path, span.index);
-            origins += ByteOrigins::of(origin, head.data_bytes_within(span));
+            let origin = delivery_log.origin(&head.path, span.index);
+            origins += BytesByOrigin::of(origin, head.data_bytes_within(span));
         }
         origins
     }
 
     /// Records a group of a large file that was stored from a frame of this kind. Returns the origin of its bytes.
     pub(crate) fn note_group(&self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
-        let mut brought = self.brought.as_ref().map(|brought| brought.lock());
-        let origin = match (kind, &brought) {
-            (FrameKind::Same, Some(brought)) => brought.origin_of_same(path, index),
+        let mut delivery_log = self
+            .delivery_log
+            .as_ref()
+            .map(|delivery_log| delivery_log.lock());
+        let origin = match (kind, &delivery_log) {
+            (FrameKind::Same, Some(delivery_log)) => delivery_log.origin_of_same(path, index),
             (FrameKind::Same, None) => Origin::Matched,
             _ => Origin::Sent,
         };
-        if let Some(brought) = &mut brought {
-            brought.note_group(path, index, origin);
+        if let Some(delivery_log) = &mut delivery_log {
+            delivery_log.note_group(path, index, origin);
         }
         origin
     }

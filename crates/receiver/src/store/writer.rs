@@ -9,7 +9,9 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
 use zmove_disk::{NameAt, PART_GONE, Span, Staged, Task, Turn};
-use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Kinds, Metadata, Name, RelPath};
+use zmove_types::{
+    Buffer, Cv, GroupSpan, ItemId, Metadata, MetadataKinds, Name, RelPath, ThreadState,
+};
 use zmove_wire::{FileHead, FrameKind, Operation, TargetState};
 
 use crate::session::verify::{UnchangedGroup, VerifiedBatch, VerifiedChunk, mismatch_report};
@@ -59,7 +61,7 @@ fn write(
     let mut watch = transfer.meter.store.start();
     while let Some(job) = next() {
         transfer.meter.count_dequeued();
-        watch.lap(Doing::Starved);
+        watch.lap(ThreadState::Starved);
         if turn.is_over() {
             continue;
         }
@@ -78,7 +80,7 @@ fn write(
             }
         }
         turn.pause();
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
     }
 }
 
@@ -360,7 +362,7 @@ fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> C
     let target = &transfer.target;
     let parent = path.directory();
     match target.tree.open_directory(&parent) {
-        Ok(directory) if !target.view.policy.rules.kinds.has_any(Kinds::MODE) => {
+        Ok(directory) if !target.view.policy.rules.kinds.has_any(MetadataKinds::MODE) => {
             target.of_file(NameAt::new(&directory, &name_of(path)), &head.metadata)
         }
         _modes_are_kept_or_nothing_is_there => target.view.policy.rules.of_file(&head.metadata),

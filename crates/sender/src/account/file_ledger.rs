@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use zmove_types::{Brought, ByteOrigins, HashOnlySet, Name, Origin, RelPath, Root};
+use zmove_types::{BytesByOrigin, DeliveryLog, HashOnlySet, Name, Origin, RelPath, Root};
 use zmove_wire::{FrameKind, Overwrite};
 
 use crate::account::manifest::{Known, Manifest};
@@ -18,7 +18,7 @@ use crate::send::sent::{NamePart, Sent, SentFile};
 #[derive(Debug, Default)]
 pub(crate) struct FileLedger {
     pub(crate) manifest: Option<Manifest>,
-    pub(crate) brought: Brought,
+    pub(crate) delivery_log: DeliveryLog,
     /// Whether files that stay at the target equal those of the source, as far as they were compared.
     what_stays_is_equal: bool,
     /// The name that the target gave to its only entry, if it differs.
@@ -37,7 +37,7 @@ pub(crate) struct Unconfirmed {
     root: Option<Root>,
     known: Known,
     /// Origins of the bytes of a file that was sent, or `None` for a link to another name of the file.
-    pub(crate) origins: Option<ByteOrigins>,
+    pub(crate) origins: Option<BytesByOrigin>,
 }
 
 impl Unconfirmed {
@@ -47,7 +47,7 @@ impl Unconfirmed {
             look: file.look,
             root: file.root,
             known: file.known,
-            origins: is_sent.then(|| ByteOrigins::of(Origin::Sent, file.data_bytes)),
+            origins: is_sent.then(|| BytesByOrigin::of(Origin::Sent, file.data_bytes)),
         }
     }
 }
@@ -81,7 +81,7 @@ impl FileLedger {
 
     /// Records a file that is complete at the target because of this session.
     pub(crate) fn confirm_moved(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
-        self.brought.note(path);
+        self.delivery_log.note(path);
         self.confirm(path, root, known);
     }
 
@@ -125,14 +125,14 @@ impl FileLedger {
     /// Records a group that is at the target because of a frame of this kind. Returns the origin of its bytes.
     pub(crate) fn settle_group(&mut self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
         let origin = self.origin_by(kind, path, index);
-        self.brought.note_group(path, index, origin);
+        self.delivery_log.note_group(path, index, origin);
         origin
     }
 
     /// Returns the origin of the bytes of a group that is sent as a frame of this kind.
     pub(crate) fn origin_by(&self, kind: FrameKind, path: &RelPath, index: u32) -> Origin {
         match kind {
-            FrameKind::Same => self.brought.origin_of_same(path, index),
+            FrameKind::Same => self.delivery_log.origin_of_same(path, index),
             _ => Origin::Sent,
         }
     }
@@ -156,7 +156,7 @@ impl FileLedger {
                 .for_each(|file| self.remember(file.path.clone(), Unconfirmed::of(file))),
             Sent::Group(file, span, kind) => {
                 let origin = self.origin_by(*kind, &file.target, span.index);
-                self.brought
+                self.delivery_log
                     .note_unsettled(&file.target, span.index, origin);
             }
         }
@@ -170,7 +170,7 @@ impl FileLedger {
 
     /// Remembers a large file that the receiver has not confirmed as complete at the end of the session. `unsettled`
     /// are the bytes of its unconfirmed groups. A file that was not sent in full cannot be complete.
-    pub(crate) fn leave_large_open(&mut self, file: &LargeSource, unsettled: ByteOrigins) {
+    pub(crate) fn leave_large_open(&mut self, file: &LargeSource, unsettled: BytesByOrigin) {
         if file.is_all_read() && !file.is_dead() {
             let mut origins = file.counted();
             origins += unsettled;
@@ -312,7 +312,7 @@ mod tests {
             look: look(5),
             root: Some(Root([7; 32])),
             known: Known::Received,
-            origins: Some(ByteOrigins::of(Origin::Sent, 5)),
+            origins: Some(BytesByOrigin::of(Origin::Sent, 5)),
         };
         (0..=UNCONFIRMED_MAX).for_each(|number| ledger.remember(path(&number.to_string()), sent));
         assert_eq!(ledger.unconfirmed.len(), UNCONFIRMED_MAX);

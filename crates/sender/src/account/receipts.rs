@@ -9,7 +9,9 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 use zmove_scan::HardLinkedFileId;
 use zmove_transport::Inbox;
-use zmove_types::{ByteOrigins, Counters, Event, FileId, ItemId, Observer, Origin, RelPath, Root};
+use zmove_types::{
+    BytesByOrigin, Counters, Event, FileId, ItemId, Observer, Origin, RelPath, Root,
+};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
@@ -187,7 +189,7 @@ impl Receipts {
             (Some(bytes), SharedJobResult::Committed { .. }) => {
                 self.session.account.moved(&MovedCounts {
                     files: 1,
-                    whole: ByteOrigins::of(Origin::Sent, bytes),
+                    whole: BytesByOrigin::of(Origin::Sent, bytes),
                     ..MovedCounts::default()
                 });
             }
@@ -246,7 +248,7 @@ impl Receipts {
                 let account = &self.session.account;
                 let bytes = file.data_bytes_within(span);
                 let origin = account.files().settle_group(&file.target, span.index, kind);
-                let origins = ByteOrigins::of(origin, bytes);
+                let origins = BytesByOrigin::of(origin, bytes);
                 let stored = file.group_stored(origins);
                 match (kind, stored.counts) {
                     (FrameKind::Same, counts) => account.same(&origins, counts),
@@ -366,7 +368,7 @@ impl Receipts {
         account.found_holes(holes);
         account.moved(&MovedCounts {
             files,
-            whole: ByteOrigins::of(Origin::Sent, bytes),
+            whole: BytesByOrigin::of(Origin::Sent, bytes),
             bytes,
             shown,
         });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use zmove_types::{AtomicCounter, AtomicCounters, ByteOrigins, Kinds, Lock};
+use zmove_types::{AtomicCounter, AtomicCounters, BytesByOrigin, Lock, MetadataKinds};
 use zmove_wire::limits::MISSED_MAX;
 use zmove_wire::{NotKept, NotKeptReason, Summary};
 
@@ -20,7 +20,7 @@ pub(crate) struct Totals {
     /// Stored bytes, including those of files that are not yet renamed into place.
     pub(crate) bytes_stored: AtomicCounter,
     /// Bytes of complete files.
-    pub(crate) whole: Lock<ByteOrigins>,
+    pub(crate) whole: Lock<BytesByOrigin>,
     pub(crate) bytes_read: AtomicCounter,
     pub(crate) bytes_handed_over: AtomicCounter,
     /// The part of `bytes_handed_over` that the receiver has settled, whether it was stored or not.
@@ -28,7 +28,7 @@ pub(crate) struct Totals {
     /// Skipped files that are in the manifest, or will be added to it.
     pub(crate) listed: AtomicCounter,
     /// Number of entries for each kind of attribute that was not kept and each reason.
-    pub(crate) not_kept: Lock<BTreeMap<(Kinds, NotKeptReason), u64>>,
+    pub(crate) not_kept: Lock<BTreeMap<(MetadataKinds, NotKeptReason), u64>>,
     /// Entries whose removal was requested in this run, including all entries below them if those are counted.
     pub(crate) extraneous: AtomicCounter,
     /// Parts of the source that could not be scanned.

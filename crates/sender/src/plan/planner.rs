@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, HardLinkedFile, HardLinkedFileId, Scan, ScanItem};
-use zmove_types::{Event, GROUP_BYTES, Kinds, RelPath, Root};
+use zmove_types::{Event, GROUP_BYTES, MetadataKinds, RelPath, Root};
 use zmove_wire::{
     Compare, Intent, NotKeptReason, Open, Overwrite, Question, Request, TargetState, ToReceiver,
     Verdict,
@@ -445,7 +445,7 @@ impl<'a> Planner<'a> {
         let path = directory.target_of(&entry.name);
         self.session
             .account
-            .lacking(&self.session.extras, &path, &[(Kinds::LINKS, why)]);
+            .lacking(&self.session.extras, &path, &[(MetadataKinds::LINKS, why)]);
     }
 
     fn take_word(&mut self, word: Word) {

@@ -150,7 +150,7 @@ mod tests {
     use std::sync::Arc;
 
     use zmove_chunk::Groups;
-    use zmove_types::ByteOrigins;
+    use zmove_types::BytesByOrigin;
     use zmove_types::FileId;
 
     use super::*;
@@ -194,7 +194,7 @@ mod tests {
         } = answered.remove(0);
         assert_eq!((held.count(), there.count()), (2, 0));
         let source =
-            LargeSource::new(FileId(1), &directory, entry).resuming(held, ByteOrigins::default());
+            LargeSource::new(FileId(1), &directory, entry).resuming(held, BytesByOrigin::default());
         assert_eq!(source.groups(), Groups([0..5, 7..u32::MAX].into()));
         drop(source);
         assert_eq!(Arc::strong_count(&booked), 1, "given back with the values");

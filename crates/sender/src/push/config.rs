@@ -8,7 +8,7 @@ pub(crate) use zmove_disk::BUFFER_BYTES;
 use zmove_disk::{Direct, FileIo, StorageEngine, ThreadCountCache, cores};
 use zmove_scan::{ScanConfig, unfinished};
 use zmove_transport::{CONTROL_SILENCE_MAX, SharedRate};
-use zmove_types::{Accounts, Kinds, NoAccounts, RateLimit, Timestamp};
+use zmove_types::{Accounts, MetadataKinds, NoAccounts, RateLimit, Timestamp};
 use zmove_wire::{Mapping, Open, Zeros};
 
 use crate::plan::pack::PackSizes;
@@ -58,7 +58,7 @@ impl SenderConfig {
     /// reads the attributes that are to be kept.
     pub fn walk_for(&mut self, open: &Open) {
         self.scan.skip_filter = Some(unfinished);
-        self.scan.xattrs = Some(open.keeping.kinds.common(Kinds::ANY_XATTR));
+        self.scan.xattrs = Some(open.keeping.kinds.common(MetadataKinds::ANY_XATTR));
     }
 }
 

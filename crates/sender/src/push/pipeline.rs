@@ -51,7 +51,7 @@ impl Pipeline {
             session.rate.lower(limit, Limit::OwnRate);
         }
         if let Some(whole) = &config.rate_shared {
-            session.rate.shared.keep_within(whole.clone());
+            session.rate.shared.set_parent(whole.clone());
         }
         let (frames_in, frames) = crossbeam_channel::bounded(config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();

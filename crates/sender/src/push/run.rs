@@ -176,7 +176,7 @@ impl Run {
     /// than each earlier session.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         let bytes_found = totals.skipped_bytes.get();
-        let has_changed = self.files.brought.take_new() || totals.counters.removed.get() > 0;
+        let has_changed = self.files.delivery_log.take_new() || totals.counters.removed.get() > 0;
         if has_changed || bytes_found > self.bytes_found_most {
             self.standing.fate = SessionFate::OfUse;
         }
@@ -239,7 +239,7 @@ pub(crate) fn cpu_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;
-    use zmove_types::{AtomicCounters, ByteOrigins, Lock};
+    use zmove_types::{AtomicCounters, BytesByOrigin, Lock};
 
     use super::*;
     use crate::push::echoes::Echoes;
@@ -265,7 +265,7 @@ mod tests {
                 failed: 4.into(),
                 ..AtomicCounters::default()
             },
-            whole: Lock::new(ByteOrigins {
+            whole: Lock::new(BytesByOrigin {
                 sent: 30,
                 matched: 8,
                 resumed: 7,
@@ -315,12 +315,12 @@ mod tests {
         assert_eq!((earlier.extraneous, earlier.counters.removed), (7, 5));
     }
 
-    /// Returns the fate of a session that finds `bytes_found` bytes at the target and sends the files in `brought`.
-    fn fate_of(run: &mut Run, bytes_found: u64, brought: &[&str]) -> SessionFate {
+    /// Returns the fate of a session that finds `bytes_found` bytes at the target and sends the files in `delivery_log`.
+    fn fate_of(run: &mut Run, bytes_found: u64, delivery_log: &[&str]) -> SessionFate {
         run.note_opened();
-        brought
+        delivery_log
             .iter()
-            .for_each(|thing| run.files.brought.note(thing));
+            .for_each(|thing| run.files.delivery_log.note(thing));
         run.add(
             &Totals {
                 skipped_bytes: bytes_found.into(),
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn sessions_that_bring_the_same_again_come_no_further() {
         let mut run = Run::begin(None, Instant::now());
-        let mut fate = |found, brought: &[&str]| fate_of(&mut run, found, brought);
+        let mut fate = |found, delivery_log: &[&str]| fate_of(&mut run, found, delivery_log);
         assert_eq!(fate(0, &[]), IN_VAIN);
         assert_eq!(fate(0, &["group", "log"]), SessionFate::OfUse);
         assert_eq!(

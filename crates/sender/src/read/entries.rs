@@ -12,7 +12,7 @@ use std::sync::Arc;
 use zmove_chunk::{file_root, read_root, sparse_file_root};
 use zmove_disk::{FileIdentity, StorageThreads, Task, Turn};
 use zmove_scan::{Entry, EntryKind};
-use zmove_types::{DataRanges, GroupSpan, Kinds, Lock, Root};
+use zmove_types::{DataRanges, GroupSpan, Lock, MetadataKinds, Root};
 use zmove_wire::{BatchEntry, FileEntry, LinkEntry};
 
 use crate::account::failure::FileError;
@@ -418,7 +418,7 @@ pub(super) fn read_file(
     );
     let bytes = u32::try_from(wanted).expect("it fits into a buffer");
     let (metadata, mut lacks) = extras.of_file(&file, &before, entry);
-    lacks.extend(lack.map(|why| (Kinds::HOLES, why)));
+    lacks.extend(lack.map(|why| (MetadataKinds::HOLES, why)));
     let sent = SentFile {
         data_bytes: filled as u64,
         ..sent_file(directory, entry, Some(root), &before)

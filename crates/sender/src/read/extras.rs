@@ -14,7 +14,9 @@ use zmove_disk::{
     Descriptor, EntryXattrs, FileIdentity, HasXattrs, NameAt, mode_without_acl, next_data_offset,
 };
 use zmove_scan::{Entry, EntryKind, EntryProperties};
-use zmove_types::{Account, Extra, GROUP_BYTES, Ids, Kinds, Lock, Metadata, RelPath, Root, Xattr};
+use zmove_types::{
+    Account, ExtraMetadata, GROUP_BYTES, Ids, Lock, Metadata, MetadataKinds, RelPath, Root, Xattr,
+};
 use zmove_wire::{
     AccountMatch, Batch, BatchEntry, DirectoryGroup, Mapping, NotKeptReason, PreserveOptions, Zeros,
 };
@@ -72,14 +74,14 @@ struct KnownAccounts {
     users: HashMap<u32, Account>,
     groups: HashMap<u32, Account>,
     /// Extras shared by entries that have an owner and no other extras.
-    shared: HashMap<Ids, Arc<Extra>>,
+    shared: HashMap<Ids, Arc<ExtraMetadata>>,
 }
 
 /// Maximum number of remembered users, of remembered groups, and of remembered pairs of them.
 const KNOWN_MAX: usize = 4096;
 const GROUP_BITS: u32 = 0o070;
 /// Attributes that an entry lacks when it is sent, and why.
-pub(crate) type Lacks = Vec<(Kinds, NotKeptReason)>;
+pub(crate) type Lacks = Vec<(MetadataKinds, NotKeptReason)>;
 
 impl Extras {
     /// Creates the extras for the attributes in `asked`, adapted to this configuration.
@@ -94,14 +96,14 @@ impl Extras {
     }
 
     /// Returns the kinds of attributes that are kept.
-    pub(crate) fn kinds(&self) -> Kinds {
+    pub(crate) fn kinds(&self) -> MetadataKinds {
         self.asked.kinds
     }
 
     /// Returns how holes are handled.
     pub(crate) fn holes(&self) -> Holes {
         match self.zeros {
-            _ if !self.kinds().has_any(Kinds::HOLES) => Holes::Sent,
+            _ if !self.kinds().has_any(MetadataKinds::HOLES) => Holes::Sent,
             Zeros::Sent => Holes::Kept,
             Zeros::MadeHoles => Holes::Made,
         }
@@ -117,7 +119,7 @@ impl Extras {
     /// namespaces are not to be kept anyway.
     pub(crate) fn never_copied(&self, entry: &Entry) -> Option<String> {
         let found = entry.never_copied;
-        let is_told = !found.is_empty() && self.kinds().has_any(Kinds::PRIVILEGED);
+        let is_told = !found.is_empty() && self.kinds().has_any(MetadataKinds::PRIVILEGED);
         is_told.then(|| {
             format!("attributes that are specific to one system are never copied: {found}")
         })
@@ -125,7 +127,7 @@ impl Extras {
 
     /// Returns whether hard links are to be kept.
     pub(crate) fn wants_links(&self) -> bool {
-        self.asked.kinds.has_any(Kinds::LINKS)
+        self.asked.kinds.has_any(MetadataKinds::LINKS)
     }
 
     /// Returns the digest by which the contents of a file of `bytes` bytes are compared, or `None` if stopped. If holes
@@ -145,7 +147,7 @@ impl Extras {
 
     /// Returns whether contents of `bytes` bytes are compared by their groups instead of their root.
     pub(crate) fn compares_groups(&self, bytes: u64) -> bool {
-        bytes > GROUP_BYTES && self.kinds().has_any(Kinds::HOLES)
+        bytes > GROUP_BYTES && self.kinds().has_any(MetadataKinds::HOLES)
     }
 
     /// Returns whether entries that lack attributes are reported by name.
@@ -213,7 +215,7 @@ impl Extras {
         metadata: &Metadata,
         properties: &EntryProperties,
     ) -> (Metadata, Option<Box<[u8; 32]>>) {
-        let keeps_xattrs = self.kinds().has_any(Kinds::ANY_XATTR);
+        let keeps_xattrs = self.kinds().has_any(MetadataKinds::ANY_XATTR);
         let mark = properties.xattrs.as_deref();
         let digest = mark.filter(|_| keeps_xattrs).and_then(|mark| mark.digest);
         let mode = mark
@@ -221,7 +223,7 @@ impl Extras {
             .map_or(metadata.mode, |mark| mark.mode_without_acl);
         let metadata = Metadata {
             mode,
-            extra: self.extra(properties.ids, Extra::default()),
+            extra: self.extra(properties.ids, ExtraMetadata::default()),
             ..metadata.clone()
         };
         (self.instead.of(metadata, form), digest.map(Box::new))
@@ -245,17 +247,17 @@ impl Extras {
         properties: &EntryProperties,
         of: Option<impl HasXattrs>,
     ) -> (Metadata, Lacks) {
-        let asked = self.kinds().common(Kinds::ANY_XATTR);
+        let asked = self.kinds().common(MetadataKinds::ANY_XATTR);
         let mut lacks = Lacks::new();
         let mut mode = metadata.mode;
         let mut xattrs = Vec::new();
         if let Some(of) = of {
-            let found = of.xattrs(asked.and(Kinds::ACLS));
+            let found = of.xattrs(asked.and(MetadataKinds::ACLS));
             // The group bits of the mode show the mask of the ACL. The owning group may have fewer permissions than
             // that.
             if found
                 .as_ref()
-                .is_ok_and(|found| found.unread.has_any(Kinds::ACLS))
+                .is_ok_and(|found| found.unread.has_any(MetadataKinds::ACLS))
             {
                 mode &= !GROUP_BITS;
             }
@@ -276,20 +278,20 @@ impl Extras {
                     .each()
                     .map(|kind| (kind, NotKeptReason::Unread)),
             );
-            if !asked.has_any(Kinds::ACLS) {
+            if !asked.has_any(MetadataKinds::ACLS) {
                 mode = mode_without_acl(mode, &list);
             }
             xattrs = list;
         }
-        let kind = |xattr: &Xattr| Kinds::of_xattr(&xattr.name).unwrap_or_default();
+        let kind = |xattr: &Xattr| MetadataKinds::of_xattr(&xattr.name).unwrap_or_default();
         xattrs.retain(|xattr| asked.has_any(kind(xattr)));
-        let extra = Extra {
+        let extra = ExtraMetadata {
             xattrs,
             atime: self
                 .kinds()
-                .has_any(Kinds::ATIME)
+                .has_any(MetadataKinds::ATIME)
                 .then_some(properties.atime),
-            ..Extra::default()
+            ..ExtraMetadata::default()
         };
         let metadata = Metadata {
             mode,
@@ -300,9 +302,9 @@ impl Extras {
     }
 
     /// Adds the owner and group of an entry, if they are kept.
-    fn extra(&self, ids: Ids, extra: Extra) -> Option<Arc<Extra>> {
+    fn extra(&self, ids: Ids, extra: ExtraMetadata) -> Option<Arc<ExtraMetadata>> {
         let kinds = self.kinds();
-        if !kinds.has_any(Kinds::OWNERSHIP) {
+        if !kinds.has_any(MetadataKinds::OWNERSHIP) {
             return (!extra.is_empty()).then(|| Arc::new(extra));
         }
         let mut known = self.known.lock();
@@ -323,12 +325,12 @@ impl Extras {
         let user = || mapped(users, ids.user, accounts.user_name(ids.user));
         let group = || mapped(groups, ids.group, accounts.group_name(ids.group));
         let owner = kinds
-            .has_any(Kinds::OWNER)
+            .has_any(MetadataKinds::OWNER)
             .then(|| remembered(known_users, ids.user, user));
         let group = kinds
-            .has_any(Kinds::GROUP)
+            .has_any(MetadataKinds::GROUP)
             .then(|| remembered(known_groups, ids.group, group));
-        let extra = Arc::new(Extra {
+        let extra = Arc::new(ExtraMetadata {
             owner,
             group,
             ..extra
@@ -398,10 +400,10 @@ fn without_xattrs(metadata: &mut Metadata) -> Lacks {
     let kinds = metadata
         .xattrs()
         .iter()
-        .filter_map(|xattr| Kinds::of_xattr(&xattr.name));
-    let kinds = kinds.fold(Kinds::NONE, Kinds::and);
+        .filter_map(|xattr| MetadataKinds::of_xattr(&xattr.name));
+    let kinds = kinds.fold(MetadataKinds::NONE, MetadataKinds::and);
     metadata.mode = mode_without_acl(metadata.mode, metadata.xattrs());
-    let rest = metadata.extra.as_deref().map(|extra| Extra {
+    let rest = metadata.extra.as_deref().map(|extra| ExtraMetadata {
         xattrs: Vec::new(),
         ..extra.clone()
     });
@@ -486,7 +488,7 @@ mod tests {
         }
     }
 
-    fn extras(kinds: Kinds, users: Vec<Mapping>) -> Extras {
+    fn extras(kinds: MetadataKinds, users: Vec<Mapping>) -> Extras {
         let owners = Owners {
             accounts: Arc::new(Ann),
             users,
@@ -506,10 +508,10 @@ mod tests {
 
     #[test]
     fn owners_go_by_name_where_they_have_one_and_are_shared() {
-        let extras = extras(Kinds::ALL, Vec::new());
+        let extras = extras(MetadataKinds::ALL, Vec::new());
         let extra = |user| {
             extras
-                .extra(Ids { user, group: 5 }, Extra::default())
+                .extra(Ids { user, group: 5 }, ExtraMetadata::default())
                 .unwrap()
         };
         assert_eq!(
@@ -520,13 +522,13 @@ mod tests {
         assert!(Arc::ptr_eq(&extra(7), &extra(7)));
         let group = Extras::new(
             PreserveOptions {
-                kinds: Kinds::GROUP,
+                kinds: MetadataKinds::GROUP,
                 ..PreserveOptions::default()
             },
             &SenderConfig::default(),
         );
         let extra = group
-            .extra(Ids { user: 7, group: 5 }, Extra::default())
+            .extra(Ids { user: 7, group: 5 }, ExtraMetadata::default())
             .unwrap();
         assert_eq!((&extra.owner, &extra.group), (&None, &Some(account(5, ""))));
     }
@@ -568,10 +570,10 @@ mod tests {
                 xattr("system.posix_acl_access", acl.into()),
                 xattr("user.a", vec![7; bytes].into()),
             ];
-            let extra = Some(Arc::new(Extra {
+            let extra = Some(Arc::new(ExtraMetadata {
                 owner: Some(account(7, "ann")),
                 xattrs,
-                ..Extra::default()
+                ..ExtraMetadata::default()
             }));
             let metadata = Metadata {
                 extra,
@@ -596,7 +598,10 @@ mod tests {
         let b = RelPath::from_bytes(b"d/b").unwrap();
         assert_eq!(
             lacks,
-            [(b, vec![lacking(Kinds::XATTRS), lacking(Kinds::ACLS)])]
+            [(
+                b,
+                vec![lacking(MetadataKinds::XATTRS), lacking(MetadataKinds::ACLS)]
+            )]
         );
         let left = batch.groups[0].entries[1].metadata();
         assert_eq!(
@@ -631,7 +636,7 @@ mod tests {
     #[test]
     fn a_list_that_cannot_be_read_gives_the_group_nothing() {
         let metadata = Metadata::new(0o2664, Timestamp::default());
-        let (read, lacks) = extras(Kinds::USUAL, Vec::new()).with_extra(
+        let (read, lacks) = extras(MetadataKinds::USUAL, Vec::new()).with_extra(
             Form::Other,
             metadata,
             &EntryProperties::default(),
@@ -639,7 +644,7 @@ mod tests {
         );
         assert_eq!(
             (read.mode, lacks),
-            (0o2604, vec![(Kinds::ACLS, NotKeptReason::Unread)])
+            (0o2604, vec![(MetadataKinds::ACLS, NotKeptReason::Unread)])
         );
     }
 
@@ -652,15 +657,15 @@ mod tests {
             unread,
             mode_without_acl: 0o600,
         };
-        let lacks = |mark| extras(Kinds::XATTRS, Vec::new()).lacks_of(&entry_with(mark));
-        assert_eq!(lacks(mark(Kinds::XATTRS, Kinds::NONE)), []);
+        let lacks = |mark| extras(MetadataKinds::XATTRS, Vec::new()).lacks_of(&entry_with(mark));
+        assert_eq!(lacks(mark(MetadataKinds::XATTRS, MetadataKinds::NONE)), []);
         assert_eq!(
-            lacks(mark(Kinds::XATTRS, Kinds::XATTRS)),
-            [(Kinds::XATTRS, NotKeptReason::Unread)]
+            lacks(mark(MetadataKinds::XATTRS, MetadataKinds::XATTRS)),
+            [(MetadataKinds::XATTRS, NotKeptReason::Unread)]
         );
         assert_eq!(
-            lacks(mark(Kinds::ACLS, Kinds::XATTRS)),
-            [(Kinds::XATTRS, NotKeptReason::Unread)]
+            lacks(mark(MetadataKinds::ACLS, MetadataKinds::XATTRS)),
+            [(MetadataKinds::XATTRS, NotKeptReason::Unread)]
         );
     }
 

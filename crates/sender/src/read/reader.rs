@@ -14,7 +14,7 @@ use zmove_chunk::{GroupHasher, Work};
 use zmove_disk::{DataFile, FileSystemThreadCounts, Span, StorageThreads, StorageWork};
 use zmove_scan::Entry;
 use zmove_types::{
-    Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch,
+    Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, ItemId, MetadataKinds, Stopwatch, ThreadState,
 };
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 use zmove_wire::{FrameHeader, FrameKind};
@@ -84,7 +84,7 @@ pub(crate) fn read_all(context: &ReaderContext, number: usize) {
         .take(|_ended| session.in_flight.is_stopping())
     {
         reader.take(work);
-        reader.watch.lap(Doing::Busy);
+        reader.watch.lap(ThreadState::Busy);
         if context.reader_count.may_go(number) {
             return;
         }
@@ -106,7 +106,7 @@ impl WorkReader<'_> {
             self.watch.skip();
             return self.repeat_group(file, *span, item);
         }
-        self.watch.lap(Doing::Starved);
+        self.watch.lap(ThreadState::Starved);
         match work {
             Work::Pack(Parcel::Unread(pack)) => self
                 .last_pieces(pack)
@@ -466,7 +466,7 @@ impl WorkReader<'_> {
         let holes = &source.holes;
         account.found_holes(holes.bytes - account.not_held(file, &holes.held));
         if let Some(why) = holes.lack {
-            account.lacking(extras, &file.target, &[(Kinds::HOLES, why)]);
+            account.lacking(extras, &file.target, &[(MetadataKinds::HOLES, why)]);
         }
         Ok(source)
     }
@@ -510,17 +510,17 @@ impl WorkReader<'_> {
 
     /// Takes a buffer from the pool. Returns `None` if the push is being stopped.
     fn buffer(&mut self) -> Option<Buffer> {
-        self.watch.lap(Doing::Busy);
+        self.watch.lap(ThreadState::Busy);
         let buffer = self.context.pool.take();
-        self.watch.lap(Doing::Blocked);
+        self.watch.lap(ThreadState::Blocked);
         buffer
     }
 
     /// Records an item as in flight. Waits while too many items are. Returns `None` if the push is being stopped.
     fn issue(&mut self, work: Sent, tries: u8) -> Option<ItemId> {
-        self.watch.lap(Doing::Busy);
+        self.watch.lap(ThreadState::Busy);
         let item = self.session.in_flight.issue(work, tries);
-        self.watch.lap(Doing::Blocked);
+        self.watch.lap(ThreadState::Blocked);
         item
     }
 
@@ -530,10 +530,10 @@ impl WorkReader<'_> {
             .totals
             .bytes_read
             .add(u64::from(outgoing.frame.header.data_bytes));
-        self.watch.lap(Doing::Busy);
+        self.watch.lap(ThreadState::Busy);
         // The lanes are gone only if the push is being stopped.
         let _stopping = self.context.frames.send(outgoing);
-        self.watch.lap(Doing::Blocked);
+        self.watch.lap(ThreadState::Blocked);
     }
 }
 

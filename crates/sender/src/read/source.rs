@@ -19,7 +19,8 @@ use zmove_chunk::{Groups, merge_root, sparse_group_cv};
 use zmove_disk::{DataFile, Direct, FileIdentity, cores};
 use zmove_scan::{Directory, Entry, EntryKind, SourceRoot};
 use zmove_types::{
-    ByteOrigins, Cv, DataRanges, FileId, GroupSpan, Lock, Metadata, Name, RelPath, Root, Timestamp,
+    BytesByOrigin, Cv, DataRanges, FileId, GroupSpan, Lock, Metadata, Name, RelPath, Root,
+    Timestamp,
 };
 use zmove_wire::{FileHead, WireError};
 
@@ -264,7 +265,7 @@ struct LargeState {
     /// Number of groups to send that the receiver has not stored.
     groups_unstored: u32,
     /// Bytes that the account has counted.
-    counted: ByteOrigins,
+    counted: BytesByOrigin,
     dead: bool,
     /// Identity of the file when it was first opened.
     identity: Option<FileIdentity>,
@@ -342,7 +343,7 @@ impl LargeSource {
     }
 
     /// Resumes the file. The target holds the groups that have a value in `held`, which are `bytes` in total.
-    pub(crate) fn resuming(mut self, held: GroupValues, bytes: ByteOrigins) -> Self {
+    pub(crate) fn resuming(mut self, held: GroupValues, bytes: BytesByOrigin) -> Self {
         let unread = self.groups_in_all().saturating_sub(held.count());
         let state = self.state.get_mut();
         state.expect(unread);
@@ -558,7 +559,7 @@ impl LargeSource {
 
     /// Subtracts bytes that were counted with groups that the target holds, but that are holes. Returns the bytes
     /// actually subtracted, which are zero once the file has failed.
-    pub(crate) fn take_back(&self, bytes: &ByteOrigins) -> ByteOrigins {
+    pub(crate) fn take_back(&self, bytes: &BytesByOrigin) -> BytesByOrigin {
         let mut state = self.lock();
         let left = state.counted.without(bytes);
         std::mem::replace(&mut state.counted, left).without(&left)
@@ -566,7 +567,7 @@ impl LargeSource {
 
     /// Records that the receiver has stored a group, with the origin of its bytes. After the last group the file is
     /// closed, even if it is not yet renamed into place.
-    pub(crate) fn group_stored(&self, bytes: ByteOrigins) -> StoredGroup {
+    pub(crate) fn group_stored(&self, bytes: BytesByOrigin) -> StoredGroup {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
         if state.groups_unstored == 0 {
@@ -606,13 +607,13 @@ impl LargeSource {
     }
 
     /// Returns the bytes that have been counted for the file.
-    pub(crate) fn counted(&self) -> ByteOrigins {
+    pub(crate) fn counted(&self) -> BytesByOrigin {
         self.lock().counted
     }
 
     /// Fails the file, so that no more groups of it are read. Returns the bytes counted for it so far.
     #[must_use]
-    pub(crate) fn kill(&self) -> ByteOrigins {
+    pub(crate) fn kill(&self) -> BytesByOrigin {
         let mut state = self.lock();
         state.opened = None;
         state.dead = true;
@@ -723,11 +724,11 @@ mod tests {
     fn what_comes_to_a_file_that_has_failed_does_not_count() {
         let home = tempfile::tempdir().unwrap();
         let file = of_holes(home.path());
-        let sent = |bytes| ByteOrigins::of(Origin::Sent, bytes);
+        let sent = |bytes| BytesByOrigin::of(Origin::Sent, bytes);
         assert!(file.group_stored(sent(3)).counts && file.group_stored(sent(4)).counts);
         assert_eq!(file.kill(), sent(7));
         assert!(!file.group_stored(sent(5)).counts);
-        assert_eq!(file.kill(), ByteOrigins::default(), "taken back once");
+        assert_eq!(file.kill(), BytesByOrigin::default(), "taken back once");
     }
 
     #[test]

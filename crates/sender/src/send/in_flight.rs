@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
-use zmove_types::{ByteOrigins, Event, FileId, GroupSpan, ItemId, Lock, Observer};
+use zmove_types::{BytesByOrigin, Event, FileId, GroupSpan, ItemId, Lock, Observer};
 use zmove_wire::limits::FILES_BEGUN_MAX;
 use zmove_wire::session::ItemReceipt;
 use zmove_wire::{EntryFault, ToReceiver, WireError};
@@ -216,7 +216,7 @@ impl InFlight {
 
     /// Fails a large file on this side and informs the receiver. Returns the bytes counted for it, or `None` if it had
     /// already ended.
-    pub(crate) fn abandon_large(&self, id: FileId) -> Option<ByteOrigins> {
+    pub(crate) fn abandon_large(&self, id: FileId) -> Option<BytesByOrigin> {
         let counted = self.end_large(id)?.kill();
         self.tell(ToReceiver::Abandon { file: id.0 });
         Some(counted)
@@ -342,17 +342,17 @@ impl InFlight {
     /// Records in the file ledger everything that the receiver has not settled at the end of the session.
     pub(crate) fn leave_open(&self, files: &mut FileLedger) {
         let state = self.lock();
-        let mut groups = HashMap::<FileId, BTreeMap<u32, ByteOrigins>>::new();
+        let mut groups = HashMap::<FileId, BTreeMap<u32, BytesByOrigin>>::new();
         for item in state.record.transfer.unsettled() {
             files.leave_open(&item.work);
             if let Sent::Group(file, span, kind) = &item.work {
                 let origin = files.origin_by(*kind, &file.target, span.index);
-                let bytes = ByteOrigins::of(origin, file.data_bytes_within(*span));
+                let bytes = BytesByOrigin::of(origin, file.data_bytes_within(*span));
                 groups.entry(file.id).or_default().insert(span.index, bytes);
             }
         }
         for (id, file) in &state.large {
-            let mut unsettled = ByteOrigins::default();
+            let mut unsettled = BytesByOrigin::default();
             let groups = groups.get(id).into_iter().flat_map(BTreeMap::values);
             groups.for_each(|bytes| unsettled += *bytes);
             files.leave_large_open(file, unsettled);

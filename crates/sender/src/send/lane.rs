@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
 use zmove_transport::{LaneError, LaneSink};
-use zmove_types::{Buffer, Doing, Event, Stopwatch};
+use zmove_types::{Buffer, Event, Stopwatch, ThreadState};
 use zmove_wire::{FrameHeader, FrameKind};
 
 use crate::push::session::Session;
@@ -48,9 +48,9 @@ pub(crate) fn run_lane(
         sink.await_room()?;
         // If the queue is empty, no frame waited for the path.
         watch.lap(if queue.is_empty() {
-            Doing::Starved
+            ThreadState::Starved
         } else {
-            Doing::Blocked
+            ThreadState::Blocked
         });
         await_turn(context, let_go, &mut watch);
         let Some(outgoing) = in_flight.while_idle(|| next(queue, let_go)) else {
@@ -62,7 +62,7 @@ pub(crate) fn run_lane(
         if late {
             watch.skip()
         } else {
-            watch.lap(Doing::Starved)
+            watch.lap(ThreadState::Starved)
         }
         if let Some(elapsed) = timeline.note_first_byte() {
             account.tell(Event::FirstByte(elapsed));
@@ -112,7 +112,7 @@ fn await_turn(
         && let Some(wait) = session.rate.shared.wait_to_begin(Instant::now())
     {
         thread::sleep(wait.min(LOOK_EVERY));
-        watch.lap(Doing::Paced);
+        watch.lap(ThreadState::Paced);
     }
 }
 

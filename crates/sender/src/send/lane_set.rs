@@ -189,7 +189,7 @@ impl LaneSet {
     /// Starts a lane. If its thread cannot be started, the lane is ended in order and counts as one that did not come
     /// up.
     pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut PushThreads) {
-        sink.hold_to(self.context.session.rate.shared.clone());
+        sink.set_rate(self.context.session.rate.shared.clone());
         let (hold, let_go) = crossbeam_channel::bounded(0);
         let ended = Arc::new(AtomicBool::new(false));
         let lane = WatchedLane {

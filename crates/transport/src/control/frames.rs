@@ -12,39 +12,39 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use zmove_wire::limits::{MESSAGE_BYTES_MAX, within};
 use zmove_wire::{ControlHeader, encode_pong};
 
-use super::{Answers, ControlError, Patience, Sending, Unheard};
+use super::{ControlError, PendingReader, PingCondition, Sending, WriteTimeout};
 
 /// Maximum length of a message that is read ahead of a request. Nearly all openings are shorter.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
 
 /// The messages of a connection that is being read.
-pub(super) struct Listening {
+pub(super) struct MessageReader {
     messages: mpsc::Receiver<Result<Vec<u8>, ControlError>>,
     /// Maximum length of the message that the session requests. 0 if no request is pending.
     wanted: watch::Sender<usize>,
 }
 
-impl Listening {
+impl MessageReader {
     /// Starts a task that reads the connection. It ends when this is dropped, or with an error if the peer does not
     /// read its pongs. Pings are answered only after this side has sent something.
-    pub(super) fn begin(unheard: Unheard) -> Self {
+    pub(super) fn begin(pending: PendingReader) -> Self {
         let (messages_in, messages) = mpsc::channel(1);
         let wanted = watch::Sender::new(0);
         let (pings, to_answer) = watch::channel(None);
         let (unread_in, unread) = oneshot::channel();
-        tokio::spawn(exchange(
-            unheard.sending,
-            unheard.begun,
+        tokio::spawn(answer_pings(
+            pending.sending,
+            pending.begun,
             to_answer,
-            unheard.asked,
+            pending.asked,
             unread_in,
         ));
         let reading = FrameReader {
-            stream: unheard.stream,
+            stream: pending.stream,
             wanted: wanted.clone(),
             pings,
-            pongs: unheard.pongs,
-            answers: unheard.answers,
+            pongs: pending.pongs,
+            answers: pending.answers,
         };
         tokio::spawn(async move {
             tokio::select! {
@@ -119,7 +119,7 @@ struct FrameReader<R> {
     wanted: watch::Sender<usize>,
     pings: watch::Sender<Option<u64>>,
     pongs: watch::Sender<Option<u64>>,
-    answers: Answers,
+    answers: PingCondition,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
@@ -171,7 +171,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
 /// Answers pings and sends requested pings until the writer is dropped. If several pings are waiting, only the most
 /// recent one is handled. Sends an error to `unread` if the peer does not read.
-async fn exchange(
+async fn answer_pings(
     sending: Weak<Mutex<Sending>>,
     mut begun: watch::Receiver<bool>,
     mut pings: watch::Receiver<Option<u64>>,
@@ -196,7 +196,7 @@ async fn exchange(
             let mut sending = sending.lock().await;
             let frame = pong.map(Vec::from).or_else(|| sending.take_ping());
             match sending
-                .write(&frame.unwrap_or_default(), Patience::Limited)
+                .write(&frame.unwrap_or_default(), WriteTimeout::Limited)
                 .await
             {
                 Ok(()) => {}

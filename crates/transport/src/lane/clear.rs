@@ -18,7 +18,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
 use rustls::Side;
-use zmove_types::{BufferPool, Doing, Stopwatch};
+use zmove_types::{BufferPool, Stopwatch, ThreadState};
 use zmove_wire::FrameHeader;
 
 use crate::lane::rate_limiter::{RateLimiter, SharedRate};
@@ -31,8 +31,8 @@ use crate::tcp_tls::{Connection, ConnectionParts, UnsentLimit};
 pub struct ClearLane {
     incoming: BufReader<Chain<Cursor<Vec<u8>>, Socket>>,
     unsent_limit: UnsentLimit,
-    sealing: Row,
-    checking: Row,
+    sealing: FrameSequence,
+    checking: FrameSequence,
     ended: bool,
     /// The lane's share of the rate at which it sends or receives.
     limiter: RateLimiter,
@@ -48,7 +48,7 @@ impl Read for Socket {
 }
 
 /// The frames of one direction: their key and the next sequence number.
-struct Row {
+struct FrameSequence {
     key: [u8; blake3::KEY_LEN],
     sequence: u64,
 }
@@ -83,8 +83,8 @@ impl ClearLane {
                 arrived.chain(Socket(Arc::new(socket))),
             ),
             unsent_limit,
-            sealing: Row::of(&session, own)?,
-            checking: Row::of(&session, peer)?,
+            sealing: FrameSequence::of(&session, own)?,
+            checking: FrameSequence::of(&session, peer)?,
             ended: false,
             limiter: RateLimiter::new(rate),
         })
@@ -112,10 +112,10 @@ impl ClearLane {
     /// Fills `out`, and reads long pieces directly from the socket. The end of the connection is an error, because it
     /// does not end the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
         for piece in out.chunks_mut(self.limiter.piece_bytes()) {
             self.incoming.read_exact(piece)?;
-            watch.lap(Doing::Starved);
+            watch.lap(ThreadState::Starved);
             self.limiter.throttle(piece.len(), watch);
         }
         Ok(())
@@ -146,7 +146,7 @@ impl ClearLane {
     }
 }
 
-impl Row {
+impl FrameSequence {
     /// Returns the sequence of frames that `sender` authenticates.
     fn of(session: &rustls::Connection, sender: Side) -> Result<Self, rustls::Error> {
         let direction: &[u8] = match sender {
@@ -186,7 +186,7 @@ impl LaneSink for ClearLane {
         let header = frame.header.encode();
         let mac = self.sealing.next(&header);
         let parts = [&header[..], mac.as_bytes(), &frame.head, &frame.data];
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
         let piece_bytes = self.limiter.piece_bytes();
         if self.limiter.rate.is_set() {
             for piece in parts.iter().flat_map(|part| part.chunks(piece_bytes)) {
@@ -196,7 +196,7 @@ impl LaneSink for ClearLane {
         } else {
             self.write_all(&mut parts.map(IoSlice::new))?;
         }
-        watch.lap(Doing::Blocked);
+        watch.lap(ThreadState::Blocked);
         Ok(())
     }
 
@@ -210,7 +210,7 @@ impl LaneSink for ClearLane {
         LaneSource::path(self)
     }
 
-    fn hold_to(&mut self, rate: SharedRate) {
+    fn set_rate(&mut self, rate: SharedRate) {
         self.limiter = RateLimiter::new(rate);
     }
 
@@ -278,7 +278,7 @@ mod tests {
         seal: [u8; blake3::KEY_LEN],
         check: [u8; blake3::KEY_LEN],
     ) -> ClearLane {
-        let row = |key| Row { key, sequence: 0 };
+        let row = |key| FrameSequence { key, sequence: 0 };
         let unsent_limit = UnsentLimit::new(&socket);
         let nothing = Cursor::new(Vec::new());
         ClearLane {

@@ -4,7 +4,7 @@
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::io::DuplexStream;
-use zmove_types::{BufferPool, Doing, Stopwatch};
+use zmove_types::{BufferPool, Stopwatch, ThreadState};
 
 use crate::control::{ControlReader, ControlWriter, control_pair};
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
@@ -38,9 +38,9 @@ struct MemorySource(Receiver<Frame>);
 
 impl LaneSink for MemorySink {
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
         let sent = self.0.as_ref().ok_or(LaneError::Stopped)?.send(frame);
-        watch.lap(Doing::Blocked);
+        watch.lap(ThreadState::Blocked);
         sent.map_err(|_| LaneError::Closed)
     }
 
@@ -61,7 +61,7 @@ impl LaneSource for MemorySource {
         watch: &mut Stopwatch<'_>,
     ) -> Result<Option<Frame>, LaneError> {
         let frame = self.0.recv().ok();
-        watch.lap(Doing::Starved);
+        watch.lap(ThreadState::Starved);
         Ok(frame)
     }
 

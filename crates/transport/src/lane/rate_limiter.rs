@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zmove_types::{Doing, Lock, RateLimit, Stopwatch};
+use zmove_types::{Lock, RateLimit, Stopwatch, ThreadState};
 
 use crate::lane::LaneBreaker;
 
@@ -26,18 +26,18 @@ pub struct SharedRate(Arc<Schedule>);
 struct Schedule {
     /// The rate at which lanes may carry data, slightly below the limit. 0 means no limit.
     bytes_per_second: AtomicU64,
-    moments: Lock<Moments>,
+    state: Lock<ScheduleState>,
     /// An additional rate that also applies, and that is shared with lanes that do not share this rate.
-    whole: OnceLock<SharedRate>,
+    parent: OnceLock<SharedRate>,
 }
 
 #[derive(Debug, Default)]
-struct Moments {
+struct ScheduleState {
     /// The time by which all bytes taken so far are within the rate.
     due: Option<Instant>,
     /// The time at which a frame was last begun.
     begun: Option<Instant>,
-    /// The time at which bytes were last taken, or at which a caller had to wait. Also set if only `whole` has a limit.
+    /// The time at which bytes were last taken, or at which a caller had to wait. Also set if only `parent` has a limit.
     wanted: Option<Instant>,
 }
 
@@ -52,16 +52,16 @@ impl SharedRate {
 
     /// Changes the rate, including for lanes that already use it.
     pub fn set(&self, limit: RateLimit) {
-        let carried = limit.bytes_per_second() / CARRIED_OF * CARRIED;
+        let carried = limit.bytes_per_second() / PAYLOAD_SHARE_DIVISOR * PAYLOAD_SHARE;
         self.0
             .bytes_per_second
             .store(carried.max(1), Ordering::Relaxed);
     }
 
-    /// Also applies the rate `whole`, of which this rate becomes a part. Can be set only once; later calls have no
+    /// Also applies the rate `parent`, of which this rate becomes a part. Can be set only once; later calls have no
     /// effect.
-    pub fn keep_within(&self, whole: Self) {
-        let _first = self.0.whole.set(whole);
+    pub fn set_parent(&self, parent: Self) {
+        let _first = self.0.parent.set(parent);
     }
 
     /// Returns whether there is a limit.
@@ -79,29 +79,29 @@ impl SharedRate {
     /// frame use the whole rate during this time, so their frames finish sooner.
     #[must_use]
     pub fn wait_to_begin(&self, now: Instant) -> Option<Duration> {
-        let of_whole = self
+        let of_parent = self
             .0
-            .whole
+            .parent
             .get()
-            .and_then(|whole| whole.wait_to_begin(now));
-        let wait = self.own_wait_to_begin(now).max(of_whole);
+            .and_then(|parent| parent.wait_to_begin(now));
+        let wait = self.own_wait_to_begin(now).max(of_parent);
         if wait.is_some() {
-            self.0.moments.lock().wanted = Some(now);
+            self.0.state.lock().wanted = Some(now);
         }
         wait
     }
 
     fn own_wait_to_begin(&self, now: Instant) -> Option<Duration> {
         let piece = self.time_of(self.piece_bytes()?)?;
-        let mut moments = self.0.moments.lock();
-        let unused = moments.due.map(|due| due + UNUSED_MIN);
-        let next = moments.begun.map(|begun| begun + piece);
+        let mut state = self.0.state.lock();
+        let unused = state.due.map(|due| due + UNUSED_MIN);
+        let next = state.begun.map(|begun| begun + piece);
         let wait = unused
             .max(next)
             .map(|from| from.saturating_duration_since(now));
         let wait = wait.filter(|wait| !wait.is_zero());
         if wait.is_none() {
-            moments.begun = Some(now);
+            state.begun = Some(now);
         }
         wait
     }
@@ -111,11 +111,16 @@ impl SharedRate {
     pub fn is_spent(&self, now: Instant) -> bool {
         let own = self
             .0
-            .moments
+            .state
             .lock()
             .due
-            .is_some_and(|due| now < due + SPENT_LATELY);
-        self.is_set() && own || self.0.whole.get().is_some_and(|whole| whole.is_spent(now))
+            .is_some_and(|due| now < due + RECENTLY_SPENT);
+        self.is_set() && own
+            || self
+                .0
+                .parent
+                .get()
+                .is_some_and(|parent| parent.is_spent(now))
     }
 
     /// Returns whether there is a limit and a user of this rate has taken bytes, or waited for its turn, during the
@@ -125,7 +130,7 @@ impl SharedRate {
         self.is_set()
             && self
                 .0
-                .moments
+                .state
                 .lock()
                 .wanted
                 .is_some_and(|last| now.saturating_duration_since(last) < span)
@@ -141,17 +146,21 @@ impl SharedRate {
 
     /// Charges `bytes` to the rate. Returns the time at which they are within the limit.
     fn spend(&self, bytes: usize, now: Instant) -> Option<Instant> {
-        let of_whole = self.0.whole.get().and_then(|whole| whole.spend(bytes, now));
-        self.0.moments.lock().wanted = Some(now);
-        self.spend_own(bytes, now).max(of_whole)
+        let of_parent = self
+            .0
+            .parent
+            .get()
+            .and_then(|parent| parent.spend(bytes, now));
+        self.0.state.lock().wanted = Some(now);
+        self.spend_own(bytes, now).max(of_parent)
     }
 
     fn spend_own(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let time = self.time_of(bytes)?;
-        let mut moments = self.0.moments.lock();
-        let from = now.checked_sub(BURST).max(moments.due).unwrap_or(now);
-        moments.due = Some(from + time);
-        moments.due
+        let mut state = self.0.state.lock();
+        let from = now.checked_sub(BURST).max(state.due).unwrap_or(now);
+        state.due = Some(from + time);
+        state.due
     }
 
     /// Returns the time that `bytes` take at this rate.
@@ -162,8 +171,8 @@ impl SharedRate {
 
     /// Returns the lower of the applicable rates.
     fn lowest(&self) -> Option<u64> {
-        let of_whole = self.0.whole.get().and_then(Self::lowest);
-        self.bytes_per_second().into_iter().chain(of_whole).min()
+        let of_parent = self.0.parent.get().and_then(Self::lowest);
+        self.bytes_per_second().into_iter().chain(of_parent).min()
     }
 
     fn bytes_per_second(&self) -> Option<u64> {
@@ -173,8 +182,8 @@ impl SharedRate {
 
 /// The share of the limit that lanes may carry. The rest is left for packet headers, which take about 70 of 1500 bytes,
 /// and for [`BURST`].
-const CARRIED: u64 = 19;
-const CARRIED_OF: u64 = 20;
+const PAYLOAD_SHARE: u64 = 19;
+const PAYLOAD_SHARE_DIVISOR: u64 = 20;
 
 /// Time for which an unused part of the rate can be used later, because threads wake up late.
 const BURST: Duration = Duration::from_millis(20);
@@ -185,7 +194,7 @@ const UNUSED_MIN: Duration = Duration::from_millis(5);
 
 /// A rate counts as used up if it was exhausted during this time. On a busy host, lanes can leave a rate unused for
 /// tens of milliseconds because they get no CPU.
-const SPENT_LATELY: Duration = Duration::from_secs(1);
+const RECENTLY_SPENT: Duration = Duration::from_secs(1);
 
 const PIECES_PER_SECOND: u64 = 50;
 const PIECE_BYTES_MIN: usize = 1 << 10;
@@ -228,7 +237,7 @@ impl RateLimiter {
     }
 
     /// Charges bytes that have already been sent, so that others wait for them.
-    pub(crate) fn book(&self, bytes: usize) {
+    pub(crate) fn charge(&self, bytes: usize) {
         let _others_wait = self.rate.spend(bytes, Instant::now());
     }
 
@@ -243,9 +252,9 @@ impl RateLimiter {
             if left.is_zero() {
                 break;
             }
-            thread::sleep(left.min(LOOK_EVERY));
+            thread::sleep(left.min(CHECK_INTERVAL));
         }
-        watch.lap(Doing::Paced);
+        watch.lap(ThreadState::Paced);
     }
 
     /// Returns a breaker that trips `inner` and ends the waits of this limiter.
@@ -259,7 +268,7 @@ impl RateLimiter {
 }
 
 /// Interval at which a waiting lane checks whether it has been broken.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -278,11 +287,11 @@ mod tests {
 
     #[test]
     fn a_shared_rate_knows_who_used_it_and_who_waited() {
-        let (whole, now) = (rate(1000), Instant::now());
+        let (parent, now) = (rate(1000), Instant::now());
         let [sends, hangs] = [SharedRate::default(), SharedRate::default()];
         [&sends, &hangs]
             .into_iter()
-            .for_each(|part| part.keep_within(whole.clone()));
+            .for_each(|part| part.set_parent(parent.clone()));
         sends.spend(5000, now);
         let is_wanted =
             |part: &SharedRate, after| part.is_wanted_within(Duration::from_secs(10), now + after);
@@ -290,9 +299,9 @@ mod tests {
             is_wanted(&sends, Duration::from_secs(9))
                 && !is_wanted(&sends, Duration::from_secs(10))
         );
-        assert!(whole.is_spent(now) && !is_wanted(&hangs, Duration::ZERO));
+        assert!(parent.is_spent(now) && !is_wanted(&hangs, Duration::ZERO));
         let waits = SharedRate::default();
-        waits.keep_within(whole.clone());
+        waits.set_parent(parent.clone());
         assert!(waits.wait_to_begin(now).is_some() && is_wanted(&waits, Duration::from_secs(9)));
         let free = SharedRate::default();
         free.spend(5000, now);
@@ -301,10 +310,10 @@ mod tests {
 
     #[test]
     fn those_who_keep_a_part_of_a_rate_keep_the_whole_together() {
-        let (whole, begun) = (rate(10_000_000), Instant::now());
+        let (parent, begun) = (rate(10_000_000), Instant::now());
         let [slow, free] = [rate(1_000_000), SharedRate::default()];
         for part in [&slow, &free] {
-            part.keep_within(whole.clone());
+            part.set_parent(parent.clone());
         }
         assert_eq!(
             (slow.lowest(), free.lowest()),
@@ -379,7 +388,7 @@ mod tests {
         );
         let due = rate.spend(100_000, at(21)).unwrap();
         assert_eq!(rate.wait_to_begin(at(60)), Some(due + UNUSED_MIN - at(60)));
-        assert!(rate.is_spent(due) && !rate.is_spent(due + SPENT_LATELY));
+        assert!(rate.is_spent(due) && !rate.is_spent(due + RECENTLY_SPENT));
         assert_eq!(rate.wait_to_begin(due + UNUSED_MIN), None);
     }
 

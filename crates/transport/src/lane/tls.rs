@@ -10,7 +10,7 @@ use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use zmove_types::{BufferPool, Doing, Stopwatch};
+use zmove_types::{BufferPool, Stopwatch, ThreadState};
 
 use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
@@ -65,12 +65,12 @@ impl TlsLane {
     }
 
     fn flush(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
         for piece in self.sealer.waiting().chunks(self.limiter.piece_bytes()) {
             self.limiter.throttle_now(piece.len(), watch);
             (&*self.socket).write_all(piece)?;
             self.unsent_limit.note_written(&self.socket, piece.len());
-            watch.lap(Doing::Blocked);
+            watch.lap(ThreadState::Blocked);
         }
         self.sealer.clear();
         Ok(())
@@ -84,9 +84,9 @@ impl TlsLane {
             if filled == out.len() || self.opener.has_ended() {
                 return Ok(filled);
             }
-            watch.lap(Doing::Busy);
+            watch.lap(ThreadState::Busy);
             let received = self.opener.receive(&mut &*self.socket)?;
-            watch.lap(Doing::Starved);
+            watch.lap(ThreadState::Starved);
             self.limiter.throttle(received, watch);
             if received == 0 {
                 return Err(LaneError::Closed);
@@ -122,7 +122,7 @@ impl LaneSink for TlsLane {
         Ok(self.socket.shutdown(Shutdown::Write)?)
     }
 
-    fn hold_to(&mut self, rate: SharedRate) {
+    fn set_rate(&mut self, rate: SharedRate) {
         self.limiter = RateLimiter::new(rate);
     }
 

@@ -14,7 +14,7 @@ use rustls::AlertDescription as Alert;
 use tokio::time::timeout;
 use zmove_wire::ANY_PROTOCOL_NAME;
 
-use super::dialler::alert;
+use super::dialer::alert;
 use super::settings::{self, QuicCongestion};
 use super::{DONE, QuicConnection, protocol_of, socket};
 use crate::error::{AcceptError, BindError};

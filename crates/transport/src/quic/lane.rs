@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use zmove_sockopt::TcpInfo;
-use zmove_types::{BufferPool, Doing, Stopwatch};
+use zmove_types::{BufferPool, Stopwatch, ThreadState};
 use zmove_wire::FrameHeader;
 
 use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 use crate::path::PathProbe;
 
-use super::lane_bytes::Balance;
+use super::lane_bytes::LaneByteStats;
 use super::tolerant::PathAccount;
 use super::{DROPPED, QuicConnection, lost, lost_if};
 
@@ -75,14 +75,14 @@ impl QuicLane {
     /// Returns the number of bytes to charge before `bytes` more are passed to the connection. It consists of `bytes`
     /// and of everything that the connection has sent in addition to the data passed to it: the handshake, MTU
     /// discovery, packet headers, and retransmissions.
-    fn owed(&mut self, bytes: usize) -> usize {
+    fn bytes_to_charge(&mut self, bytes: usize) -> usize {
         let sent = self.connection.connection.stats().udp_tx.bytes;
         let owed = bytes as u64 + sent.saturating_sub(self.counted);
         self.counted += owed;
         usize::try_from(owed).unwrap_or(usize::MAX)
     }
 
-    fn write_at_pace(
+    fn write_paced(
         &mut self,
         mut bytes: Bytes,
         watch: &mut Stopwatch<'_>,
@@ -90,11 +90,11 @@ impl QuicLane {
         while !bytes.is_empty() {
             let piece = bytes.split_to(self.limiter.piece_bytes().min(bytes.len()));
             if self.limiter.rate.is_set() {
-                let owed = self.owed(piece.len());
+                let owed = self.bytes_to_charge(piece.len());
                 self.limiter.throttle_now(owed, watch);
             }
             self.write(piece)?;
-            watch.lap(Doing::Blocked);
+            watch.lap(ThreadState::Blocked);
         }
         Ok(())
     }
@@ -116,7 +116,7 @@ impl QuicLane {
             if filled == out.len() || self.ended {
                 return Ok(filled);
             }
-            watch.lap(Doing::Busy);
+            watch.lap(ThreadState::Busy);
             self.await_chunks(watch)?;
         }
     }
@@ -124,7 +124,7 @@ impl QuicLane {
     fn await_chunks(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         let came = block_on(self.connection.receiving.read_chunks(&mut self.room)).0;
         let came = came.map_err(|error| lost_if(error.into()))?;
-        watch.lap(Doing::Starved);
+        watch.lap(ThreadState::Starved);
         match came {
             Some(chunks) => {
                 self.limiter
@@ -160,26 +160,26 @@ impl LaneSink for QuicLane {
         front.extend_from_slice(&frame.header.encode());
         front.extend_from_slice(&frame.head);
         front.extend_from_slice(data_copied);
-        watch.lap(Doing::Busy);
+        watch.lap(ThreadState::Busy);
         self.connection
             .lane_bytes
             .wait(self.outstanding_max)
             .map_err(|_| LaneError::Closed)?;
-        watch.lap(Doing::Blocked);
+        watch.lap(ThreadState::Blocked);
         let front = self.connection.lane_bytes.add(front);
-        self.write_at_pace(front, watch)?;
+        self.write_paced(front, watch)?;
         if !copied {
             let data = self.connection.lane_bytes.add(frame.data);
-            self.write_at_pace(data, watch)?;
+            self.write_paced(data, watch)?;
         }
         Ok(())
     }
 
-    fn hold_to(&mut self, rate: SharedRate) {
+    fn set_rate(&mut self, rate: SharedRate) {
         self.limiter = RateLimiter::new(rate);
         if self.limiter.rate.is_set() {
-            let owed = self.owed(0);
-            self.limiter.book(owed);
+            let owed = self.bytes_to_charge(0);
+            self.limiter.charge(owed);
         }
     }
 
@@ -205,14 +205,21 @@ impl QuicConnection {
         let connection = self.connection.clone();
         let lane_bytes = Arc::clone(&self.lane_bytes);
         let account = Arc::clone(&self.account);
-        PathProbe::of_quic(move || info(&connection, &lane_bytes.balance(), &account))
+        PathProbe::of_quic(move || info(&connection, &lane_bytes.byte_stats(), &account))
     }
 }
 
 /// Returns the statistics of the connection and of the lane's unacknowledged bytes, in the terms of TCP.
-fn info(connection: &quinn::Connection, balance: &Balance, account: &PathAccount) -> TcpInfo {
+fn info(
+    connection: &quinn::Connection,
+    byte_stats: &LaneByteStats,
+    account: &PathAccount,
+) -> TcpInfo {
     // The bytes of a frame are settled together.
-    let acked = account.acked.load(Ordering::Relaxed).max(balance.settled);
+    let acked = account
+        .acked
+        .load(Ordering::Relaxed)
+        .max(byte_stats.settled);
     let stats = connection.stats();
     let round_trip = stats.path.rtt;
     let mtu = u64::from(stats.path.current_mtu.max(1));
@@ -222,7 +229,7 @@ fn info(connection: &quinn::Connection, balance: &Balance, account: &PathAccount
         round_trip_min: Some(connection.min_rtt()),
         congestion_window_segments: u32::try_from(stats.path.cwnd / mtu).ok(),
         // The bytes that were settled last were sent one round trip earlier.
-        since_data_sent: balance.idle.map(|idle| {
+        since_data_sent: byte_stats.idle.map(|idle| {
             if idle.is_zero() {
                 idle
             } else {
@@ -233,8 +240,8 @@ fn info(connection: &quinn::Connection, balance: &Balance, account: &PathAccount
         bytes_acked: Some(acked),
         bytes_sent: Some(stats.udp_tx.bytes),
         bytes_retransmitted: Some(stats.path.lost_bytes),
-        busy: Some(balance.busy),
-        receive_window_limited: Some(balance.window_limited),
+        busy: Some(byte_stats.busy),
+        receive_window_limited: Some(byte_stats.window_limited),
         send_buffer_limited: Some(Duration::ZERO),
         ..TcpInfo::default()
     }

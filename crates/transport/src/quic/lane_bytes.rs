@@ -39,7 +39,7 @@ struct LaneBytesState {
 
 /// A snapshot of [`LaneBytes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Balance {
+pub(super) struct LaneByteStats {
     pub(super) settled: u64,
     pub(super) busy: Duration,
     pub(super) window_limited: Duration,
@@ -49,11 +49,11 @@ pub(super) struct Balance {
 
 /// The connection is lost.
 #[derive(Debug)]
-pub(super) struct Lost;
+pub(super) struct LaneLost;
 
 impl LaneBytes {
     /// Waits until at most `others_max` bytes are unacknowledged.
-    pub(super) fn wait(&self, others_max: u64) -> Result<(), Lost> {
+    pub(super) fn wait(&self, others_max: u64) -> Result<(), LaneLost> {
         let mut state = self.state.lock();
         while state.outstanding > others_max && !state.lost {
             #[cfg(test)]
@@ -65,7 +65,7 @@ impl LaneBytes {
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        if state.lost { Err(Lost) } else { Ok(()) }
+        if state.lost { Err(LaneLost) } else { Ok(()) }
     }
 
     /// Counts these bytes as unacknowledged until they are dropped.
@@ -91,14 +91,14 @@ impl LaneBytes {
     }
 
     /// Records that no more acknowledgments will arrive, and wakes waiting threads.
-    pub(super) fn lose(&self) {
+    pub(super) fn mark_lost(&self) {
         self.state.lock().lost = true;
         self.changed.notify_all();
     }
 
-    pub(super) fn balance(&self) -> Balance {
+    pub(super) fn byte_stats(&self) -> LaneByteStats {
         let state = *self.state.lock();
-        Balance {
+        LaneByteStats {
             settled: state.settled,
             busy: state.busy
                 + state
@@ -161,11 +161,14 @@ mod tests {
         let front = whole.split_to(3);
         drop(whole);
         assert_eq!(
-            (lane_bytes.balance().settled, lane_bytes.balance().idle),
+            (
+                lane_bytes.byte_stats().settled,
+                lane_bytes.byte_stats().idle
+            ),
             (0, Some(Duration::ZERO))
         );
         drop(front);
-        assert_eq!(lane_bytes.balance().settled, 10);
+        assert_eq!(lane_bytes.byte_stats().settled, 10);
         assert!(lane_bytes.wait(0).is_ok());
     }
 
@@ -190,7 +193,7 @@ mod tests {
         let waits = lane_bytes.state.lock().waits;
         let waiting = wait(0);
         until_waits(&waiting, waits + 1);
-        lane_bytes.lose();
+        lane_bytes.mark_lost();
         assert!(!waiting.join().unwrap());
         drop(other);
     }

@@ -35,6 +35,6 @@ impl Linger {
             code = parting => self.connection.close(code, b""),
             _lost = self.connection.closed() => {}
         }
-        self.lane_bytes.lose();
+        self.lane_bytes.mark_lost();
     }
 }

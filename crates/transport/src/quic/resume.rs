@@ -148,7 +148,7 @@ pub(super) struct Resume {
     /// The time of the first acknowledgment, which belongs to the handshake.
     answered: Option<Instant>,
     /// Bytes sent in half a round trip after the first acknowledgment.
-    said: u64,
+    bytes_sent_early: u64,
     /// The send time of the most recently sent packet that was acknowledged.
     newest_acked: Option<Instant>,
 }
@@ -187,7 +187,7 @@ pub(super) struct Start {
 
 /// The state of a connection after an acknowledgment has been processed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AckMoment {
+pub(super) struct PathState {
     pub(super) now: Instant,
     /// The window of the regular congestion control.
     pub(super) window: u64,
@@ -216,7 +216,7 @@ impl Resume {
             allowance,
             in_flight: 0,
             answered: None,
-            said: 0,
+            bytes_sent_early: 0,
             newest_acked: None,
         }
     }
@@ -230,24 +230,24 @@ impl Resume {
         }
     }
 
-    /// Records sent bytes. `moment` holds the bytes in flight as reported by [`in_flight`](Self::in_flight), excluding
+    /// Records sent bytes. `path_state` holds the bytes in flight as reported by [`in_flight`](Self::in_flight), excluding
     /// these bytes.
-    pub(super) fn sent(&mut self, bytes: u64, moment: &AckMoment) {
+    pub(super) fn on_sent(&mut self, bytes: u64, path_state: &PathState) {
         self.in_flight += bytes;
         if self
             .answered
-            .is_some_and(|answered| moment.now <= answered + moment.round_trip / 2)
+            .is_some_and(|answered| path_state.now <= answered + path_state.round_trip / 2)
         {
-            self.said += bytes;
+            self.bytes_sent_early += bytes;
         }
         match &mut self.phase {
-            ResumePhase::Unvalidated { last_sent, .. } => *last_sent = moment.now,
+            ResumePhase::Unvalidated { last_sent, .. } => *last_sent = path_state.now,
             ResumePhase::Reconnaissance {
                 is_confirmed: true, ..
-            } if self.in_flight >= INITIAL_PACKETS * moment.datagram => {
-                self.jump(&AckMoment {
+            } if self.in_flight >= INITIAL_PACKETS * path_state.datagram => {
+                self.jump(&PathState {
                     in_flight: self.in_flight,
-                    ..*moment
+                    ..*path_state
                 });
             }
             _ => {}
@@ -272,11 +272,11 @@ impl Resume {
 
     /// Completes the processing of an acknowledgment. Call this after [`acked`](Self::acked) was called for all of its
     /// packets.
-    pub(super) fn turn(&mut self, moment: &AckMoment) -> Option<Start> {
-        self.in_flight = moment.in_flight;
+    pub(super) fn finish_ack(&mut self, path_state: &PathState) -> Option<Start> {
+        self.in_flight = path_state.in_flight;
         match self.phase {
             ResumePhase::Reconnaissance { acked, .. } => {
-                self.reconnoitre(acked, moment);
+                self.reconnoitre(acked, path_state);
                 None
             }
             ResumePhase::Unvalidated {
@@ -285,14 +285,14 @@ impl Resume {
                 last_sent,
                 pipe,
             } => {
-                if !self.confirms(moment.round_trip_min) {
-                    self.retreat(last_sent, pipe, moment.datagram);
+                if !self.confirms(path_state.round_trip_min) {
+                    self.retreat(last_sent, pipe, path_state.datagram);
                     return None;
                 }
-                let over = moment.now.saturating_duration_since(began) > moment.round_trip;
-                let all_sent = moment.in_flight + moment.datagram >= jump;
+                let over = path_state.now.saturating_duration_since(began) > path_state.round_trip;
+                let all_sent = path_state.in_flight + path_state.datagram >= jump;
                 (over || all_sent || self.has_acked(began))
-                    .then(|| self.validate(last_sent, pipe, moment))
+                    .then(|| self.validate(last_sent, pipe, path_state))
             }
             ResumePhase::Validating { last_sent, .. } if self.has_acked(last_sent) => {
                 self.phase = ResumePhase::Normal;
@@ -317,7 +317,7 @@ impl Resume {
 
     /// Handles a loss or a mark that indicates congestion, or persistent congestion. Returns whether this module
     /// responds to it, instead of the regular congestion control.
-    pub(super) fn congested(&mut self, is_persistent: bool, datagram: u64) -> bool {
+    pub(super) fn on_congestion(&mut self, is_persistent: bool, datagram: u64) -> bool {
         match self.phase {
             ResumePhase::Unvalidated {
                 last_sent, pipe, ..
@@ -334,36 +334,37 @@ impl Resume {
         self.phase != ResumePhase::Normal
     }
 
-    fn reconnoitre(&mut self, acked: u64, moment: &AckMoment) {
-        let answered = *self.answered.get_or_insert(moment.now);
-        let first_window = INITIAL_PACKETS * moment.datagram;
-        let all_said = self.said < first_window + PROBE_BYTES_MAX && self.has_acked(answered);
+    fn reconnoitre(&mut self, acked: u64, path_state: &PathState) {
+        let answered = *self.answered.get_or_insert(path_state.now);
+        let first_window = INITIAL_PACKETS * path_state.datagram;
+        let all_said =
+            self.bytes_sent_early < first_window + PROBE_BYTES_MAX && self.has_acked(answered);
         self.phase = ResumePhase::Reconnaissance {
             acked,
             is_confirmed: acked >= first_window || all_said,
         };
-        let is_used = acked >= first_window || all_said && moment.in_flight >= first_window;
-        if is_used && moment.more_waits {
-            self.jump(moment);
+        let is_used = acked >= first_window || all_said && path_state.in_flight >= first_window;
+        if is_used && path_state.more_waits {
+            self.jump(path_state);
         }
     }
 
-    fn jump(&mut self, moment: &AckMoment) {
-        let suits = self.confirms(moment.round_trip_min);
+    fn jump(&mut self, path_state: &PathState) {
+        let suits = self.confirms(path_state.round_trip_min);
         let allowance = self.allowance.as_ref().filter(|_| suits);
-        let jump = allowance.and_then(|allowance| allowance.take(moment.window));
-        let began = moment.now;
+        let jump = allowance.and_then(|allowance| allowance.take(path_state.window));
+        let began = path_state.now;
         self.phase = jump.map_or(ResumePhase::Normal, |jump| ResumePhase::Unvalidated {
-            jump: jump.min(moment.window_max),
+            jump: jump.min(path_state.window_max),
             began,
             last_sent: began,
-            pipe: moment.in_flight,
+            pipe: path_state.in_flight,
         });
     }
 
-    fn validate(&mut self, last_sent: Instant, pipe: u64, moment: &AckMoment) -> Start {
-        let initial = moment.window_initial;
-        let in_flight = moment.in_flight;
+    fn validate(&mut self, last_sent: Instant, pipe: u64, path_state: &PathState) -> Start {
+        let initial = path_state.window_initial;
+        let in_flight = path_state.in_flight;
         let limited = in_flight < initial || in_flight <= pipe;
         self.phase = if limited {
             ResumePhase::Normal
@@ -397,7 +398,7 @@ impl Resume {
             .is_some_and(|allowance| allowance.confirms(round_trip))
     }
 
-    /// Returns whether a packet sent at or after `sent` has been acknowledged.
+    /// Returns whether a packet sent at or after `on_sent` has been acknowledged.
     fn has_acked(&self, sent: Instant) -> bool {
         self.newest_acked.is_some_and(|newest| newest >= sent)
     }
@@ -435,12 +436,12 @@ mod tests {
     struct Path {
         resume: Resume,
         allowance: Arc<WindowAllowance>,
-        moment: AckMoment,
+        path_state: PathState,
     }
 
     impl Path {
         fn new(allowance: Arc<WindowAllowance>) -> Self {
-            let moment = AckMoment {
+            let path_state = PathState {
                 now: Instant::now() + Duration::from_secs(60),
                 window: INITIAL,
                 window_max: 1 << 30,
@@ -454,7 +455,7 @@ mod tests {
             Self {
                 resume: Resume::new(Some(Arc::clone(&allowance))),
                 allowance,
-                moment,
+                path_state,
             }
         }
 
@@ -469,8 +470,8 @@ mod tests {
         /// Returns a connection that has sent all of its jump and waits for the acknowledgments.
         fn validating() -> Self {
             let mut path = Self::jumped();
-            path.sent(SAVED / 2 - INITIAL);
-            path.moment.in_flight = SAVED / 2;
+            path.on_sent(SAVED / 2 - INITIAL);
+            path.path_state.in_flight = SAVED / 2;
             let start = path.acked(TRIP, DATAGRAM);
             assert_eq!(
                 start,
@@ -483,20 +484,20 @@ mod tests {
             path
         }
 
-        fn sent(&mut self, bytes: u64) {
-            self.moment.now += Duration::from_millis(1);
-            self.resume.sent(bytes, &self.moment);
+        fn on_sent(&mut self, bytes: u64) {
+            self.path_state.now += Duration::from_millis(1);
+            self.resume.on_sent(bytes, &self.path_state);
         }
 
         /// Acknowledges bytes that were sent `ago`.
         fn acked(&mut self, ago: Duration, bytes: u64) -> Option<Start> {
-            self.moment.now += Duration::from_millis(1);
-            self.resume.acked(self.moment.now - ago, bytes);
-            self.resume.turn(&self.moment)
+            self.path_state.now += Duration::from_millis(1);
+            self.resume.acked(self.path_state.now - ago, bytes);
+            self.resume.finish_ack(&self.path_state)
         }
 
-        fn congested(&mut self) -> bool {
-            self.resume.congested(false, DATAGRAM)
+        fn on_congestion(&mut self) -> bool {
+            self.resume.on_congestion(false, DATAGRAM)
         }
 
         fn is_refuted(&self) -> bool {
@@ -512,7 +513,11 @@ mod tests {
         };
         assert_eq!(path.acked(TRIP, 100 * DATAGRAM), None);
         assert_eq!(
-            (path.resume.phase, path.resume.window(), path.congested()),
+            (
+                path.resume.phase,
+                path.resume.window(),
+                path.on_congestion()
+            ),
             (ResumePhase::Normal, None, false)
         );
     }
@@ -542,10 +547,10 @@ mod tests {
     #[test]
     fn who_has_nothing_more_to_send_does_not_jump() {
         let mut path = Path::new(allowance(1));
-        path.moment.more_waits = false;
+        path.path_state.more_waits = false;
         path.acked(TRIP, 100 * DATAGRAM);
         assert_eq!(path.resume.window(), None);
-        path.moment.more_waits = true;
+        path.path_state.more_waits = true;
         path.acked(TRIP, DATAGRAM);
         assert_eq!(path.resume.window(), Some(SAVED / 2), "it may do so later");
     }
@@ -554,22 +559,22 @@ mod tests {
     #[test]
     fn who_has_said_little_jumps_with_the_first_that_follows() {
         let mut path = Path::new(allowance(1));
-        path.moment.more_waits = false;
-        path.moment.in_flight = 0;
+        path.path_state.more_waits = false;
+        path.path_state.in_flight = 0;
         path.acked(TRIP, DATAGRAM);
-        path.sent(10 * DATAGRAM);
+        path.on_sent(10 * DATAGRAM);
         assert_eq!(
             path.resume.window(),
             None,
             "only the handshake has been answered"
         );
-        path.moment.now += TRIP;
+        path.path_state.now += TRIP;
         path.acked(TRIP, DATAGRAM);
-        path.sent(9 * DATAGRAM);
+        path.on_sent(9 * DATAGRAM);
         assert_eq!(path.resume.window(), None, "a little more is no reason");
-        path.sent(DATAGRAM);
+        path.on_sent(DATAGRAM);
         assert_eq!(path.resume.window(), Some(SAVED / 2));
-        assert!(path.congested());
+        assert!(path.on_congestion());
         assert_eq!(
             path.resume.window(),
             Some(5 * DATAGRAM),
@@ -580,15 +585,15 @@ mod tests {
     /// Otherwise a millisecond would decide whether a lane jumps in this round trip or in the next.
     #[test]
     fn who_has_said_little_jumps_too_when_more_is_under_way_by_then() {
-        let jumps = |said: u64| {
+        let jumps = |bytes_sent_early: u64| {
             let mut path = Path::new(allowance(1));
-            path.moment.more_waits = false;
+            path.path_state.more_waits = false;
             path.acked(TRIP, DATAGRAM);
-            path.sent(said);
-            path.moment.now += TRIP * 3 / 4;
-            path.sent(20 * DATAGRAM);
-            path.moment.more_waits = true;
-            path.moment.in_flight = 20 * DATAGRAM;
+            path.on_sent(bytes_sent_early);
+            path.path_state.now += TRIP * 3 / 4;
+            path.on_sent(20 * DATAGRAM);
+            path.path_state.more_waits = true;
+            path.path_state.in_flight = 20 * DATAGRAM;
             path.acked(TRIP, DATAGRAM);
             assert_eq!(path.resume.window(), None, "that is of the handshake");
             path.acked(TRIP * 3 / 4, DATAGRAM);
@@ -606,7 +611,7 @@ mod tests {
     fn another_round_trip_is_another_path() {
         let jumps = |round_trip_min| {
             let mut path = Path::new(allowance(1));
-            path.moment.round_trip_min = round_trip_min;
+            path.path_state.round_trip_min = round_trip_min;
             path.acked(TRIP, 10 * DATAGRAM);
             assert!(!path.is_refuted());
             path.resume.window().is_some()
@@ -624,7 +629,7 @@ mod tests {
     #[test]
     fn congestion_in_reconnaissance_is_the_usual_controls() {
         let mut path = Path::new(allowance(1));
-        assert!(!path.congested());
+        assert!(!path.on_congestion());
         path.acked(TRIP, 100 * DATAGRAM);
         assert_eq!(
             (path.resume.phase, path.is_refuted()),
@@ -651,7 +656,7 @@ mod tests {
         let allowance = allowance(4);
         let [mut first, mut second] = [(); 2].map(|()| Path::new(Arc::clone(&allowance)));
         first.acked(TRIP, 10 * DATAGRAM);
-        assert!(first.congested());
+        assert!(first.on_congestion());
         second.acked(TRIP, 10 * DATAGRAM);
         assert_eq!(
             (second.resume.phase, second.resume.window()),
@@ -662,7 +667,7 @@ mod tests {
     #[test]
     fn a_share_below_the_window_is_no_jump() {
         let mut path = Path::new(allowance(1));
-        path.moment.window = SAVED / 2;
+        path.path_state.window = SAVED / 2;
         path.acked(TRIP, 10 * DATAGRAM);
         assert_eq!(
             (path.resume.phase, path.allowance.outcome().bytes),
@@ -673,7 +678,7 @@ mod tests {
     #[test]
     fn a_short_path_bounds_the_jump() {
         let mut path = Path::new(allowance(1));
-        path.moment.window_max = 1 << 20;
+        path.path_state.window_max = 1 << 20;
         path.acked(TRIP, 10 * DATAGRAM);
         assert_eq!(path.resume.window(), Some(1 << 20));
     }
@@ -682,10 +687,10 @@ mod tests {
     fn congestion_after_the_jump_leaves_half_of_the_pipe() {
         let mut path = Path::jumped();
         path.acked(TRIP, 2 * DATAGRAM);
-        assert!(path.congested() && path.is_refuted());
+        assert!(path.on_congestion() && path.is_refuted());
         assert_eq!(path.resume.window(), Some((INITIAL + 2 * DATAGRAM) / 2));
         // Further congestion and acknowledgments do not change the window.
-        assert!(path.congested());
+        assert!(path.on_congestion());
         path.acked(TRIP, 100 * DATAGRAM);
         assert_eq!(path.resume.window(), Some((INITIAL + 2 * DATAGRAM) / 2));
     }
@@ -693,8 +698,8 @@ mod tests {
     #[test]
     fn a_retreat_is_over_when_the_last_unvalidated_packet_is() {
         let mut path = Path::jumped();
-        path.sent(SAVED / 4);
-        assert!(path.congested());
+        path.on_sent(SAVED / 4);
+        assert!(path.on_congestion());
         let window = path.resume.window().unwrap();
         assert_eq!(path.acked(TRIP, 1_000 * DATAGRAM), None);
         let start = path.acked(Duration::ZERO, DATAGRAM);
@@ -708,7 +713,7 @@ mod tests {
     #[test]
     fn a_shorter_round_trip_after_the_jump_is_a_retreat() {
         let mut path = Path::jumped();
-        path.moment.round_trip_min = TRIP / 2;
+        path.path_state.round_trip_min = TRIP / 2;
         path.acked(TRIP, DATAGRAM);
         assert!(path.is_refuted() && matches!(path.resume.phase, ResumePhase::Retreating { .. }));
     }
@@ -717,9 +722,9 @@ mod tests {
     fn what_is_under_way_is_validated_when_some_has_arrived_or_a_round_trip_is_over() {
         for (waited, ago) in [(Duration::ZERO, Duration::ZERO), (TRIP, TRIP * 2)] {
             let mut path = Path::jumped();
-            path.sent(SAVED / 4);
-            path.moment.in_flight = SAVED / 4;
-            path.moment.now += waited;
+            path.on_sent(SAVED / 4);
+            path.path_state.in_flight = SAVED / 4;
+            path.path_state.now += waited;
             let start = path.acked(ago, DATAGRAM);
             assert_eq!(
                 start,
@@ -735,8 +740,8 @@ mod tests {
     #[test]
     fn a_jump_that_was_hardly_used_is_taken_back() {
         let mut path = Path::jumped();
-        path.sent(DATAGRAM);
-        path.moment.in_flight = INITIAL;
+        path.on_sent(DATAGRAM);
+        path.path_state.in_flight = INITIAL;
         let start = path.acked(Duration::ZERO, 3 * DATAGRAM);
         let window = INITIAL + 3 * DATAGRAM;
         assert_eq!(
@@ -759,7 +764,7 @@ mod tests {
         assert!(matches!(path.resume.phase, ResumePhase::Validating { .. }));
         assert_eq!(path.acked(Duration::ZERO, DATAGRAM), None);
         assert_eq!(
-            (path.resume.phase, path.congested(), path.is_refuted()),
+            (path.resume.phase, path.on_congestion(), path.is_refuted()),
             (ResumePhase::Normal, false, false)
         );
     }
@@ -768,21 +773,21 @@ mod tests {
     fn congestion_while_validating_leaves_half_of_what_has_arrived() {
         let mut path = Path::validating();
         path.acked(TRIP, 500 * DATAGRAM);
-        assert!(path.congested() && path.is_refuted());
+        assert!(path.on_congestion() && path.is_refuted());
         assert_eq!(path.resume.window(), Some((INITIAL + 501 * DATAGRAM) / 2));
     }
 
     #[test]
     fn the_loss_of_everything_is_the_usual_controls_in_each_phase() {
         let mut retreating = Path::jumped();
-        assert!(retreating.congested());
+        assert!(retreating.on_congestion());
         for mut path in [
             Path::new(allowance(1)),
             Path::jumped(),
             Path::validating(),
             retreating,
         ] {
-            assert!(!path.resume.congested(true, DATAGRAM));
+            assert!(!path.resume.on_congestion(true, DATAGRAM));
             assert_eq!(
                 (path.resume.phase, path.resume.window()),
                 (ResumePhase::Normal, None)

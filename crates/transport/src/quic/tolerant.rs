@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use quinn::congestion::{Controller, ControllerFactory, Cubic, CubicConfig};
 use quinn_proto::RttEstimator;
 
-use super::resume::{AckMoment, Resume, Start, WindowAllowance};
+use super::resume::{PathState, Resume, Start, WindowAllowance};
 
 /// Creates the congestion control of each connection.
 #[derive(Debug)]
@@ -100,8 +100,8 @@ impl Tolerant {
     }
 
     /// Returns the present state for [`Resume`], with more data to send.
-    fn moment(&self, now: Instant, in_flight: u64) -> AckMoment {
-        AckMoment {
+    fn path_state(&self, now: Instant, in_flight: u64) -> PathState {
+        PathState {
             now,
             window: self.cubic.window(),
             window_max: self.window_max(),
@@ -115,7 +115,7 @@ impl Tolerant {
     }
 
     /// Restarts CUBIC from a window, in slow start.
-    fn begin_anew(&mut self, now: Instant, start: Start) {
+    fn restart_from(&mut self, now: Instant, start: Start) {
         self.cubic = self.cubic_at(start.window, now);
         self.threshold = start.threshold;
         self.end_slow_start(now);
@@ -139,7 +139,7 @@ impl Tolerant {
         }
     }
 
-    fn turn_round(&mut self, now: Instant) {
+    fn start_round(&mut self, now: Instant) {
         if now.saturating_duration_since(self.round_started) > self.round_trip {
             self.last_round = std::mem::take(&mut self.round);
             self.round_started = now;
@@ -169,8 +169,8 @@ const BYTES_PER_MICROSECOND_MAX: u64 = 1_250;
 
 impl Controller for Tolerant {
     fn on_sent(&mut self, now: Instant, bytes: u64, _last_packet_number: u64) {
-        let moment = self.moment(now, self.resume.in_flight());
-        self.resume.sent(bytes, &moment);
+        let path_state = self.path_state(now, self.resume.in_flight());
+        self.resume.on_sent(bytes, &path_state);
     }
 
     fn on_ack(
@@ -192,7 +192,7 @@ impl Controller for Tolerant {
             .acked
             .fetch_add(bytes, Ordering::Relaxed);
         self.resume.acked(sent, bytes);
-        self.turn_round(now);
+        self.start_round(now);
         self.round.bytes_acked += bytes;
         // A window that grows without being used would not shrink in time after a loss.
         let unused = app_limited || self.cubic.window() >= self.window_max();
@@ -207,12 +207,12 @@ impl Controller for Tolerant {
         app_limited: bool,
         _largest: Option<u64>,
     ) {
-        let moment = AckMoment {
+        let path_state = PathState {
             more_waits: !app_limited,
-            ..self.moment(now, in_flight)
+            ..self.path_state(now, in_flight)
         };
-        if let Some(start) = self.resume.turn(&moment) {
-            self.begin_anew(now, start);
+        if let Some(start) = self.resume.finish_ack(&path_state) {
+            self.restart_from(now, start);
         }
     }
 
@@ -223,11 +223,11 @@ impl Controller for Tolerant {
         persistent: bool,
         lost_bytes: u64,
     ) {
-        self.turn_round(now);
+        self.start_round(now);
         self.round.bytes_lost += lost_bytes;
         let marked = lost_bytes == 0;
         let counts = persistent || marked || self.has_queue() || self.loses_much();
-        if counts && !self.resume.congested(persistent, self.datagram.into()) {
+        if counts && !self.resume.on_congestion(persistent, self.datagram.into()) {
             self.threshold = None;
             self.cubic
                 .on_congestion_event(now, sent, persistent, lost_bytes);
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn slow_start_goes_on_from_a_validated_window() {
         let (mut tolerant, now) = controller(LONG, 0);
-        tolerant.begin_anew(
+        tolerant.restart_from(
             now,
             Start {
                 window: FULL,
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn slow_start_ends_at_the_threshold_of_a_retreat() {
         let (mut tolerant, now) = controller(LONG, 0);
-        tolerant.begin_anew(
+        tolerant.restart_from(
             now,
             Start {
                 window: FULL / 4,

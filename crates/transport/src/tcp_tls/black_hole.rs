@@ -107,7 +107,7 @@ pub(crate) async fn watch<Checking: Future<Output = PathVerdict>>(
     check: impl Fn() -> Checking,
 ) {
     loop {
-        stand_still(&moved).await;
+        wait_until_stalled(&moved).await;
         match check().await {
             PathVerdict::BlackHole => return,
             PathVerdict::Passes => pending().await,
@@ -116,12 +116,12 @@ pub(crate) async fn watch<Checking: Future<Output = PathVerdict>>(
     }
 }
 
-/// Waits until the number of moved bytes is unchanged for [`STILL_LOOKS`] consecutive samples.
-async fn stand_still(moved: impl Fn() -> u64) {
+/// Waits until the number of moved bytes is unchanged for [`STALLED_SAMPLES`] consecutive samples.
+async fn wait_until_stalled(moved: impl Fn() -> u64) {
     let mut before = moved();
     let mut still = 0;
-    while still < STILL_LOOKS {
-        sleep(LOOK_EVERY).await;
+    while still < STALLED_SAMPLES {
+        sleep(SAMPLE_INTERVAL).await;
         let now = moved();
         still = if now == before { still + 1 } else { 0 };
         before = now;
@@ -131,8 +131,8 @@ async fn stand_still(moved: impl Fn() -> u64) {
 /// Duration of a handshake after which the path is checked.
 pub(crate) const HANDSHAKE_LONG: Duration = Duration::from_secs(3);
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-const STILL_LOOKS: u32 = 3;
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+const STALLED_SAMPLES: u32 = 3;
 /// Maximum duration of each of the two exchanges.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 /// Pause after a check without a result.
@@ -183,7 +183,7 @@ mod tests {
         let began = Instant::now();
         let moved = || began.elapsed().as_secs().min(5);
         watch(moved, || async { PathVerdict::BlackHole }).await;
-        assert_eq!(began.elapsed(), (5 + STILL_LOOKS) * SECOND);
+        assert_eq!(began.elapsed(), (5 + STALLED_SAMPLES) * SECOND);
     }
 
     #[tokio::test(start_paused = true)]

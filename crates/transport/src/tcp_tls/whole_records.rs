@@ -37,7 +37,7 @@ pub(super) struct WholeRecords {
     /// Number of these bytes that may be returned.
     whole: usize,
     /// The time at which an incomplete record is considered lost.
-    too_late: Option<Pin<Box<Sleep>>>,
+    overdue_at: Option<Pin<Box<Sleep>>>,
 }
 
 impl WholeRecords {
@@ -47,7 +47,7 @@ impl WholeRecords {
             arrived: vec![0; HEADER_BYTES + BODY_BYTES_MAX],
             filled: 0,
             whole: 0,
-            too_late: None,
+            overdue_at: None,
         }
     }
 
@@ -61,7 +61,7 @@ impl WholeRecords {
     }
 
     /// Returns available bytes, as many as fit into `out`.
-    fn give(&mut self, out: &mut ReadBuf<'_>) {
+    fn copy_out(&mut self, out: &mut ReadBuf<'_>) {
         let given = self.whole.min(out.remaining());
         out.put_slice(&self.arrived[..given]);
         self.arrived.copy_within(given..self.filled, 0);
@@ -70,14 +70,14 @@ impl WholeRecords {
     }
 
     /// Waits until the rest of a record is overdue. There is no time limit between two records.
-    fn poll_too_late(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
+    fn poll_overdue(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
         if self.filled == 0 {
             return Poll::Pending;
         }
-        let too_late = self
-            .too_late
+        let overdue_at = self
+            .overdue_at
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(UNFINISHED_MAX)));
-        ready!(too_late.as_mut().poll(context));
+        ready!(overdue_at.as_mut().poll(context));
         let text =
             "the rest of a TLS record did not arrive; its length may have been damaged in transit";
         Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, text))
@@ -135,14 +135,14 @@ impl AsyncRead for WholeRecords {
             let before = self.filled;
             match self.poll_arrival(context) {
                 Poll::Ready(arrived) => arrived?,
-                Poll::Pending => return self.poll_too_late(context).map(Err),
+                Poll::Pending => return self.poll_overdue(context).map(Err),
             }
-            self.too_late = None;
+            self.overdue_at = None;
             if self.filled == before {
                 break;
             }
         }
-        self.give(out);
+        self.copy_out(out);
         Poll::Ready(Ok(()))
     }
 }

@@ -6,7 +6,8 @@ use quinn::crypto::rustls::QuicServerConfig;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls_pki_types::CertificateDer;
 use zmove_transport::{
-    CertificateFault, ChannelDialler, DialError, HostAuthority, HostPolicy, Reach, TransportChoice,
+    CertificateFault, ChannelDialer, DialError, DialOptions, HostAuthority, HostPolicy,
+    TransportChoice,
 };
 
 use crate::party::{LONG, Party, host_config, serve_tls};
@@ -61,16 +62,16 @@ impl Site {
                 &[zmove_wire::PROTOCOL_NAME],
             );
             let port = serve(config, transport).await;
-            let reach = Reach {
+            let reach = DialOptions {
                 transport,
-                ..Reach::default()
+                ..DialOptions::default()
             };
             let user = Party::new();
-            let dialler = ChannelDialler::new(&user.identity, HOST, port, self.policy(), reach)
+            let dialer = ChannelDialer::new(&user.identity, HOST, port, self.policy(), reach)
                 .await
                 .unwrap();
             outcomes.push(
-                dialler
+                dialer
                     .dial(LONG)
                     .await
                     .map(|channel| assert_eq!(channel.peer(), holder.fingerprint())),

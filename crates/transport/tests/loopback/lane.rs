@@ -9,8 +9,8 @@ use std::{
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use zmove_transport::{
-    Acceptor, ClearLane, Connection, Dialler, FirstKey, Frame, HostPolicy, Identity, LaneError,
-    LaneSink, LaneSource, SharedRate, SocketConfig, TlsLane,
+    Acceptor, ClearLane, Connection, FirstKey, Frame, HostPolicy, Identity, LaneError, LaneSink,
+    LaneSource, SharedRate, SocketConfig, TcpDialer, TlsLane,
 };
 use zmove_types::{BufferPool, ItemId, StageClock};
 
@@ -30,7 +30,7 @@ async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection,
     .unwrap();
     let port = relay(acceptor.local_addr().unwrap()).port();
     let policy = HostPolicy::AcceptNew(FirstKey::default());
-    let dialler = Dialler::new(
+    let dialer = TcpDialer::new(
         &identity,
         "127.0.0.1",
         port,
@@ -43,7 +43,7 @@ async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection,
         let (socket, _) = acceptor.accept_tcp().await.unwrap();
         acceptor.handshake(socket, LONG, || ()).await.unwrap()
     };
-    let (dialled, accepted) = tokio::join!(dialler.dial(LONG), accepted);
+    let (dialled, accepted) = tokio::join!(dialer.dial(LONG), accepted);
     (dialled.unwrap(), accepted)
 }
 

@@ -9,8 +9,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net;
 use tokio::sync::mpsc;
 use zmove_transport::{
-    AcceptError, Channel, ChannelDialler, DialError, FirstKey, HostPolicy, LaneError, LaneWindow,
-    Listener, QuicCongestion, Reach, SharedRate, SocketConfig, Transport, TransportChoice,
+    AcceptError, Channel, ChannelDialer, DialError, DialOptions, FirstKey, HostPolicy, LaneError,
+    LaneWindow, Listener, QuicCongestion, SharedRate, SocketConfig, Transport, TransportChoice,
 };
 use zmove_types::{BufferPool, ItemId, StageClock};
 use zmove_wire::Cipher;
@@ -28,18 +28,18 @@ impl Party {
         (listener, port)
     }
 
-    async fn quic_dialler(&self, port: u16, policy: HostPolicy) -> ChannelDialler {
-        let reach = Reach {
+    async fn quic_dialer(&self, port: u16, policy: HostPolicy) -> ChannelDialer {
+        let reach = DialOptions {
             transport: TransportChoice::Quic,
-            ..Reach::default()
+            ..DialOptions::default()
         };
-        ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach)
+        ChannelDialer::new(&self.identity, "127.0.0.1", port, policy, reach)
             .await
             .unwrap()
     }
 
     async fn dial_quic(&self, port: u16, policy: HostPolicy) -> Result<Channel, DialError> {
-        self.quic_dialler(port, policy).await.dial(LONG).await
+        self.quic_dialer(port, policy).await.dial(LONG).await
     }
 }
 
@@ -421,15 +421,15 @@ async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
 async fn what_was_said_last_arrives_though_the_dialler_closes_at_once() {
     let (host, user) = (Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Quic).await;
-    let dialler = user
-        .quic_dialler(port, HostPolicy::Pinned(host.fingerprint()))
+    let dialer = user
+        .quic_dialer(port, HostPolicy::Pinned(host.fingerprint()))
         .await;
     let dialled = async {
-        let mut channel = dialler.dial(LONG).await.unwrap();
+        let mut channel = dialer.dial(LONG).await.unwrap();
         channel.write_all(GREETING).await.unwrap();
         channel.shutdown().await.unwrap();
         drop(channel);
-        dialler.close().await;
+        dialer.close().await;
     };
     let ((), accepted) = tokio::join!(dialled, accept(&listener));
     let mut said = Vec::new();
@@ -441,18 +441,18 @@ async fn what_was_said_last_arrives_though_the_dialler_closes_at_once() {
 async fn a_silent_port_is_given_up_and_may_be_tried_again() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let user = Party::new();
-    let dialler = user
-        .quic_dialler(
+    let dialer = user
+        .quic_dialer(
             silent.local_addr().unwrap().port(),
             HostPolicy::RefuseUnknown,
         )
         .await;
-    let failed = dialler.dial(Duration::from_millis(100)).await.unwrap_err();
+    let failed = dialer.dial(Duration::from_millis(100)).await.unwrap_err();
     assert!(
         failed.retryable() && matches!(failed, DialError::TimedOut { .. }),
         "{failed:?}"
     );
-    dialler.close().await;
+    dialer.close().await;
 }
 
 /// A port with two hosts in succession. The first host begins its answer to the first datagram and disappears, and the

@@ -10,8 +10,8 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use zmove_transport::{
-    AcceptError, Acceptor, Connection, DialError, DialStage, Dialler, FirstKey, HostPolicy,
-    SocketConfig,
+    AcceptError, Acceptor, Connection, DialError, DialStage, FirstKey, HostPolicy, SocketConfig,
+    TcpDialer,
 };
 use zmove_wire::{Greeting, GreetingError, PROTOCOL_NAME, Role};
 
@@ -42,8 +42,8 @@ impl Party {
         port
     }
 
-    async fn dialler(&self, port: u16, policy: HostPolicy) -> Dialler {
-        Dialler::new(
+    async fn dialer(&self, port: u16, policy: HostPolicy) -> TcpDialer {
+        TcpDialer::new(
             &self.identity,
             LOOPBACK,
             port,
@@ -55,7 +55,7 @@ impl Party {
     }
 
     async fn dial(&self, port: u16, policy: HostPolicy) -> Result<Connection, DialError> {
-        self.dialler(port, policy).await.dial(LONG).await
+        self.dialer(port, policy).await.dial(LONG).await
     }
 }
 
@@ -170,11 +170,11 @@ async fn a_client_that_speaks_another_version_is_sent_the_greeting() {
 async fn nothing_is_resumed() {
     let [host, user] = [Party::new(), Party::new()];
     let (acceptor, port) = host.listen().await;
-    let dialler = user
-        .dialler(port, HostPolicy::Pinned(host.fingerprint()))
+    let dialer = user
+        .dialer(port, HostPolicy::Pinned(host.fingerprint()))
         .await;
     for _ in 0..2 {
-        let (client, server) = tokio::join!(dialler.dial(LONG), accept(&acceptor));
+        let (client, server) = tokio::join!(dialer.dial(LONG), accept(&acceptor));
         drop(client.unwrap());
         assert_eq!(
             server.unwrap().session().handshake_kind(),
@@ -465,12 +465,12 @@ async fn racing_connections_agree_on_one_new_key() {
     let first = FirstKey::default();
     let mut dials = tokio::task::JoinSet::new();
     for port in [host.serve().await, other.serve().await] {
-        let dialler = user
-            .dialler(port, HostPolicy::AcceptNew(first.clone()))
+        let dialer = user
+            .dialer(port, HostPolicy::AcceptNew(first.clone()))
             .await;
         for _ in 0..8 {
-            let dialler = dialler.clone();
-            dials.spawn(async move { dialler.dial(LONG).await });
+            let dialer = dialer.clone();
+            dials.spawn(async move { dialer.dial(LONG).await });
         }
     }
     let good: Vec<_> = dials
@@ -506,7 +506,7 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
 
     // The kernel completes the TCP connection, and no process accepts it.
     let error = user
-        .dialler(port, HostPolicy::RefuseUnknown)
+        .dialer(port, HostPolicy::RefuseUnknown)
         .await
         .dial(LONG_ENOUGH_TO_CONNECT)
         .await
@@ -530,8 +530,8 @@ async fn absent_and_vanishing_hosts_are_told_apart() {
     keeps_port.bind(listener.local_addr().unwrap()).unwrap();
     let listener = listener.listen(1).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let dialler = Party::new().dialler(port, HostPolicy::RefuseUnknown).await;
-    let (error, _) = tokio::join!(dialler.dial(LONG), async {
+    let dialer = Party::new().dialer(port, HostPolicy::RefuseUnknown).await;
+    let (error, _) = tokio::join!(dialer.dial(LONG), async {
         drop(listener.accept().await.unwrap())
     });
     let error = error.unwrap_err();
@@ -539,7 +539,7 @@ async fn absent_and_vanishing_hosts_are_told_apart() {
     assert!(error.retryable());
 
     drop(listener);
-    let error = dialler.dial(LONG).await.unwrap_err();
+    let error = dialer.dial(LONG).await.unwrap_err();
     assert!(matches!(error, DialError::Refused { .. }), "{error:?}");
     assert!(
         error

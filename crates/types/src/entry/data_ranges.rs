@@ -18,9 +18,9 @@ pub struct DataRanges {
 
 /// Collects the data ranges of a file in ascending order.
 #[derive(Clone, Debug, Default)]
-pub struct DataRangesFinder {
+pub struct DataRangesBuilder {
     ranges: Vec<Range<u64>>,
-    holes_lost: u64,
+    merged_holes: u64,
 }
 
 impl DataRanges {
@@ -127,7 +127,7 @@ impl DataRanges {
     }
 }
 
-impl DataRangesFinder {
+impl DataRangesBuilder {
     /// Appends a range, which must not start before the ranges that were added earlier.
     pub fn add(&mut self, range: Range<u64>) {
         match self.ranges.last_mut() {
@@ -136,7 +136,7 @@ impl DataRangesFinder {
         }
         // Makes one pass for many holes instead of one pass per hole.
         if self.ranges.len() > 2 * DataRanges::MAX {
-            self.lose_small_holes();
+            self.merge_across_small_holes();
         }
     }
 
@@ -145,14 +145,14 @@ impl DataRangesFinder {
     #[must_use]
     pub fn finish(mut self, file_bytes: u64) -> (Option<DataRanges>, u64) {
         if self.ranges.len() > DataRanges::MAX {
-            self.lose_small_holes();
+            self.merge_across_small_holes();
         }
-        (DataRanges::new(file_bytes, self.ranges), self.holes_lost)
+        (DataRanges::new(file_bytes, self.ranges), self.merged_holes)
     }
 
     /// Turns the smallest holes between ranges into data. It may run at any time: a hole that is among the largest of
     /// the whole file is also among the largest found so far.
-    fn lose_small_holes(&mut self) {
+    fn merge_across_small_holes(&mut self) {
         let mut holes: Vec<_> = self
             .ranges
             .windows(2)
@@ -162,7 +162,7 @@ impl DataRangesFinder {
         holes.select_nth_unstable(lost - 1);
         let mut behind: Vec<_> = holes[..lost].iter().map(|(_, start)| *start).collect();
         behind.sort_unstable();
-        self.holes_lost += lost as u64;
+        self.merged_holes += lost as u64;
         self.ranges.dedup_by(|range, before| {
             let joins = behind.binary_search(&range.start).is_ok();
             if joins {
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn of_too_many_holes_the_smallest_become_data() {
-        let mut finder = DataRangesFinder::default();
+        let mut finder = DataRangesBuilder::default();
         let (mut at, mut largest) = (0, Vec::new());
         for number in 0..5 * DataRanges::MAX as u64 {
             // Every fifth hole is large, throughout the file.
@@ -284,12 +284,12 @@ mod tests {
 
     #[test]
     fn ranges_that_touch_are_found_as_one() {
-        let mut finder = DataRangesFinder::default();
+        let mut finder = DataRangesBuilder::default();
         [0..4, 4..8, 9..10]
             .into_iter()
             .for_each(|range| finder.add(range));
         assert_eq!(finder.finish(10), (Some(ranges(10, &[0..8, 9..10])), 0));
-        let mut finder = DataRangesFinder::default();
+        let mut finder = DataRangesBuilder::default();
         finder.add(0..10);
         assert_eq!(finder.finish(10), (None, 0), "there is no hole");
     }

@@ -9,14 +9,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
-pub struct Kinds(#[serde(deserialize_with = "known_bits")] u32);
+pub struct MetadataKinds(#[serde(deserialize_with = "known_bits")] u32);
 
 /// Deserializes a set and drops unknown bits.
 fn known_bits<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    Ok(u32::deserialize(deserializer)? & Kinds::ALL.0)
+    Ok(u32::deserialize(deserializer)? & MetadataKinds::ALL.0)
 }
 
-impl Kinds {
+impl MetadataKinds {
     /// The empty set.
     pub const NONE: Self = Self(0);
     /// Permission bits.
@@ -199,7 +199,7 @@ impl fmt::Display for NeverCopied {
     }
 }
 
-impl fmt::Display for Kinds {
+impl fmt::Display for MetadataKinds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = Self::NAMED.iter().filter(|(kind, _)| self.has_any(*kind));
         names.enumerate().try_for_each(|(place, (_, name))| {
@@ -215,34 +215,42 @@ mod tests {
 
     #[test]
     fn each_kind_has_one_bit_and_one_name() {
-        let bits: Vec<_> = Kinds::ALL.each().map(|kind| kind.0).collect();
+        let bits: Vec<_> = MetadataKinds::ALL.each().map(|kind| kind.0).collect();
         assert_eq!(bits, (0..14).map(|bit| 1 << bit).collect::<Vec<_>>());
-        let names: HashSet<_> = Kinds::ALL.each().map(|kind| kind.to_string()).collect();
+        let names: HashSet<_> = MetadataKinds::ALL
+            .each()
+            .map(|kind| kind.to_string())
+            .collect();
         assert_eq!(names.len(), 14, "{names:?}");
         assert!(names.iter().all(|name| !name.contains(',')), "{names:?}");
         assert_eq!(
-            Kinds::OWNERSHIP.and(Kinds::ACLS).to_string(),
+            MetadataKinds::OWNERSHIP
+                .and(MetadataKinds::ACLS)
+                .to_string(),
             "owner, group, acl"
         );
     }
 
     #[test]
     fn attributes_of_one_system_are_not_copied_and_all_others_are() {
-        let of = |name: &str| Kinds::of_xattr(name.as_bytes());
-        assert_eq!(["user.a", "user."].map(of), [Some(Kinds::XATTRS); 2]);
-        assert_eq!(of("system.posix_acl_access"), Some(Kinds::ACLS));
+        let of = |name: &str| MetadataKinds::of_xattr(name.as_bytes());
+        assert_eq!(
+            ["user.a", "user."].map(of),
+            [Some(MetadataKinds::XATTRS); 2]
+        );
+        assert_eq!(of("system.posix_acl_access"), Some(MetadataKinds::ACLS));
         let trusted = [
             "trusted.a",
             "trusted.overlay.opaque",
             "trusted.SGI_ACL_FILE",
         ];
-        assert_eq!(trusted.map(of), [Some(Kinds::TRUSTED); 3]);
+        assert_eq!(trusted.map(of), [Some(MetadataKinds::TRUSTED); 3]);
         let security = [
             "security.capability",
             "security.SMACK64",
             "security.selinux2",
         ];
-        assert_eq!(security.map(of), [Some(Kinds::SECURITY); 3]);
+        assert_eq!(security.map(of), [Some(MetadataKinds::SECURITY); 3]);
         let left = [
             "security.selinux",
             "system.data",

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::entry::kinds::Kinds;
+use crate::entry::kinds::MetadataKinds;
 use crate::entry::rel_path::RelPath;
 use crate::{bytes, list};
 
@@ -32,12 +32,12 @@ pub struct Metadata {
     pub mtime: Timestamp,
     /// Other metadata, if any is preserved. Entries with equal values share one allocation.
     #[serde(serialize_with = "owned", deserialize_with = "shared")]
-    pub extra: Option<Arc<Extra>>,
+    pub extra: Option<Arc<ExtraMetadata>>,
 }
 
 /// Preserved metadata other than mode and modification time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Extra {
+pub struct ExtraMetadata {
     /// The owning user, if ownership is preserved.
     pub owner: Option<Account>,
     /// The owning group, if group ownership is preserved.
@@ -141,7 +141,7 @@ impl Metadata {
     pub fn with_first_name(self, first_name: RelPath) -> Self {
         let extra = self.extra.as_deref().cloned().unwrap_or_default();
         Self {
-            extra: Some(Arc::new(Extra {
+            extra: Some(Arc::new(ExtraMetadata {
                 first_name: Some(first_name),
                 ..extra
             })),
@@ -168,7 +168,7 @@ impl Metadata {
     }
 }
 
-impl Extra {
+impl ExtraMetadata {
     /// Returns the approximate memory of the value, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -217,16 +217,21 @@ fn nanos<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     }
 }
 
-fn owned<S: Serializer>(extra: &Option<Arc<Extra>>, serializer: S) -> Result<S::Ok, S::Error> {
+fn owned<S: Serializer>(
+    extra: &Option<Arc<ExtraMetadata>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     extra.as_deref().serialize(serializer)
 }
 
-fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<Extra>>, D::Error> {
-    let extra = Option::<Extra>::deserialize(deserializer)?;
+fn shared<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Arc<ExtraMetadata>>, D::Error> {
+    let extra = Option::<ExtraMetadata>::deserialize(deserializer)?;
     Ok(extra.filter(|extra| !extra.is_empty()).map(Arc::new))
 }
 
-/// Serializes a missing path as the root. Each [`Extra`] therefore contains a string, for which a receiver reserves
+/// Serializes a missing path as the root. Each [`ExtraMetadata`] therefore contains a string, for which a receiver reserves
 /// memory.
 fn path_or_root<S: Serializer>(path: &Option<RelPath>, serializer: S) -> Result<S::Ok, S::Error> {
     let root = RelPath::root();
@@ -260,10 +265,10 @@ fn xattrs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Xattr>, D::E
 impl Special {
     /// Returns the kind that must be preserved for this special file to be copied.
     #[must_use]
-    pub const fn kind(self) -> Kinds {
+    pub const fn kind(self) -> MetadataKinds {
         match self {
-            Self::Fifo | Self::Socket => Kinds::SPECIALS,
-            Self::Character(_) | Self::Block(_) => Kinds::DEVICES,
+            Self::Fifo | Self::Socket => MetadataKinds::SPECIALS,
+            Self::Character(_) | Self::Block(_) => MetadataKinds::DEVICES,
         }
     }
 }
@@ -295,7 +300,7 @@ impl Xattr {
         self.name.len() <= Self::NAME_BYTES_MAX
             && self.value.len() <= Self::VALUE_BYTES_MAX
             && !self.name.contains(&0)
-            && Kinds::of_xattr(&self.name).is_some()
+            && MetadataKinds::of_xattr(&self.name).is_some()
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The states of a thread for time accounting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
+pub enum ThreadState {
     /// Working on data.
     Busy,
     /// Waiting for work.
@@ -27,7 +27,7 @@ pub struct StageClock {
     starved_ns: AtomicU64,
     blocked_ns: AtomicU64,
     paced_ns: AtomicU64,
-    at_hand: AtomicU64,
+    bytes_in_progress: AtomicU64,
 }
 
 /// A snapshot of a stage's totals.
@@ -48,7 +48,7 @@ pub struct StageTimes {
 pub struct Stopwatch<'a> {
     clock: &'a StageClock,
     since: Instant,
-    at_hand: u64,
+    bytes_in_progress: u64,
 }
 
 impl StageClock {
@@ -58,17 +58,17 @@ impl StageClock {
         Stopwatch {
             clock: self,
             since: Instant::now(),
-            at_hand: 0,
+            bytes_in_progress: 0,
         }
     }
 
     /// Adds `time` spent in the state `doing`.
-    pub fn add(&self, doing: Doing, time: Duration) {
+    pub fn add(&self, doing: ThreadState, time: Duration) {
         let counter = match doing {
-            Doing::Busy => &self.busy_ns,
-            Doing::Starved => &self.starved_ns,
-            Doing::Blocked => &self.blocked_ns,
-            Doing::Paced => &self.paced_ns,
+            ThreadState::Busy => &self.busy_ns,
+            ThreadState::Starved => &self.starved_ns,
+            ThreadState::Blocked => &self.blocked_ns,
+            ThreadState::Paced => &self.paced_ns,
         };
         counter.fetch_add(
             u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
@@ -90,24 +90,26 @@ impl StageClock {
 
     /// Returns the number of bytes that the stage's threads have started but not finished processing.
     #[must_use]
-    pub fn at_hand(&self) -> u64 {
-        self.at_hand.load(Ordering::Relaxed)
+    pub fn bytes_in_progress(&self) -> u64 {
+        self.bytes_in_progress.load(Ordering::Relaxed)
     }
 }
 
 impl Stopwatch<'_> {
     /// Sets the number of bytes received so far of the thread's current frame. On a slow path, a frame takes many
     /// seconds to arrive.
-    pub fn has_at_hand(&mut self, bytes: u64) {
-        self.clock.at_hand.fetch_add(bytes, Ordering::Relaxed);
-        self.clock.at_hand.fetch_sub(
-            std::mem::replace(&mut self.at_hand, bytes),
+    pub fn set_bytes_in_progress(&mut self, bytes: u64) {
+        self.clock
+            .bytes_in_progress
+            .fetch_add(bytes, Ordering::Relaxed);
+        self.clock.bytes_in_progress.fetch_sub(
+            std::mem::replace(&mut self.bytes_in_progress, bytes),
             Ordering::Relaxed,
         );
     }
 
     /// Adds the time since the last call (or the start) to the state `doing`.
-    pub fn lap(&mut self, doing: Doing) {
+    pub fn lap(&mut self, doing: ThreadState) {
         let now = Instant::now();
         self.clock.add(doing, now - self.since);
         self.since = now;
@@ -121,7 +123,7 @@ impl Stopwatch<'_> {
 
 impl Drop for Stopwatch<'_> {
     fn drop(&mut self) {
-        self.has_at_hand(0);
+        self.set_bytes_in_progress(0);
     }
 }
 
@@ -163,21 +165,21 @@ mod tests {
     fn what_threads_have_at_hand_goes_with_them() {
         let clock = StageClock::default();
         let (mut one, mut other) = (clock.start(), clock.start());
-        one.has_at_hand(3);
-        one.has_at_hand(5);
-        other.has_at_hand(2);
-        assert_eq!(clock.at_hand(), 7);
+        one.set_bytes_in_progress(3);
+        one.set_bytes_in_progress(5);
+        other.set_bytes_in_progress(2);
+        assert_eq!(clock.bytes_in_progress(), 7);
         drop(one);
-        assert_eq!(clock.at_hand(), 2);
-        other.has_at_hand(0);
-        assert_eq!(clock.at_hand(), 0);
+        assert_eq!(clock.bytes_in_progress(), 2);
+        other.set_bytes_in_progress(0);
+        assert_eq!(clock.bytes_in_progress(), 0);
     }
 
     #[test]
     fn shares_add_up() {
         let clock = StageClock::default();
-        clock.add(Doing::Busy, Duration::from_millis(30));
-        clock.add(Doing::Starved, Duration::from_millis(10));
+        clock.add(ThreadState::Busy, Duration::from_millis(30));
+        clock.add(ThreadState::Starved, Duration::from_millis(10));
         let times = clock.times();
         assert!((times.share(times.busy) - 0.75).abs() < 1e-9);
         assert_eq!(times.total(), Duration::from_millis(40));

@@ -11,8 +11,8 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn terms(rest: Duration) -> Terms {
-    Terms {
+fn config(rest: Duration) -> WatchConfig {
+    WatchConfig {
         rest,
         rescan: Some(Duration::from_secs(3600)),
         is_shared: |_| false,
@@ -21,8 +21,8 @@ fn terms(rest: Duration) -> Terms {
 }
 
 /// Returns a watch that has walked the tree once and has found no rested files.
-fn watched(root: &Path, terms: Terms) -> Watch {
-    let watch = Watch::begin(root, terms).unwrap();
+fn watched(root: &Path, config: WatchConfig) -> Watch {
+    let watch = Watch::begin(root, config).unwrap();
     wait_for(|| watch.state().has_walked);
     watch
 }
@@ -75,7 +75,7 @@ const SHORT: Duration = Duration::from_millis(200);
 fn what_is_unfinished_comes_when_it_has_its_name() {
     let root = tempfile::tempdir().unwrap();
     fs::write(root.path().join(".part"), "met").unwrap();
-    let watch = watched(root.path(), terms(Duration::ZERO));
+    let watch = watched(root.path(), config(Duration::ZERO));
     assert_only_comes(&watch, "first");
     fs::write(root.path().join(".part"), "told of").unwrap();
     assert_only_comes(&watch, "second");
@@ -87,7 +87,7 @@ fn what_is_unfinished_comes_when_it_has_its_name() {
 fn files_come_when_they_are_closed() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("d")).unwrap();
-    let watch = watched(root.path(), terms(LONG));
+    let watch = watched(root.path(), config(LONG));
     let mut file = File::create(root.path().join("d/f")).unwrap();
     file.write_all(b"x").unwrap();
     // The file is still open.
@@ -116,10 +116,10 @@ fn a_directory_that_cannot_be_read_leaves_the_others_watched() {
         let reading = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
         own.effective.remove(reading);
         set_capabilities(None, own).unwrap();
-        watched(root.path(), terms(LONG))
+        watched(root.path(), config(LONG))
     };
     let watch = std::thread::scope(|scope| scope.spawn(watch_as_any_user).join().unwrap());
-    assert!(matches!(watch.state().how, How::Events));
+    assert!(matches!(watch.state().detection, ChangeDetection::Events));
     assert_eq!(watch.state().directories, 2);
     put(root.path().join("open/f"));
     assert_come(&watch, &["open/f"]);
@@ -131,7 +131,7 @@ fn a_directory_that_cannot_be_read_leaves_the_others_watched() {
 #[test]
 fn names_count_that_are_there_at_the_end() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let watch = watched(root.path(), terms(LONG));
+    let watch = watched(root.path(), config(LONG));
     fs::write(outside.path().join("in"), "x").unwrap();
     fs::rename(outside.path().join("in"), root.path().join("in")).unwrap();
     fs::write(root.path().join("out"), "x").unwrap();
@@ -147,7 +147,7 @@ fn names_count_that_are_there_at_the_end() {
 #[test]
 fn a_file_that_nobody_closes_comes_when_it_has_rested() {
     let root = tempfile::tempdir().unwrap();
-    let watch = watched(root.path(), terms(SHORT));
+    let watch = watched(root.path(), config(SHORT));
     let begun = Instant::now();
     let mut file = File::create(root.path().join("f")).unwrap();
     file.write_all(b"x").unwrap();
@@ -160,7 +160,7 @@ fn a_file_that_nobody_closes_comes_when_it_has_rested() {
 #[test]
 fn directories_are_watched_that_come_later() {
     let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let watch = watched(root.path(), terms(SHORT));
+    let watch = watched(root.path(), config(SHORT));
     fs::create_dir_all(root.path().join("a/b/c")).unwrap();
     put(root.path().join("a/b/c/f"));
     fs::create_dir_all(outside.path().join("whole/d")).unwrap();
@@ -188,13 +188,13 @@ fn what_no_event_tells_a_walk_finds() {
     for directory in ["a", "b", "c"] {
         fs::create_dir(root.path().join(directory)).unwrap();
     }
-    let terms = Terms {
+    let config = WatchConfig {
         rescan: Some(SHORT),
-        ..terms(SHORT)
+        ..config(SHORT)
     };
-    let watch = Watch::begin_with(root.path(), terms, 1).unwrap();
+    let watch = Watch::begin_with(root.path(), config, 1).unwrap();
     wait_for(|| watch.state().has_walked);
-    let How::Walks(why) = watch.state().how else {
+    let ChangeDetection::Walks(why) = watch.state().detection else {
         panic!("{:?}", watch.state())
     };
     assert!(why.contains("sysctl fs.inotify.max_user_watches"), "{why}");
@@ -213,13 +213,15 @@ fn what_no_event_tells_a_walk_finds() {
 #[test]
 fn on_a_network_file_system_the_tree_is_walked_alone() {
     let root = tempfile::tempdir().unwrap();
-    let terms = Terms {
+    let config = WatchConfig {
         rescan: Some(SHORT),
         is_shared: |_| true,
-        ..terms(SHORT)
+        ..config(SHORT)
     };
-    let watch = watched(root.path(), terms);
-    assert!(matches!(watch.state().how, How::Walks(why) if why.contains("network file system")));
+    let watch = watched(root.path(), config);
+    assert!(
+        matches!(watch.state().detection, ChangeDetection::Walks(why) if why.contains("network file system"))
+    );
     assert_eq!(watch.state().directories, 0);
     let begun = Instant::now();
     put(root.path().join("f"));
@@ -235,7 +237,7 @@ fn the_queue_may_overflow() {
         .trim()
         .parse()
         .unwrap();
-    let watch = watched(root.path(), terms(SHORT));
+    let watch = watched(root.path(), config(SHORT));
     // No events are read in the meantime, because reading requires this lock.
     let held = watch.shared.account();
     fs::write(root.path().join("first"), "x").unwrap();
@@ -263,20 +265,20 @@ fn the_queue_may_overflow() {
 fn the_root_may_go_and_come_back() {
     let above = tempfile::tempdir().unwrap();
     let root = above.path().join("root");
-    let watch = Watch::begin(&root, terms(SHORT)).unwrap();
+    let watch = Watch::begin(&root, config(SHORT)).unwrap();
     fs::create_dir(&root).unwrap();
     wait_for(|| watch.state().has_walked);
     put(root.join("f"));
     assert_come(&watch, &["f"]);
     fs::rename(&root, above.path().join("elsewhere")).unwrap();
-    wait_for(|| !watch.state().is_there);
+    wait_for(|| !watch.state().exists);
     fs::create_dir(&root).unwrap();
     put(root.join("g"));
     assert_come(&watch, &["g"]);
     fs::remove_dir_all(&root).unwrap();
-    wait_for(|| !watch.state().is_there);
+    wait_for(|| !watch.state().exists);
     fs::rename(above.path().join("elsewhere"), &root).unwrap();
-    wait_for(|| watch.state().is_there);
+    wait_for(|| watch.state().exists);
     // The walk of the other directory has not found the file, so it is handed out again. The transfer finds it at the
     // target.
     assert_come(&watch, &["f"]);
@@ -293,7 +295,7 @@ fn the_root_may_go_and_come_back() {
 #[test]
 fn what_was_not_moved_comes_again() {
     let root = tempfile::tempdir().unwrap();
-    let watch = watched(root.path(), terms(SHORT));
+    let watch = watched(root.path(), config(SHORT));
     put(root.path().join("f"));
     let batch = watch.take(9, PATIENCE).unwrap();
     watch.put_back(batch);

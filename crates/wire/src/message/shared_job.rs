@@ -212,7 +212,7 @@ pub enum SharedJobResult {
 
 #[cfg(test)]
 mod tests {
-    use zmove_types::Kinds;
+    use zmove_types::MetadataKinds;
 
     use super::*;
     use crate::message::{NotKeptReason, ToReceiver, ToSender, decode_message, encode_message};
@@ -292,7 +292,11 @@ mod tests {
             answer(SharedJobResult::DirectoriesSet(vec![fault])),
             [13, 0xAC, 2, 4, 1, 3, 7, 0, 2]
         );
-        let not_kept = vec![NotKept::new(Kinds::MODE, NotKeptReason::Unsupported, 3)];
+        let not_kept = vec![NotKept::new(
+            MetadataKinds::MODE,
+            NotKeptReason::Unsupported,
+            3,
+        )];
         assert_eq!(
             answer(SharedJobResult::Settled(not_kept)),
             [13, 0xAC, 2, 5, 1, 1, 2, 3]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use zmove_engine::{
-    Connector, DialSettings, NoListener, Push, PushError, PushJob, Remote, RemotePush, Retrying,
+    Connector, DialSettings, NoListener, Push, PushError, PushJob, Remote, RemotePush, RetryPolicy,
     Run, SenderConfig, Timeout,
 };
 use zmove_scan::ScanRoot;
@@ -80,7 +80,7 @@ fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
     let first = Push::start(job(), SenderConfig::default(), &mut run, Instant::now());
     let (ended, home) = (tokio::sync::Notify::new(), site.path("client"));
     let pushing = RemotePush {
-        receiver: Retrying {
+        receiver: RetryPolicy {
             connector: Connector {
                 home: &home,
                 remote: &remote,

@@ -7,13 +7,13 @@ use std::time::Instant;
 use serde::Serialize;
 use tokio::io::AsyncWriteExt;
 use zmove_engine::{
-    Causes, Connector, DialSettings, NoListener, Push, PushJob, Remote, RemotePush, Retrying, Run,
-    SenderConfig, Timeout,
+    Causes, Connector, DialSettings, NoListener, Push, PushJob, Remote, RemotePush, RetryPolicy,
+    Run, SenderConfig, Timeout,
 };
 use zmove_scan::ScanRoot;
 use zmove_sender::Removals;
 use zmove_transport::{
-    Access, AuthorizedKeys, Dialler, Fingerprint, Grant, HostPolicy, Identity, SocketConfig,
+    Access, AuthorizedKeys, Fingerprint, Grant, HostPolicy, Identity, SocketConfig, TcpDialer,
     control_pair,
 };
 use zmove_types::{NoObserver, RelPath, TransferId};
@@ -60,7 +60,7 @@ pub(super) fn say_as<M: Serialize>(
             HostPolicy::Pinned(daemon.fingerprint),
             SocketConfig::default(),
         );
-        let dialler = Dialler::new(
+        let dialer = TcpDialer::new(
             &identity,
             "127.0.0.1",
             daemon.address.port(),
@@ -69,7 +69,7 @@ pub(super) fn say_as<M: Serialize>(
         )
         .await
         .unwrap();
-        let mut connection = dialler.dial(PATIENCE).await.unwrap();
+        let mut connection = dialer.dial(PATIENCE).await.unwrap();
         // A daemon that has answered may not yet have removed the previous transfer, so each transfer gets a new id.
         let number = NEXT_TRANSFER.fetch_add(1, Ordering::Relaxed);
         let transfer = TransferId(u128::from(number).to_le_bytes());
@@ -200,7 +200,7 @@ impl Granted {
         let mut run = Run::begin(None, Instant::now());
         let first = Push::start(job(), SenderConfig::default(), &mut run, Instant::now());
         let pushing = RemotePush {
-            receiver: Retrying {
+            receiver: RetryPolicy {
                 connector: Connector {
                     home: &home,
                     remote: &remote,
@@ -281,7 +281,7 @@ fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
             HostPolicy::Pinned(receiver.fingerprint),
             SocketConfig::default(),
         );
-        let dialler = Dialler::new(
+        let dialer = TcpDialer::new(
             &identity,
             "127.0.0.1",
             receiver.address.port(),
@@ -289,7 +289,7 @@ fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
             socket,
         );
         let (mut reader, mut writer) =
-            control_pair(dialler.await.unwrap().dial(PATIENCE).await.unwrap());
+            control_pair(dialer.await.unwrap().dial(PATIENCE).await.unwrap());
         let greeting = Greeting::new(Role::Control, TransferId([6; 16]))
             .encode()
             .to_vec();

@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 use zmove_scan::ScanRoot;
 use zmove_sender::{Link, NoQuota, Push, PushJob, Relay, Run, SenderConfig};
 use zmove_transport::{
-    Channel, ControlError, ControlReader, ControlWriter, Dialler, Fingerprint, Frame, HostPolicy,
-    Identity, SocketConfig, control_pair,
+    Channel, ControlError, ControlReader, ControlWriter, Fingerprint, Frame, HostPolicy, Identity,
+    SocketConfig, TcpDialer, control_pair,
 };
 use zmove_types::{Name, NoObserver, RelPath, StageClock, TransferId};
 use zmove_wire::{
@@ -466,14 +466,14 @@ fn say(site: &Site, id: u8, bytes: &[u8]) -> Vec<u8> {
     runtime.block_on(async {
         let policy = HostPolicy::Pinned(daemon.fingerprint);
         let port = daemon.address.port();
-        let dialler = Dialler::new(
+        let dialer = TcpDialer::new(
             &identity,
             "127.0.0.1",
             port,
             policy,
             SocketConfig::default(),
         );
-        let mut connection = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
+        let mut connection = dialer.await.unwrap().dial(PATIENCE).await.unwrap();
         connection
             .write_all(&[&greeting, bytes].concat())
             .await

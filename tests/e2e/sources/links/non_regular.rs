@@ -6,7 +6,7 @@ use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
-use zmove_types::{Kinds, Metadata, RelPath, Special};
+use zmove_types::{Metadata, MetadataKinds, RelPath, Special};
 use zmove_wire::{BatchEntry, NotKept, NotKeptReason, PreserveOptions, ToSender};
 
 use super::{hard_link, push};
@@ -301,7 +301,7 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     let mut intruder = Intruder::new(&root);
     intruder.open.target = root.as_os_str().as_encoded_bytes().to_vec();
     intruder.open.keeping = PreserveOptions {
-        kinds: Kinds::ALL,
+        kinds: MetadataKinds::ALL,
         ..PreserveOptions::default()
     };
     let intruded = intruder.does(vec![batch(0, "", entries)]);
@@ -313,12 +313,16 @@ fn a_first_name_that_leads_to_anything_else_gets_no_other() {
     let counts = not_kept(intruded.answers);
     let links: u64 = counts
         .iter()
-        .filter(|count| count.kind == Kinds::LINKS)
+        .filter(|count| count.kind == MetadataKinds::LINKS)
         .map(|count| count.entries)
         .sum();
     assert_eq!(links, 11, "{counts:?}");
     assert_eq!(
-        counts.contains(&NotKept::new(Kinds::DEVICES, NotKeptReason::NotGranted, 1)),
+        counts.contains(&NotKept::new(
+            MetadataKinds::DEVICES,
+            NotKeptReason::NotGranted,
+            1
+        )),
         has_device,
         "{counts:?}"
     );

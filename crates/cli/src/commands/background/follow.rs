@@ -22,7 +22,7 @@ use zmove_disk::is_part;
 use zmove_engine::SourcesError;
 use zmove_jobs::{AttemptProgress, Watching, is_shared, this_program};
 use zmove_types::{Escaped, Lock};
-use zmove_watch::{Batch, How, Terms, Watch};
+use zmove_watch::{Batch, ChangeDetection, Watch, WatchConfig};
 
 use crate::args::{PushArgs, SubmitArgs};
 use crate::commands::transfer::{interrupted, names_other_host};
@@ -96,13 +96,13 @@ pub(crate) fn prepare_batch(args: &mut PushArgs) {
 /// Watches and moves files until the process is asked to stop or a transfer fails.
 pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
     let root = std::path::absolute(&args.copy.push.paths[0]).context("find the source")?;
-    let terms = Terms {
+    let config = WatchConfig {
         rest: args.job.rest.map_or(REST, |rest| rest.0),
         rescan: args.job.rescan.map(|rescan| rescan.0),
         is_shared,
         is_unfinished: |name| is_part(name.as_bytes()),
     };
-    let watch = Watch::begin(&root, terms).context("start a thread")?;
+    let watch = Watch::begin(&root, config).context("start a thread")?;
     let stop = Stop::listen()?;
     let mut report =
         Report::new((args.job.deadline.0 / 4).clamp(REPORT_INTERVAL, REPEAT_INTERVAL_MAX));
@@ -393,9 +393,9 @@ impl Report {
             self.now.bytes_per_second = None;
             WATCHING.clone_into(&mut self.now.limited_by);
         }
-        let why = match state.how {
-            How::Events => None,
-            How::Walks(why) => Some(why),
+        let why = match state.detection {
+            ChangeDetection::Events => None,
+            ChangeDetection::Walks(why) => Some(why),
         };
         let shown = Watching {
             by: if why.is_none() { "events" } else { "walks" }.to_owned(),
@@ -403,7 +403,7 @@ impl Report {
             directories: state.directories as u64,
             ready: state.ready as u64,
             changing: state.changing as u64,
-            there: state.is_there,
+            there: state.exists,
             idle,
         };
         let told = self.told.as_ref();

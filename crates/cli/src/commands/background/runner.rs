@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::fs::Mode;
-use zmove_engine::After;
+use zmove_engine::OnInterrupt;
 use zmove_jobs::{
     COPY_TO_END, IdlePolicy, JobsDirectory, Limits, NotifyMethod, Program, RunEnd, Runner,
     RunnerConfig, RunnerError, Store, THIS_PROGRAM,
@@ -155,7 +155,7 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     let said = ssh_words::so_far();
     // Pausing or ending a job also stops its transfer between other hosts. If this process is killed, the next attempt
     // does that.
-    copy::run(args.copy, started, After::Stops).map_err(|error| ssh_words::judge(error, said))
+    copy::run(args.copy, started, OnInterrupt::Stop).map_err(|error| ssh_words::judge(error, said))
 }
 
 /// Leaves the terminal, so that it sends no signals to this process and no child process prompts on it.

@@ -267,7 +267,7 @@ async fn serve(
     };
     let all_ended = daemon.serve(stop).await;
     if !all_ended {
-        daemon.leave_transfers().await;
+        daemon.abandon_transfers().await;
     }
     Ok(all_ended)
 }

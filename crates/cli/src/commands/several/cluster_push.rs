@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use tokio::sync::watch;
 use zmove_cluster::jetstream::{
     BrokerState, GrantNotice, JetStream, JobNotice, LocalBroker, LocalServer, NodeFailure,
-    NodeNotice, Notice, NoticeBoard, Numbered, QueueRole, SourceNotice,
+    NodeNotice, Notice, NoticeBoard, NumberAssignment, QueueRole, SourceNotice,
 };
 use zmove_cluster::{JobError, JobPhase, Receiver, SharedJob};
 use zmove_engine::Sources;
@@ -210,11 +210,13 @@ impl Liaison {
         }
         let numbered = self.notice.number(&report.node);
         match numbered {
-            Numbered::TooMany => self.participants.warn_of_too_many(),
-            Numbered::Now | Numbered::Before => self.participants.hear(&report.node, part),
+            NumberAssignment::TooMany => self.participants.warn_of_too_many(),
+            NumberAssignment::Assigned | NumberAssignment::Existing => {
+                self.participants.hear(&report.node, part)
+            }
         }
         self.notice.answer(&report.node, part.ping);
-        Ok(numbered == Numbered::Now)
+        Ok(numbered == NumberAssignment::Assigned)
     }
     /// Returns the grant that is due to the node with this key, which has no grant or one that ends soon. Nothing is
     /// stored, so a grant in a notice that the broker loses is sent again.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
-use zmove_cluster::jetstream::{NODES_MAX, NodeFailure, NodePart, NodeState, TELL_EVERY};
-use zmove_cluster::{LEASE, Others, SeenMessages, Served, Tally, WorkQueue};
+use zmove_cluster::jetstream::{NODES_MAX, NOTICE_INTERVAL, NodeFailure, NodePart, NodeState};
+use zmove_cluster::{LEASE, Others, SeenMessages, SessionResults, Tally, WorkQueue};
 use zmove_jobs::{Nodes, Pace, Party};
 use zmove_types::{Event, Lock, Observer};
 use zmove_wire::{FileTotal, TransferProgress};
@@ -152,19 +152,19 @@ impl Participants {
     }
 
     /// Shows all participants every second, forever. `served` is the work of this process.
-    pub(crate) async fn show(&self, queue: &impl WorkQueue, served: &Served) -> Infallible {
-        let mut ticks = interval(TELL_EVERY);
+    pub(crate) async fn show(&self, queue: &impl WorkQueue, served: &SessionResults) -> Infallible {
+        let mut ticks = interval(NOTICE_INTERVAL);
         loop {
             ticks.tick().await;
             // A lost broker must not delay the display.
-            let asked = timeout(TELL_EVERY, queue.waiting()).await;
+            let asked = timeout(NOTICE_INTERVAL, queue.waiting()).await;
             let waiting = asked.ok().and_then(Result::ok);
             self.show_now(waiting, served);
         }
     }
 
     /// Shows all participants immediately.
-    pub(crate) fn show_now(&self, waiting: Option<u64>, served: &Served) {
+    pub(crate) fn show_now(&self, waiting: Option<u64>, served: &SessionResults) {
         let nodes = self.look(waiting, &served.by_receiver(), Instant::now());
         self.shown.send_replace(nodes);
     }
@@ -229,7 +229,7 @@ impl Participants {
 
     /// Returns how many nodes have done any of the work, or how many receivers if there is only one node. `served` is
     /// the work of this process.
-    pub(crate) fn served(&self, served: &Served) -> usize {
+    pub(crate) fn served(&self, served: &SessionResults) -> usize {
         if self.head.is_none() {
             return served.by_receiver().len();
         }
@@ -318,7 +318,7 @@ fn sum<'a>(totals: impl Iterator<Item = &'a FileTotal>) -> FileTotal {
 }
 
 const BY_OTHERS: &str = "other nodes take over its work";
-/// Time without a report after which a node counts as silent. Nodes report every [`TELL_EVERY`].
+/// Time without a report after which a node counts as silent. Nodes report every [`NOTICE_INTERVAL`].
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which the user is warned. The items of the node are leased for twice this time.
 const LOST_AFTER: Duration = Duration::from_secs(LEASE.as_secs() / 2);
@@ -587,7 +587,7 @@ mod tests {
         ["stops", "refused"]
             .into_iter()
             .for_each(|node| participants.leave(absent(node)));
-        assert_eq!(participants.served(&Served::default()), 2);
+        assert_eq!(participants.served(&SessionResults::default()), 2);
         assert_eq!(
             others(&participants),
             (1, 2),

@@ -17,7 +17,7 @@ use zmove_jobs::{Party, host_name};
 use zmove_sender::SenderConfig;
 use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, SharedRate};
-use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
+use zmove_types::{ByteCount, ByteRate, MetadataKinds, Observer, SharedJobId};
 use zmove_wire::{DirectoryReplacement, NodeName, Open, PreserveOptions, TargetShape};
 
 use crate::commands::participants::Participants;
@@ -33,7 +33,7 @@ pub(crate) struct Leading {
     pub(crate) job: SharedJob,
     pub(crate) receivers: Vec<Receiver>,
     /// Index of the receiver that is asked first to start the job.
-    pub(crate) begins_at: usize,
+    pub(crate) first_receiver: usize,
     /// Maximum time for which the job continues without any receiver.
     pub(crate) patience: Duration,
     pub(crate) participants: Arc<Participants>,
@@ -52,7 +52,7 @@ impl Leading {
     pub(crate) async fn lead(
         self,
         queue: Arc<impl WorkQueue>,
-        others_come_within: Duration,
+        others_join_within: Duration,
         beside: impl Future<Output = Result<Infallible>>,
     ) -> Result<Led> {
         let Self {
@@ -68,10 +68,10 @@ impl Leading {
             ..Node::new(job, Arc::clone(&queue), receivers, movers, self.patience)
         };
         let head = Head {
-            begins_at: self.begins_at,
+            first_receiver: self.first_receiver,
             phase: self.phase,
             others: participants.others.subscribe(),
-            others_come_within,
+            others_join_within,
             ..Head::new(node)
         };
         let observer = Arc::clone(&participants) as Arc<dyn Observer>;
@@ -174,9 +174,9 @@ pub(crate) fn lead_again(
     receivers: usize,
     mut lead: impl FnMut(usize) -> Result<Led>,
 ) -> Result<Led> {
-    let mut begins_at = 0;
+    let mut first_receiver = 0;
     for _ in 1..receivers {
-        let led = lead(begins_at)?;
+        let led = lead(first_receiver)?;
         let Err(JobError::PerhapsBegun {
             absent_at: Some(at),
             ..
@@ -184,9 +184,9 @@ pub(crate) fn lead_again(
         else {
             return Ok(led);
         };
-        begins_at = at;
+        first_receiver = at;
     }
-    lead(begins_at)
+    lead(first_receiver)
 }
 
 /// Returns the job that these settings describe. All sessions of this node together keep '--limit'.
@@ -197,11 +197,11 @@ pub(crate) fn job(
 ) -> Result<SharedJob> {
     let job = settings.job(sources)?;
     let kinds = job.open.keeping.kinds;
-    if settings.args.keeping.archive && kinds.has_any(Kinds::LINKS) {
+    if settings.args.keeping.archive && kinds.has_any(MetadataKinds::LINKS) {
         terminal::warn("with several receivers, hard links become separate files");
     }
     let keeping = PreserveOptions {
-        kinds: kinds.without(Kinds::LINKS),
+        kinds: kinds.without(MetadataKinds::LINKS),
         ..job.open.keeping
     };
     let open = Open {
@@ -317,8 +317,8 @@ mod tests {
     fn another_job_begins_where_the_first_is_not_and_as_often_as_there_are_receivers() {
         let lead = |absent_at: &[Option<usize>]| {
             let mut begun_at = Vec::new();
-            let led = lead_again(3, |begins_at| {
-                begun_at.push(begins_at);
+            let led = lead_again(3, |first_receiver| {
+                begun_at.push(first_receiver);
                 let absent_at = absent_at[begun_at.len() - 1];
                 let error = Box::new(SessionEnd::from(Stop::Ended));
                 let ended = Err(JobError::PerhapsBegun { error, absent_at });

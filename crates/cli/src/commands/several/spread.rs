@@ -35,7 +35,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         None => (None, receivers(settings)?),
     };
     display.start();
-    let led = lead_again(receivers.len(), |begins_at| {
+    let led = lead_again(receivers.len(), |first_receiver| {
         let id = fresh()?;
         let names = receivers.iter().map(|receiver| receiver.remote.to_string());
         let head = cluster.as_ref().map(|_| host_name());
@@ -44,7 +44,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
             let leading = Leading {
                 job: SharedJob { id, ..job.clone() },
                 receivers: receivers.clone(),
-                begins_at,
+                first_receiver,
                 patience: settings.args.timeout.0,
                 participants: Arc::new(participants),
                 phase: watch::Sender::default(),

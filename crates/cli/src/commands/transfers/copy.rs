@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_engine::{
-    After, Connector, Copied, PushError, RemoteCopy, Retrying, Summary, copy_result, end_copy,
-    read_receipt,
+    Connector, CopyOutcome, OnInterrupt, PushError, RemoteCopy, RetryPolicy, Summary, copy_result,
+    end_copy, read_receipt,
 };
 use zmove_sender::SessionError;
 use zmove_tools::sweep::Shares;
@@ -31,7 +31,7 @@ use crate::value::exit::{Exit, failure};
 
 /// Runs `zmove copy`. `after` determines whether a copy between two other hosts continues when the user or a job's
 /// runner ends this process.
-pub(crate) fn run(args: CopyArgs, started: Instant, after: After) -> Result<Exit> {
+pub(crate) fn run(args: CopyArgs, started: Instant, after: OnInterrupt) -> Result<Exit> {
     match Copy::new(args, Arc::new(Prompt))? {
         Copy::Push(settings) => push::push(&settings, started),
         Copy::Pull(settings) => pull::pull(&settings, started),
@@ -39,7 +39,7 @@ pub(crate) fn run(args: CopyArgs, started: Instant, after: After) -> Result<Exit
     }
 }
 
-fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Exit> {
+fn between(settings: &CopySettings, started: Instant, after: OnInterrupt) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
     let display = display(args, &settings.source.host, &settings.target.host)?;
@@ -52,7 +52,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
             listener: &display,
         };
         let copying = RemoteCopy {
-            source: Retrying {
+            source: RetryPolicy {
                 connector: connector(&settings.source, &settings.source_dial),
                 timeout: args.timeout,
                 busy_timeout: args.busy_timeout(),
@@ -67,9 +67,10 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
         };
         Ok(copying.copy(started, interrupted()).await?)
     });
-    let was_stopped = after == After::Stops && copied.as_ref().err().is_some_and(was_interrupted);
+    let was_stopped =
+        after == OnInterrupt::Stop && copied.as_ref().err().is_some_and(was_interrupted);
     let mut receipt = None;
-    let copied = copied.map(|copied: Copied| {
+    let copied = copied.map(|copied: CopyOutcome| {
         receipt = copied.receipt;
         (copied.summary, None)
     });
@@ -158,9 +159,9 @@ pub(crate) fn result(args: &ResultArgs) -> Result<Exit> {
     let home = settings::home(Role::Client)?;
     let dial = settings::ask_dial();
     let after = if args.stop {
-        After::Stops
+        OnInterrupt::Stop
     } else {
-        After::GoesOn
+        OnInterrupt::Continue
     };
     let (key, result) = settings::block_on(2, async {
         let connector = Connector {

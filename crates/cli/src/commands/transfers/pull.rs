@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use zmove_engine::{Connector, PullRun, RemotePull, Retrying};
+use zmove_engine::{Connector, PullRun, RemotePull, RetryPolicy};
 use zmove_jobs::host_name;
 use zmove_tools::sweep::Shares;
 
@@ -39,7 +39,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let home = settings::home(Role::Client)?;
     let pulled = settings::block_on(2, async {
         let pulling = RemotePull {
-            sender: Retrying {
+            sender: RetryPolicy {
                 connector: Connector {
                     home: &home,
                     remote: &settings.remote,
@@ -56,7 +56,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             observer: display.observer(),
         };
         let pulled = pulling.pull(&mut run, interrupted()).await?;
-        Ok((pulled.summary, Some(pulled.carriage)))
+        Ok((pulled.summary, Some(pulled.transport_use)))
     });
     let pulled = pulled.map_err(|error| resumable(error, args));
     let ended = TransferEnd::of(display, args, pulled)?;

@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use zmove_disk::{StorageWork, ThreadCountCache};
 use zmove_engine::{
-    Connector, Location, Push, Remote, RemotePush, Retrying, Run, SenderConfig, Sources, Summary,
-    Transferred, push_locally,
+    Connector, Location, Push, Remote, RemotePush, RetryPolicy, Run, SenderConfig, Sources,
+    Summary, Transferred, push_locally,
 };
 use zmove_jobs::host_name;
 use zmove_receiver::ListedFiles;
@@ -66,8 +66,11 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
             Location::Remote(remote) => {
                 let pushed =
                     push_there(remote, settings, &sources, config, push, &mut run, &display);
-                let Transferred { summary, carriage } = Box::pin(pushed).await?;
-                Ok((summary, Some(carriage)))
+                let Transferred {
+                    summary,
+                    transport_use,
+                } = Box::pin(pushed).await?;
+                Ok((summary, Some(transport_use)))
             }
         }
     });
@@ -144,7 +147,7 @@ async fn push_there(
     let home = settings::home(Role::Client)?;
     let dial = settings.dial.clone().unwrap_or_default();
     let pushing = RemotePush {
-        receiver: Retrying {
+        receiver: RetryPolicy {
             connector: Connector {
                 home: &home,
                 remote,

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use zmove_disk::ThreadCountCache;
-use zmove_engine::{Carriage, Connector, DialSettings, Reached, ReceiverConfig, Remote, Summary};
+use zmove_engine::{
+    ConnectedHost, Connector, DialSettings, ReceiverConfig, Remote, Summary, TransportUse,
+};
 use zmove_receiver::ListedFiles;
 use zmove_scan::PathKind;
 use zmove_sender::SessionError;
@@ -38,7 +40,7 @@ pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
 pub(crate) struct TransferEnd {
     pub(crate) summary: Summary,
     pub(crate) moved: Arc<MovedSizes>,
-    carriage: Option<Carriage>,
+    transport_use: Option<TransportUse>,
     transfer: Option<String>,
 }
 
@@ -50,23 +52,24 @@ impl TransferEnd {
     pub(crate) fn of(
         display: Display,
         args: &PushArgs,
-        ended: Result<(Summary, Option<Carriage>)>,
+        ended: Result<(Summary, Option<TransportUse>)>,
     ) -> Result<Self> {
         let moved = display.moved();
-        let ended = ended.and_then(|(mut summary, carriage)| {
+        let ended = ended.and_then(|(mut summary, transport_use)| {
             add_missing(&mut summary, args, &display)?;
-            Ok((summary, carriage))
+            Ok((summary, transport_use))
         });
         let transfer = display.transfer();
         if let Ok((summary, _)) = &ended {
             display.close_trace(&summary::bottleneck(summary));
         }
         display.end();
-        let (summary, carriage) = ended.map_err(|error| in_transfer(error, transfer.clone()))?;
+        let (summary, transport_use) =
+            ended.map_err(|error| in_transfer(error, transfer.clone()))?;
         Ok(Self {
             summary,
             moved,
-            carriage,
+            transport_use,
             transfer,
         })
     }
@@ -79,7 +82,7 @@ impl TransferEnd {
             sessions: SessionCount::One,
             is_inexact: false,
         };
-        summary::print(&self.summary, args, self.carriage, shares, &ending);
+        summary::print(&self.summary, args, self.transport_use, shares, &ending);
         exit
     }
 }
@@ -155,7 +158,7 @@ pub(crate) async fn reach(
     remote: &Remote,
     dial: &DialSettings,
     stop: impl Future<Output = ()>,
-) -> Result<Reached> {
+) -> Result<ConnectedHost> {
     let home = settings::home(Role::Client)?;
     let connector = Connector {
         home: &home,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use zmove_engine::After;
+use zmove_engine::OnInterrupt;
 use zmove_receiver::{ListError, ListedFiles, Unlisted};
 use zmove_types::Escaped;
 
@@ -39,7 +39,7 @@ pub(crate) fn run(args: VerifyArgs, started: Instant) -> Result<Exit> {
             detach: false,
         },
         started,
-        After::GoesOn,
+        OnInterrupt::Continue,
     )
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde_json::json;
-use zmove_engine::Carriage;
+use zmove_engine::TransportUse;
 use zmove_sender::{Bottleneck, Limit, PathReport, Summary};
 use zmove_types::{ByteRate, CounterScope};
 use zmove_wire::NotKept;
@@ -17,12 +17,12 @@ use crate::value::cause::snake;
 pub(super) fn as_json(
     summary: &Summary,
     args: &PushArgs,
-    carriage: Option<Carriage>,
+    transport_use: Option<TransportUse>,
     sessions: SessionCount,
 ) -> serde_json::Value {
-    let transport = carriage.map(|carriage| carriage.transport);
-    let resumed = carriage
-        .map(|carriage| carriage.resumption)
+    let transport = transport_use.map(|transport_use| transport_use.transport);
+    let resumed = transport_use
+        .map(|transport_use| transport_use.resumption)
         .filter(|resumption| resumption.bytes > 0);
     let counters = &summary.counters;
     let is_preview = summary.is_preview;

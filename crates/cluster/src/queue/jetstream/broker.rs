@@ -215,7 +215,7 @@ impl Broker {
         let is_other = std::mem::replace(&mut silence.left, left) != left;
         if is_other {
             self.connection
-                .turn(BrokerState::Silent, BrokerState::Ready);
+                .change_state(BrokerState::Silent, BrokerState::Ready);
         }
         let is_silent = !is_other && silence.since.elapsed() >= self.settings.silence;
         if is_other || is_silent {
@@ -230,7 +230,7 @@ impl Broker {
         let infos = try_join_all(infos).await?;
         if infos.iter().all(|info| info.num_ack_pending == 0) {
             self.connection
-                .turn(BrokerState::Ready, BrokerState::Silent);
+                .change_state(BrokerState::Ready, BrokerState::Silent);
         }
         let items = |info: &Info| info.num_ack_pending as u64 + info.num_pending;
         Ok(infos.iter().map(items).sum::<u64>() > 0)

@@ -15,7 +15,7 @@ use zmove_types::Lock;
 
 use super::access::{ANSWER_MAX, Access};
 use super::answers::BrokerError;
-use crate::error::{Hindrance, WorkError};
+use crate::error::{BrokerMismatch, WorkError};
 
 /// The state of the connection to a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,16 +35,16 @@ pub(super) struct Connection {
     pub(super) context: Context,
     /// Addresses of the broker, for messages.
     pub(super) broker: String,
-    told: Arc<BrokerNews>,
+    status: Arc<BrokerStatus>,
 }
 
 /// The reported state and errors of a broker.
 #[derive(Debug)]
-struct BrokerNews {
+struct BrokerStatus {
     broker: String,
     state: watch::Sender<BrokerState>,
     refusal: Lock<Option<String>>,
-    hindrance: Lock<Option<Hindrance>>,
+    server_mismatch: Lock<Option<BrokerMismatch>>,
 }
 
 impl Connection {
@@ -56,20 +56,20 @@ impl Connection {
         let urls: Result<Vec<ServerAddr>, _> = access.urls.iter().map(|url| url.parse()).collect();
         let urls = urls.map_err(|error| failed(error.into()))?;
         let broker = access.urls.join(", ");
-        let told = Arc::new(BrokerNews {
+        let status = Arc::new(BrokerStatus {
             broker: broker.clone(),
             state: watch::Sender::new(BrokerState::Lost),
             refusal: Lock::default(),
-            hindrance: Lock::default(),
+            server_mismatch: Lock::default(),
         });
         let mut refusals = 0;
         let client = loop {
             let options = access.options().map_err(|error| failed(error.into()))?;
             let options = options.event_callback({
-                let told = Arc::clone(&told);
+                let status = Arc::clone(&status);
                 move |event| {
-                    let told = Arc::clone(&told);
-                    async move { told.hear(event) }
+                    let status = Arc::clone(&status);
+                    async move { status.hear(event) }
                 }
             });
             match options.connect(urls.clone()).await {
@@ -80,12 +80,12 @@ impl Connection {
                     sleep(REFUSED_PAUSE).await;
                 }
                 Err(error) => {
-                    let why = hindrance(&broker, &error);
+                    let why = server_mismatch(&broker, &error);
                     return Err(why.map_or_else(|| failed(error.into()), Into::into));
                 }
             }
         };
-        told.state.send_replace(BrokerState::Ready);
+        status.state.send_replace(BrokerState::Ready);
         let context = ContextBuilder::new()
             .timeout(ANSWER_MAX)
             .max_ack_inflight(ITEMS_IN_FLIGHT_MAX)
@@ -94,18 +94,18 @@ impl Connection {
             client,
             context,
             broker,
-            told,
+            status,
         })
     }
 
     /// Returns a receiver for the state of the broker. A restored connection counts as a change.
     pub(super) fn state(&self) -> watch::Receiver<BrokerState> {
-        self.told.state.subscribe()
+        self.status.state.subscribe()
     }
 
     /// Changes the state from `from` to `to` if it is currently `from`.
-    pub(super) fn turn(&self, from: BrokerState, to: BrokerState) {
-        self.told.state.send_if_modified(|state| {
+    pub(super) fn change_state(&self, from: BrokerState, to: BrokerState) {
+        self.status.state.send_if_modified(|state| {
             let is_present = *state == from;
             if is_present {
                 *state = to;
@@ -130,24 +130,24 @@ impl Connection {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        *self.told.state.borrow() == BrokerState::Lost
+        *self.status.state.borrow() == BrokerState::Lost
     }
 
     /// Fails if the broker cannot be reached. A request would otherwise wait for the connection and then for its own
     /// answer.
     pub(super) fn check(&self) -> Result<(), BrokerError> {
-        match self.hindrance() {
+        match self.server_mismatch() {
             _ if !self.is_lost() => Ok(()),
-            Some(hindrance) => Err(BrokerError::Unanswered(hindrance.into())),
+            Some(server_mismatch) => Err(BrokerError::Unanswered(server_mismatch.into())),
             None => Err(BrokerError::Unanswered(LOST.into())),
         }
     }
 
     /// Returns the reason why the server at the broker's address cannot be used, if the connection is lost and a server
     /// was reached.
-    pub(super) fn hindrance(&self) -> Option<Hindrance> {
-        self.told
-            .hindrance
+    pub(super) fn server_mismatch(&self) -> Option<BrokerMismatch> {
+        self.status
+            .server_mismatch
             .lock()
             .clone()
             .filter(|_| self.is_lost())
@@ -155,21 +155,21 @@ impl Connection {
 
     /// Returns the last error that the server reported without answering a request, such as a missing permission.
     pub(super) fn refusal(&self) -> Option<String> {
-        self.told.refusal.lock().clone()
+        self.status.refusal.lock().clone()
     }
 }
 
-impl BrokerNews {
+impl BrokerStatus {
     fn hear(&self, event: Event) {
         match event {
             Event::Connected => {
                 self.state.send_replace(BrokerState::Ready);
-                *self.hindrance.lock() = None;
+                *self.server_mismatch.lock() = None;
             }
             // An attempt to reconnect failed.
             Event::ClientError(ClientError::Other(why)) => {
                 let is_refusal = why == ConnectErrorKind::AuthorizationViolation.to_string();
-                *self.hindrance.lock() = is_refusal.then(|| Hindrance::Refused {
+                *self.server_mismatch.lock() = is_refusal.then(|| BrokerMismatch::Refused {
                     broker: self.broker.clone(),
                     why,
                 });
@@ -186,9 +186,9 @@ fn is_refusal(error: &async_nats::ConnectError) -> bool {
 }
 
 /// Returns the reason why the server at the broker's address cannot be used, if that is why the connection failed.
-fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance> {
+fn server_mismatch(broker: &str, error: &async_nats::ConnectError) -> Option<BrokerMismatch> {
     let refused = |why| {
-        Some(Hindrance::Refused {
+        Some(BrokerMismatch::Refused {
             broker: broker.to_owned(),
             why,
         })
@@ -203,7 +203,7 @@ fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance
         .downcast_ref::<rustls::Error>()?;
     match tls {
         rustls::Error::AlertReceived(_) => refused(tls.to_string()),
-        rustls::Error::InvalidCertificate(_) => Some(Hindrance::Another(format!(
+        rustls::Error::InvalidCertificate(_) => Some(BrokerMismatch::Another(format!(
             "the server at {broker} has a certificate that this host does not trust: {tls}"
         ))),
         _ => None,

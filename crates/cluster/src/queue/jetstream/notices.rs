@@ -28,7 +28,7 @@ use super::access::Access;
 use super::answers::BrokerError;
 use super::connection::{BrokerState, Connection};
 use super::seal::{JobKey, aes_of, open, seal};
-use crate::error::{Hindrance, WorkError};
+use crate::error::{BrokerMismatch, WorkError};
 use crate::job::Tally;
 
 /// The notices of a cluster.
@@ -38,11 +38,11 @@ pub struct NoticeBoard {
     /// Prefix of this process's keys in the bucket.
     prefix: String,
     events: AtomicU64,
-    hearing: Mutex<Hearing>,
+    bucket_watch: Mutex<BucketWatch>,
 }
 
 /// The state of reading the bucket.
-struct Hearing {
+struct BucketWatch {
     state: watch::Receiver<BrokerState>,
     /// `None` after the connection was lost, because the broker may have lost the bucket.
     watch: Option<Watch>,
@@ -142,17 +142,17 @@ impl JobNotice {
     }
 
     /// Assigns a number to a node.
-    pub fn number(&mut self, node: &str) -> Numbered {
+    pub fn number(&mut self, node: &str) -> NumberAssignment {
         if self.nodes.contains_key(node) {
-            return Numbered::Before;
+            return NumberAssignment::Existing;
         }
         let number = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
         self.nodes.insert(node.to_owned(), number);
         if self.nodes.len() > NODES_MAX || !self.fits() {
             self.nodes.remove(node);
-            return Numbered::TooMany;
+            return NumberAssignment::TooMany;
         }
-        Numbered::Now
+        NumberAssignment::Assigned
     }
 
     /// Answers the newest ping of a node that has a number.
@@ -177,11 +177,11 @@ impl JobNotice {
 
 /// The result of assigning a number to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Numbered {
+pub enum NumberAssignment {
     /// The node received a number.
-    Now,
+    Assigned,
     /// The node already had a number.
-    Before,
+    Existing,
     /// The node receives no number: there are too many nodes, or their names are too long.
     TooMany,
 }
@@ -269,26 +269,26 @@ impl NoticeBoard {
         let connection = Connection::open(access).await?;
         let mut random = [0; 8];
         aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");
-        let mut hearing = Hearing {
+        let mut bucket_watch = BucketWatch {
             state: connection.state(),
             watch: None,
         };
         // If the broker cannot create the bucket now, `hear` tries again.
-        let _best_effort = hearing.begin(&connection).await;
+        let _best_effort = bucket_watch.begin(&connection).await;
         Ok(Self {
             prefix: Hex(&random).to_string(),
             connection,
             key: aes_of(key, "zmove 2026-11-26 notices of the nodes of a cluster"),
             events: AtomicU64::default(),
-            hearing: Mutex::new(hearing),
+            bucket_watch: Mutex::new(bucket_watch),
         })
     }
 
     /// Returns the reason why the server at the broker's address cannot be used, if the connection is lost and a server
     /// was reached.
     #[must_use]
-    pub fn hindrance(&self) -> Option<Hindrance> {
-        self.connection.hindrance()
+    pub fn server_mismatch(&self) -> Option<BrokerMismatch> {
+        self.connection.server_mismatch()
     }
 
     /// Sends a notice to all nodes if the broker is connected. Without a connection, the notice is dropped: it would
@@ -345,9 +345,9 @@ impl NoticeBoard {
     /// # Errors
     /// The sender of the notice uses another version of the protocol.
     pub async fn hear(&self) -> Result<Notice, GreetingError> {
-        let mut hearing = self.hearing.lock().await;
+        let mut bucket_watch = self.bucket_watch.lock().await;
         loop {
-            let entry = hearing.next(&self.connection).await;
+            let entry = bucket_watch.next(&self.connection).await;
             let opened = open(&self.key, ASSOCIATED_DATA, &entry.value);
             // Ignore notices of other clusters and invalid ones.
             if let Some(notice) = opened.and_then(|body| read(&body)) {
@@ -357,7 +357,7 @@ impl NoticeBoard {
     }
 }
 
-impl Hearing {
+impl BucketWatch {
     /// Starts to watch the bucket. Creates the bucket if the broker does not have it.
     async fn begin(&mut self, connection: &Connection) -> Result<(), BrokerError> {
         self.state.mark_unchanged();
@@ -404,7 +404,7 @@ const KEPT_FOR: Duration = Duration::from_secs(5);
 /// Interval at which a reader checks whether the broker is back.
 const AWAY_PAUSE: Duration = Duration::from_secs(1);
 /// Interval at which nodes and heads send their notices.
-pub const TELL_EVERY: Duration = Duration::from_secs(1);
+pub const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
 const ASSOCIATED_DATA: &[u8] = b"notice";
 
 #[cfg(test)]
@@ -420,12 +420,12 @@ mod tests {
         };
         assert_eq!(["a", "a", "head"].map(|node| job.number(node)), NUMBERED);
         let long = "x".repeat(JOB_BYTES_MAX);
-        assert_eq!(job.number(&long), Numbered::TooMany);
+        assert_eq!(job.number(&long), NumberAssignment::TooMany);
         let got = (0..5000)
-            .filter(|name| job.number(&name.to_string()) == Numbered::Now)
+            .filter(|name| job.number(&name.to_string()) == NumberAssignment::Assigned)
             .count();
         assert_eq!((got, job.nodes.len()), (NODES_MAX - 2, NODES_MAX));
-        assert_eq!(job.number("a"), Numbered::Before);
+        assert_eq!(job.number("a"), NumberAssignment::Existing);
         assert!(job.fits());
     }
 
@@ -442,5 +442,9 @@ mod tests {
         assert_eq!(read(&[1, 255, 255]), None);
     }
 
-    const NUMBERED: [Numbered; 3] = [Numbered::Now, Numbered::Before, Numbered::Before];
+    const NUMBERED: [NumberAssignment; 3] = [
+        NumberAssignment::Assigned,
+        NumberAssignment::Existing,
+        NumberAssignment::Existing,
+    ];
 }

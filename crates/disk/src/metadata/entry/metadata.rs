@@ -21,7 +21,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::fs::{FileType, Gid, Mode, Stat, Timestamps, Uid};
 use rustix::io::Errno;
-use zmove_types::{Account, Ids, Kinds, Metadata, Timestamp, Xattr};
+use zmove_types::{Account, Ids, Metadata, MetadataKinds, Timestamp, Xattr};
 
 use super::proven::ProvenKinds;
 use super::xattrs::{Descriptor, HasXattrs, mode_without_acl};
@@ -46,7 +46,7 @@ pub struct WantedMetadata<'a> {
     /// The complete list of extended attributes. Attributes whose kind is not in `kinds` are ignored.
     pub xattrs: &'a [Xattr],
     /// The kinds of extended attributes to set. Attributes of these kinds that are not in `xattrs` are removed.
-    pub kinds: Kinds,
+    pub kinds: MetadataKinds,
     /// Whether the owner and group may be set at all. If not, a difference is reported as a miss.
     pub may_set_owner: bool,
     /// Whether setuid and setgid bits are dropped when the owner or group could not be set.
@@ -57,7 +57,7 @@ pub struct WantedMetadata<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetadataFailure {
     /// The kind of the part.
-    pub kind: Kinds,
+    pub kind: MetadataKinds,
     /// The system's error, or [`MetadataFailure::NOT_STORED`] if the system reported success.
     pub error: Errno,
 }
@@ -72,7 +72,10 @@ impl MetadataFailure {
     #[must_use]
     pub fn needs_entry_owner(&self) -> bool {
         let is_refused = matches!(self.error, Errno::PERM | Errno::ACCESS);
-        is_refused && Kinds::MODE.and(Kinds::TIMES).has_any(self.kind)
+        is_refused
+            && MetadataKinds::MODE
+                .and(MetadataKinds::TIMES)
+                .has_any(self.kind)
     }
 
     /// Returns whether an error means that the file system or its rules refuse a value, rather than that the storage
@@ -157,11 +160,11 @@ impl WantedMetadata<'_> {
         let user = self
             .owner
             .filter(|user| *user != has.user)
-            .map(|_| Kinds::OWNER);
+            .map(|_| MetadataKinds::OWNER);
         let group = self
             .group
             .filter(|group| *group != has.group)
-            .map(|_| Kinds::GROUP);
+            .map(|_| MetadataKinds::GROUP);
         user.into_iter()
             .chain(group)
             .map(|kind| MetadataFailure {
@@ -184,7 +187,7 @@ impl WantedMetadata<'_> {
         }
         let is_own = has.user == rustix::process::geteuid().as_raw();
         let is_in = |group: Option<u32>| group.is_some_and(is_in_group);
-        missing.retain(|miss| miss.kind == Kinds::OWNER || !(is_own && is_in(self.group)));
+        missing.retain(|miss| miss.kind == MetadataKinds::OWNER || !(is_own && is_in(self.group)));
         missing
     }
 
@@ -215,7 +218,7 @@ struct MetadataSetter<'a> {
     misses: Vec<MetadataFailure>,
     device: u64,
     /// The kinds of metadata that the entry's file system is known to store.
-    stored_kinds: Kinds,
+    stored_kinds: MetadataKinds,
     proven: &'a ProvenKinds,
 }
 
@@ -237,31 +240,31 @@ impl MetadataSetter<'_> {
             // A process that may not change the owner may still be able to change the group to another of its own
             // groups.
             Err(error) if user.is_some() && group.is_some() => {
-                self.add_failure(Kinds::OWNER, error);
+                self.add_failure(MetadataKinds::OWNER, error);
                 if let Err(error) = self.entry.change_owner(self.permit, None, group) {
-                    self.add_failure(Kinds::GROUP, error);
+                    self.add_failure(MetadataKinds::GROUP, error);
                 }
             }
             Err(error) => self.add_failure(
                 if user.is_some() {
-                    Kinds::OWNER
+                    MetadataKinds::OWNER
                 } else {
-                    Kinds::GROUP
+                    MetadataKinds::GROUP
                 },
                 error,
             ),
         }
         // The kernel clears mode bits when the owner changes.
         self.mode = None;
-        if !self.is_known_to_store(Kinds::OWNERSHIP) {
+        if !self.is_known_to_store(MetadataKinds::OWNERSHIP) {
             let stat = self.entry.stat()?;
-            self.read_back_owner(Kinds::OWNER, user, stat.st_uid);
-            self.read_back_owner(Kinds::GROUP, group, stat.st_gid);
+            self.read_back_owner(MetadataKinds::OWNER, user, stat.st_uid);
+            self.read_back_owner(MetadataKinds::GROUP, group, stat.st_gid);
         }
         Ok(())
     }
 
-    fn read_back_owner(&mut self, kind: Kinds, changed_to: Option<u32>, got: u32) {
+    fn read_back_owner(&mut self, kind: MetadataKinds, changed_to: Option<u32>, got: u32) {
         let Some(wanted) = changed_to.filter(|_| !self.has_failed(kind)) else {
             return;
         };
@@ -278,15 +281,15 @@ impl MetadataSetter<'_> {
             return Ok(());
         }
         let has = self.entry.xattrs(kinds)?.list;
-        let of = |kinds: Kinds| {
+        let of = |kinds: MetadataKinds| {
             move |xattr: &&Xattr| {
-                Kinds::of_xattr(&xattr.name).is_some_and(|kind| kinds.has_any(kind))
+                MetadataKinds::of_xattr(&xattr.name).is_some_and(|kind| kinds.has_any(kind))
             }
         };
         if has.iter().eq(xattrs.iter().filter(of(kinds))) {
             return Ok(());
         }
-        let is_acl = of(Kinds::ACLS.common(kinds));
+        let is_acl = of(MetadataKinds::ACLS.common(kinds));
         if has.iter().filter(&is_acl).ne(xattrs.iter().filter(&is_acl)) {
             self.restrict_mode();
             self.mode = None;
@@ -300,7 +303,11 @@ impl MetadataSetter<'_> {
             });
         }
         let is_new = |new: &&Xattr| !has.contains(new);
-        for kind in [Kinds::XATTRS, Kinds::ACLS, Kinds::PRIVILEGED] {
+        for kind in [
+            MetadataKinds::XATTRS,
+            MetadataKinds::ACLS,
+            MetadataKinds::PRIVILEGED,
+        ] {
             for new in xattrs.iter().filter(of(kind.common(kinds))).filter(is_new) {
                 self.change_xattr(&new.name, |entry, permit| {
                     entry.set_xattr(permit, &new.name, &new.value)
@@ -327,14 +334,14 @@ impl MetadataSetter<'_> {
             changed = change(self.entry, self.permit);
         }
         if let Err(error) = changed
-            && let Some(kind) = Kinds::of_xattr(name)
+            && let Some(kind) = MetadataKinds::of_xattr(name)
         {
             self.add_failure(kind, error);
         }
     }
 
     fn read_back_xattr(&mut self, set: &Xattr) {
-        let Some(kind) = Kinds::of_xattr(&set.name) else {
+        let Some(kind) = MetadataKinds::of_xattr(&set.name) else {
             return;
         };
         // A server may normalize an NFSv4 access control list.
@@ -344,7 +351,7 @@ impl MetadataSetter<'_> {
         match self.entry.value(&set.name) {
             Ok(Some(value)) if *value == *set.value => self.prove(kind),
             // The kernel stores a list that is equivalent to a mode as that mode.
-            Ok(None) if kind == Kinds::ACLS && set.value.len() <= PLAIN_ACL_BYTES => {}
+            Ok(None) if kind == MetadataKinds::ACLS && set.value.len() <= PLAIN_ACL_BYTES => {}
             Ok(_) => self.add_failure(kind, MetadataFailure::NOT_STORED),
             Err(error) => self.add_failure(kind, error),
         }
@@ -352,12 +359,12 @@ impl MetadataSetter<'_> {
 
     fn set_mode(&mut self) -> io::Result<()> {
         let mut mode = self.wanted.mode;
-        if self.has_failed(Kinds::ACLS) {
+        if self.has_failed(MetadataKinds::ACLS) {
             mode = mode_without_acl(mode, self.wanted.xattrs);
         }
         // On a directory, these bits do not grant privileges.
         let lends = self.file_type == FileType::RegularFile && self.wanted.set_ids_need_owner;
-        if lends && self.has_failed(Kinds::OWNERSHIP) {
+        if lends && self.has_failed(MetadataKinds::OWNERSHIP) {
             mode &= !SET_IDS;
         }
         if self.mode == Some(mode) || self.file_type == FileType::Symlink {
@@ -366,7 +373,7 @@ impl MetadataSetter<'_> {
         match self.set_mode_to(mode) {
             Ok(()) => self.read_back_mode(mode),
             Err(error) if MetadataFailure::is_refusal(error) => {
-                self.add_failure(Kinds::MODE, error);
+                self.add_failure(MetadataKinds::MODE, error);
                 Ok(())
             }
             Err(error) => Err(error.into()),
@@ -376,17 +383,17 @@ impl MetadataSetter<'_> {
     /// Reads back the mode that was set. The kernel clears the setgid bit of a file whose group the user is not in, so
     /// a mode with setuid or setgid bits is always read back.
     fn read_back_mode(&mut self, set: u32) -> io::Result<()> {
-        if self.is_known_to_store(Kinds::MODE) && set & SET_IDS == 0 {
+        if self.is_known_to_store(MetadataKinds::MODE) && set & SET_IDS == 0 {
             return Ok(());
         }
         let got = self.entry.stat()?.st_mode & 0o7777;
         if got != set {
-            self.add_failure(Kinds::MODE, MetadataFailure::NOT_STORED);
+            self.add_failure(MetadataKinds::MODE, MetadataFailure::NOT_STORED);
         } else if self
             .mode
             .is_some_and(|before| (before ^ got) & READ_AND_EXECUTE != 0)
         {
-            self.prove(Kinds::MODE);
+            self.prove(MetadataKinds::MODE);
         }
         Ok(())
     }
@@ -408,19 +415,19 @@ impl MetadataSetter<'_> {
             Ok(()) => {}
             Err(error) if MetadataFailure::is_refusal(error) => {
                 if there.mtime != mtime {
-                    self.add_failure(Kinds::TIMES, error);
+                    self.add_failure(MetadataKinds::TIMES, error);
                 }
                 if self.wanted.atime.is_some() {
-                    self.add_failure(Kinds::ATIME, error);
+                    self.add_failure(MetadataKinds::ATIME, error);
                 }
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
         }
         let set = if self.wanted.atime.is_some() {
-            Kinds::TIMES.and(Kinds::ATIME)
+            MetadataKinds::TIMES.and(MetadataKinds::ATIME)
         } else {
-            Kinds::TIMES
+            MetadataKinds::TIMES
         };
         let are_held =
             is_storable_everywhere(mtime) && self.wanted.atime.is_none_or(is_storable_everywhere);
@@ -428,14 +435,20 @@ impl MetadataSetter<'_> {
             return Ok(());
         }
         let got = EntryTimes::of(&self.entry.stat()?);
-        self.read_back_time(Kinds::TIMES, there.mtime, got.mtime, mtime);
+        self.read_back_time(MetadataKinds::TIMES, there.mtime, got.mtime, mtime);
         if let Some(atime) = self.wanted.atime {
-            self.read_back_time(Kinds::ATIME, there.atime, got.atime, atime);
+            self.read_back_time(MetadataKinds::ATIME, there.atime, got.atime, atime);
         }
         Ok(())
     }
 
-    fn read_back_time(&mut self, kind: Kinds, before: Timestamp, got: Timestamp, set: Timestamp) {
+    fn read_back_time(
+        &mut self,
+        kind: MetadataKinds,
+        before: Timestamp,
+        got: Timestamp,
+        set: Timestamp,
+    ) {
         if !may_be_stored_as(got, set) {
             self.add_failure(kind, MetadataFailure::NOT_STORED);
         } else if is_out_of_range(got, set) {
@@ -445,16 +458,16 @@ impl MetadataSetter<'_> {
         }
     }
 
-    fn is_known_to_store(&self, kinds: Kinds) -> bool {
+    fn is_known_to_store(&self, kinds: MetadataKinds) -> bool {
         kinds.without(self.stored_kinds).is_empty()
     }
 
-    fn prove(&mut self, kind: Kinds) {
+    fn prove(&mut self, kind: MetadataKinds) {
         self.stored_kinds = self.stored_kinds.and(kind);
         self.proven.prove(self.device, kind);
     }
 
-    fn has_failed(&self, kinds: Kinds) -> bool {
+    fn has_failed(&self, kinds: MetadataKinds) -> bool {
         self.misses.iter().any(|miss| kinds.has_any(miss.kind))
     }
 
@@ -471,11 +484,13 @@ impl MetadataSetter<'_> {
     fn restrict_mode(&mut self) {
         let narrowed = self.wanted.mode & OWNER_ALL;
         if self.mode != Some(narrowed) && self.set_mode_to(narrowed).is_ok() {
-            self.mode = self.is_known_to_store(Kinds::MODE).then_some(narrowed);
+            self.mode = self
+                .is_known_to_store(MetadataKinds::MODE)
+                .then_some(narrowed);
         }
     }
 
-    fn add_failure(&mut self, kind: Kinds, error: Errno) {
+    fn add_failure(&mut self, kind: MetadataKinds, error: Errno) {
         if !self.misses.iter().any(|miss| miss.kind == kind) {
             self.misses.push(MetadataFailure { kind, error });
         }

@@ -6,20 +6,24 @@
 
 use std::collections::HashMap;
 
-use zmove_types::{Kinds, Lock};
+use zmove_types::{Lock, MetadataKinds};
 
 /// The proven kinds, by device number of the file system.
 #[derive(Debug, Default)]
-pub struct ProvenKinds(Lock<HashMap<u64, Kinds>>);
+pub struct ProvenKinds(Lock<HashMap<u64, MetadataKinds>>);
 
 impl ProvenKinds {
     /// Returns the kinds that the file system on this device is known to store.
-    pub(crate) fn of(&self, device: u64) -> Kinds {
-        self.0.lock().get(&device).copied().unwrap_or(Kinds::NONE)
+    pub(crate) fn of(&self, device: u64) -> MetadataKinds {
+        self.0
+            .lock()
+            .get(&device)
+            .copied()
+            .unwrap_or(MetadataKinds::NONE)
     }
 
     /// Records that the file system on this device stores these kinds.
-    pub(crate) fn prove(&self, device: u64, kinds: Kinds) {
+    pub(crate) fn prove(&self, device: u64, kinds: MetadataKinds) {
         let mut known = self.0.lock();
         let proven = known.entry(device).or_default();
         *proven = proven.and(kinds);

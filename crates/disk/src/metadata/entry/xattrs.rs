@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::io::Errno;
-use zmove_types::{Kinds, Name, NeverCopied, Xattr};
+use zmove_types::{MetadataKinds, Name, NeverCopied, Xattr};
 use zmove_uring::list_xattrs_at;
 
 use crate::publishing::lease::Permit;
@@ -47,9 +47,9 @@ pub struct EntryXattrs {
     /// The attributes in ascending order of their names.
     pub list: Vec<Xattr>,
     /// The kinds of attributes that were left out because they exceed the [size limit](Xattr::ENTRY_BYTES_MAX).
-    pub oversized: Kinds,
+    pub oversized: MetadataKinds,
     /// The kinds of attributes that could not be read, for example because this user may not read them.
-    pub unread: Kinds,
+    pub unread: MetadataKinds,
     /// The attributes of the entry that are never copied.
     pub never_copied: NeverCopied,
 }
@@ -83,7 +83,7 @@ pub trait HasXattrs: Copy {
     ///
     /// # Errors
     /// Returns the system's error.
-    fn xattrs(self, kinds: Kinds) -> io::Result<EntryXattrs> {
+    fn xattrs(self, kinds: MetadataKinds) -> io::Result<EntryXattrs> {
         let (names, never_copied) = names(self, kinds)?;
         let mut found = EntryXattrs {
             never_copied,
@@ -115,8 +115,11 @@ pub trait HasXattrs: Copy {
 
     /// Returns whether the file system supports the given kinds. Only user attributes and access control lists are
     /// checked.
-    fn may_support(self, kinds: Kinds) -> bool {
-        let names = [(Kinds::XATTRS, c"user.zmove"), (Kinds::ACLS, ACCESS_NAME)];
+    fn may_support(self, kinds: MetadataKinds) -> bool {
+        let names = [
+            (MetadataKinds::XATTRS, c"user.zmove"),
+            (MetadataKinds::ACLS, ACCESS_NAME),
+        ];
         let mut asked = names.iter().filter(|(kind, _)| kinds.has_any(*kind));
         asked.all(|(_, name)| {
             let got = self.get_into(name, &mut []);
@@ -126,13 +129,16 @@ pub trait HasXattrs: Copy {
 }
 
 /// Returns the names of the attributes of these kinds in ascending order, and the attributes that are never copied.
-fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<(Vec<(CString, Kinds)>, NeverCopied)> {
+fn names(
+    of: impl HasXattrs,
+    kinds: MetadataKinds,
+) -> io::Result<(Vec<(CString, MetadataKinds)>, NeverCopied)> {
     let list = list(of)?;
     let mut named = Vec::new();
     let mut never_copied = NeverCopied::default();
     for name in list.split(|byte| *byte == 0) {
         never_copied = never_copied.and(NeverCopied::of(name).unwrap_or_default());
-        let kind = Kinds::of_xattr(name).filter(|kind| kinds.has_any(*kind));
+        let kind = MetadataKinds::of_xattr(name).filter(|kind| kinds.has_any(*kind));
         let Some(kind) = kind.filter(|_| !is_xfs_acl(of, name)) else {
             continue;
         };
@@ -399,12 +405,12 @@ pub(crate) mod tests {
         )
         .unwrap();
         let named = NameAt::new(&directory, &entry)
-            .xattrs(Kinds::XATTRS)
+            .xattrs(MetadataKinds::XATTRS)
             .unwrap();
         for found in [
-            subject.xattrs(Kinds::XATTRS).unwrap(),
+            subject.xattrs(MetadataKinds::XATTRS).unwrap(),
             Descriptor::PathOnly(held.as_fd())
-                .xattrs(Kinds::XATTRS)
+                .xattrs(MetadataKinds::XATTRS)
                 .unwrap(),
             named,
         ] {
@@ -423,18 +429,18 @@ pub(crate) mod tests {
             );
             assert!(found.oversized.is_empty() && found.unread.is_empty());
         }
-        assert!(subject.xattrs(Kinds::ACLS).unwrap().list.is_empty());
+        assert!(subject.xattrs(MetadataKinds::ACLS).unwrap().list.is_empty());
         subject
             .remove_xattr(&Permit::for_hidden(), b"user.a")
             .unwrap();
         subject
             .remove_xattr(&Permit::for_hidden(), b"user.a")
             .unwrap();
-        assert_eq!(subject.xattrs(Kinds::ALL).unwrap().list.len(), 2);
+        assert_eq!(subject.xattrs(MetadataKinds::ALL).unwrap().list.len(), 2);
         let nothing = Name::from_bytes(b"nothing").unwrap();
         assert!(
             NameAt::new(&directory, &nothing)
-                .xattrs(Kinds::ALL)
+                .xattrs(MetadataKinds::ALL)
                 .is_err()
         );
     }

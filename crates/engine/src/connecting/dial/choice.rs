@@ -20,13 +20,13 @@ use zmove_transport::{QuicCongestion, TransportChoice};
 use zmove_wire::Cipher;
 
 use super::machine::{LANES_AT_ONCE, LOCAL_RTT};
-use crate::connecting::path_memory::{Known, Rates, Window};
+use crate::connecting::path_memory::{PathRecord, Rates, Window};
 use crate::connecting::settings::DialSettings;
 
 /// Returns how long TCP waits for QUIC, or `None` if QUIC is not tried first.
 pub(super) async fn quic_head_start(
     settings: &DialSettings,
-    known: Option<Known>,
+    known: Option<PathRecord>,
     need: Option<&Need>,
 ) -> Option<Duration> {
     let free = settings.reach.transport == TransportChoice::Auto
@@ -53,7 +53,7 @@ pub(super) async fn quic_head_start(
     clippy::cast_sign_loss,
     reason = "an estimate"
 )]
-fn bytes_max(known: &Known) -> Option<u64> {
+fn bytes_max(known: &PathRecord) -> Option<u64> {
     let Window {
         bytes, round_trip, ..
     } = known
@@ -105,16 +105,16 @@ mod tests {
     use zmove_transport::{PathEnds, Transport};
 
     use super::*;
-    use crate::connecting::path_memory::Found;
+    use crate::connecting::path_memory::PathMeasurement;
 
     /// Returns the properties of a path with a round trip of 90 ms after pushes at these rates.
-    fn known(tcp: u64, quic: Option<u64>) -> Known {
+    fn known(tcp: u64, quic: Option<u64>) -> PathRecord {
         let round_trip = Duration::from_millis(90);
         let ends = PathEnds {
             here: [192, 0, 2, 1].into(),
             there: [192, 0, 2, 9].into(),
         };
-        let found = |transport, bytes_per_second| Found {
+        let found = |transport, bytes_per_second| PathMeasurement {
             transport,
             at_best: Some(BestRate {
                 bytes_per_second,
@@ -123,11 +123,14 @@ mod tests {
             ends: Some(ends),
             has_lost: false,
         };
-        let known = Known::new(12, false, round_trip, tcp).after(&found(Transport::Tcp, tcp));
-        quic.map_or(known, |quic| known.after(&found(Transport::Quic, quic)))
+        let known =
+            PathRecord::new(12, false, round_trip, tcp).updated_with(&found(Transport::Tcp, tcp));
+        quic.map_or(known, |quic| {
+            known.updated_with(&found(Transport::Quic, quic))
+        })
     }
 
-    fn mebibytes_max(known: &Known) -> Option<u64> {
+    fn mebibytes_max(known: &PathRecord) -> Option<u64> {
         bytes_max(known).map(|bytes| bytes >> 20)
     }
 
@@ -156,7 +159,7 @@ mod tests {
     fn tcp_goes_first_where_little_is_known_or_nothing_is_gained() {
         let fast = known(1_000_000_000, None);
         assert_eq!(
-            bytes_max(&Known {
+            bytes_max(&PathRecord {
                 window: None,
                 ..fast
             }),
@@ -167,7 +170,7 @@ mod tests {
             ..fast.rates
         };
         assert_eq!(
-            bytes_max(&Known {
+            bytes_max(&PathRecord {
                 rates: blocked,
                 ..fast
             }),
@@ -175,7 +178,7 @@ mod tests {
             "QUIC did not get through"
         );
         assert_eq!(
-            bytes_max(&Known {
+            bytes_max(&PathRecord {
                 rates: Rates::default(),
                 ..fast
             }),
@@ -191,7 +194,7 @@ mod tests {
             ..window
         };
         assert_eq!(
-            bytes_max(&Known {
+            bytes_max(&PathRecord {
                 window: fast.window.map(near),
                 ..fast
             }),

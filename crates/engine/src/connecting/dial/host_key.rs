@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zmove_transport::{
-    ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
+    ChannelDialer, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity,
     KnownHosts,
 };
 
@@ -67,10 +67,10 @@ impl Connector<'_> {
         }
         let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
         let reach = settings.reach.clone();
-        let dialled = self.announced(Box::pin(async {
-            let dialler =
-                ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
-            dialler.dial(DIAL_TIMEOUT).await
+        let dialled = self.with_dial_notice(Box::pin(async {
+            let dialer =
+                ChannelDialer::new(identity, &remote.host, remote.port, policy, reach).await?;
+            dialer.dial(DIAL_TIMEOUT).await
         }));
         let (fingerprint, asked) = match dialled.await {
             Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer()).into()),

@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use zmove_sender::{LaneSupply, Link, NoQuota};
 use zmove_transport::{
-    CONTROL_SILENCE_MAX, Channel, ChannelDialler, DialError, LaneError, LaneSink, LaneSource,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialer, DialError, LaneError, LaneSink, LaneSource,
     PathEnds, PathProbe, SharedRate, Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
@@ -20,34 +20,35 @@ use zmove_wire::{Cipher, Greeting, Role};
 use super::machine::{lanes_for, quic_lanes};
 use super::path_watch::PathWatch;
 use super::plan::LanePlan;
-use super::{Reached, Recalled, Route};
-use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
+use super::{ConnectedHost, PathRecall, Route};
+use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, LaterLanes};
 use crate::error::ConnectError;
 use crate::random::fresh_transfer;
 
 /// Dials the control connection and the first lanes concurrently. The result includes the recalled properties of the
 /// path.
 pub(super) async fn dial_all<L: LaneEnd>(
-    dialler: ChannelDialler,
+    dialer: ChannelDialer,
     settings: &DialSettings,
     plan: LanePlan,
-    recalled: Recalled,
-) -> Result<Reached<L>, ConnectError> {
+    recalled: PathRecall,
+) -> Result<ConnectedHost<L>, ConnectError> {
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
-    let lane = |number| DialledLane::new(number, transfer, settings.cipher);
+    let lane = |number| LaneDial::new(number, transfer, settings.cipher);
     let (lanes_in, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     let spawn = |numbers: std::ops::Range<u16>| {
-        numbers
-            .for_each(|number| spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone(), None));
+        numbers.for_each(|number| {
+            spawn_lane_dial(&dialer, lane(number), &lanes_in, wanted.clone(), None)
+        });
     };
     spawn(0..1);
     let early = async {
-        let early = plan.early(&dialler, settings.reach.transport).await;
+        let early = plan.initial_lanes(&dialer, settings.reach.transport).await;
         spawn(1..early);
         early
     };
-    let (early, channel) = tokio::join!(early, dialler.dial(DIAL_TIMEOUT));
+    let (early, channel) = tokio::join!(early, dialer.dial(DIAL_TIMEOUT));
     let channel = channel?;
     let transport = channel.transport();
     let round_trip = channel.round_trip();
@@ -56,7 +57,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
         Transport::Tcp => plan.count(round_trip, least),
         Transport::Quic => plan.fixed.unwrap_or_else(quic_lanes),
     };
-    let few = plan.few(usual);
+    let few = plan.sufficient_lanes(usual);
     let count = few.unwrap_or(usual);
     wanted_in.send_replace(Some(count));
     spawn(early..count);
@@ -65,16 +66,16 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let is_fixed = few.is_some() || settings.limit.is_some() || transport == Transport::Quic;
     let (number, congestion) = plan.tuning(is_fixed, least, round_trip);
     let mut next = lane(count);
-    next.one_of = Some(count);
+    next.earlier_lanes = Some(count);
     let (more, wanted) = mpsc::unbounded_channel();
-    let later = dial_more(dialler.clone(), settings.more, next, lanes_in, wanted);
+    let later = dial_more(dialer.clone(), settings.more, next, lanes_in, wanted);
     tokio::spawn(later);
     let connection = channel.probe();
-    Ok(Reached {
+    Ok(ConnectedHost {
         route: Route {
             transport,
-            watch: PathWatch::start(dialler.clone(), connection.clone()),
-            dialler,
+            watch: PathWatch::start(dialer.clone(), connection.clone()),
+            dialer,
             ssh: None,
             recalled,
             round_trip,
@@ -107,19 +108,19 @@ const DIALS_MAX: usize = 2 * LANES_MAX as usize;
 /// Dials further lanes on request until the requesting side is dropped, numbered from `next` on, or from 0 for each
 /// set. Requests beyond [`DIALS_MAX`] are ignored, because a host that is pulled from may request any number of lanes.
 async fn dial_more<L: LaneEnd>(
-    dialler: ChannelDialler,
-    kind: MoreLanes,
-    mut next: DialledLane,
+    dialer: ChannelDialer,
+    kind: LaterLanes,
+    mut next: LaneDial,
     lanes: LanesIn<L>,
     mut wanted: mpsc::UnboundedReceiver<u16>,
 ) {
     let room = Arc::new(Semaphore::new(DIALS_MAX));
     while let Some(more) = wanted.recv().await {
         let needed = match kind {
-            MoreLanes::Others => u16::MAX,
-            MoreLanes::Sets => {
+            LaterLanes::SameSet => u16::MAX,
+            LaterLanes::NewSet => {
                 next.number = 0;
-                next.one_of = None;
+                next.earlier_lanes = None;
                 more
             }
         };
@@ -128,7 +129,7 @@ async fn dial_more<L: LaneEnd>(
             let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
                 break;
             };
-            spawn_lane(&dialler, next, &lanes, count.clone(), Some(permit));
+            spawn_lane_dial(&dialer, next, &lanes, count.clone(), Some(permit));
             next.number = next.number.wrapping_add(1);
         }
     }
@@ -142,14 +143,14 @@ pub trait LaneEnd: Send + Sized + 'static {
     ///
     /// # Errors
     /// The connection cannot become a lane.
-    fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError>;
+    fn from_channel(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError>;
 
     /// Returns a probe of the lane's connection.
     fn path(&self) -> PathProbe;
 }
 
 impl LaneEnd for Box<dyn LaneSink> {
-    fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError> {
+    fn from_channel(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError> {
         channel.into_sink(cipher, lanes)
     }
 
@@ -159,7 +160,7 @@ impl LaneEnd for Box<dyn LaneSink> {
 }
 
 impl LaneEnd for Box<dyn LaneSource> {
-    fn of(channel: Channel, cipher: Cipher, _lanes: u16) -> Result<Self, LaneError> {
+    fn from_channel(channel: Channel, cipher: Cipher, _lanes: u16) -> Result<Self, LaneError> {
         channel.into_source(cipher, SharedRate::default())
     }
 
@@ -170,40 +171,40 @@ impl LaneEnd for Box<dyn LaneSource> {
 
 /// The parameters of a lane to dial.
 #[derive(Clone, Copy)]
-struct DialledLane {
+struct LaneDial {
     number: u16,
     transfer: TransferId,
     cipher: Cipher,
     /// Number of lanes that were dialed earlier, if this lane is dialed after them.
-    one_of: Option<u16>,
+    earlier_lanes: Option<u16>,
 }
 
-impl DialledLane {
+impl LaneDial {
     /// Creates one of the first lanes.
     const fn new(number: u16, transfer: TransferId, cipher: Cipher) -> Self {
         Self {
             number,
             transfer,
             cipher,
-            one_of: None,
+            earlier_lanes: None,
         }
     }
 }
 
 /// Dials a lane. The lane is dropped if the path turns out to need fewer. The permit is held until the lane is
 /// accepted.
-fn spawn_lane<L: LaneEnd>(
-    dialler: &ChannelDialler,
-    lane: DialledLane,
+fn spawn_lane_dial<L: LaneEnd>(
+    dialer: &ChannelDialer,
+    lane: LaneDial,
     lanes: &LanesIn<L>,
     mut wanted: watch::Receiver<Option<u16>>,
     permit: Option<OwnedSemaphorePermit>,
 ) {
-    let dialler = dialler.clone();
+    let dialer = dialer.clone();
     let lanes = lanes.clone();
     tokio::spawn(async move {
         let _until_it_is_taken = permit;
-        let dialled = dialler.dial(DIAL_TIMEOUT).await;
+        let dialled = dialer.dial(DIAL_TIMEOUT).await;
         let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
         // The control connection failed. Its error contains the reason.
         let Ok(Some(count)) = count else { return };
@@ -211,11 +212,11 @@ fn spawn_lane<L: LaneEnd>(
             return;
         }
         let made = match dialled {
-            Ok(channel) => make_lane::<L>(channel, lane, count).await,
+            Ok(channel) => greet_lane::<L>(channel, lane, count).await,
             Err(error) => Err(lane_error(error)),
         };
         if let Ok(lane) = &made {
-            dialler.add_lane(&lane.path());
+            dialer.add_lane(&lane.path());
         }
         let _push_over = lanes.send(made).await;
     });
@@ -233,9 +234,9 @@ fn lane_error(error: DialError) -> LaneError {
 }
 
 /// Sends the greeting on a connection and converts it into one of `count` lanes.
-async fn make_lane<L: LaneEnd>(
+async fn greet_lane<L: LaneEnd>(
     mut channel: Channel,
-    lane: DialledLane,
+    lane: LaneDial,
     count: u16,
 ) -> Result<L, LaneError> {
     let greeting = Greeting {
@@ -244,31 +245,31 @@ async fn make_lane<L: LaneEnd>(
     };
     channel.write_all(&greeting.encode()).await?;
     channel.flush().await?;
-    L::of(channel, lane.cipher, lane.one_of.unwrap_or(count))
+    L::from_channel(channel, lane.cipher, lane.earlier_lanes.unwrap_or(count))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_transport::{HostPolicy, Identity, Reach, TransportChoice};
+    use zmove_transport::{DialOptions, HostPolicy, Identity, TransportChoice};
 
     /// Nobody accepts the lanes, so none of the dial tasks ends.
     #[tokio::test]
     async fn a_host_that_wants_lanes_without_end_has_few_dialled() {
         let identity = Identity::for_once().unwrap();
         let policy = HostPolicy::Pinned(identity.fingerprint());
-        let reach = Reach {
+        let reach = DialOptions {
             transport: TransportChoice::Tcp,
-            ..Reach::default()
+            ..DialOptions::default()
         };
-        let dialler = ChannelDialler::new(&identity, "127.0.0.1", 1, policy, reach)
+        let dialer = ChannelDialer::new(&identity, "127.0.0.1", 1, policy, reach)
             .await
             .unwrap();
-        let first = DialledLane {
+        let first = LaneDial {
             number: 0,
             transfer: TransferId([1; 16]),
             cipher: Cipher::Tls,
-            one_of: Some(1),
+            earlier_lanes: Some(1),
         };
         let (lanes, _nobody_takes_them) =
             mpsc::channel::<Result<Box<dyn LaneSource>, LaneError>>(1);
@@ -277,7 +278,7 @@ mod tests {
         drop(more);
         let metrics = tokio::runtime::Handle::current().metrics();
         let before = metrics.num_alive_tasks();
-        dial_more(dialler, MoreLanes::Others, first, lanes, wanted).await;
+        dial_more(dialer, LaterLanes::SameSet, first, lanes, wanted).await;
         let dialling = metrics.num_alive_tasks() - before;
         assert_eq!(dialling, DIALS_MAX);
     }

@@ -50,7 +50,7 @@ pub(super) fn quic_lanes() -> u16 {
 
 /// Returns the maximum number of useful lanes at a rate limit. Each lane costs a handshake and a path MTU search, about
 /// 25 KiB over QUIC, before it carries any data.
-pub(super) fn lanes_within(limit: Option<RateLimit>) -> u16 {
+pub(super) fn max_lanes_for_rate(limit: Option<RateLimit>) -> u16 {
     limit.map_or(LANES_MAX, |limit| {
         let lanes = limit.bytes_per_second() / LANE_BYTES_PER_SECOND_MIN;
         u16::try_from(lanes)
@@ -60,7 +60,7 @@ pub(super) fn lanes_within(limit: Option<RateLimit>) -> u16 {
 }
 
 /// Returns the maximum number of lanes for which this process has file descriptors in addition to its files.
-pub(super) fn lanes_within_files(files: usize) -> u16 {
+pub(super) fn max_lanes_for_descriptors(files: usize) -> u16 {
     let lanes = files.saturating_sub(FILES_BESIDE_LANES) / FILES_PER_LANE;
     u16::try_from(lanes)
         .unwrap_or(LANES_MAX)
@@ -109,18 +109,18 @@ mod tests {
     #[test]
     fn few_descriptors_allow_few_lanes() {
         assert_eq!(
-            [0, 48, 64, 1024].map(lanes_within_files),
+            [0, 48, 64, 1024].map(max_lanes_for_descriptors),
             [1, 6, 10, LANES_MAX]
         );
     }
 
     #[test]
     fn a_low_rate_has_few_lanes() {
-        let lanes = |rate: &str| lanes_within(Some(rate.parse().expect("a rate")));
+        let lanes = |rate: &str| max_lanes_for_rate(Some(rate.parse().expect("a rate")));
         assert_eq!(
             ["1kB", "1MB", "2MB", "1GB"].map(lanes),
             [1, 4, 8, LANES_MAX]
         );
-        assert_eq!(lanes_within(None), LANES_MAX);
+        assert_eq!(max_lanes_for_rate(None), LANES_MAX);
     }
 }

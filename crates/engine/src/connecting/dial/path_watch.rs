@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use tokio::task::AbortHandle;
-use zmove_transport::{BlackHole, ChannelDialler, PathProbe};
+use zmove_transport::{BlackHole, ChannelDialer, PathProbe};
 
 /// A watch on a path. It stops when it is dropped.
 #[derive(Debug)]
@@ -18,11 +18,11 @@ pub(super) struct PathWatch {
 
 impl PathWatch {
     /// Starts to watch the lanes of a dialer, for the session with this control connection.
-    pub(super) fn start(dialler: ChannelDialler, control: PathProbe) -> Self {
+    pub(super) fn start(dialer: ChannelDialer, control: PathProbe) -> Self {
         let found = Arc::<OnceLock<_>>::default();
         let finding = Arc::clone(&found);
         let task = tokio::spawn(async move {
-            let black_hole = dialler.await_black_hole().await;
+            let black_hole = dialer.await_black_hole().await;
             finding.get_or_init(|| black_hole);
             control.break_off();
         });

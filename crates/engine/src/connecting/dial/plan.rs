@@ -10,12 +10,14 @@ use std::time::Duration;
 
 use zmove_receiver::files_of_process;
 use zmove_sender::{LaneNumber, LossAnswer, Need};
-use zmove_transport::{ChannelDialler, TransportChoice};
+use zmove_transport::{ChannelDialer, TransportChoice};
 use zmove_wire::limits::LANES_MAX;
 
-use super::Recalled;
-use super::machine::{LANES_AT_ONCE, lanes_for, lanes_within, lanes_within_files, quic_lanes};
-use crate::connecting::path_memory::Known;
+use super::PathRecall;
+use super::machine::{
+    LANES_AT_ONCE, lanes_for, max_lanes_for_descriptors, max_lanes_for_rate, quic_lanes,
+};
+use crate::connecting::path_memory::PathRecord;
 use crate::connecting::settings::DialSettings;
 
 /// The lane plan, made when only the path memory is known about the path.
@@ -24,45 +26,50 @@ pub(super) struct LanePlan {
     pub(super) fixed: Option<u16>,
     /// Whether QUIC is tried first.
     quic_first: bool,
-    known: Option<Known>,
+    known: Option<PathRecord>,
     /// The lanes' response to loss if the path is not remembered.
     answer: LossAnswer,
     /// Number of lanes that the push can use, which may be lower than the path allows.
     need: Option<Need>,
     /// Maximum number of lanes that the rate limit and the descriptors of this process allow.
-    most: u16,
+    max_lanes: u16,
 }
 
 impl LanePlan {
-    pub(super) fn new(settings: &DialSettings, recalled: &Recalled, need: Option<Need>) -> Self {
+    pub(super) fn new(settings: &DialSettings, recalled: &PathRecall, need: Option<Need>) -> Self {
         // With a rate limit or a fixed number of lanes, the path memory does not change the number.
         let known = recalled
             .known
             .filter(|_| settings.streams.is_none() && settings.limit.is_none());
         let need = need.filter(|_| settings.streams.is_none());
         let quic_first = recalled.quic_first.is_some();
-        let most = lanes_within(settings.limit).min(lanes_within_files(files_of_process()));
-        let fixed = settings.streams.map(|lanes| lanes.min(most));
+        let max_lanes =
+            max_lanes_for_rate(settings.limit).min(max_lanes_for_descriptors(files_of_process()));
+        let fixed = settings.streams.map(|lanes| lanes.min(max_lanes));
         Self {
             fixed,
             quic_first,
             known,
             answer: LossAnswer::of_host(settings.reach.socket.congestion.as_deref()),
             need,
-            most,
+            max_lanes,
         }
     }
 
     /// Returns the number of first lanes to dial while the control connection is being dialed. This is the usual
     /// number, unless a smaller one proves sufficient within a few milliseconds.
-    pub(super) async fn early(&self, dialler: &ChannelDialler, transport: TransportChoice) -> u16 {
-        let usual = self.at_once(transport);
-        let until = tokio::time::Instant::now() + SHOWS_AT_ONCE;
+    pub(super) async fn initial_lanes(
+        &self,
+        dialer: &ChannelDialer,
+        transport: TransportChoice,
+    ) -> u16 {
+        let usual = self.lanes_before_rtt(transport);
+        let until = tokio::time::Instant::now() + EARLY_RESULT_WAIT;
         while self.fixed.is_none() && tokio::time::Instant::now() < until {
-            if let Some(lanes) = self.few(usual) {
+            if let Some(lanes) = self.sufficient_lanes(usual) {
                 return lanes;
             }
-            if let Some(round_trip) = dialler.round_trip() {
+            if let Some(round_trip) = dialer.round_trip() {
                 return self.count(round_trip, lanes_for(round_trip)).min(usual);
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -71,9 +78,9 @@ impl LanePlan {
     }
 
     /// Returns the number of lanes that the push and its rate limit can use, if that is known to be less than `usual`.
-    pub(super) fn few(&self, usual: u16) -> Option<u16> {
+    pub(super) fn sufficient_lanes(&self, usual: u16) -> Option<u16> {
         let needed = self.need.as_ref().and_then(Need::lanes).unwrap_or(u16::MAX);
-        Some(needed.min(self.most)).filter(|lanes| *lanes < usual)
+        Some(needed.min(self.max_lanes)).filter(|lanes| *lanes < usual)
     }
 
     /// Returns how the number of lanes and their congestion control may change, unless both are known to stay fixed.
@@ -85,14 +92,14 @@ impl LanePlan {
         least: u16,
         round_trip: Duration,
     ) -> (LaneNumber, LossAnswer) {
-        if is_fixed || self.fixed.is_some() || self.most < LANES_MAX {
+        if is_fixed || self.fixed.is_some() || self.max_lanes < LANES_MAX {
             return (LaneNumber::Fixed, LossAnswer::default());
         }
         (LaneNumber::Tuned { least }, self.answer(round_trip))
     }
 
     /// Returns the number of lanes to dial before transport and round trip are known.
-    fn at_once(&self, transport: TransportChoice) -> u16 {
+    fn lanes_before_rtt(&self, transport: TransportChoice) -> u16 {
         let known = match transport {
             TransportChoice::Quic => Some(quic_lanes()),
             TransportChoice::Auto if self.quic_first => Some(quic_lanes()),
@@ -120,13 +127,13 @@ impl LanePlan {
     }
 
     /// Returns the remembered path if its round trip is similar.
-    fn known_of(&self, round_trip: Duration) -> Option<Known> {
-        self.known.filter(|known| known.suits(round_trip))
+    fn known_of(&self, round_trip: Duration) -> Option<PathRecord> {
+        self.known.filter(|known| known.matches_rtt(round_trip))
     }
 }
 
 /// How long most lanes are held back, in case the scan ends or the path proves short just after dialing.
-const SHOWS_AT_ONCE: Duration = Duration::from_millis(5);
+const EARLY_RESULT_WAIT: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests {
@@ -139,13 +146,13 @@ mod tests {
         let plan = || LanePlan {
             fixed: None,
             quic_first: false,
-            known: Some(Known::new(32, true, round_trip, 1_000_000)),
+            known: Some(PathRecord::new(32, true, round_trip, 1_000_000)),
             answer: LossAnswer {
                 tolerant: false,
                 usual: usual(),
             },
             need: None,
-            most: 64,
+            max_lanes: 64,
         };
         let replaced = LossAnswer {
             tolerant: true,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Known, Rates};
+use super::{PathRecord, Rates};
 
 /// Parses a file and adds a path. The new path and the others must be found again.
 ///
@@ -17,7 +17,7 @@ pub fn paths(bytes: &[u8]) {
     else {
         return;
     };
-    let known = Known {
+    let known = PathRecord {
         lanes: 8,
         loss_tolerant: true,
         round_trip: Duration::from_millis(90),

@@ -10,7 +10,7 @@ use zmove_types::unix_now;
 
 /// The remembered properties of a network path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Known {
+pub struct PathRecord {
     /// Number of TCP lanes that suited the path.
     pub lanes: u16,
     /// Whether a congestion control that ignores loss suited the path.
@@ -51,7 +51,7 @@ pub struct Window {
 
 /// The measurements of a push. None of them come from a peer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
+pub(crate) struct PathMeasurement {
     pub(crate) transport: Transport,
     /// Best rate, if it was limited by the path or the hosts rather than by a rate limit.
     pub(crate) at_best: Option<BestRate>,
@@ -60,7 +60,7 @@ pub(crate) struct Found {
     pub(crate) has_lost: bool,
 }
 
-impl Known {
+impl PathRecord {
     /// Creates the properties that a push measured today.
     #[must_use]
     pub fn new(
@@ -82,14 +82,14 @@ impl Known {
 
     /// Returns whether a path with this round trip time can be the same path.
     #[must_use]
-    pub fn suits(&self, round_trip: Duration) -> bool {
-        suits(self.round_trip, round_trip)
+    pub fn matches_rtt(&self, round_trip: Duration) -> bool {
+        matches_rtt(self.round_trip, round_trip)
     }
 
     /// Returns the properties updated with the measurements of a push. `self` contains the earlier rates and window.
     /// Earlier values are kept if they are higher and no loss occurred, because a push may have had little to send.
-    pub(crate) fn after(self, found: &Found) -> Self {
-        let Found {
+    pub(crate) fn updated_with(self, found: &PathMeasurement) -> Self {
+        let PathMeasurement {
             transport,
             has_lost,
             ..
@@ -153,7 +153,7 @@ impl Window {
     fn is_above(&self, other: &Self) -> bool {
         self.bytes > other.bytes
             && self.ends == other.ends
-            && suits(self.round_trip, other.round_trip)
+            && matches_rtt(self.round_trip, other.round_trip)
     }
 
     /// Returns whether the window is plausible.
@@ -171,12 +171,12 @@ impl Window {
     }
 }
 
-fn suits(known: Duration, round_trip: Duration) -> bool {
+fn matches_rtt(known: Duration, round_trip: Duration) -> bool {
     let near = |one: Duration, other: Duration| one <= other * 2 + ROUND_TRIP_NOISE;
     near(round_trip, known) && near(known, round_trip)
 }
 
-impl CacheValue for Known {
+impl CacheValue for PathRecord {
     fn is_plausible(&self) -> bool {
         (1..=LANES_MAX).contains(&self.lanes) && self.window.is_none_or(Window::is_plausible)
     }
@@ -209,16 +209,16 @@ mod tests {
         }
     }
 
-    fn bare() -> Known {
-        Known::new(12, false, TRIP, 118_000_000)
+    fn bare() -> PathRecord {
+        PathRecord::new(12, false, TRIP, 118_000_000)
     }
 
-    fn found(bytes_per_second: u64) -> Found {
+    fn found(bytes_per_second: u64) -> PathMeasurement {
         let at_best = Some(BestRate {
             bytes_per_second,
             round_trip: TRIP,
         });
-        Found {
+        PathMeasurement {
             transport: Transport::Tcp,
             at_best,
             ends: Some(ends(9)),
@@ -226,18 +226,20 @@ mod tests {
         }
     }
 
-    fn read(text: &str) -> Option<Known> {
-        serde_json::from_str(text).ok().filter(Known::is_plausible)
+    fn read(text: &str) -> Option<PathRecord> {
+        serde_json::from_str(text)
+            .ok()
+            .filter(PathRecord::is_plausible)
     }
 
-    fn window_of(known: Known) -> Option<u64> {
+    fn window_of(known: PathRecord) -> Option<u64> {
         known.window.map(|window| window.bytes)
     }
 
     #[test]
     fn what_is_written_can_be_read() {
-        let whole = bare().after(&found(100_000_000));
-        let by_quic = whole.after(&Found {
+        let whole = bare().updated_with(&found(100_000_000));
+        let by_quic = whole.updated_with(&PathMeasurement {
             transport: Transport::Quic,
             ..found(50_000_000)
         });
@@ -257,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_window_that_cannot_be_is_refused() {
-        let text = serde_json::to_string(&bare().after(&found(100_000_000))).unwrap();
+        let text = serde_json::to_string(&bare().updated_with(&found(100_000_000))).unwrap();
         assert!(read(&text).is_some(), "{text}");
         let trip = r#""round_trip":{"secs":0,"nanos":90000000},"ends""#;
         for (right, wrong) in [
@@ -281,11 +283,11 @@ mod tests {
     #[test]
     fn a_window_is_bounded_whatever_was_found() {
         assert_eq!(
-            window_of(bare().after(&found(u64::MAX))),
+            window_of(bare().updated_with(&found(u64::MAX))),
             Some(Window::BYTES_MAX)
         );
         assert_eq!(
-            window_of(bare().after(&found(5_000_000))),
+            window_of(bare().updated_with(&found(5_000_000))),
             None,
             "too little for a jump"
         );
@@ -293,10 +295,14 @@ mod tests {
 
     #[test]
     fn more_is_kept_until_something_is_lost() {
-        let known = bare().after(&found(100_000_000));
+        let known = bare().updated_with(&found(100_000_000));
         let less = found(20_000_000);
-        assert_eq!(known.after(&less), known, "it may have had less to send");
-        let lost = known.after(&Found {
+        assert_eq!(
+            known.updated_with(&less),
+            known,
+            "it may have had less to send"
+        );
+        let lost = known.updated_with(&PathMeasurement {
             has_lost: true,
             ..less
         });
@@ -304,13 +310,13 @@ mod tests {
             (window_of(lost), lost.rates.tcp),
             (Some(1_800_000), Some(20_000_000))
         );
-        let more = known.after(&found(200_000_000));
+        let more = known.updated_with(&found(200_000_000));
         assert_eq!(
             (window_of(more), more.rates.tcp),
             (Some(18_000_000), Some(200_000_000))
         );
         assert_eq!(
-            known.after(&Found {
+            known.updated_with(&PathMeasurement {
                 at_best: None,
                 ..less
             }),
@@ -320,9 +326,9 @@ mod tests {
 
     #[test]
     fn another_path_has_another_window() {
-        let known = bare().after(&found(100_000_000));
+        let known = bare().updated_with(&found(100_000_000));
         assert_eq!(
-            window_of(known.after(&Found {
+            window_of(known.updated_with(&PathMeasurement {
                 ends: Some(ends(8)),
                 ..found(20_000_000)
             })),
@@ -333,7 +339,7 @@ mod tests {
             round_trip: TRIP * 3,
         });
         assert_eq!(
-            window_of(known.after(&Found {
+            window_of(known.updated_with(&PathMeasurement {
                 at_best,
                 ..found(0)
             })),
@@ -343,8 +349,8 @@ mod tests {
 
     #[test]
     fn a_window_is_forgotten_in_a_day_and_when_the_clock_is_set_back() {
-        let known = bare().after(&found(100_000_000));
-        let aged = |at| Known {
+        let known = bare().updated_with(&found(100_000_000));
+        let aged = |at| PathRecord {
             window: known.window.map(|window| Window { at, ..window }),
             ..known
         };

@@ -15,13 +15,13 @@ use crate::connecting::settings::SshSettings;
 
 /// How the end of a login can be detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LoginSign {
+pub(super) enum LoginDetection {
     /// ssh shares a connection that is already logged in.
-    Before,
+    AlreadyDone,
     /// ssh writes [`LOGGED_IN`].
-    Announced,
+    Reported,
     /// The end of the login cannot be detected.
-    Hidden,
+    Unknown,
 }
 
 /// The configuration that `ssh -G` prints.
@@ -61,15 +61,15 @@ impl SshConfig {
         self.value("hostname")
     }
 
-    pub(super) fn login_sign(&self) -> LoginSign {
+    pub(super) fn login_sign(&self) -> LoginDetection {
         let has_own_command =
             self.value("permitlocalcommand") == Some("yes") && self.value("localcommand").is_some();
         if self.is_shared {
-            LoginSign::Before
+            LoginDetection::AlreadyDone
         } else if self.host_name().is_none() || has_own_command {
-            LoginSign::Hidden
+            LoginDetection::Unknown
         } else {
-            LoginSign::Announced
+            LoginDetection::Reported
         }
     }
 
@@ -84,7 +84,7 @@ impl SshConfig {
         if self.host_name().is_some() && self.connect_timeout().is_none() {
             options.push(format!("-oConnectTimeout={}", WAIT_MAX.as_secs()));
         }
-        if self.login_sign() == LoginSign::Announced {
+        if self.login_sign() == LoginDetection::Reported {
             options.push("-oPermitLocalCommand=yes".into());
             options.push(format!("-oLocalCommand=echo {LOGGED_IN}"));
         }
@@ -124,7 +124,7 @@ mod tests {
     fn a_usual_configuration_gets_both_limits() {
         let config = config("hostname dtn\npermitlocalcommand no\nconnecttimeout none\n");
         assert_eq!(config.wait_max(), Duration::from_secs(20));
-        assert_eq!(config.login_sign(), LoginSign::Announced);
+        assert_eq!(config.login_sign(), LoginDetection::Reported);
         assert_eq!(
             config.options(),
             [
@@ -141,7 +141,7 @@ mod tests {
             "hostname dtn\nconnecttimeout 7\npermitlocalcommand yes\nlocalcommand knock %h\n",
         );
         assert_eq!(config.wait_max(), Duration::from_secs(7));
-        assert_eq!(config.login_sign(), LoginSign::Hidden);
+        assert_eq!(config.login_sign(), LoginDetection::Unknown);
         assert!(config.options().is_empty());
     }
 
@@ -149,14 +149,14 @@ mod tests {
     fn a_shared_connection_is_logged_in_before() {
         let mut config = config("hostname dtn\ncontrolpath /run/dtn\n");
         config.is_shared = true;
-        assert_eq!(config.login_sign(), LoginSign::Before);
+        assert_eq!(config.login_sign(), LoginDetection::AlreadyDone);
         assert_eq!(config.options(), ["-oConnectTimeout=20"]);
     }
 
     #[test]
     fn another_program_than_openssh_gets_no_options() {
         let config = SshConfig::default();
-        assert_eq!(config.login_sign(), LoginSign::Hidden);
+        assert_eq!(config.login_sign(), LoginDetection::Unknown);
         assert!(config.options().is_empty());
     }
 }

@@ -65,7 +65,7 @@ impl ReceiveRequest {
     /// Returns the request as a line of text.
     #[must_use]
     pub fn line(&self) -> String {
-        in_words(self) + "\n"
+        to_json(self) + "\n"
     }
 
     /// Parses a request.
@@ -93,7 +93,7 @@ impl ReceiveReply {
     #[must_use]
     pub fn line(&self) -> String {
         // A shell may have written text without a final line break.
-        format!("\n{MARK}{}\n", in_words(self))
+        format!("\n{MARK}{}\n", to_json(self))
     }
 
     /// Returns the answer to a request with another version as a line of text. It contains only the version of this
@@ -115,7 +115,7 @@ impl ReceiveReply {
     }
 }
 
-fn in_words(said: &impl Serialize) -> String {
+fn to_json(said: &impl Serialize) -> String {
     serde_json::to_string(said).expect("numbers and texts can be written")
 }
 

@@ -15,7 +15,7 @@ use zmove_disk::{
     Descriptor, FileIdentity, HasXattrs, MetadataFailure, NameAt, StorageReader, StoredFile, Task,
     TimeResolutions, Tree, Turn, is_foreign_owner, is_special_at, stat_at,
 };
-use zmove_types::{GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, RelPath, Root};
+use zmove_types::{GROUP_BYTES, GroupSpan, Metadata, MetadataKinds, Name, RelPath, Root};
 use zmove_wire::{
     Compare, Differences, EntryGroup, ExtraneousNames, FaultCode, FileGroups, GroupHashes,
     NameRange, Open, Operation, Overwrite, SourceEntry, SourceKind, SourceMetadata, Verdict,
@@ -147,7 +147,7 @@ impl Inspection {
             Ok(Some(directory)) => Ok(Some(directory)),
             // The directory's mode denies access to its owner. A transfer that sets modes would change that, so the
             // entries in the directory count as new.
-            Ok(None) if rules.kinds.has_any(Kinds::MODE) => Ok(None),
+            Ok(None) if rules.kinds.has_any(MetadataKinds::MODE) => Ok(None),
             Ok(None) => Err(FaultCode::os(&Errno::ACCESS.into())),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOENT) => Ok(None),

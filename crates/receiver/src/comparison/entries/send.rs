@@ -292,7 +292,8 @@ mod tests {
     use zmove_chunk::group_cv;
     use zmove_disk::LastingNames;
     use zmove_types::{
-        Account, Extra, FileId, GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, Timestamp,
+        Account, ExtraMetadata, FileId, GROUP_BYTES, GroupSpan, Metadata, MetadataKinds, Name,
+        Timestamp,
     };
     use zmove_wire::FileHead;
 
@@ -389,9 +390,9 @@ mod tests {
                 id: 5,
                 name: "".into(),
             });
-            let extra = Some(Arc::new(Extra {
+            let extra = Some(Arc::new(ExtraMetadata {
                 owner,
-                ..Extra::default()
+                ..ExtraMetadata::default()
             }));
             let metadata = Metadata {
                 extra,
@@ -399,7 +400,7 @@ mod tests {
             };
             let mut transfer = transfer(home.path());
             transfer.target.view.policy.rules.compare = compare;
-            transfer.target.view.policy.rules.kinds = Kinds::ALL;
+            transfer.target.view.policy.rules.kinds = MetadataKinds::ALL;
             transfer.target.view.policy.rules.owning = OwnerPermission::Allowed;
             // A file that was changed just now would be needed in any case, so wait until it can be remembered.
             while !transfer.target.compared.remember(&directory, &name, &there) {

@@ -94,7 +94,7 @@ fn what_attributes_of_a_batch_take_is_booked() {
         name: name(number),
         value: Box::default(),
     };
-    let extra = zmove_types::Extra {
+    let extra = zmove_types::ExtraMetadata {
         xattrs: (0..5000).map(xattr).collect(),
         ..Default::default()
     };

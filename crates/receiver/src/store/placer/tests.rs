@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use zmove_chunk::file_root;
 use zmove_disk::{Descriptor, FileIdentity, Lease, Permit, ProvenKinds, WantedMetadata};
-use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
+use zmove_types::{Account, ExtraMetadata, ItemId, MetadataKinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
@@ -514,7 +514,7 @@ fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs
         let home = tempfile::tempdir().unwrap();
         let there = home.path().join("f0");
         let mut transfer = transfer(home.path());
-        transfer.target.view.policy.rules.kinds = Kinds::ALL;
+        transfer.target.view.policy.rules.kinds = MetadataKinds::ALL;
         transfer.target.view.policy.rules.owning = OwnerPermission::Allowed;
         let mut group = files("", "f", 1);
         let BatchEntry::File(file) = &mut group.entries[0] else {
@@ -528,10 +528,10 @@ fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs
             })
         };
         let (owner, group_id) = (account(owner.as_raw()), account(group_id.as_raw()));
-        file.metadata.extra = Some(Arc::new(Extra {
+        file.metadata.extra = Some(Arc::new(ExtraMetadata {
             owner,
             group: group_id,
-            ..Extra::default()
+            ..ExtraMetadata::default()
         }));
         file.metadata.mode = 0o4755;
         let mut placer = Placer::new(&transfer);

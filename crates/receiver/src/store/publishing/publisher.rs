@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 
 use zmove_disk::{Staged, StagingDirectory};
 use zmove_types::{
-    ALLOCATION_BYTES, ByteOrigins, FileId, HashOnlySet, ItemId, Metadata, Name, RelPath, Root,
+    ALLOCATION_BYTES, BytesByOrigin, FileId, HashOnlySet, ItemId, Metadata, Name, RelPath, Root,
 };
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FileEntry};
@@ -151,7 +151,7 @@ pub(crate) struct HiddenFile {
 pub(crate) struct WholeFile {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
-    pub(crate) origins: ByteOrigins,
+    pub(crate) origins: BytesByOrigin,
     /// The path at the source and the root hash, if published files are reported to an observer.
     pub(crate) root: Option<(RelPath, Root)>,
     pub(crate) staged: Staged,

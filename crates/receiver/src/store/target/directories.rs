@@ -12,7 +12,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use zmove_types::{Extra, Metadata, Name, RelPath};
+use zmove_types::{ExtraMetadata, Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
 use crate::rights::quota::{Charge, Quota};
@@ -26,7 +26,7 @@ pub(crate) struct Directories(Lock<State>);
 struct State {
     directories: Vec<Remembered>,
     /// The extra metadata of the last directory that had any. Other directories may share it.
-    last_extra: Option<Arc<Extra>>,
+    last_extra: Option<Arc<ExtraMetadata>>,
     /// The addresses of the paths kept here. The batches of these paths also hold them for a while.
     paths: HashSet<usize>,
     held: Charge,
@@ -199,9 +199,9 @@ mod tests {
             value: [7; 60_000].into(),
         };
         let with_attributes = || {
-            let extra = Extra {
+            let extra = ExtraMetadata {
                 xattrs: vec![xattr.clone(); 5],
-                ..Extra::default()
+                ..ExtraMetadata::default()
             };
             Metadata {
                 extra: Some(Arc::new(extra)),

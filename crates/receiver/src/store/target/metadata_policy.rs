@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{MetadataFailure, WantedMetadata};
-use zmove_types::{Account, Accounts, Kinds, Metadata, Name, RelPath, Timestamp};
+use zmove_types::{Account, Accounts, Metadata, MetadataKinds, Name, RelPath, Timestamp};
 use zmove_wire::limits::MISSED_MAX;
 use zmove_wire::{Missed, NotKept, NotKeptReason, ToSender};
 
@@ -25,7 +25,7 @@ pub(crate) struct MetadataPolicy {
     /// IDs of the received user names, or `None` for names that are unknown on this host.
     users: Lock<HashMap<Box<str>, Option<u32>>>,
     groups: Lock<HashMap<Box<str>, Option<u32>>>,
-    lacks: Lock<BTreeMap<(Kinds, NotKeptReason), u64>>,
+    lacks: Lock<BTreeMap<(MetadataKinds, NotKeptReason), u64>>,
     /// The channel for reporting each affected entry, if the sender asked for that.
     entry_reports: Option<Reports>,
 }
@@ -59,16 +59,16 @@ impl MetadataPolicy {
         let extra = metadata.extra.as_deref();
         let owner = extra
             .and_then(|extra| extra.owner.as_ref())
-            .filter(|_| rules.kinds.has_any(Kinds::OWNER));
+            .filter(|_| rules.kinds.has_any(MetadataKinds::OWNER));
         let group = extra
             .and_then(|extra| extra.group.as_ref())
-            .filter(|_| rules.kinds.has_any(Kinds::GROUP));
+            .filter(|_| rules.kinds.has_any(MetadataKinds::GROUP));
         WantedMetadata {
             mode: metadata.mode,
             mtime,
             atime: extra
                 .and_then(|extra| extra.atime)
-                .filter(|_| rules.kinds.has_any(Kinds::ATIME)),
+                .filter(|_| rules.kinds.has_any(MetadataKinds::ATIME)),
             owner: owner.map(|user| number(&self.users, user, |name| self.accounts.user_id(name))),
             group: group
                 .map(|group| number(&self.groups, group, |name| self.accounts.group_id(name))),
@@ -89,12 +89,12 @@ impl MetadataPolicy {
         let rules = &self.rules;
         let denied = rules.owning == OwnerPermission::Denied;
         let mut lacks = self.miss_reasons(misses);
-        let kind = |xattr: &zmove_types::Xattr| Kinds::of_xattr(&xattr.name);
+        let kind = |xattr: &zmove_types::Xattr| MetadataKinds::of_xattr(&xattr.name);
         if denied {
             let kinds = wanted.xattrs.iter().filter_map(kind);
             let refused = kinds
-                .fold(Kinds::NONE, Kinds::and)
-                .common(rules.kinds.common(Kinds::PRIVILEGED));
+                .fold(MetadataKinds::NONE, MetadataKinds::and)
+                .common(rules.kinds.common(MetadataKinds::PRIVILEGED));
             lacks.extend(refused.each().map(|kind| (kind, NotKeptReason::NotGranted)));
         }
         if lacks.is_empty() {
@@ -120,12 +120,12 @@ impl MetadataPolicy {
         self.count(&self.miss_reasons(misses));
     }
 
-    fn miss_reasons(&self, misses: &[MetadataFailure]) -> Vec<(Kinds, NotKeptReason)> {
+    fn miss_reasons(&self, misses: &[MetadataFailure]) -> Vec<(MetadataKinds, NotKeptReason)> {
         let lack = |miss| miss_reason(self.rules.owning, miss);
         misses.iter().map(|miss| (miss.kind, lack(miss))).collect()
     }
 
-    fn count(&self, lacks: &[(Kinds, NotKeptReason)]) {
+    fn count(&self, lacks: &[(MetadataKinds, NotKeptReason)]) {
         let mut counts = self.lacks.lock();
         for lack in lacks {
             *counts.entry(*lack).or_default() += 1;
@@ -146,7 +146,9 @@ impl MetadataPolicy {
 
 /// Returns the reason why an entry did not get a kind of metadata.
 fn miss_reason(owning: OwnerPermission, miss: &MetadataFailure) -> NotKeptReason {
-    let rights = Kinds::OWNERSHIP.and(Kinds::PRIVILEGED).and(Kinds::DEVICES);
+    let rights = MetadataKinds::OWNERSHIP
+        .and(MetadataKinds::PRIVILEGED)
+        .and(MetadataKinds::DEVICES);
     match miss.error {
         _ if owning == OwnerPermission::Denied && rights.has_any(miss.kind) => {
             NotKeptReason::NotGranted
@@ -196,7 +198,7 @@ impl EntryLocation<'_> {
 mod tests {
     use super::*;
     use crate::rights::grant::Rights;
-    use zmove_types::Extra;
+    use zmove_types::ExtraMetadata;
     use zmove_wire::{Open, PreserveOptions};
 
     #[derive(Debug)]
@@ -217,7 +219,7 @@ mod tests {
         }
     }
 
-    fn rules(kinds: Kinds, owning: OwnerPermission) -> Rules {
+    fn rules(kinds: MetadataKinds, owning: OwnerPermission) -> Rules {
         let keeping = PreserveOptions {
             kinds,
             ..PreserveOptions::default()
@@ -241,10 +243,10 @@ mod tests {
                 name: name.into(),
             })
         };
-        let extra = Extra {
+        let extra = ExtraMetadata {
             owner: account(owner, 1000),
             group: account(group, 100),
-            ..Extra::default()
+            ..ExtraMetadata::default()
         };
         Metadata {
             extra: Some(Arc::new(extra)),
@@ -259,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_name_counts_where_it_is_known_and_else_the_number() {
-        let policy = policy(rules(Kinds::ALL, OwnerPermission::Allowed));
+        let policy = policy(rules(MetadataKinds::ALL, OwnerPermission::Allowed));
         let ids = |owner, group| {
             let metadata = owned(owner, group);
             let wanted = policy.wanted(&metadata, None);
@@ -275,12 +277,12 @@ mod tests {
     #[test]
     fn what_was_not_asked_for_is_not_set() {
         let metadata = owned("ann", "staff");
-        let usual = rules(Kinds::USUAL, OwnerPermission::Allowed);
+        let usual = rules(MetadataKinds::USUAL, OwnerPermission::Allowed);
         let policy = policy(usual);
         let wanted = policy.wanted(&metadata, None);
         assert_eq!(
             (wanted.owner, wanted.group, wanted.kinds),
-            (None, None, Kinds::XATTRS.and(Kinds::ACLS))
+            (None, None, MetadataKinds::XATTRS.and(MetadataKinds::ACLS))
         );
         assert_eq!(
             usual.of_file(&metadata).mode,
@@ -288,13 +290,13 @@ mod tests {
             "no owner, no rights of one"
         );
         assert_eq!(
-            rules(Kinds::ALL, OwnerPermission::Denied)
+            rules(MetadataKinds::ALL, OwnerPermission::Denied)
                 .of_file(&metadata)
                 .mode,
             0o755
         );
         assert_eq!(
-            rules(Kinds::ALL, OwnerPermission::Allowed)
+            rules(MetadataKinds::ALL, OwnerPermission::Allowed)
                 .of_file(&metadata)
                 .mode,
             0o4755
@@ -313,35 +315,35 @@ mod tests {
                 .of_file(&metadata)
                 .mode
         };
-        assert_eq!(mode(Kinds::USUAL.and(Kinds::OWNER)), 0o4755);
-        assert_eq!(mode(Kinds::USUAL.and(Kinds::GROUP)), 0o2755);
-        assert_eq!(mode(Kinds::ALL), 0o6755);
+        assert_eq!(mode(MetadataKinds::USUAL.and(MetadataKinds::OWNER)), 0o4755);
+        assert_eq!(mode(MetadataKinds::USUAL.and(MetadataKinds::GROUP)), 0o2755);
+        assert_eq!(mode(MetadataKinds::ALL), 0o6755);
         let owner = metadata.extra.as_ref().unwrap().owner.clone();
-        let extra = Some(Arc::new(Extra {
+        let extra = Some(Arc::new(ExtraMetadata {
             owner,
-            ..Extra::default()
+            ..ExtraMetadata::default()
         }));
         let of_nobodys_group = Metadata {
             extra,
             ..metadata.clone()
         };
         assert_eq!(
-            rules(Kinds::ALL, OwnerPermission::Allowed)
+            rules(MetadataKinds::ALL, OwnerPermission::Allowed)
                 .of_file(&of_nobodys_group)
                 .mode,
             0o4755
         );
         let carried = Rules {
             set_ids: SetIds::Carried,
-            ..rules(Kinds::USUAL, OwnerPermission::Denied)
+            ..rules(MetadataKinds::USUAL, OwnerPermission::Denied)
         };
         assert_eq!(carried.of_file(&metadata).mode, 0o6755);
     }
 
     #[test]
     fn what_is_lacking_is_counted_by_kind_and_reason() {
-        let counts = |owning, lacks: &[(Kinds, Errno)]| {
-            let policy = policy(rules(Kinds::ALL, owning));
+        let counts = |owning, lacks: &[(MetadataKinds, Errno)]| {
+            let policy = policy(rules(MetadataKinds::ALL, owning));
             for &(kind, error) in lacks {
                 let misses = [MetadataFailure { kind, error }];
                 policy.note(
@@ -352,17 +354,17 @@ mod tests {
             }
             policy.counts()
         };
-        let denied = [Kinds::OWNER, Kinds::ACLS].map(|kind| (kind, Errno::PERM));
+        let denied = [MetadataKinds::OWNER, MetadataKinds::ACLS].map(|kind| (kind, Errno::PERM));
         let expected = [
-            NotKept::new(Kinds::OWNER, NotKeptReason::NotGranted, 1),
-            NotKept::new(Kinds::ACLS, NotKeptReason::NotPermitted, 1),
+            NotKept::new(MetadataKinds::OWNER, NotKeptReason::NotGranted, 1),
+            NotKept::new(MetadataKinds::ACLS, NotKeptReason::NotPermitted, 1),
         ];
         assert_eq!(counts(OwnerPermission::Denied, &denied), expected);
-        let owner = (Kinds::OWNER, Errno::PERM);
-        let failed = [owner, owner, (Kinds::XATTRS, Errno::NOSPC)];
+        let owner = (MetadataKinds::OWNER, Errno::PERM);
+        let failed = [owner, owner, (MetadataKinds::XATTRS, Errno::NOSPC)];
         let expected = [
-            NotKept::new(Kinds::OWNER, NotKeptReason::NotPermitted, 2),
-            NotKept::new(Kinds::XATTRS, NotKeptReason::NoRoom, 1),
+            NotKept::new(MetadataKinds::OWNER, NotKeptReason::NotPermitted, 2),
+            NotKept::new(MetadataKinds::XATTRS, NotKeptReason::NoRoom, 1),
         ];
         assert_eq!(counts(OwnerPermission::Allowed, &failed), expected);
     }

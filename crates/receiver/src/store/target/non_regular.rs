@@ -15,7 +15,7 @@ use zmove_disk::{
     Replace, WantedMetadata, hold_new, is_special_at, place_link_to_non_regular, place_special,
     place_symlink,
 };
-use zmove_types::{Kinds, Metadata, Name, Special};
+use zmove_types::{Metadata, MetadataKinds, Name, Special};
 use zmove_wire::Operation;
 
 use crate::comparison::entries::SourceXattrs;
@@ -34,8 +34,8 @@ impl TargetTree {
         at: EntryLocation<'_>,
     ) -> Result<(), Failure> {
         let may_make = !matches!(entry, NonRegular::Special(special) if !self.view.policy.rules.may_make(special));
-        let Some(first) =
-            first.filter(|_| may_make && self.view.policy.rules.kinds.has_any(Kinds::LINKS))
+        let Some(first) = first
+            .filter(|_| may_make && self.view.policy.rules.kinds.has_any(MetadataKinds::LINKS))
         else {
             if !self.stays(place, (entry, metadata), at) {
                 self.have_non_regular(place, (entry, metadata), at)?;
@@ -70,7 +70,7 @@ impl TargetTree {
         };
         if self.have_non_regular(place, (entry, metadata), at)? {
             let misses = [MetadataFailure {
-                kind: Kinds::LINKS,
+                kind: MetadataKinds::LINKS,
                 error,
             }];
             self.view
@@ -108,8 +108,8 @@ impl TargetTree {
         let wanted = self.view.policy.wanted(&metadata, None);
         let (mode, kinds) = match entry {
             // A symbolic link has no mode, and only root may set attributes on it.
-            NonRegular::Symlink(_) => (wanted.mode, Kinds::PRIVILEGED),
-            NonRegular::Special(_) => (there.mode, Kinds::ANY_XATTR),
+            NonRegular::Symlink(_) => (wanted.mode, MetadataKinds::PRIVILEGED),
+            NonRegular::Special(_) => (there.mode, MetadataKinds::ANY_XATTR),
         };
         let is_owned = wanted.matches(there.ids, wanted.mode);
         let stays = mode == wanted.mode
@@ -267,7 +267,7 @@ impl TargetTree {
             .map(|_| metadata.mtime);
         let wanted = self.view.policy.wanted(metadata, mtime);
         let wanted = WantedMetadata {
-            kinds: wanted.kinds.common(Kinds::PRIVILEGED),
+            kinds: wanted.kinds.common(MetadataKinds::PRIVILEGED),
             ..wanted
         };
         if metadata.extra.is_none() && wanted.kinds.is_empty() {
@@ -276,7 +276,7 @@ impl TargetTree {
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
         let permit = self.tree.lease().permit()?;
         let mut misses = wanted.set(permit, Descriptor::PathOnly(link.as_fd()), &self.proven)?;
-        misses.retain(|miss| miss.kind != Kinds::TIMES); // counted already
+        misses.retain(|miss| miss.kind != MetadataKinds::TIMES); // counted already
         self.view.policy.note(&wanted, &misses, at);
         Ok(())
     }

@@ -17,7 +17,7 @@ use zmove_disk::{
     open_beneath, place_link, set_metadata_if_unchanged,
 };
 use zmove_types::{
-    AtomicCounters, GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId,
+    AtomicCounters, GROUP_BYTES, Metadata, MetadataKinds, Name, RelPath, Timestamp, TransferId,
 };
 use zmove_wire::{
     Compare, Differences, FileEntry, FileHead, LinkEntry, Operation, Overwrite, TargetState,
@@ -136,7 +136,7 @@ impl TargetTree {
         NameAt { directory, name }: NameAt<'_>,
         metadata: &'a Metadata,
     ) -> Cow<'a, Metadata> {
-        if self.view.policy.rules.kinds.has_any(Kinds::MODE) {
+        if self.view.policy.rules.kinds.has_any(MetadataKinds::MODE) {
             return self.view.policy.rules.of_file(metadata);
         }
         match FileIdentity::at(directory, name) {
@@ -232,7 +232,7 @@ impl TargetTree {
 
     /// Returns whether new files of a directory inherit an access control list from it that they must not keep.
     fn has_default_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
-        self.view.policy.rules.kinds.has_any(Kinds::ACLS)
+        self.view.policy.rules.kinds.has_any(MetadataKinds::ACLS)
             && new_files.has_default_acl(directory.as_fd())
     }
 
@@ -401,7 +401,12 @@ impl TargetTree {
             let there = FileIdentity::at(directory, name)
                 .ok()
                 .filter(|there| there.regular)?;
-            let kinds = self.view.policy.rules.kinds.common(Kinds::ANY_XATTR);
+            let kinds = self
+                .view
+                .policy
+                .rules
+                .kinds
+                .common(MetadataKinds::ANY_XATTR);
             Some((there, NameAt::new(directory, name).xattrs(kinds).ok()?.list))
         };
         let Some((there, xattrs)) = look(directory, name) else {
@@ -459,7 +464,7 @@ impl TargetTree {
         let keeps_xattrs =
             !differences.has_any(Differences::XATTRS) && !wanted.changes_owner(there.ids);
         if keeps_xattrs {
-            wanted.kinds = Kinds::NONE;
+            wanted.kinds = MetadataKinds::NONE;
         } else if matches!(xattrs, SourceXattrs::Digest(Some(_))) && self.shared_job.is_none() {
             // Only the sender knows the extended attributes.
             return Verdict::Set(differences);
@@ -541,7 +546,7 @@ impl TargetTree {
             && self.is_alike(place, NameAt::new(from, first))
         {
             let misses = [MetadataFailure {
-                kind: Kinds::LINKS,
+                kind: MetadataKinds::LINKS,
                 error,
             }];
             self.view
@@ -643,11 +648,11 @@ pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<Fil
 pub(crate) fn contents_root(
     (directory, name): (BorrowedFd<'_>, &Name),
     bytes: u64,
-    kinds: Kinds,
+    kinds: MetadataKinds,
     stop: impl Fn() -> bool,
 ) -> Option<[u8; 32]> {
     let file = open_old(directory, name).ok()?;
-    let may_have_holes = bytes > GROUP_BYTES && kinds.has_any(Kinds::HOLES);
+    let may_have_holes = bytes > GROUP_BYTES && kinds.has_any(MetadataKinds::HOLES);
     let root = if may_have_holes {
         contents_digest(&file, next_data_offset, stop)
     } else {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{Kinds, RelPath, list};
+use zmove_types::{MetadataKinds, RelPath, list};
 
 use crate::limits::MISSED_MAX;
 
@@ -12,7 +12,7 @@ use crate::limits::MISSED_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreserveOptions {
     /// The kinds of metadata.
-    pub kinds: Kinds,
+    pub kinds: MetadataKinds,
     /// Whether the receiver reports the path of each entry that lacks something.
     pub named: bool,
     /// Whether a transfer counts as partial if entries lack something. The sender reports that.
@@ -22,7 +22,7 @@ pub struct PreserveOptions {
 impl PreserveOptions {
     /// Only the metadata that is always preserved.
     pub const LEAST: Self = Self {
-        kinds: Kinds::ALWAYS,
+        kinds: MetadataKinds::ALWAYS,
         named: false,
         strict: false,
     };
@@ -31,7 +31,7 @@ impl PreserveOptions {
 impl Default for PreserveOptions {
     fn default() -> Self {
         Self {
-            kinds: Kinds::USUAL,
+            kinds: MetadataKinds::USUAL,
             named: false,
             strict: false,
         }
@@ -81,7 +81,7 @@ impl fmt::Display for NotKeptReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NotKept {
     /// The kind of metadata.
-    pub kind: Kinds,
+    pub kind: MetadataKinds,
     /// The reason.
     pub why: NotKeptReason,
     /// Number of entries that lack the metadata.
@@ -91,12 +91,14 @@ pub struct NotKept {
 impl NotKept {
     /// Creates a count of entries that lack one kind of metadata.
     #[must_use]
-    pub const fn new(kind: Kinds, why: NotKeptReason, entries: u64) -> Self {
+    pub const fn new(kind: MetadataKinds, why: NotKeptReason, entries: u64) -> Self {
         Self { kind, why, entries }
     }
 
     /// Returns the counts of a table by kind and reason, in the table's order.
-    pub fn all(counts: &BTreeMap<(Kinds, NotKeptReason), u64>) -> impl Iterator<Item = Self> {
+    pub fn all(
+        counts: &BTreeMap<(MetadataKinds, NotKeptReason), u64>,
+    ) -> impl Iterator<Item = Self> {
         let counts = counts.iter();
         counts.map(|((kind, why), entries)| Self::new(*kind, *why, *entries))
     }
@@ -122,7 +124,7 @@ mod tests {
         let bytes = |keeping: &PreserveOptions| encode_message(keeping)[4..].to_vec();
         assert_eq!(bytes(&PreserveOptions::default()), [0xB3, 44, 0, 0]);
         let all = PreserveOptions {
-            kinds: Kinds::ALL,
+            kinds: MetadataKinds::ALL,
             named: true,
             strict: true,
         };
@@ -132,9 +134,12 @@ mod tests {
 
     #[test]
     fn what_was_not_kept_is_pinned() {
-        let lack = NotKept::new(Kinds::ACLS, NotKeptReason::Unsupported, 3);
+        let lack = NotKept::new(MetadataKinds::ACLS, NotKeptReason::Unsupported, 3);
         let counts = ToSender::NotKept {
-            counts: vec![lack, NotKept::new(Kinds::OWNER, NotKeptReason::Os(-1), 1)],
+            counts: vec![
+                lack,
+                NotKept::new(MetadataKinds::OWNER, NotKeptReason::Os(-1), 1),
+            ],
         };
         assert_eq!(encode_message(&counts)[4..], [14, 2, 32, 2, 3, 4, 7, 1, 1]);
         let entries = vec![Missed {
@@ -145,6 +150,6 @@ mod tests {
         let bytes = encode_message(&missed);
         assert_eq!(bytes[4..], [15, 1, 3, b'a', b'/', b'b', 1, 32, 2, 3]);
         assert_eq!(decode_message(&bytes[4..]), Ok(missed));
-        assert_eq!(lack.kind, Kinds::ACLS);
+        assert_eq!(lack.kind, MetadataKinds::ACLS);
     }
 }

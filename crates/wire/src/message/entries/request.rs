@@ -285,7 +285,7 @@ impl NameRange {
 mod tests {
     use std::sync::Arc;
 
-    use zmove_types::{Account, Extra};
+    use zmove_types::{Account, ExtraMetadata};
 
     use super::*;
     use crate::{ToReceiver, ToSender, decode_message, encode_message};
@@ -306,9 +306,9 @@ mod tests {
             name: "ann".into(),
         };
         let metadata = Metadata {
-            extra: Some(Arc::new(Extra {
+            extra: Some(Arc::new(ExtraMetadata {
                 owner: Some(owner),
-                ..Extra::default()
+                ..ExtraMetadata::default()
             })),
             ..Metadata::default()
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::Notify;
-use zmove_daemon::{Cut, TransferStatus, Transfers};
+use zmove_daemon::{StopReason, TransferStatus, Transfers};
 use zmove_jobs::Moment;
 use zmove_transport::Fingerprint;
 
@@ -92,9 +92,9 @@ impl Control {
                 if found.len() > 1 {
                     return Answer::Ambiguous(found);
                 }
-                self.end(Cut::ByOperator, fits)
+                self.end(StopReason::ByOperator, fits)
             }
-            Request::EndKeys(removed) => self.end(Cut::KeyRemoved, |status| {
+            Request::EndKeys(removed) => self.end(StopReason::KeyRemoved, |status| {
                 removed.iter().any(|removed| is_of(status, removed))
             }),
             Request::Drain => {
@@ -104,7 +104,7 @@ impl Control {
         }
     }
 
-    fn end(&self, cut: Cut, which: impl Fn(&TransferStatus) -> bool) -> Answer {
+    fn end(&self, cut: StopReason, which: impl Fn(&TransferStatus) -> bool) -> Answer {
         let ended = self.transfers.end(cut, which);
         for TransferStatus { id, name, .. } in &ended {
             log::note(format_args!("the operator ends transfer {id} of {name}"));

@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result};
 use zmove_engine::{Remote, fresh_transfer};
 use zmove_sender::ask_admission;
 use zmove_transport::{
-    Channel, ChannelDialler, DialError, DialStage, Fingerprint, FirstKey, HostAuthority,
-    HostPolicy, Identity, KnownHosts, PathProbe, Reach, TransportChoice, control_pair,
+    Channel, ChannelDialer, DialError, DialOptions, DialStage, Fingerprint, FirstKey,
+    HostAuthority, HostPolicy, Identity, KnownHosts, PathProbe, TransportChoice, control_pair,
 };
 
 /// The results of dialing a receiver.
@@ -73,7 +73,7 @@ pub(super) enum HostKey {
 }
 
 /// The result of dialing over one transport, with the connection if there is one.
-type Dialled = (Reachability, Option<(Channel, ChannelDialler)>);
+type Dialled = (Reachability, Option<(Channel, ChannelDialer)>);
 
 /// The receiver to dial, and the identity of this host.
 struct Visit<'a> {
@@ -109,7 +109,7 @@ impl Peer {
         let (quic, by_quic) = over_quic.unzip();
         let admission = match (by_tcp, by_quic.flatten()) {
             (Some(admission), _) => Some(admission),
-            (None, Some((_, dialler))) => Some(ask_over_quic(&dialler).await),
+            (None, Some((_, dialer))) => Some(ask_over_quic(&dialer).await),
             (None, None) => None,
         };
         Ok(Self {
@@ -145,12 +145,12 @@ impl Peer {
 }
 
 /// Asks over a separate connection. The first one may have waited for TCP longer than a receiver waits for a greeting.
-async fn ask_over_quic(dialler: &ChannelDialler) -> Result<u16> {
-    let admission = match dialler.dial(STEP_TIMEOUT).await {
+async fn ask_over_quic(dialer: &ChannelDialer) -> Result<u16> {
+    let admission = match dialer.dial(STEP_TIMEOUT).await {
         Ok(channel) => ask(channel).await,
         Err(error) => Err(error.into()),
     };
-    dialler.close().await;
+    dialer.close().await;
     admission
 }
 
@@ -193,14 +193,14 @@ impl Visit<'_> {
     /// Dials over TCP, and asks over that connection immediately.
     async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Result<u16>>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
-        let Some((channel, dialler)) = connected else {
+        let Some((channel, dialer)) = connected else {
             return Ok((way, None));
         };
         let probe = channel.probe();
         way.learn(&probe);
         let admission = ask(channel).await;
         way.learn(&probe);
-        way.measure(&dialler).await;
+        way.measure(&dialer).await;
         Ok((way, Some(admission)))
     }
 
@@ -229,7 +229,7 @@ impl Visit<'_> {
             ),
         };
         Ok(match dialled {
-            Ok((channel, dialler)) => {
+            Ok((channel, dialer)) => {
                 let reached = Reached {
                     address: channel.address(),
                     round_trip: channel.round_trip(),
@@ -239,7 +239,7 @@ impl Visit<'_> {
                     mtu_measured: None,
                     congestion: None,
                 };
-                (Reachability::Reached(reached), Some((channel, dialler)))
+                (Reachability::Reached(reached), Some((channel, dialer)))
             }
             Err(error) => (Reachability::failed(&error), None),
         })
@@ -249,15 +249,15 @@ impl Visit<'_> {
         &self,
         transport: TransportChoice,
         policy: HostPolicy,
-    ) -> Result<(Channel, ChannelDialler), DialError> {
+    ) -> Result<(Channel, ChannelDialer), DialError> {
         let Remote { host, port, .. } = self.host;
-        let reach = Reach {
+        let reach = DialOptions {
             transport,
-            ..Reach::default()
+            ..DialOptions::default()
         };
-        let dialler = ChannelDialler::new(&self.identity, host, *port, policy, reach).await?;
-        let channel = dialler.dial(STEP_TIMEOUT).await?;
-        Ok((channel, dialler))
+        let dialer = ChannelDialer::new(&self.identity, host, *port, policy, reach).await?;
+        let channel = dialer.dial(STEP_TIMEOUT).await?;
+        Ok((channel, dialer))
     }
 }
 
@@ -292,15 +292,15 @@ impl Reachability {
     }
 
     /// Measures with data which packets arrive: first the largest ones, then the usual sizes in descending order.
-    async fn measure(&mut self, dialler: &ChannelDialler) {
+    async fn measure(&mut self, dialer: &ChannelDialer) {
         let Self::Reached(reached) = self else { return };
         let within = ARRIVAL_MAX + reached.round_trip * 8;
-        if dialler.arrives(None, within).await {
+        if dialer.arrives(None, within).await {
             reached.mtu_measured = reached.mtu;
             return;
         }
         let headers = HEADERS_BYTES[usize::from(reached.address.is_ipv6())];
-        let arrives = |size: u32| dialler.arrives(Some(size - headers), within);
+        let arrives = |size: u32| dialer.arrives(Some(size - headers), within);
         if !arrives(MTU_MIN).await {
             return;
         }

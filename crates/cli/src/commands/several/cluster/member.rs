@@ -9,10 +9,10 @@ use anyhow::{Context, Error, Result};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::jetstream::{
-    GrantNotice, JobNotice, NodeFailure, NodeNotice, NodePart, NodeState, Notice, NoticeBoard,
-    TELL_EVERY,
+    GrantNotice, JobNotice, NOTICE_INTERVAL, NodeFailure, NodeNotice, NodePart, NodeState, Notice,
+    NoticeBoard,
 };
-use zmove_cluster::{HeadLease, HeldGrant, WorkError};
+use zmove_cluster::{CurrentGrant, HeadLease, WorkError};
 use zmove_jobs::host_name;
 use zmove_transport::Identity;
 use zmove_types::{Hex, SharedJobId};
@@ -50,7 +50,7 @@ async fn listen(cluster: &Cluster) -> Result<NoticeBoard> {
     loop {
         let why = match cluster.notices().await {
             Ok(notices) => return Ok(notices),
-            Err(WorkError::Hindered(why)) => why.to_string(),
+            Err(WorkError::UnusableServer(why)) => why.to_string(),
             Err(error) => {
                 let why = innermost(&error);
                 format!("no broker at {} yet ({why})", cluster.broker)
@@ -85,7 +85,7 @@ struct Job {
     /// The lease from the head of the job.
     head: HeadLease,
     /// The head's grant for this node.
-    grant: HeldGrant,
+    grant: CurrentGrant,
     /// Number of reports from this node since it last heard the head. A stopped process sends none, so its pause does
     /// not count.
     unheard: u32,
@@ -129,7 +129,7 @@ impl Job {
     fn is_silent(&self) -> bool {
         let open = self.queue.get();
         let max = open.map_or(FORGOTTEN_AFTER, |open| open.silence_max);
-        TELL_EVERY * self.unheard > max
+        NOTICE_INTERVAL * self.unheard > max
     }
 }
 
@@ -154,7 +154,7 @@ impl<'a> Member<'a> {
         let Cluster { name, broker, .. } = self.cluster;
         let node = &self.node;
         terminal::say(format_args!("{node} waits for jobs of {name} at {broker}"));
-        let mut ticks = tokio::time::interval(TELL_EVERY);
+        let mut ticks = tokio::time::interval(NOTICE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -181,7 +181,7 @@ impl<'a> Member<'a> {
 
     /// Reports on all jobs, and leaves the jobs that nobody leads.
     async fn tell_all(&mut self) -> Result<()> {
-        match self.notices.hindrance() {
+        match self.notices.server_mismatch() {
             Some(why) => warn_once(&mut self.warned_of_broker, format!("{why}: {WAITS}")),
             None => self.warned_of_broker.clear(),
         }
@@ -386,7 +386,7 @@ mod tests {
     /// This test needs a runtime because of the job's lease.
     #[tokio::test]
     async fn a_head_counts_as_silent_only_after_the_limit() {
-        let unheard = FORGOTTEN_AFTER.as_secs() / TELL_EVERY.as_secs();
+        let unheard = FORGOTTEN_AFTER.as_secs() / NOTICE_INTERVAL.as_secs();
         let mut job = Job {
             unheard: u32::try_from(unheard).unwrap(),
             ..Job::default()

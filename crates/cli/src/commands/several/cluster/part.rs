@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice, QueueRole};
-use zmove_cluster::{HeldGrant, Node, Receiver, Served, SharedJob, View};
+use zmove_cluster::{CurrentGrant, Node, NodeRole, Receiver, SessionResults, SharedJob};
 use zmove_disk::Lease;
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
@@ -29,7 +29,7 @@ use crate::settings::cluster::Cluster;
 /// The work of a node in a job, over all its attempts. This type is also the observer of that work.
 #[derive(Default)]
 pub(super) struct Part {
-    pub(super) served: Arc<Served>,
+    pub(super) served: Arc<SessionResults>,
     /// Set when the node must finish the items that it has taken, and take no more.
     pub(super) leaves: watch::Sender<bool>,
     moved: Lock<TransferProgress>,
@@ -59,7 +59,7 @@ impl Part {
         cluster: Cluster,
         notice: JobNotice,
         number: u32,
-        grant: HeldGrant,
+        grant: CurrentGrant,
         head: Lease,
         opened: Arc<OnceLock<OpenQueue>>,
     ) -> Result<()> {
@@ -134,7 +134,7 @@ fn look(cluster: &Cluster, notice: &JobNotice) -> Result<(SharedJob, Vec<Receive
     let sources = looked.with_context(|| not_as_there(path_of(&notice.sources[0])))?;
     compare(&reader(), &sources, notice)?;
     let mut job = shared_job::job(&settings, &sources, notice.job)?;
-    job.view = View::Follows;
+    job.view = NodeRole::Follower;
     job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
     job.config.instead = notice.instead;
     let receivers = cluster_push::receivers(&settings, cluster)?;

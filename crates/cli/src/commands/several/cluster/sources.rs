@@ -20,7 +20,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use zmove_cluster::SharedJob;
-use zmove_cluster::jetstream::{JobNotice, Reader, SourceMark, SourceNotice, TELL_EVERY};
+use zmove_cluster::jetstream::{JobNotice, NOTICE_INTERVAL, Reader, SourceMark, SourceNotice};
 use zmove_disk::{Mount, boot_id};
 use zmove_engine::Sources;
 use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
@@ -110,7 +110,7 @@ impl Trees {
         let (reports, mounts) = watch::channel(Vec::new());
         spawn_blocking(move || {
             while !reports.is_closed() {
-                thread::sleep(TELL_EVERY);
+                thread::sleep(NOTICE_INTERVAL);
                 let before = std::mem::replace(&mut self.mountinfo, mountinfo());
                 if self.mountinfo != before {
                     reports.send_replace(self.mounts());
@@ -292,7 +292,7 @@ mod tests {
             .iter()
             .map(|path| path.as_os_str().to_owned())
             .collect();
-        Sources::look_at(&paths, None, &NoListener).unwrap()
+        Sources::examine(&paths, None, &NoListener).unwrap()
     }
 
     fn trees(mountinfo: Vec<u8>, paths: &[&Path], rules: &[&str]) -> Trees {

@@ -15,7 +15,7 @@ const WANTED: WantedMetadata<'_> = WantedMetadata {
     owner: None,
     group: None,
     xattrs: &[],
-    kinds: Kinds::ANY_XATTR,
+    kinds: MetadataKinds::ANY_XATTR,
     may_set_owner: true,
     set_ids_need_owner: true,
 };
@@ -95,13 +95,13 @@ fn a_file_gets_what_it_lacks_and_loses_what_it_is_not_to_have() {
         .is_empty()
     );
     let found = Descriptor::Open(file.as_fd())
-        .xattrs(Kinds::ALL)
+        .xattrs(MetadataKinds::ALL)
         .unwrap()
         .list;
     assert_eq!((&found[..], mode(&file)), (&xattrs[..], 0o660));
     assert!(set(&file, &WANTED).is_empty());
     let found = Descriptor::Open(file.as_fd())
-        .xattrs(Kinds::ALL)
+        .xattrs(MetadataKinds::ALL)
         .unwrap()
         .list;
     let stat = file.metadata().unwrap();
@@ -131,7 +131,7 @@ fn a_list_that_makes_no_sense_gives_the_group_no_more_than_it_says() {
     assert_eq!(
         misses,
         [MetadataFailure {
-            kind: Kinds::ACLS,
+            kind: MetadataKinds::ACLS,
             error: Errno::INVAL
         }]
     );
@@ -149,7 +149,7 @@ fn a_list_that_makes_no_sense_gives_the_group_no_more_than_it_says() {
     );
     assert_eq!(
         (misses[0].kind, misses[0].error, mode(&file)),
-        (Kinds::ACLS, Errno::OPNOTSUPP, 0o640)
+        (MetadataKinds::ACLS, Errno::OPNOTSUPP, 0o640)
     );
 }
 
@@ -170,7 +170,7 @@ fn what_a_file_system_cannot_hold_is_told_and_the_rest_is_set() {
         },
     );
     assert!(
-        misses.iter().all(|miss| miss.kind == Kinds::XATTRS) && misses.len() <= 1,
+        misses.iter().all(|miss| miss.kind == MetadataKinds::XATTRS) && misses.len() <= 1,
         "{misses:?}"
     );
     let mut found = 0;
@@ -196,7 +196,7 @@ fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
         mode: 0o6755,
         owner: Some(12_345),
         group: Some(23_456),
-        kinds: Kinds::NONE,
+        kinds: MetadataKinds::NONE,
         ..WANTED
     };
     let misses = set(&file, &owned);
@@ -207,7 +207,7 @@ fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
             (12_345, 23_456, 0o6755, 0)
         );
     } else {
-        assert_eq!((misses[0].kind, mode(&file)), (Kinds::OWNER, 0o755));
+        assert_eq!((misses[0].kind, mode(&file)), (MetadataKinds::OWNER, 0o755));
     }
     let nobody = WantedMetadata {
         owner: Some(Account::NO_ID),
@@ -217,7 +217,7 @@ fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
     assert_eq!(
         set(&file, &nobody),
         [MetadataFailure {
-            kind: Kinds::OWNER,
+            kind: MetadataKinds::OWNER,
             error: Errno::INVAL
         }]
     );
@@ -238,7 +238,7 @@ fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
     let misses = set(&file, &denied);
     assert_eq!(
         (misses[0].kind, misses[0].error, mode(&file)),
-        (Kinds::OWNER, Errno::PERM, 0o755)
+        (MetadataKinds::OWNER, Errno::PERM, 0o755)
     );
 }
 
@@ -264,7 +264,7 @@ fn what_has_just_been_given_away_is_open_to_nobody_but_its_owner() {
         mode: Some(0o666),
         misses: Vec::new(),
         device: 0,
-        stored_kinds: Kinds::NONE,
+        stored_kinds: MetadataKinds::NONE,
         proven: &proven,
     };
     setting.set_owner(Ids { user: 0, group: 0 }).unwrap();
@@ -317,18 +317,21 @@ fn a_kind_is_proven_by_a_change_that_was_kept() {
     let of_mode = |mode| WantedMetadata {
         mode,
         mtime: None,
-        kinds: Kinds::NONE,
+        kinds: MetadataKinds::NONE,
         ..WANTED
     };
     file.set_permissions(PermissionsExt::from_mode(0o644))
         .unwrap();
     assert_eq!(set_where(&file, &of_mode(0o644), &proven), []);
     assert_eq!(set_where(&file, &of_mode(0o444), &proven), []);
-    assert_eq!(proven.of(device), Kinds::NONE);
+    assert_eq!(proven.of(device), MetadataKinds::NONE);
     assert_eq!(set_where(&file, &of_mode(0o640), &proven), []);
-    assert_eq!(proven.of(device), Kinds::MODE);
+    assert_eq!(proven.of(device), MetadataKinds::MODE);
     assert_eq!(set_where(&file, &WANTED, &proven), []);
-    assert_eq!(proven.of(device), Kinds::MODE.and(Kinds::TIMES));
+    assert_eq!(
+        proven.of(device),
+        MetadataKinds::MODE.and(MetadataKinds::TIMES)
+    );
 }
 
 /// The kernel clears the setgid bit of a file whose group its owner is not in, and reports success.
@@ -341,7 +344,7 @@ fn a_setgid_bit_that_the_kernel_drops_is_missed() {
     rustix::fs::fchown(&file, None, Some(Gid::from_raw(23_456))).unwrap();
     let proven = ProvenKinds::default();
     let device = file.metadata().unwrap().dev();
-    proven.prove(device, Kinds::MODE);
+    proven.prove(device, MetadataKinds::MODE);
     let misses = std::thread::scope(|scope| {
         let set = || {
             let mut own = rustix::thread::capabilities(None).unwrap();
@@ -349,7 +352,7 @@ fn a_setgid_bit_that_the_kernel_drops_is_missed() {
             rustix::thread::set_capabilities(None, own).unwrap();
             let wanted = WantedMetadata {
                 mode: 0o2755,
-                kinds: Kinds::NONE,
+                kinds: MetadataKinds::NONE,
                 ..WANTED
             };
             set_where(&file, &wanted, &proven)
@@ -357,7 +360,7 @@ fn a_setgid_bit_that_the_kernel_drops_is_missed() {
         scope.spawn(set).join().unwrap()
     });
     let expected = MetadataFailure {
-        kind: Kinds::MODE,
+        kind: MetadataKinds::MODE,
         error: MetadataFailure::NOT_STORED,
     };
     assert_eq!((misses, mode(&file)), (vec![expected], 0o755));

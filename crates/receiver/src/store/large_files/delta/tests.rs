@@ -13,7 +13,7 @@ use crate::store::large_files::tests::cpu_time;
 use crate::store::placer::tests::transfer_of;
 use crate::store::transfer::Transfer;
 use zmove_chunk::group_cv;
-use zmove_types::{ByteOrigins, FileId, Metadata, Timestamp};
+use zmove_types::{BytesByOrigin, FileId, Metadata, Timestamp};
 use zmove_wire::{EntryGroup, SourceEntry, SourceKind, SourceMark, SourceMetadata, Verdict};
 
 const GROUPS: u32 = 4;
@@ -156,7 +156,7 @@ impl World {
         let old_version = |_: &FileHead| transfer.old_versions.take(&path());
         let prior = |head: &FileHead| {
             let prior = transfer.parts.resume(FileId(8), &path(), head)?;
-            Some((prior, ByteOrigins::default()))
+            Some((prior, BytesByOrigin::default()))
         };
         transfer
             .files

@@ -22,15 +22,15 @@ use super::Channel;
 use crate::endpoint::unspecified;
 use crate::error::DialError;
 use crate::path::{PathProbe, Transport};
-use crate::quic::{QuicCongestion, QuicConnection, QuicDialler, Resumption, SavedWindow};
+use crate::quic::{QuicCongestion, QuicConnection, QuicDialer, Resumption, SavedWindow};
 use crate::tcp_tls::{
-    BlackHole, Deadline, Dialler, ResolvedHost, SILENCE_MAX, SocketConfig, TcpConnected,
+    BlackHole, Deadline, ResolvedHost, SILENCE_MAX, SocketConfig, TcpConnected, TcpDialer,
 };
 use crate::trust::{HostPolicy, Identity};
 
 /// How to reach a host.
 #[derive(Clone, Debug, Default)]
-pub struct Reach {
+pub struct DialOptions {
     /// The transports that may be used. Default: TCP, with QUIC as the fallback.
     pub transport: TransportChoice,
     /// The TCP settings.
@@ -45,10 +45,10 @@ pub struct Reach {
 
 /// Dials connections to one host. Cheap to clone. Clones use the same address and transport.
 #[derive(Clone, Debug)]
-pub struct ChannelDialler {
+pub struct ChannelDialer {
     host: ResolvedHost,
-    tcp: Option<Dialler>,
-    quic: QuicDialler,
+    tcp: Option<TcpDialer>,
+    quic: QuicDialer,
     quic_first: Option<Duration>,
     /// The only permitted transport, or the transport of the run's first connection.
     settled: Arc<OnceLock<Transport>>,
@@ -56,7 +56,7 @@ pub struct ChannelDialler {
     lanes: Arc<Lock<Vec<Weak<TcpStream>>>>,
 }
 
-impl ChannelDialler {
+impl ChannelDialer {
     /// Resolves the host once for all connections. `name` is a host name or an address; an IPv6 address has no
     /// brackets.
     ///
@@ -67,10 +67,10 @@ impl ChannelDialler {
         name: &str,
         port: u16,
         policy: HostPolicy,
-        reach: Reach,
+        reach: DialOptions,
     ) -> Result<Self, DialError> {
         let host = ResolvedHost::resolve(name, port).await?;
-        let quic = QuicDialler::new(
+        let quic = QuicDialer::new(
             identity,
             host.clone(),
             policy.clone(),
@@ -80,7 +80,7 @@ impl ChannelDialler {
         let (tcp, settled) = match reach.transport {
             TransportChoice::Quic => (None, Transport::Quic.into()),
             choice => {
-                let tcp = Dialler::to(identity, host.clone(), policy, reach.socket)?;
+                let tcp = TcpDialer::to(identity, host.clone(), policy, reach.socket)?;
                 let is_only = choice == TransportChoice::Tcp;
                 let settled = is_only.then_some(Transport::Tcp);
                 (
@@ -202,15 +202,15 @@ impl ChannelDialler {
         *self.settled.get_or_init(|| transport) == transport
     }
 
-    async fn race(&self, tcp: &Dialler, deadline: Duration) -> Result<Channel, DialError> {
+    async fn race(&self, tcp: &TcpDialer, deadline: Duration) -> Result<Channel, DialError> {
         let begun = Instant::now();
         let deadline = Deadline::after(deadline);
         let reaching = tcp.reach(deadline);
         tokio::pin!(reaching);
         tokio::select! {
             reached = &mut reaching => return match reached {
-                Ok(connected) => self.go_on_by_tcp(connected, tcp, deadline).await,
-                Err(error) => self.only_quic(error, begun.elapsed()).await,
+                Ok(connected) => self.continue_with_tcp(connected, tcp, deadline).await,
+                Err(error) => self.dial_quic_only(error, begun.elapsed()).await,
             },
             () = sleep(HEAD_START) => {}
         }
@@ -218,29 +218,29 @@ impl ChannelDialler {
             let connected = reaching.await?;
             return Ok(Channel::tcp(tcp.secure(connected, deadline).await?));
         }
-        let dialling = self.quic.dial(QUIC_PATIENCE);
+        let dialling = self.quic.dial(QUIC_TIMEOUT);
         tokio::pin!(dialling);
         tokio::select! {
             reached = &mut reaching => match reached {
-                Ok(connected) => self.go_on_by_tcp(connected, tcp, deadline).await,
-                Err(error) => self.take_quic(dialling.await, error),
+                Ok(connected) => self.continue_with_tcp(connected, tcp, deadline).await,
+                Err(error) => self.use_quic(dialling.await, error),
             },
             dialled = &mut dialling => match dialled {
                 Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
                 Err(error) if !error.retryable() => Err(error),
                 // QUIC has failed, so only TCP is left.
                 unhelpful => match reaching.await {
-                    Ok(connected) => self.go_on_by_tcp(connected, tcp, deadline).await,
-                    Err(error) => self.take_quic(unhelpful, error),
+                    Ok(connected) => self.continue_with_tcp(connected, tcp, deadline).await,
+                    Err(error) => self.use_quic(unhelpful, error),
                 },
             },
         }
     }
 
-    async fn go_on_by_tcp(
+    async fn continue_with_tcp(
         &self,
         connected: TcpConnected,
-        tcp: &Dialler,
+        tcp: &TcpDialer,
         deadline: Deadline,
     ) -> Result<Channel, DialError> {
         if self.settle(Transport::Tcp) {
@@ -250,20 +250,24 @@ impl ChannelDialler {
     }
 
     /// Dials by QUIC only, after TCP has failed in the time `taken`.
-    async fn only_quic(&self, error: DialError, taken: Duration) -> Result<Channel, DialError> {
+    async fn dial_quic_only(
+        &self,
+        error: DialError,
+        taken: Duration,
+    ) -> Result<Channel, DialError> {
         let refused = matches!(error, DialError::Refused { .. });
         let doubtful = refused && self.settled.get().is_none();
         if !doubtful {
-            return self.take_quic(self.quic.dial(QUIC_PATIENCE).await, error);
+            return self.use_quic(self.quic.dial(QUIC_TIMEOUT).await, error);
         }
         tokio::select! {
             biased;
             () = datagrams_refused(&self.host.addresses) => Err(error),
-            dialled = self.quic.dial(patience_after_refusal(taken)) => self.take_quic(dialled, error),
+            dialled = self.quic.dial(timeout_after_refusal(taken)) => self.use_quic(dialled, error),
         }
     }
 
-    fn take_quic(
+    fn use_quic(
         &self,
         dialled: Result<QuicConnection, DialError>,
         tcp: DialError,
@@ -273,11 +277,11 @@ impl ChannelDialler {
             // The other connections of this run use TCP, which failed for this one.
             Ok(_) => Err(tcp),
             Err(quic) if !quic.retryable() => Err(quic),
-            Err(quic) => Err(self.neither(tcp, quic)),
+            Err(quic) => Err(self.both_failed(tcp, quic)),
         }
     }
 
-    fn neither(&self, tcp: DialError, quic: DialError) -> DialError {
+    fn both_failed(&self, tcp: DialError, quic: DialError) -> DialError {
         DialError::Neither {
             host: self.host.endpoint.clone(),
             tcp: Box::new(tcp),
@@ -308,20 +312,20 @@ async fn datagrams_refused(addresses: &[SocketAddr]) {
 /// Head start of TCP: one second until a lost packet is retransmitted, plus a long round trip.
 const HEAD_START: Duration = Duration::from_millis(1_500);
 /// Time limit for QUIC if TCP gets no answer. Both transports then give up at the same time.
-const QUIC_PATIENCE: Duration = SILENCE_MAX.saturating_sub(HEAD_START);
+const QUIC_TIMEOUT: Duration = SILENCE_MAX.saturating_sub(HEAD_START);
 /// Returns the time limit for QUIC after TCP was refused, which took one round trip or more. The host exists, but most
 /// likely no daemon listens there. A handshake takes two round trips.
-fn patience_after_refusal(taken: Duration) -> Duration {
+fn timeout_after_refusal(taken: Duration) -> Duration {
     // Rounded down to milliseconds, because the value may be displayed.
     let whole = Duration::from_millis(u64::try_from(taken.as_millis()).unwrap_or(u64::MAX));
-    (REFUSED_PATIENCE_MIN + whole * HANDSHAKES_ROUND_TRIPS).min(REFUSED_PATIENCE_MAX)
+    (REFUSED_TIMEOUT_MIN + whole * HANDSHAKES_ROUND_TRIPS).min(REFUSED_TIMEOUT_MAX)
 }
 
 /// One second until a lost packet is retransmitted, plus the time that a busy host needs to compute the keys. A refusal
 /// by a nearby firewall says nothing about the path to a distant host.
-const REFUSED_PATIENCE_MIN: Duration = Duration::from_millis(1_500);
+const REFUSED_TIMEOUT_MIN: Duration = Duration::from_millis(1_500);
 const HANDSHAKES_ROUND_TRIPS: u32 = 6;
-const REFUSED_PATIENCE_MAX: Duration = Duration::from_secs(3);
+const REFUSED_TIMEOUT_MAX: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {
@@ -349,14 +353,14 @@ mod tests {
     #[test]
     fn a_refusal_that_came_at_once_is_soon_believed() {
         assert_eq!(
-            patience_after_refusal(Duration::from_micros(50)),
-            REFUSED_PATIENCE_MIN
+            timeout_after_refusal(Duration::from_micros(50)),
+            REFUSED_TIMEOUT_MIN
         );
         let far = Duration::from_millis(260);
-        assert!(patience_after_refusal(far) > 4 * far);
+        assert!(timeout_after_refusal(far) > 4 * far);
         assert_eq!(
-            patience_after_refusal(Duration::from_secs(9)),
-            REFUSED_PATIENCE_MAX
+            timeout_after_refusal(Duration::from_secs(9)),
+            REFUSED_TIMEOUT_MAX
         );
     }
 }

@@ -14,13 +14,13 @@ use crate::report::counters::Counters;
 
 /// The deliveries of one run's sessions: files by path, and groups of large files by path and number.
 #[derive(Debug, Default)]
-pub struct Brought {
-    things: Known,
-    groups: Known,
+pub struct DeliveryLog {
+    things: BoundedSet,
+    groups: BoundedSet,
     /// Groups that a session sent or named before it was lost, and whose outcome is unknown.
     unsettled: HashOnlySet,
     has_new: bool,
-    whole: Counters,
+    completed_counters: Counters,
 }
 
 /// How the bytes of a group reached the target.
@@ -36,7 +36,7 @@ pub enum Origin {
 
 /// Bytes of files by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ByteOrigins {
+pub struct BytesByOrigin {
     /// Bytes sent by this run.
     pub sent: u64,
     /// Bytes found in another version at the target.
@@ -47,7 +47,7 @@ pub struct ByteOrigins {
 
 /// A bounded set of deliveries.
 #[derive(Debug, Default)]
-struct Known(HashOnlySet);
+struct BoundedSet(HashOnlySet);
 
 /// Maximum number of deliveries to remember, in about 16 bytes each. Beyond it, only the first new delivery of each
 /// session is added.
@@ -56,7 +56,7 @@ const THINGS_MAX: usize = 1 << 16;
 /// delivered count as resumed.
 const GROUPS_MAX: usize = 1 << 20;
 
-impl Brought {
+impl DeliveryLog {
     /// Records a delivery.
     pub fn note(&mut self, thing: &impl Hash) {
         self.has_new |= self.things.note(thing, THINGS_MAX, self.has_new);
@@ -100,13 +100,13 @@ impl Brought {
 
     /// Adds the counters of a completed file.
     pub fn count(&mut self, file: &Counters) {
-        self.whole = self.whole.then(file);
+        self.completed_counters = self.completed_counters.then(file);
     }
 
     /// Returns the counters of the files that this run completed.
     #[must_use]
-    pub const fn whole(&self) -> Counters {
-        self.whole
+    pub const fn completed_counters(&self) -> Counters {
+        self.completed_counters
     }
 
     /// Returns whether anything new was delivered since the previous call.
@@ -115,7 +115,7 @@ impl Brought {
     }
 }
 
-impl Known {
+impl BoundedSet {
     /// Adds a value and returns whether it is new. A full set accepts a new value only if the session has delivered
     /// nothing new yet.
     fn note(&mut self, thing: &impl Hash, things_max: usize, has_new: bool) -> bool {
@@ -123,7 +123,7 @@ impl Known {
     }
 }
 
-impl ByteOrigins {
+impl BytesByOrigin {
     /// Creates a count of bytes with one origin.
     #[must_use]
     pub fn of(origin: Origin, bytes: u64) -> Self {
@@ -169,7 +169,7 @@ impl ByteOrigins {
     }
 }
 
-impl AddAssign for ByteOrigins {
+impl AddAssign for BytesByOrigin {
     fn add_assign(&mut self, more: Self) {
         self.sent += more.sent;
         self.matched += more.matched;
@@ -183,10 +183,10 @@ mod tests {
 
     #[test]
     fn what_comes_again_is_not_new() {
-        let mut brought = Brought::default();
+        let mut delivery_log = DeliveryLog::default();
         let mut is_new = |things: &[u64]| {
-            things.iter().for_each(|thing| brought.note(thing));
-            brought.take_new()
+            things.iter().for_each(|thing| delivery_log.note(thing));
+            delivery_log.take_new()
         };
         assert!(!is_new(&[]) && is_new(&[1, 2, 3]));
         assert!(!is_new(&[2]) && !is_new(&[1, 3]) && is_new(&[3, 4]) && !is_new(&[4, 3, 2, 1]));
@@ -194,18 +194,18 @@ mod tests {
 
     #[test]
     fn of_what_is_too_much_to_be_remembered_each_session_makes_one_known() {
-        let mut brought = Brought::default();
+        let mut delivery_log = DeliveryLog::default();
         let few = 5;
         let mut sessions = 0;
         loop {
-            (0..THINGS_MAX + few).for_each(|thing| brought.note(&thing));
-            if !brought.take_new() {
+            (0..THINGS_MAX + few).for_each(|thing| delivery_log.note(&thing));
+            if !delivery_log.take_new() {
                 break;
             }
             sessions += 1;
         }
         assert_eq!(
-            (sessions, brought.things.0.len()),
+            (sessions, delivery_log.things.0.len()),
             (1 + few, THINGS_MAX + few)
         );
     }
@@ -213,29 +213,29 @@ mod tests {
     #[test]
     fn a_group_has_the_origin_that_this_run_knows() {
         let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
-        let mut brought = Brought::default();
-        brought.note_group(&path("f"), 0, Origin::Sent);
-        assert!(brought.take_new());
-        brought.note_unsettled(&path("f"), 1, Origin::Sent);
-        brought.note_unsettled(&path("f"), 2, Origin::Matched);
-        assert!(!brought.take_new(), "it may not be there");
-        let origins = [0, 1, 2, 3].map(|index| brought.origin(&path("f"), index));
+        let mut delivery_log = DeliveryLog::default();
+        delivery_log.note_group(&path("f"), 0, Origin::Sent);
+        assert!(delivery_log.take_new());
+        delivery_log.note_unsettled(&path("f"), 1, Origin::Sent);
+        delivery_log.note_unsettled(&path("f"), 2, Origin::Matched);
+        assert!(!delivery_log.take_new(), "it may not be there");
+        let origins = [0, 1, 2, 3].map(|index| delivery_log.origin(&path("f"), index));
         let expected = [Origin::Sent, Origin::Sent, Origin::Matched, Origin::Resumed];
         assert_eq!(origins, expected);
-        assert_eq!(brought.origin(&path("g"), 0), Origin::Resumed);
-        let of_same = [0, 2, 3].map(|index| brought.origin_of_same(&path("f"), index));
+        assert_eq!(delivery_log.origin(&path("g"), 0), Origin::Resumed);
+        let of_same = [0, 2, 3].map(|index| delivery_log.origin_of_same(&path("f"), index));
         assert_eq!(of_same, [Origin::Sent, Origin::Matched, Origin::Matched]);
-        brought.note_group(&path("f"), 1, Origin::Sent);
-        assert!(brought.take_new(), "now it is known to be there");
+        delivery_log.note_group(&path("f"), 1, Origin::Sent);
+        assert!(delivery_log.take_new(), "now it is known to be there");
     }
 
     #[test]
     fn whole_files_count_by_the_origin_of_their_bytes() {
-        let mut brought = Brought::default();
-        let mut bytes = ByteOrigins::of(Origin::Sent, 5);
-        bytes += ByteOrigins::of(Origin::Resumed, 3);
-        brought.count(&bytes.of_file());
-        brought.count(&ByteOrigins::of(Origin::Matched, 2).of_file());
+        let mut delivery_log = DeliveryLog::default();
+        let mut bytes = BytesByOrigin::of(Origin::Sent, 5);
+        bytes += BytesByOrigin::of(Origin::Resumed, 3);
+        delivery_log.count(&bytes.of_file());
+        delivery_log.count(&BytesByOrigin::of(Origin::Matched, 2).of_file());
         let expected = Counters {
             files: 2,
             bytes: 5,
@@ -243,7 +243,10 @@ mod tests {
             bytes_matched: 2,
             ..Counters::default()
         };
-        assert_eq!(brought.whole(), expected);
-        assert_eq!(bytes.without(&ByteOrigins::of(Origin::Resumed, 1)).sum(), 7);
+        assert_eq!(delivery_log.completed_counters(), expected);
+        assert_eq!(
+            bytes.without(&BytesByOrigin::of(Origin::Resumed, 1)).sum(),
+            7
+        );
     }
 }

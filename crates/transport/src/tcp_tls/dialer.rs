@@ -35,7 +35,7 @@ use crate::{
 
 pub(crate) mod race;
 
-pub(crate) use race::{OneAddress, TcpConnected};
+pub(crate) use race::{ChosenAddress, TcpConnected};
 
 /// Maximum time without an answer from an address. The packets of a TCP handshake are retransmitted after one and three
 /// seconds.
@@ -95,8 +95,8 @@ impl Deadline {
 
 /// Dials connections to one host. Cheap to clone. Clones use the same address.
 #[derive(Clone, Debug)]
-pub struct Dialler {
-    address: OneAddress,
+pub struct TcpDialer {
+    address: ChosenAddress,
     /// Round-trip time of the first established connection, before any data was sent on it.
     round_trip: Arc<OnceLock<Duration>>,
     tls: Arc<ClientConfig>,
@@ -107,7 +107,7 @@ pub struct Dialler {
     checking: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Dialler {
+impl TcpDialer {
     /// Resolves the host once for all connections. `host` is a host name or an address; an IPv6 address has no
     /// brackets.
     ///
@@ -149,7 +149,7 @@ impl Dialler {
             HandshakeFault::default(),
         ));
         Ok(Self {
-            address: OneAddress::of(host),
+            address: ChosenAddress::of(host),
             round_trip: Arc::default(),
             tls,
             socket,
@@ -435,7 +435,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let identity = Identity::load_or_create(home.path()).unwrap();
         let policy = HostPolicy::RefuseUnknown;
-        let mut dialler = Dialler::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default())
+        let mut dialer = TcpDialer::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default())
             .await
             .unwrap();
         // The second socket does not listen, but prevents other processes from getting the port.
@@ -448,9 +448,9 @@ mod tests {
         let first = first.listen(1).unwrap();
         let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = [&first, &other].map(|listener| listener.local_addr().unwrap());
-        dialler.address.host.addresses = addresses.into();
-        let clone = dialler.clone();
-        assert_eq!(dialler.connect().await.unwrap().address, addresses[0]);
+        dialer.address.host.addresses = addresses.into();
+        let clone = dialer.clone();
+        assert_eq!(dialer.connect().await.unwrap().address, addresses[0]);
         drop(first);
         let again = clone.connect().await.err();
         assert!(

@@ -38,12 +38,12 @@ pub(crate) struct TcpConnected {
 
 /// The address of a host that all connections of a dialer use: the first one that answered.
 #[derive(Clone, Debug)]
-pub(crate) struct OneAddress {
+pub(crate) struct ChosenAddress {
     pub(super) host: ResolvedHost,
     chosen: Arc<OnceLock<SocketAddr>>,
 }
 
-impl OneAddress {
+impl ChosenAddress {
     pub(crate) fn of(host: ResolvedHost) -> Self {
         Self {
             host,
@@ -141,7 +141,7 @@ where
                 }
             }
         };
-        failure = Some(failed.or_more_telling(failure));
+        failure = Some(failed.or_more_informative(failure));
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
             addresses: addresses.into(),
         };
         let start = |address| attempt(Endpoint::new("a", 1), address, SocketConfig::default());
-        OneAddress::of(host).connect(start).await
+        ChosenAddress::of(host).connect(start).await
     }
 
     /// Returns a socket that refuses connections, because it has an address but does not listen.
@@ -254,7 +254,7 @@ mod tests {
             }
         };
         let began = tokio::time::Instant::now();
-        let answered = OneAddress::of(host).connect(start).await.unwrap();
+        let answered = ChosenAddress::of(host).connect(start).await.unwrap();
         (answered, began.elapsed())
     }
 

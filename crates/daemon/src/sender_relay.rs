@@ -26,16 +26,16 @@ use zmove_wire::{
 use crate::access::refusals::denied;
 
 /// The relay of one session; see the module.
-pub(crate) struct Relaying {
+pub(crate) struct SenderRelay {
     quota: Quota,
     /// The channel to the writer. `None` once the account has been sent.
-    words: Lock<Option<UnboundedSender<Beside>>>,
-    waiting: Arc<Waiting>,
+    messages: Lock<Option<UnboundedSender<Beside>>>,
+    backlog: Arc<Waiting>,
     /// Progress that has not been sent.
-    untold: Lock<TransferProgress>,
+    unsent: Lock<TransferProgress>,
     hashed: Lock<Vec<FileHash>>,
     /// Hashes of files that already existed at the receiver.
-    looked: Lock<Vec<FileHash>>,
+    existing: Lock<Vec<FileHash>>,
     /// Total progress since the session began, as far as it has been sent.
     totals: Lock<TransferProgress>,
     listeners: Listeners,
@@ -66,45 +66,45 @@ struct Waiting {
 
 /// A message's share of the queued bytes, and its reservation.
 #[derive(Debug)]
-struct Word {
-    waiting: Arc<Waiting>,
+struct QueuedMessage {
+    backlog: Arc<Waiting>,
     bytes: usize,
     _booked: Charge,
 }
 
 /// Number of queued bytes above which a sending thread must wait.
-const WAITING_BYTES_MAX: usize = 4 << 20;
+const BACKLOG_BYTES_MAX: usize = 4 << 20;
 /// Number of queued bytes above which the listener is given up.
-const OVERFLOW_BYTES: usize = 32 << 20;
+const OVERFLOW_BYTES_MIN: usize = 32 << 20;
 /// Interval at which a waiting thread checks whether the session has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval at which counts are sent.
-pub(crate) const TELL_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 /// Memory of a queued message in addition to its bytes.
-const WORD_BYTES: usize = 128;
+const MESSAGE_BYTES: usize = 128;
 
-impl Relaying {
+impl SenderRelay {
     /// Creates a relay that charges `quota`, and the receiving end of its messages.
     pub(crate) fn new(
         quota: Quota,
         listeners: Listeners,
         meter: Arc<TransferMeter>,
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
-        let (words_in, words) = mpsc::unbounded_channel();
-        let relaying = Self {
+        let (messages_in, messages) = mpsc::unbounded_channel();
+        let sender_relay = Self {
             quota,
-            words: Lock::new(Some(words_in)),
-            waiting: Arc::default(),
-            untold: Lock::default(),
+            messages: Lock::new(Some(messages_in)),
+            backlog: Arc::default(),
+            unsent: Lock::default(),
             hashed: Lock::default(),
-            looked: Lock::default(),
+            existing: Lock::default(),
             totals: Lock::default(),
             listeners,
             meter,
             cut_off: OnceLock::new(),
             over: watch::Sender::new(false),
         };
-        (Arc::new(relaying), words)
+        (Arc::new(sender_relay), messages)
     }
 
     /// Resolves when the session must end because too many bytes are queued.
@@ -117,23 +117,23 @@ impl Relaying {
     /// Sends the accumulated counts and hashes.
     pub(crate) fn flush(&self) {
         let mut totals = self.totals.lock();
-        let progress = mem::take(&mut *self.untold.lock());
+        let progress = mem::take(&mut *self.unsent.lock());
         totals.add(&progress);
         // A listener that attaches from here on receives these counts as part of the totals.
-        let words = self.words.lock().clone();
+        let messages = self.messages.lock().clone();
         drop(totals);
         if progress != TransferProgress::default() {
-            self.say_to(words.as_ref(), Relay::Told(progress.events().collect()));
+            self.send_to(messages.as_ref(), Relay::Told(progress.events().collect()));
         }
         self.flush_hashes(mem::take(&mut *self.hashed.lock()), Relay::Hashed);
-        self.flush_hashes(mem::take(&mut *self.looked.lock()), Relay::Looked);
+        self.flush_hashes(mem::take(&mut *self.existing.lock()), Relay::Looked);
     }
 
     /// Sends the hash of a file that is complete at the target.
     pub(crate) fn hash(&self, path: &RelPath, root: &Root, known: Known) {
         let (hashed, relay): (_, fn(Vec<FileHash>) -> Relay) = match known {
             Known::Received | Known::Compared => (&self.hashed, Relay::Hashed),
-            Known::Looked => (&self.looked, Relay::Looked),
+            Known::Looked => (&self.existing, Relay::Looked),
         };
         let mut hashed = hashed.lock();
         hashed.push(FileHash {
@@ -149,40 +149,40 @@ impl Relaying {
 
     fn flush_hashes(&self, hashed: Vec<FileHash>, relay: impl Fn(Vec<FileHash>) -> Relay) {
         for part in hashed.chunks(HASHED_MAX) {
-            self.say(relay(part.to_vec()));
+            self.send(relay(part.to_vec()));
         }
     }
 
     /// Attaches another listener instead of the previous one. It receives all messages from now on.
     pub(crate) fn attach(&self) -> mpsc::UnboundedReceiver<Beside> {
-        let (words_in, words) = mpsc::unbounded_channel();
+        let (messages_in, messages) = mpsc::unbounded_channel();
         let totals = self.totals.lock();
-        let before = self.words.lock().replace(words_in.clone());
-        self.say_to(Some(&words_in), Relay::Told(totals.events().collect()));
+        let before = self.messages.lock().replace(messages_in.clone());
+        self.send_to(Some(&messages_in), Relay::Told(totals.events().collect()));
         drop(totals);
         if before.is_some() {
             let refusal = denied("another client now follows this copy");
-            self.say_to(before.as_ref(), Relay::Broken(refusal));
+            self.send_to(before.as_ref(), Relay::Broken(refusal));
         }
-        words
+        messages
     }
 
     /// Reports that another session begins, in which counting starts over.
-    pub(crate) fn begin_again(&self) {
+    pub(crate) fn report_restart(&self) {
         self.flush();
         let mut totals = self.totals.lock();
         *totals = TransferProgress::default();
-        let words = self.words.lock().clone();
+        let messages = self.messages.lock().clone();
         drop(totals);
-        self.say_to(words.as_ref(), Relay::SessionBegins);
+        self.send_to(messages.as_ref(), Relay::SessionBegins);
     }
 
     /// Sends the final message, after which no more messages are sent.
-    pub(crate) fn end_with(&self, last: Relay) {
+    pub(crate) fn send_last(&self, last: Relay) {
         self.flush();
-        self.say(last);
-        self.words.lock().take();
-        self.waiting.less.notify_all();
+        self.send(last);
+        self.messages.lock().take();
+        self.backlog.less.notify_all();
     }
 
     /// Records why the transfer is about to be ended from outside, for the final message.
@@ -199,12 +199,12 @@ impl Relaying {
 
     /// Sends a warning.
     pub(crate) fn warn(&self, message: String) {
-        self.tell(Event::Warned { message });
+        self.send_event(Event::Warned { message });
     }
 
     /// Requests more lanes from the receiver.
     pub(crate) fn want_lanes(&self, more: u16) {
-        self.say(Relay::Lanes(more));
+        self.send(Relay::Lanes(more));
     }
 
     /// Reports the end of the session, after which no more messages are sent. The `missing` sources are counted as
@@ -223,72 +223,72 @@ impl Relaying {
                     .unwrap_or_else(|| refusal_of(error)),
             ),
         };
-        self.end_with(last);
+        self.send_last(last);
     }
 
-    fn tell(&self, event: Event) {
-        self.say(Relay::Told(vec![event]));
+    fn send_event(&self, event: Event) {
+        self.send(Relay::Told(vec![event]));
     }
 
-    fn say(&self, relay: Relay) {
-        let words = self.words.lock().clone();
-        self.say_to(words.as_ref(), relay);
+    fn send(&self, relay: Relay) {
+        let messages = self.messages.lock().clone();
+        self.send_to(messages.as_ref(), relay);
     }
 
-    fn say_to(&self, words: Option<&UnboundedSender<Beside>>, relay: Relay) {
-        let Some(words) = words.filter(|words| !words.is_closed()) else {
+    fn send_to(&self, messages: Option<&UnboundedSender<Beside>>, relay: Relay) {
+        let Some(messages) = messages.filter(|messages| !messages.is_closed()) else {
             return;
         };
         let bytes = encode_message(&ToReceiver::Relay(relay));
-        let amount = bytes.len() + WORD_BYTES;
+        let amount = bytes.len() + MESSAGE_BYTES;
         self.wait_for_room();
-        if self.waiting.bytes.load(Ordering::Relaxed) > OVERFLOW_BYTES {
-            return self.overflow();
+        if self.backlog.bytes.load(Ordering::Relaxed) > OVERFLOW_BYTES_MIN {
+            return self.give_up_listener();
         }
         let Ok(booked) = self.quota.charge_memory(amount) else {
-            return self.overflow();
+            return self.give_up_listener();
         };
-        self.waiting.bytes.fetch_add(amount, Ordering::Relaxed);
-        let word = Word {
-            waiting: Arc::clone(&self.waiting),
+        self.backlog.bytes.fetch_add(amount, Ordering::Relaxed);
+        let message = QueuedMessage {
+            backlog: Arc::clone(&self.backlog),
             bytes: amount,
             _booked: booked,
         };
         // Sending fails only if the session has ended or the listener has gone.
-        let _over = words.send(Beside {
+        let _over = messages.send(Beside {
             bytes,
-            held: Box::new(word),
+            held: Box::new(message),
         });
     }
 
     /// Gives up a listener that does not read its messages.
-    fn overflow(&self) {
+    fn give_up_listener(&self) {
         match self.listeners {
             Listeners::Needed => drop(self.over.send_replace(true)),
-            Listeners::Optional => drop(self.words.lock().take()),
+            Listeners::Optional => drop(self.messages.lock().take()),
         }
     }
 
     /// Blocks a thread while too many bytes are queued. The runtime's own threads do not wait.
     fn wait_for_room(&self) {
-        let is_full = || self.waiting.bytes.load(Ordering::Relaxed) > WAITING_BYTES_MAX;
+        let is_full = || self.backlog.bytes.load(Ordering::Relaxed) > BACKLOG_BYTES_MAX;
         if !is_full() || Handle::try_current().is_ok() {
             return;
         }
         let mut guard = self
-            .waiting
+            .backlog
             .lock
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         while is_full() && !*self.over.borrow() && !self.has_ended() {
-            let waited = self.waiting.less.wait_timeout(guard, LOOK_EVERY);
+            let waited = self.backlog.less.wait_timeout(guard, CHECK_INTERVAL);
             guard = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Returns whether the writer has gone or the account has been sent.
     fn has_ended(&self) -> bool {
-        self.words
+        self.messages
             .lock()
             .as_ref()
             .is_none_or(UnboundedSender::is_closed)
@@ -298,14 +298,14 @@ impl Relaying {
 /// Number of hashes that are sent without waiting for the next flush.
 const HASHED_AT_ONCE: usize = 256;
 
-impl Observer for Relaying {
+impl Observer for SenderRelay {
     fn on(&self, event: &Event) {
         self.meter.record_event(event);
         match event {
-            event if self.untold.lock().hear(event) => {}
+            event if self.unsent.lock().hear(event) => {}
             Event::ScanEnded | Event::Flushing => {
                 self.flush();
-                self.tell(event.clone());
+                self.send_event(event.clone());
             }
             Event::Waiting { message } | Event::HeldUp { by: message } => {
                 self.warn(message.clone());
@@ -313,10 +313,10 @@ impl Observer for Relaying {
             Event::Listed { changes } => {
                 for part in changes.chunks(LISTED_MAX) {
                     let changes = part.to_vec();
-                    self.tell(Event::Listed { changes });
+                    self.send_event(Event::Listed { changes });
                 }
             }
-            event => self.tell(event.clone()),
+            event => self.send_event(event.clone()),
         }
     }
 }
@@ -334,10 +334,10 @@ pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
     Refusal::new(code, error.to_string())
 }
 
-impl Drop for Word {
+impl Drop for QueuedMessage {
     fn drop(&mut self) {
-        self.waiting.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.waiting.less.notify_all();
+        self.backlog.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.backlog.less.notify_all();
     }
 }
 
@@ -373,13 +373,13 @@ mod tests {
 
     #[test]
     fn counts_are_added_up_and_come_before_the_end_of_the_scan() {
-        let (relaying, mut words) =
-            Relaying::new(Quota::default(), Listeners::Needed, Arc::default());
+        let (sender_relay, mut messages) =
+            SenderRelay::new(Quota::default(), Listeners::Needed, Arc::default());
         for _ in 0..3 {
-            relaying.on(&Event::Found { files: 1, bytes: 2 });
+            sender_relay.on(&Event::Found { files: 1, bytes: 2 });
         }
-        relaying.on(&Event::ScanEnded);
-        let heard: Vec<_> = std::iter::from_fn(|| words.try_recv().ok())
+        sender_relay.on(&Event::ScanEnded);
+        let heard: Vec<_> = std::iter::from_fn(|| messages.try_recv().ok())
             .map(|Beside { bytes, .. }| decode_message::<ToReceiver>(&bytes[4..]).unwrap())
             .collect();
         let told = |event| ToReceiver::Relay(Relay::Told(vec![event]));
@@ -394,12 +394,13 @@ mod tests {
             ..Limits::default()
         };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Needed, Arc::default());
-        let telling = Arc::clone(&relaying);
+        let (sender_relay, mut messages) =
+            SenderRelay::new(quota.clone(), Listeners::Needed, Arc::default());
+        let telling = Arc::clone(&sender_relay);
         let thread = std::thread::spawn(move || (0..20_000).for_each(|_| telling.on(&failed())));
-        let waiting_bytes = || relaying.waiting.bytes.load(Ordering::Relaxed);
+        let waiting_bytes = || sender_relay.backlog.bytes.load(Ordering::Relaxed);
         // No messages are read until the maximum number of bytes is queued.
-        while waiting_bytes() < WAITING_BYTES_MAX {
+        while waiting_bytes() < BACKLOG_BYTES_MAX {
             assert!(!thread.is_finished());
             std::thread::yield_now();
         }
@@ -408,9 +409,9 @@ mod tests {
             "what waits is booked"
         );
         let mut heard = 0;
-        while !thread.is_finished() || !words.is_empty() {
-            assert!(waiting_bytes() < WAITING_BYTES_MAX + (1 << 20));
-            heard += usize::from(words.try_recv().is_ok());
+        while !thread.is_finished() || !messages.is_empty() {
+            assert!(waiting_bytes() < BACKLOG_BYTES_MAX + (1 << 20));
+            heard += usize::from(messages.try_recv().is_ok());
         }
         thread.join().unwrap();
         assert_eq!(heard, 20_000);
@@ -418,7 +419,7 @@ mod tests {
             quota.charge_memory(8 << 20).is_ok(),
             "all has been given back"
         );
-        assert!(!*relaying.over.borrow());
+        assert!(!*sender_relay.over.borrow());
     }
 
     #[tokio::test]
@@ -428,25 +429,25 @@ mod tests {
             ..Limits::default()
         };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, mut words) =
-            Relaying::new(quota.clone(), Listeners::Optional, Arc::default());
-        relaying.on(&Event::Found { files: 1, bytes: 2 });
-        relaying.flush();
-        (0..2_000).for_each(|_| relaying.on(&failed()));
-        let ended = async { while words.recv().await.is_some() {} };
+        let (sender_relay, mut messages) =
+            SenderRelay::new(quota.clone(), Listeners::Optional, Arc::default());
+        sender_relay.on(&Event::Found { files: 1, bytes: 2 });
+        sender_relay.flush();
+        (0..2_000).for_each(|_| sender_relay.on(&failed()));
+        let ended = async { while messages.recv().await.is_some() {} };
         tokio::time::timeout(Duration::from_secs(60), ended)
             .await
             .expect("what is told comes to its end");
-        assert!(!*relaying.over.borrow());
-        relaying.on(&Event::Found { files: 1, bytes: 2 });
-        relaying.flush();
-        let mut words = relaying.attach();
-        relaying.end_with(Relay::Lanes(0));
-        let Beside { bytes, .. } = words.recv().await.unwrap();
+        assert!(!*sender_relay.over.borrow());
+        sender_relay.on(&Event::Found { files: 1, bytes: 2 });
+        sender_relay.flush();
+        let mut messages = sender_relay.attach();
+        sender_relay.send_last(Relay::Lanes(0));
+        let Beside { bytes, .. } = messages.recv().await.unwrap();
         let found = Event::Found { files: 2, bytes: 4 };
         let told = ToReceiver::Relay(Relay::Told(vec![found]));
         assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Ok(told));
-        assert!(words.recv().await.is_some() && words.recv().await.is_none());
+        assert!(messages.recv().await.is_some() && messages.recv().await.is_none());
     }
 
     #[tokio::test]
@@ -456,8 +457,8 @@ mod tests {
             ..Limits::default()
         };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, _words) = Relaying::new(quota, Listeners::Needed, Arc::default());
-        (0..2_000).for_each(|_| relaying.on(&failed()));
-        relaying.is_over().await;
+        let (sender_relay, _words) = SenderRelay::new(quota, Listeners::Needed, Arc::default());
+        (0..2_000).for_each(|_| sender_relay.on(&failed()));
+        sender_relay.is_over().await;
     }
 }

@@ -1,6 +1,6 @@
 //! The client side. Each connection has its own UDP socket and thread, so that several connections use several cores.
 //!
-//! **Invariant:** after [`QuicDialler::close`], a thread runs only for as long as it takes to close its connection.
+//! **Invariant:** after [`QuicDialer::close`], a thread runs only for as long as it takes to close its connection.
 
 use std::future::Future;
 use std::io;
@@ -25,7 +25,7 @@ use super::{DONE, QuicConnection, protocol_of, socket};
 use crate::endpoint::unspecified;
 use crate::error::{DialError, DialStage};
 use crate::tcp_tls::{
-    Deadline, OneAddress, ResolvedHost, greeting_fault, tls_fault, unless_other_version,
+    ChosenAddress, Deadline, ResolvedHost, greeting_fault, tls_fault, unless_other_version,
 };
 use crate::trust::{
     HandshakeFault, HostPolicy, Identity, SERVER_NAME, client_config, provider,
@@ -34,8 +34,8 @@ use crate::trust::{
 
 /// Dials connections to one host. Cheap to clone. Clones use the same address.
 #[derive(Clone, Debug)]
-pub(crate) struct QuicDialler {
-    address: OneAddress,
+pub(crate) struct QuicDialer {
+    address: ChosenAddress,
     identity: Identity,
     policy: HostPolicy,
     congestion: QuicCongestion,
@@ -51,7 +51,7 @@ struct QuicThreads {
     running: Lock<Vec<JoinHandle<()>>>,
 }
 
-impl QuicDialler {
+impl QuicDialer {
     pub(crate) fn new(
         identity: &Identity,
         host: ResolvedHost,
@@ -64,7 +64,7 @@ impl QuicDialler {
             running: Lock::default(),
         };
         Self {
-            address: OneAddress::of(host),
+            address: ChosenAddress::of(host),
             identity: identity.clone(),
             policy,
             congestion,
@@ -88,7 +88,7 @@ impl QuicDialler {
     /// key is not accepted.
     pub(crate) async fn dial(&self, deadline: Duration) -> Result<QuicConnection, DialError> {
         let whole = Deadline::after(deadline);
-        let mut patience = HANDSHAKE_PATIENCE;
+        let mut patience = FIRST_HANDSHAKE_TIMEOUT;
         loop {
             let until = Deadline {
                 due: whole.due.min(Instant::now() + patience),
@@ -122,7 +122,7 @@ impl QuicDialler {
         deadline: Deadline,
     ) -> impl Future<Output = Result<QuicConnection, DialError>> + Send + 'static {
         let (made_in, made) = oneshot::channel();
-        let dialler = self.clone();
+        let dialer = self.clone();
         let leave = self.threads.leave.subscribe();
         let started = std::thread::Builder::new()
             .name("zmove-quic".into())
@@ -132,9 +132,9 @@ impl QuicDialler {
                     .build()
                 {
                     Ok(runtime) => {
-                        runtime.block_on(dialler.serve(address, deadline, made_in, leave))
+                        runtime.block_on(dialer.serve(address, deadline, made_in, leave))
                     }
-                    Err(error) => drop(made_in.send(Err(dialler.local(error)))),
+                    Err(error) => drop(made_in.send(Err(dialer.local(error)))),
                 }
             });
         let started = started.map(|thread| self.threads.running.lock().push(thread));
@@ -184,12 +184,12 @@ impl QuicDialler {
             () = linger.wait() => {}
             _ = leave.wait_for(|leave| *leave) => {
                 // Send finished data before the close.
-                let_others_run().await;
+                yield_to_driver().await;
                 linger.connection.close(DONE, b"");
-                linger.lane_bytes.lose();
+                linger.lane_bytes.mark_lost();
             }
         }
-        let_others_run().await;
+        yield_to_driver().await;
         drop(endpoint);
     }
 
@@ -325,7 +325,7 @@ pub(super) fn alert(error: &ConnectionError) -> Option<AlertDescription> {
 const CRYPTO_ERRORS: u64 = 0x100;
 /// Time limit of the first handshake, after which another handshake begins. The limit doubles for each further
 /// handshake.
-const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(2);
+const FIRST_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time for the threads to close their connections.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
@@ -339,10 +339,10 @@ fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
 }
 
 /// Lets the connection's driver, which runs on the same thread, send queued packets.
-async fn let_others_run() {
-    for _ in 0..TURNS {
+async fn yield_to_driver() {
+    for _ in 0..YIELDS {
         tokio::task::yield_now().await;
     }
 }
 
-const TURNS: usize = 8;
+const YIELDS: usize = 8;
