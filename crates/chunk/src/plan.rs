@@ -39,16 +39,16 @@ struct PlanState<P, F> {
     packed_entries: usize,
     urgent: VecDeque<Work<P, F>>,
     /// Large files by size. Among files of equal size, the first has the largest number.
-    waiting: BTreeMap<(u64, u64), Unread<F>>,
+    waiting: BTreeMap<(u64, u64), PendingFile<F>>,
     next_number: u64,
-    active: VecDeque<Unread<F>>,
+    active: VecDeque<PendingFile<F>>,
     ended: bool,
     packs_last: bool,
 }
 
 /// A large file that is still to be read.
 #[derive(Debug)]
-struct Unread<F> {
+struct PendingFile<F> {
     bytes: u64,
     groups: Groups,
     file: F,
@@ -266,7 +266,7 @@ impl<P, F: Clone> Plan<P, F> {
 
 impl<P, F: Clone> PlanState<P, F> {
     fn wait_for_turn(&mut self, file: F, bytes: u64, groups: Groups) {
-        let unread = Unread {
+        let unread = PendingFile {
             bytes,
             groups,
             file,

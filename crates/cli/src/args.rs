@@ -57,7 +57,7 @@ impl Args {
     /// Returns an error if the words are not a valid command line, or if they ask for the help or the version.
     pub(crate) fn read(words: Vec<OsString>) -> Result<Self, clap::Error> {
         let mut command = Self::command();
-        let words = habits::without_human_readable(&command, words);
+        let words = habits::strip_human_readable(&command, words);
         let read = Self::from_arg_matches(&command.try_get_matches_from_mut(words)?)?;
         let (name, paths) = match &read.command {
             Command::Push(args) => ("push", &args.paths),
@@ -182,7 +182,7 @@ pub(crate) fn asks_for_events(words: &[OsString]) -> bool {
 
 impl Command {
     /// Returns whether the command prints a transfer as JSON events. The last event has the exit code.
-    pub(crate) fn tells_events(&self) -> bool {
+    pub(crate) fn prints_events(&self) -> bool {
         match self {
             Self::Push(args) | Self::Pull(args) => args.json,
             // A detached copy prints only the job's number.

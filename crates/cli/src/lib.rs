@@ -65,7 +65,7 @@ fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
             return exit::usage(error);
         }
     };
-    let is_json = args.command.tells_events();
+    let is_json = args.command.prints_events();
     let done = match ownership::settle(&args.command) {
         Ok(Some(code)) => return code.into(),
         Ok(None) => run_here(args.command, started),
@@ -98,7 +98,7 @@ fn run_here(command: Command, started: Instant) -> Result<ExitCode> {
                 )
             });
         }
-        Command::AskDaemon { socket } => operate::pass_on(&socket),
+        Command::AskDaemon { socket } => operate::forward_request(&socket),
         Command::Push(args) => push::run(*args, started),
         Command::Pull(args) => pull::run(*args, started),
         Command::Copy(args) if args.detach => submit::run(SubmitArgs::of(*args)),

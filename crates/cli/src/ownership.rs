@@ -87,7 +87,7 @@ impl Control {
                     Self::Others { entry, .. } if !entry.is_dir() => Self::Root,
                     control => control,
                 },
-                Ok(found) => judge_entry(&path, &found, root_of_files()?),
+                Ok(found) => entry_controller(&path, &found, root_of_files()?),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Self::Root,
                 Err(error) => return Err(error),
             };
@@ -134,23 +134,23 @@ pub(crate) fn is_root() -> bool {
 ///
 /// # Errors
 /// Returns an error if another user controls the directory, or if its owners cannot be determined.
-pub(crate) fn demand_root(directory: &Path, purpose: &str) -> Result<()> {
+pub(crate) fn require_root_control(directory: &Path, purpose: &str) -> Result<()> {
     if is_root() {
-        demand(directory, Control::with_entries, directory, purpose)?;
+        require_control(directory, Control::with_entries, directory, purpose)?;
     }
     Ok(())
 }
 
-/// Like [`demand_root`], but checks only a file and its directory, because the other entries are not used.
+/// Like [`require_root_control`], but checks only a file and its directory, because the other entries are not used.
 ///
 /// # Errors
-/// Like [`demand_root`].
-pub(crate) fn demand_root_of(file: &Path, purpose: &str) -> Result<()> {
+/// Like [`require_root_control`].
+pub(crate) fn require_root_control_of(file: &Path, purpose: &str) -> Result<()> {
     if is_root() {
         let path = std::path::absolute(file)?;
         let directory = path.parent().unwrap_or(&path);
-        demand(directory, Control::of, directory, purpose)?;
-        demand(&path, Control::of, directory, purpose)?;
+        require_control(directory, Control::of, directory, purpose)?;
+        require_control(&path, Control::of, directory, purpose)?;
     }
     Ok(())
 }
@@ -166,7 +166,7 @@ pub(crate) fn other_owner(directory: &Path, purpose: &str) -> Result<Option<u32>
     }
     match control_of(directory, Control::of)? {
         Control::User { user, .. } => Ok(Some(user)),
-        _ => demand_root(directory, purpose).map(|()| None),
+        _ => require_root_control(directory, purpose).map(|()| None),
     }
 }
 
@@ -176,7 +176,7 @@ fn control_of(path: &Path, find: fn(&Path) -> io::Result<Control>) -> Result<Con
 }
 
 /// Refuses `directory` if users other than root control the path `way`.
-fn demand(
+fn require_control(
     way: &Path,
     find: fn(&Path) -> io::Result<Control>,
     directory: &Path,
@@ -242,7 +242,7 @@ impl Walk {
             found => found?,
         };
         let shared = self.shared.take();
-        if let Some(control) = judge(&next, &found, self.root) {
+        if let Some(control) = controller_of(&next, &found, self.root) {
             let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
             if !(is_sticky && matches!(control, Control::Others { .. })) {
                 return Ok(Some(control));
@@ -277,15 +277,15 @@ impl Walk {
 
 /// Returns who controls an entry in a directory of root. The mode of a file does not matter: it comes from the umask of
 /// the process that created the file, and it does not control any name.
-fn judge_entry(path: &Path, found: &Metadata, root: u32) -> Control {
-    match judge(path, found, root) {
+fn entry_controller(path: &Path, found: &Metadata, root: u32) -> Control {
+    match controller_of(path, found, root) {
         Some(Control::Others { .. }) if !found.is_dir() => Control::Root,
         control => control.unwrap_or(Control::Root),
     }
 }
 
 /// Returns which users other than root control an entry, or `None` if they cannot change anything.
-fn judge(path: &Path, found: &Metadata, root: u32) -> Option<Control> {
+fn controller_of(path: &Path, found: &Metadata, root: u32) -> Option<Control> {
     let entry = || path.to_owned();
     if ![0, root].contains(&found.uid()) {
         return Some(Control::User {

@@ -5,12 +5,12 @@ mod clean;
 pub(crate) mod cluster;
 mod copy;
 mod dial;
-mod giving_way;
 mod keeping;
-mod mistaken;
+mod mistyped_paths;
 mod probe;
 mod pull;
 mod push;
+mod replacement_policy;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,7 +105,7 @@ pub(crate) fn own_paths(home: &Path, config: &Path, log: Option<&Path>) -> OwnPa
         home.to_owned(),
         state(home),
         copies(&journals),
-        learnt(&journals),
+        storage_records(&journals),
         journals,
     ];
     let log = log.map(Path::to_owned);
@@ -128,7 +128,7 @@ pub(crate) fn copies(journals: &Path) -> PathBuf {
 }
 
 /// Returns the directory, next to the journals, in which a daemon records the properties of local storage.
-pub(crate) fn learnt(journals: &Path) -> PathBuf {
+pub(crate) fn storage_records(journals: &Path) -> PathBuf {
     journals.with_file_name("learnt")
 }
 

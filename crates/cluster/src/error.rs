@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use zmove_engine::ConnectError;
-use zmove_sender::{SessionError, SessionOver};
+use zmove_sender::{SessionEnded, SessionError};
 use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode, SharedJobResult};
 
 /// The reason why a request to the queue failed.
@@ -69,7 +69,7 @@ pub enum BrokerMismatch {
 pub enum Stop {
     /// The session is over.
     #[error(transparent)]
-    Session(#[from] SessionOver),
+    Session(#[from] SessionEnded),
     /// The job was closed, or was removed because it was considered dead.
     #[error("{}", WorkError::Over)]
     Ended,

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zmove_disk::LEASE_MAX;
-use zmove_engine::{Listener, SessionFate};
+use zmove_engine::{Listener, SessionProgress};
 use zmove_types::{Beginning, Event, NoObserver, Observer};
 use zmove_wire::SharedJobOrder;
 
@@ -265,7 +265,7 @@ impl<W: WorkQueue> Head<W> {
                 }));
                 sessions.outages.watch(session).await
             };
-            progress.has_opened |= events.outcome() != SessionFate::NotBegun;
+            progress.has_opened |= events.outcome() != SessionProgress::NotBegun;
             match ended {
                 Err(error) if !progress.is_over_by(&error) => {
                     if error.is_absent() {
@@ -550,7 +550,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 mod tests {
     use tokio::time::Instant;
     use zmove_engine::NoListener;
-    use zmove_sender::{SessionError, SessionOver};
+    use zmove_sender::{SessionEnded, SessionError};
     use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode};
 
     use super::*;
@@ -608,7 +608,7 @@ mod tests {
             ..JobProgress::default()
         };
         let failure = |progress: &JobProgress, error| head.failure(error, progress);
-        let over = || Stop::Session(SessionOver).into();
+        let over = || Stop::Session(SessionEnded).into();
         let (operation, code) = (Operation::Write, FaultCode::Os(28));
         let no_room = || SessionEnd::NoRoom {
             receiver: "h:1".into(),

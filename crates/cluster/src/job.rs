@@ -105,7 +105,7 @@ impl SharedJob {
         open: Open,
         mut config: SenderConfig,
     ) -> Self {
-        config.walk_for(&open);
+        config.configure_walk(&open);
         Self {
             id,
             node,

@@ -83,7 +83,7 @@ pub(crate) fn feeder() -> Feeder {
 
 /// Creates a session that has not begun, and its feeder.
 pub(crate) fn pushed() -> (Push, Feeder) {
-    Push::fed(
+    Push::with_feeder(
         job().opening(Beginning::Allowed),
         SenderConfig::default(),
         Instant::now(),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use zmove_engine::{Listener, Outages, RetryAction, SessionFate, Timeout};
+use zmove_engine::{Listener, Outages, RetryAction, SessionProgress, Timeout};
 use zmove_sender::SessionError;
 use zmove_types::{Beginning, Event, Observer};
 
@@ -209,7 +209,7 @@ impl<W: WorkQueue> MoverSessions<W> {
                     return Ok(());
                 }
                 Err(error) => {
-                    self.is_under_way |= events.outcome() != SessionFate::NotBegun;
+                    self.is_under_way |= events.outcome() != SessionProgress::NotBegun;
                     self.pause(&events, error).await.map_err(|error| *error)?;
                 }
             }
@@ -244,7 +244,7 @@ impl<W: WorkQueue> MoverSessions<W> {
     ) -> Result<(), Box<SessionEnd>> {
         let fate = session.outcome();
         session.note_lost(&error);
-        let before = if fate == SessionFate::OfUse {
+        let before = if fate == SessionProgress::Progressed {
             0
         } else {
             self.refusals

@@ -59,7 +59,8 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     let head = job.head.clone();
     reached.link.control.0.answer_if(move || head.holds());
     let mut up = ConnectedSession::new(events);
-    let (push, feeder) = Push::fed(job.opening(beginning), job.config.clone(), Instant::now());
+    let (push, feeder) =
+        Push::with_feeder(job.opening(beginning), job.config.clone(), Instant::now());
     let (break_off, broken_off) = oneshot::channel::<()>();
     let stop = async {
         // The sender is also dropped when the work is done, which ends the session as well.

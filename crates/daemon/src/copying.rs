@@ -19,7 +19,7 @@ use zmove_engine::{
     PathCheck, PushError, Remote, RemotePush, RetryPolicy, Timeout,
 };
 use zmove_receiver::{Quota, unless_stopped};
-use zmove_sender::{Beside, PeerQuota, PushJob, Run, SessionError, Summary};
+use zmove_sender::{PeerQuota, PushJob, RelayMessage, Run, SessionError, Summary};
 use zmove_transport::{Claim, DialError, DialOptions, Fingerprint, Identity};
 use zmove_types::RateLimit;
 use zmove_wire::{
@@ -212,7 +212,7 @@ fn final_message(copy: EndedCopy) -> Relay {
 }
 
 /// Forwards the messages of a copy to a client until the copy ends or the client disconnects.
-async fn forward_messages(control: PeerControl, mut words: UnboundedReceiver<Beside>) {
+async fn forward_messages(control: PeerControl, mut words: UnboundedReceiver<RelayMessage>) {
     let PeerControl {
         mut reader,
         mut writer,
@@ -222,7 +222,7 @@ async fn forward_messages(control: PeerControl, mut words: UnboundedReceiver<Bes
     loop {
         tokio::select! {
             word = words.recv() => {
-                let Some(Beside { bytes, held }) = word else { break };
+                let Some(RelayMessage { bytes, held }) = word else { break };
                 if writer.send(&bytes).await.is_err() {
                     return;
                 }

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
 use zmove_receiver::{Charge, Quota, TransferMeter};
-use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
+use zmove_sender::{PeerQuota, ProofMethod, RelayMessage, Reservation, SessionError, Summary};
 use zmove_types::{Event, LISTED_MAX, Lock, Observer, RelPath, Root};
 use zmove_wire::limits::HASHED_MAX;
 use zmove_wire::{
@@ -29,7 +29,7 @@ use crate::access::refusals::denied;
 pub(crate) struct SenderRelay {
     quota: Quota,
     /// The channel to the writer. `None` once the account has been sent.
-    messages: Lock<Option<UnboundedSender<Beside>>>,
+    messages: Lock<Option<UnboundedSender<RelayMessage>>>,
     backlog: Arc<Waiting>,
     /// Progress that has not been sent.
     unsent: Lock<TransferProgress>,
@@ -89,7 +89,7 @@ impl SenderRelay {
         quota: Quota,
         listeners: Listeners,
         meter: Arc<TransferMeter>,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<RelayMessage>) {
         let (messages_in, messages) = mpsc::unbounded_channel();
         let sender_relay = Self {
             quota,
@@ -130,10 +130,10 @@ impl SenderRelay {
     }
 
     /// Sends the hash of a file that is complete at the target.
-    pub(crate) fn hash(&self, path: &RelPath, root: &Root, known: Known) {
+    pub(crate) fn hash(&self, path: &RelPath, root: &Root, known: ProofMethod) {
         let (hashed, relay): (_, fn(Vec<FileHash>) -> Relay) = match known {
-            Known::Received | Known::Compared => (&self.hashed, Relay::Hashed),
-            Known::Looked => (&self.existing, Relay::Looked),
+            ProofMethod::Received | ProofMethod::Compared => (&self.hashed, Relay::Hashed),
+            ProofMethod::SizeAndTime => (&self.existing, Relay::Looked),
         };
         let mut hashed = hashed.lock();
         hashed.push(FileHash {
@@ -154,7 +154,7 @@ impl SenderRelay {
     }
 
     /// Attaches another listener instead of the previous one. It receives all messages from now on.
-    pub(crate) fn attach(&self) -> mpsc::UnboundedReceiver<Beside> {
+    pub(crate) fn attach(&self) -> mpsc::UnboundedReceiver<RelayMessage> {
         let (messages_in, messages) = mpsc::unbounded_channel();
         let totals = self.totals.lock();
         let before = self.messages.lock().replace(messages_in.clone());
@@ -235,7 +235,7 @@ impl SenderRelay {
         self.send_to(messages.as_ref(), relay);
     }
 
-    fn send_to(&self, messages: Option<&UnboundedSender<Beside>>, relay: Relay) {
+    fn send_to(&self, messages: Option<&UnboundedSender<RelayMessage>>, relay: Relay) {
         let Some(messages) = messages.filter(|messages| !messages.is_closed()) else {
             return;
         };
@@ -255,7 +255,7 @@ impl SenderRelay {
             _booked: booked,
         };
         // Sending fails only if the session has ended or the listener has gone.
-        let _over = messages.send(Beside {
+        let _over = messages.send(RelayMessage {
             bytes,
             held: Box::new(message),
         });
@@ -346,14 +346,14 @@ impl Drop for QueuedMessage {
 pub(crate) struct KeyQuota(pub(crate) Quota);
 
 impl PeerQuota for KeyQuota {
-    fn charge_memory(&self, bytes: usize) -> Result<Held, WireError> {
+    fn charge_memory(&self, bytes: usize) -> Result<Reservation, WireError> {
         Ok(Box::new(self.0.charge_memory(bytes)?))
     }
 
-    fn charge_helper(&self) -> Option<Held> {
+    fn charge_helper(&self) -> Option<Reservation> {
         self.0
             .charge_helper()
-            .map(|helper| Box::new(helper) as Held)
+            .map(|helper| Box::new(helper) as Reservation)
     }
 }
 
@@ -380,7 +380,7 @@ mod tests {
         }
         sender_relay.on(&Event::ScanEnded);
         let heard: Vec<_> = std::iter::from_fn(|| messages.try_recv().ok())
-            .map(|Beside { bytes, .. }| decode_message::<ToReceiver>(&bytes[4..]).unwrap())
+            .map(|RelayMessage { bytes, .. }| decode_message::<ToReceiver>(&bytes[4..]).unwrap())
             .collect();
         let told = |event| ToReceiver::Relay(Relay::Told(vec![event]));
         let found = Event::Found { files: 3, bytes: 6 };
@@ -443,7 +443,7 @@ mod tests {
         sender_relay.flush();
         let mut messages = sender_relay.attach();
         sender_relay.send_last(Relay::Lanes(0));
-        let Beside { bytes, .. } = messages.recv().await.unwrap();
+        let RelayMessage { bytes, .. } = messages.recv().await.unwrap();
         let found = Event::Found { files: 2, bytes: 4 };
         let told = ToReceiver::Relay(Relay::Told(vec![found]));
         assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Ok(told));

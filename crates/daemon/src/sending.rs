@@ -17,7 +17,9 @@ use zmove_receiver::{
     Charge, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter, charge_rules,
 };
 use zmove_scan::{FileSystems, PathList, ScanConfig, Selection, Separator};
-use zmove_sender::{Instead, Owners, PushJob, Removals, SenderConfig, SessionError, Summary};
+use zmove_sender::{
+    FallbackAttributes, OwnerMapping, PushJob, Removals, SenderConfig, SessionError, Summary,
+};
 use zmove_transport::{
     Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
 };
@@ -569,7 +571,7 @@ fn sender_config(
         },
         owners: owners(&fetch.owners, &config.accounts),
         zeros: fetch.zeros,
-        instead: Instead {
+        instead: FallbackAttributes {
             mtime: fetch.mtime,
             umask: fetch.umask.map(|umask| umask & 0o777),
         },
@@ -596,8 +598,8 @@ fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {
     })
 }
 
-fn owners(order: &OwnerOrder, accounts: &Arc<dyn Accounts>) -> Owners {
-    Owners {
+fn owners(order: &OwnerOrder, accounts: &Arc<dyn Accounts>) -> OwnerMapping {
+    OwnerMapping {
         accounts: if order.numeric {
             Arc::new(NoAccounts)
         } else {

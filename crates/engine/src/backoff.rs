@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
-use zmove_sender::SessionFate;
+use zmove_sender::SessionProgress;
 use zmove_types::parse_span;
 
 /// How long a push tries to reconnect after losing its connections. Zero disables reconnecting.
@@ -95,15 +95,17 @@ impl Outages {
     }
 
     /// Returns the action after a session with this fate lost its connections or failed to connect.
-    pub fn lost(&mut self, fate: SessionFate) -> RetryAction {
+    pub fn lost(&mut self, fate: SessionProgress) -> RetryAction {
         let now = Instant::now();
         match fate {
-            SessionFate::NotBegun => {}
-            SessionFate::InVain { answered } => {
+            SessionProgress::NotBegun => {}
+            SessionProgress::NoProgress { answered } => {
                 self.fruitless_sessions += 1;
                 self.since = self.since.map(|since| (since + answered).min(now));
             }
-            SessionFate::OfUse => *self = Self::new(self.timeout).with_max_wait(self.wait_max),
+            SessionProgress::Progressed => {
+                *self = Self::new(self.timeout).with_max_wait(self.wait_max)
+            }
         }
         let outage = if self.since.is_none() {
             OutageStage::New
@@ -234,7 +236,7 @@ mod tests {
             waits(&mut short),
             [100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000]
         );
-        short.lost(SessionFate::OfUse);
+        short.lost(SessionProgress::Progressed);
         assert_eq!((short.wait, short.wait_max), (WAIT_MIN, SECOND));
         assert_eq!(fresh().next_wait(0).as_millis(), 50);
     }
@@ -242,7 +244,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// Returns the action after a loss that occurs after the delay `later`.
-    async fn lost(outages: &mut Outages, later: Duration, fate: SessionFate) -> RetryAction {
+    async fn lost(outages: &mut Outages, later: Duration, fate: SessionProgress) -> RetryAction {
         advance(later).await;
         outages.lost(fate)
     }
@@ -250,7 +252,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_outage_begins_once_and_is_waited_for_as_long_as_was_said() {
         let mut outages = Outages::new(Timeout(SECOND));
-        for fate in [SessionFate::NotBegun, SessionFate::OfUse] {
+        for fate in [SessionProgress::NotBegun, SessionProgress::Progressed] {
             let begins = lost(&mut outages, Duration::ZERO, fate).await;
             assert!(
                 matches!(begins, RetryAction::Retry(_, OutageStage::New)),
@@ -259,14 +261,14 @@ mod tests {
             let until = Instant::now() + SECOND;
             assert_eq!(outages.until(), Some(until));
             outages.wait = WAIT_MAX;
-            let goes_on = lost(&mut outages, SECOND * 9 / 10, SessionFate::NotBegun).await;
+            let goes_on = lost(&mut outages, SECOND * 9 / 10, SessionProgress::NotBegun).await;
             assert_eq!(
                 goes_on,
                 RetryAction::Retry(until, OutageStage::Ongoing),
                 "no wait goes beyond the end"
             );
             assert_eq!(
-                lost(&mut outages, SECOND / 10, SessionFate::NotBegun).await,
+                lost(&mut outages, SECOND / 10, SessionProgress::NotBegun).await,
                 RetryAction::GiveUp
             );
         }
@@ -276,38 +278,43 @@ mod tests {
     async fn sessions_in_vain_count_and_the_time_of_their_answers_does_not() {
         let mut outages = Outages::new(Timeout(SECOND));
         for answered in [5 * SECOND, SECOND / 2, 5 * SECOND] {
-            let next = lost(&mut outages, answered, SessionFate::InVain { answered }).await;
+            let next = lost(
+                &mut outages,
+                answered,
+                SessionProgress::NoProgress { answered },
+            )
+            .await;
             assert!(matches!(next, RetryAction::Retry(..)), "{next:?}");
         }
         assert_eq!(outages.fruitless_sessions(), 3);
-        let silent = SessionFate::InVain {
+        let silent = SessionProgress::NoProgress {
             answered: Duration::ZERO,
         };
         assert_eq!(
             lost(&mut outages, SECOND, silent).await,
             RetryAction::GiveUp
         );
-        outages.lost(SessionFate::OfUse);
+        outages.lost(SessionProgress::Progressed);
         assert_eq!(outages.fruitless_sessions(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_process_that_was_stopped_has_the_whole_timeout_again() {
         let mut outages = Outages::new(Timeout(60 * SECOND));
-        outages.lost(SessionFate::NotBegun);
+        outages.lost(SessionProgress::NotBegun);
         outages.watch(advance(59 * SECOND)).await;
         let until = Instant::now() + 60 * SECOND;
         assert_eq!(outages.until(), Some(until));
         // The clock is checked during the whole wait.
         outages.watch(sleep(59 * SECOND)).await;
         assert!(outages.wait(Instant::now()).await && !outages.wait(until).await);
-        assert_eq!(outages.lost(SessionFate::NotBegun), RetryAction::GiveUp);
+        assert_eq!(outages.lost(SessionProgress::NotBegun), RetryAction::GiveUp);
     }
 
     #[tokio::test(start_paused = true)]
     async fn no_timeout_gives_up_at_once() {
         assert_eq!(
-            Outages::new(Timeout::NONE).lost(SessionFate::NotBegun),
+            Outages::new(Timeout::NONE).lost(SessionProgress::NotBegun),
             RetryAction::GiveUp
         );
     }

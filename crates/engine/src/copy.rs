@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_sender::{SessionError, SessionFate, Standing, Summary};
+use zmove_sender::{RunState, SessionError, SessionProgress, Summary};
 use zmove_transport::{Channel, ChannelDialer, ControlReader, Fingerprint, Signed, control_pair};
 use zmove_types::{Counters, Hex, NoObserver, Observer};
 use zmove_wire::{
@@ -67,7 +67,7 @@ pub struct CopyOutcome {
 struct CopyRun {
     started: Instant,
     /// Results of the sessions so far.
-    standing: Standing,
+    standing: RunState,
     /// Key of the target host, once it is known.
     key: Option<Fingerprint>,
     /// Id of the copy that may be running at the source host.
@@ -223,7 +223,7 @@ impl RemoteCopy<'_> {
             }
         };
         run.standing.begun += 1;
-        run.standing.fate = SessionFate::InVain {
+        run.standing.fate = SessionProgress::NoProgress {
             answered: Duration::ZERO,
         };
         listener.hear(&Notice::SessionBegins { transfer: None });
@@ -387,7 +387,7 @@ impl CopyRun {
     fn begin(started: Instant) -> Self {
         Self {
             started,
-            standing: Standing::default(),
+            standing: RunState::default(),
             key: None,
             id: None,
             max_progress: 0,
@@ -401,9 +401,9 @@ impl CopyRun {
     fn add(&mut self, heard: &SenderReport, answered: Duration) {
         if heard.max_progress > self.max_progress {
             self.max_progress = heard.max_progress;
-            self.standing.fate = SessionFate::OfUse;
+            self.standing.fate = SessionProgress::Progressed;
         } else {
-            self.standing.fate = SessionFate::InVain { answered };
+            self.standing.fate = SessionProgress::NoProgress { answered };
         }
     }
 }
@@ -567,7 +567,7 @@ impl Sessions for CopySessions<'_, '_> {
         self.of.session(&mut self.run, until, stop).await
     }
 
-    fn standing(&mut self) -> &mut Standing {
+    fn standing(&mut self) -> &mut RunState {
         &mut self.run.standing
     }
 }
@@ -590,7 +590,7 @@ mod tests {
             );
             run.standing.fate
         };
-        let in_vain = SessionFate::InVain {
+        let in_vain = SessionProgress::NoProgress {
             answered: Duration::ZERO,
         };
         let fates = [0, 5, 5, 3, 6].map(&mut fate);
@@ -598,10 +598,10 @@ mod tests {
             fates,
             [
                 in_vain,
-                SessionFate::OfUse,
+                SessionProgress::Progressed,
                 in_vain,
                 in_vain,
-                SessionFate::OfUse
+                SessionProgress::Progressed
             ]
         );
     }

@@ -82,4 +82,4 @@ pub use reconnect::{JobFuture, RemotePush};
 pub use retrying::RetryPolicy;
 pub use sources::Sources;
 pub use zmove_receiver::ReceiverConfig;
-pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionFate, Summary};
+pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionProgress, Summary};

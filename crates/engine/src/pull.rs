@@ -28,7 +28,7 @@ use zmove_receiver::{
     SessionError as ReceiverError, run_session,
 };
 use zmove_sender::{
-    LaneNumber, LaneSupply, Link, Manifest, SessionError, SessionFate, Standing, Summary,
+    LaneCount, LaneSupply, Link, Manifest, RunState, SessionError, SessionProgress, Summary,
 };
 use zmove_transport::{LaneError, LaneSource, PathProbe};
 use zmove_types::{Counters, DeliveryLog, Lock, Observer};
@@ -69,7 +69,7 @@ pub struct PullRun {
     started: Instant,
     manifest: Option<Manifest>,
     /// Results of the sessions so far.
-    standing: Standing,
+    standing: RunState,
     /// Files and groups that the sessions stored on this side.
     delivery_log: Arc<Lock<DeliveryLog>>,
     /// Maximum number of bytes that a failed session found at the target.
@@ -98,7 +98,7 @@ impl PullRun {
         Self {
             started,
             manifest,
-            standing: Standing::default(),
+            standing: RunState::default(),
             delivery_log: Arc::default(),
             bytes_found_most: 0,
             lanes_most: 0,
@@ -329,7 +329,7 @@ impl PullRun {
     fn begin_session(&mut self) {
         self.standing.begun += 1;
         self.files_before = self.delivery_log.lock().completed_counters().files;
-        self.standing.fate = SessionFate::InVain {
+        self.standing.fate = SessionProgress::NoProgress {
             answered: Duration::ZERO,
         };
     }
@@ -344,9 +344,9 @@ impl PullRun {
             .is_some_and(|removals| removals.left() < self.removals_left);
         let has_changed = self.delivery_log.lock().take_new() || has_removed;
         self.standing.fate = if has_changed || bytes_found > self.bytes_found_most {
-            SessionFate::OfUse
+            SessionProgress::Progressed
         } else {
-            SessionFate::InVain {
+            SessionProgress::NoProgress {
                 answered: heard
                     .answered
                     .map_or(Duration::ZERO, |first| first.elapsed()),
@@ -355,7 +355,9 @@ impl PullRun {
         self.bytes_found_most = self.bytes_found_most.max(bytes_found);
         self.lanes_most = self.lanes_most.max(heard.lanes);
         self.first_byte = self.first_byte.or(heard.first_byte);
-        self.manifest.iter_mut().for_each(Manifest::may_repeat);
+        self.manifest
+            .iter_mut()
+            .for_each(Manifest::begin_next_session);
     }
 }
 
@@ -467,8 +469,8 @@ async fn is_target_empty(open: &Open) -> bool {
 
 fn lane_order(supply: &LaneSupply) -> LaneOrder {
     let least = match supply.number {
-        LaneNumber::Fixed => None,
-        LaneNumber::Tuned { least } => Some(least),
+        LaneCount::Fixed => None,
+        LaneCount::Tuned { least } => Some(least),
     };
     LaneOrder {
         dialled: supply.asked,
@@ -550,7 +552,7 @@ impl Sessions for PullSessions<'_, '_> {
         route.finish(received, connector.listener).await
     }
 
-    fn standing(&mut self) -> &mut Standing {
+    fn standing(&mut self) -> &mut RunState {
         &mut self.run.standing
     }
 }
@@ -579,17 +581,17 @@ mod tests {
                 progress,
                 ..SenderReport::default()
             });
-            std::mem::take(&mut run.standing.fate) == SessionFate::OfUse
+            std::mem::take(&mut run.standing.fate) == SessionProgress::Progressed
         };
         assert!(is_of_use(0, &["log"]) && !is_of_use(0, &["log"]));
         assert!(is_of_use(7, &["log"]) && !is_of_use(7, &["log"]) && !is_of_use(2, &[]));
         assert!(is_of_use(2, &["a group"]), "while what is equal gets less");
         run.removals = Some(Arc::new(RemovalBudget::new(1)));
         for (left, fate) in [
-            (2, SessionFate::OfUse),
+            (2, SessionProgress::Progressed),
             (
                 1,
-                SessionFate::InVain {
+                SessionProgress::NoProgress {
                     answered: Duration::ZERO,
                 },
             ),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 use zmove_sender::{
-    Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, Standing, Summary,
+    LaneDemand, Link, PeerQuota, Push, PushJob, Run, RunState, SenderConfig, SessionError, Summary,
 };
 use zmove_types::Observer;
 
@@ -58,7 +58,7 @@ impl RemotePush<'_> {
         run: &mut Run,
         stop: impl Future<Output = ()>,
     ) -> Result<Transferred, PushError> {
-        let need = first.need();
+        let need = first.lane_demand();
         let mut sessions = PushSessions {
             of: self,
             push: Some(first),
@@ -107,7 +107,7 @@ struct PushSessions<'a, 'b> {
     of: &'a RemotePush<'b>,
     /// The first session, which has already started to scan the sources.
     push: Option<Push>,
-    need: Need,
+    need: LaneDemand,
     run: &'a mut Run,
 }
 
@@ -127,13 +127,13 @@ impl Sessions for PushSessions<'_, '_> {
         };
         connector.begin_session(&link);
         let asked = route.asked();
-        self.run.leave_out(asked);
-        let push = self.push.take().map(|push| push.without(asked));
+        self.run.exclude_prompt_time(asked);
+        let push = self.push.take().map(|push| push.exclude_prompt_time(asked));
         let pushed = self.of.push_over(link, push, self.run, stop).await;
         route.finish(pushed, connector.listener).await
     }
 
-    fn standing(&mut self) -> &mut Standing {
+    fn standing(&mut self) -> &mut RunState {
         &mut self.run.standing
     }
 }

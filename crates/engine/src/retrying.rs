@@ -11,7 +11,7 @@ use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
-use zmove_sender::{SessionError, SessionFate, Standing};
+use zmove_sender::{RunState, SessionError, SessionProgress};
 
 use crate::backoff::{OutageStage, Outages, RetryAction, Timeout};
 use crate::connecting::dial::Connector;
@@ -42,7 +42,7 @@ pub(crate) trait Sessions {
     ) -> impl Future<Output = Result<Self::Done, PushError>>;
 
     /// Returns the results of the sessions so far.
-    fn standing(&mut self) -> &mut Standing;
+    fn standing(&mut self) -> &mut RunState;
 }
 
 impl RetryPolicy<'_> {
@@ -84,7 +84,7 @@ impl RetryPolicy<'_> {
                 Err(error) => error,
             };
             let fate = std::mem::take(&mut standing.fate);
-            let has_answered = fate != SessionFate::NotBegun && fate != NO_ANSWER;
+            let has_answered = fate != SessionProgress::NotBegun && fate != NO_ANSWER;
             let RetryAction::Retry(at, outage) = outages.lost(fate) else {
                 return Err(self.given_up(error, was_up, outages.fruitless_sessions()));
             };
@@ -152,7 +152,7 @@ fn can_retry_host(error: &PushError, was_up: bool) -> bool {
 }
 
 /// The fate of a session in which the host did not answer.
-const NO_ANSWER: SessionFate = SessionFate::InVain {
+const NO_ANSWER: SessionProgress = SessionProgress::NoProgress {
     answered: Duration::ZERO,
 };
 
@@ -194,7 +194,7 @@ mod tests {
         is_stopped: bool,
         /// Whether the first session ends in a black hole, and the host never begins the transfer.
         is_stuck: bool,
-        standing: Standing,
+        standing: RunState,
     }
 
     impl Sessions for Lost {
@@ -223,12 +223,12 @@ mod tests {
             }
             if let Some(answered) = self.answers {
                 sleep(answered).await;
-                self.standing.fate = SessionFate::InVain { answered };
+                self.standing.fate = SessionProgress::NoProgress { answered };
             }
             Err(PullError::Silent.into())
         }
 
-        fn standing(&mut self) -> &mut Standing {
+        fn standing(&mut self) -> &mut RunState {
             &mut self.standing
         }
     }

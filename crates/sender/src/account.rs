@@ -23,11 +23,11 @@ use zmove_wire::{FoundSoFar, Missed, NotKept, NotKeptReason};
 
 use self::failure::FileError;
 use self::file_ledger::{FileLedger, Unconfirmed};
-use self::manifest::Known;
+use self::manifest::ProofMethod;
 use self::totals::Totals;
 use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
-use crate::read::source::{FileLook, LargeSource, SourceDirectory};
+use crate::read::source::{LargeSource, SizeAndMtime, SourceDirectory};
 
 /// Counts the results of files and reports them to the user.
 pub(crate) struct PushAccount {
@@ -73,11 +73,11 @@ impl PushAccount {
     pub(crate) fn skipped(
         &self,
         path: &RelPath,
-        look: FileLook,
-        root: Option<(&Root, Known)>,
+        size_and_mtime: SizeAndMtime,
+        root: Option<(&Root, ProofMethod)>,
     ) -> bool {
-        let bytes = look.bytes;
-        let earlier = self.files().confirm_earlier(path, look);
+        let bytes = size_and_mtime.bytes;
+        let earlier = self.files().confirm_earlier(path, size_and_mtime);
         if let Some(sent) = earlier {
             self.found_moved(bytes, &sent);
             return false;
@@ -85,13 +85,13 @@ impl PushAccount {
         self.totals.counters.skipped.add(1);
         let mut files = self.files();
         if let Some((root, known)) = root
-            && (known == Known::Compared || files.lists_what_stays())
+            && (known == ProofMethod::Compared || files.lists_unchanged_files())
         {
             self.totals.listed.add(1);
             files.confirm(path, Some(root), known);
         }
         drop(files);
-        self.need_not_travel(1, bytes);
+        self.count_unsent(1, bytes);
         true
     }
 
@@ -108,7 +108,7 @@ impl PushAccount {
         });
         self.totals.counters.bytes_matched.add(origins.matched);
         self.totals.counters.bytes_resumed.add(origins.resumed);
-        self.need_not_travel(0, bytes.saturating_sub(origins.sent));
+        self.count_unsent(0, bytes.saturating_sub(origins.sent));
     }
 
     /// Counts the groups of a file that the target already holds. `bytes` is the size of the file. Returns the bytes of
@@ -124,7 +124,7 @@ impl PushAccount {
         self.totals.counters.bytes.add(origins.sent);
         self.totals.counters.bytes_matched.add(origins.matched);
         self.totals.counters.bytes_resumed.add(origins.resumed);
-        self.need_not_travel(0, origins.sum());
+        self.count_unsent(0, origins.sum());
         origins
     }
 
@@ -155,26 +155,26 @@ impl PushAccount {
     pub(crate) fn linked(&self, bytes: u64) {
         self.totals.counters.hard_links.add(1);
         self.totals.counters.files.add(1);
-        self.tell(Event::Stored { files: 1, bytes: 0 });
-        self.need_not_travel(0, bytes);
+        self.report(Event::Stored { files: 1, bytes: 0 });
+        self.count_unsent(0, bytes);
     }
 
-    fn need_not_travel(&self, files: u64, bytes: u64) {
+    fn count_unsent(&self, files: u64, bytes: u64) {
         self.totals.skipped_bytes.add(bytes);
-        self.tell(Event::Skipped { files, bytes });
+        self.report(Event::Skipped { files, bytes });
     }
 
     /// Counts files that the scan has found.
     pub(crate) fn find(&self, files: u64, bytes: u64) {
         self.totals.found.add(files);
         self.totals.found_bytes.add(bytes);
-        self.tell(Event::Found { files, bytes });
+        self.report(Event::Found { files, bytes });
     }
 
     /// Records that the scan has ended. `parts` are the files of unfinished transfers that it has skipped.
     pub(crate) fn end_scan(&self, parts: &UnfinishedParts) {
         self.has_found_all.store(true, Ordering::Relaxed);
-        self.tell(Event::ScanEnded);
+        self.report(Event::ScanEnded);
         if let Some(message) = parts.warning()
             && self.files().report_once(&message)
         {
@@ -183,13 +183,13 @@ impl PushAccount {
     }
 
     /// Reports an event to the user.
-    pub(crate) fn tell(&self, event: Event) {
+    pub(crate) fn report(&self, event: Event) {
         self.observer.on(&event);
     }
 
     /// Warns the user.
     pub(crate) fn warn(&self, message: String) {
-        self.tell(Event::Warned { message });
+        self.report(Event::Warned { message });
     }
 
     /// Returns the counts of what the scan has found so far.
@@ -203,13 +203,13 @@ impl PushAccount {
     }
 
     /// Records the free space of the target's file system in bytes.
-    pub(crate) fn target_has_free(&self, bytes: u64) {
+    pub(crate) fn set_target_free(&self, bytes: u64) {
         self.room.store(bytes, Ordering::Relaxed);
     }
 
     /// Warns once per run if the `needed` bytes found so far exceed the free space of the target. The push continues,
     /// because replacing old versions may free space and a file system may compress.
-    pub(crate) fn need_room(&self, needed: u64) {
+    pub(crate) fn check_room(&self, needed: u64) {
         let room = self.room.load(Ordering::Relaxed);
         if needed <= room || !self.files().report_once(LITTLE_ROOM) {
             return;
@@ -239,17 +239,17 @@ impl PushAccount {
     /// into place.
     pub(crate) fn show(&self, files: u64, bytes: u64) {
         self.totals.bytes_stored.add(bytes);
-        self.tell(Event::Stored { files, bytes });
+        self.report(Event::Stored { files, bytes });
     }
 
     /// Counts a group that is not sent because the target already has its bytes. `counts` is `false` if its file has
     /// failed.
-    pub(crate) fn same(&self, bytes: &BytesByOrigin, counts: bool) {
+    pub(crate) fn count_matched(&self, bytes: &BytesByOrigin, counts: bool) {
         if counts {
             self.totals.counters.bytes.add(bytes.sent);
             self.totals.counters.bytes_matched.add(bytes.matched);
         }
-        self.need_not_travel(0, bytes.sum());
+        self.count_unsent(0, bytes.sum());
     }
 
     /// Counts bytes that are not sent because they are holes.
@@ -257,7 +257,7 @@ impl PushAccount {
         if bytes == 0 {
             return;
         }
-        self.need_not_travel(0, bytes);
+        self.count_unsent(0, bytes);
     }
 
     /// Returns whether the target can store such an entry. An entry that it cannot store is counted as left out or
@@ -297,7 +297,7 @@ impl PushAccount {
     }
 
     /// Counts an entry that is sent without some of the requested attributes.
-    pub(crate) fn lacking(
+    pub(crate) fn count_lacking(
         &self,
         extras: &Extras,
         path: &RelPath,
@@ -308,7 +308,7 @@ impl PushAccount {
             .map(|(kind, why)| NotKept::new(*kind, *why, 1))
             .collect();
         self.not_kept(&lacks);
-        if extras.is_named() && !lacks.is_empty() {
+        if extras.reports_names() && !lacks.is_empty() {
             self.name_missed(&Missed {
                 path: path.clone(),
                 lacks,
@@ -326,7 +326,7 @@ impl PushAccount {
         };
         for lack in lacks {
             let message = format!("{} of {entry} ({})", lack.kind, lack.why);
-            self.tell(Event::NotKept { message });
+            self.report(Event::NotKept { message });
         }
     }
 
@@ -337,7 +337,7 @@ impl PushAccount {
         self.totals.unplaced.add(u64::from(error.is_unplaced()));
         let message = error.to_string();
         if self.files().report_once(&message) {
-            self.tell(Event::Failed { message });
+            self.report(Event::Failed { message });
         }
     }
 
@@ -352,7 +352,7 @@ impl PushAccount {
     }
 
     /// Reports a source directory some entries of which may be missing at the target.
-    pub(crate) fn doubt(&self, directory: &Path) {
+    pub(crate) fn report_unstable_directory(&self, directory: &Path) {
         self.totals.counters.in_doubt.add(1);
         self.warn(format!(
             "sender: list directory '{}': it changed each time it was read, and entries may be missing at the target; run \

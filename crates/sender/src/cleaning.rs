@@ -6,7 +6,7 @@ use std::future::Future;
 use zmove_wire::{Fault, Leftover, Open, ToSender, out_of_order};
 
 use crate::control::link::Link;
-use crate::control::{open_now, receive};
+use crate::control::{open_without_queue, receive};
 use crate::error::SessionError;
 
 /// An event of a cleaning.
@@ -44,7 +44,7 @@ async fn run(
 ) -> Result<(), SessionError> {
     let greeting = link.greeting();
     let (reader, mut writer) = link.control;
-    let (mut inbox, _opened) = open_now(greeting, reader, &mut writer, open).await?;
+    let (mut inbox, _opened) = open_without_queue(greeting, reader, &mut writer, open).await?;
     loop {
         match receive(&mut inbox).await? {
             ToSender::Leftover(leftover) => tell(CleanEvent::Found(leftover)),

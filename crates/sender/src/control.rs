@@ -18,17 +18,19 @@ use zmove_wire::{
     WireError, encode_message,
 };
 
-use crate::control::relay::{Beside, HeardMessage, Last, NoQuota, Relay, inbox};
+use crate::control::relay::{
+    NoQuota, ReceivedMessage, Relay, RelayMessage, SessionEndCallback, inbox,
+};
 use crate::error::SessionError;
 
 /// Greets the receiver and opens a conversation without lanes. Fails if the transfer would have to wait in the queue,
 /// because a user waits for the answer.
-pub(crate) async fn open_now(
+pub(crate) async fn open_without_queue(
     greeting: Greeting,
     mut reader: ControlReader,
     writer: &mut ControlWriter,
     open: Open,
-) -> Result<(Inbox<HeardMessage>, Opened), SessionError> {
+) -> Result<(Inbox<ReceivedMessage>, Opened), SessionError> {
     writer.send(&greeting.encode()).await?;
     let greeted = async {
         reader.greeting().await?;
@@ -36,16 +38,16 @@ pub(crate) async fn open_now(
         let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
         Ok(inbox(reader, Arc::new(NoQuota)))
     };
-    permission(greeted, Duration::ZERO, |_said| ()).await
+    await_opened(greeted, Duration::ZERO, |_said| ()).await
 }
 
 /// Waits until the receiver has greeted and opened the transfer. A transfer that is queued waits for up to `patience`.
 /// Messages received during the wait are passed to `hear`.
-pub(crate) async fn permission(
-    greeted: impl Future<Output = Result<Inbox<HeardMessage>, SessionError>>,
+pub(crate) async fn await_opened(
+    greeted: impl Future<Output = Result<Inbox<ReceivedMessage>, SessionError>>,
     patience: Duration,
     hear: impl Fn(&ToSender),
-) -> Result<(Inbox<HeardMessage>, Opened), SessionError> {
+) -> Result<(Inbox<ReceivedMessage>, Opened), SessionError> {
     let first = async {
         let mut inbox = greeted.await?;
         let answer = receive(&mut inbox).await?;
@@ -81,7 +83,7 @@ pub(crate) async fn permission(
     }
 }
 
-async fn next_answer(inbox: &mut Inbox<HeardMessage>) -> Result<ToSender, SessionError> {
+async fn next_answer(inbox: &mut Inbox<ReceivedMessage>) -> Result<ToSender, SessionError> {
     let next = timeout(PERMISSION_TIMEOUT, receive(inbox)).await;
     next.unwrap_or(Err(SessionError::Silent))
 }
@@ -102,21 +104,21 @@ pub(crate) fn not_opened(answer: ToSender) -> SessionError {
 }
 
 /// Receives the next message. The end of the connection is an error here.
-pub(crate) async fn receive(inbox: &mut Inbox<HeardMessage>) -> Result<ToSender, SessionError> {
+pub(crate) async fn receive(inbox: &mut Inbox<ReceivedMessage>) -> Result<ToSender, SessionError> {
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??.message)
 }
 
 /// The outgoing half of the control conversation.
-pub(crate) struct Speaker {
+pub(crate) struct MessageWriter {
     /// Called with the result of the session if the receiver has dialed.
-    last: Option<Last>,
+    last: Option<SessionEndCallback>,
     /// Ends when everything has been written.
     writing: JoinHandle<()>,
     /// Delivers the error after which no more messages can be sent.
-    pub(crate) unsayable: mpsc::Receiver<ControlError>,
+    pub(crate) write_error: mpsc::Receiver<ControlError>,
 }
 
-impl Speaker {
+impl MessageWriter {
     /// Starts a task that writes messages until all senders are dropped, and then ends the connection in order. A
     /// separate task prevents a deadlock between two peers that both have much to send. If there are relay messages,
     /// the task also ends when their channel closes, because the last of them reports the end of the session.
@@ -126,7 +128,7 @@ impl Speaker {
         relay: Option<Relay>,
     ) -> Self {
         let (beside, last) = relay.map(|Relay { words, last }| (words, last)).unzip();
-        let (failed, unsayable) = mpsc::channel(1);
+        let (failed, write_error) = mpsc::channel(1);
         let writing = tokio::spawn(async move {
             if let Err(error) = write(writer, outgoing, beside).await {
                 // Sending fails only when the session is over.
@@ -136,7 +138,7 @@ impl Speaker {
         Self {
             last,
             writing,
-            unsayable,
+            write_error,
         }
     }
 
@@ -162,9 +164,9 @@ impl Speaker {
 async fn write(
     mut writer: ControlWriter,
     mut outgoing: mpsc::UnboundedReceiver<ToReceiver>,
-    mut beside: Option<mpsc::UnboundedReceiver<Beside>>,
+    mut beside: Option<mpsc::UnboundedReceiver<RelayMessage>>,
 ) -> Result<(), ControlError> {
-    while let Some(Beside { bytes, held }) = next_said(&mut outgoing, &mut beside).await {
+    while let Some(RelayMessage { bytes, held }) = next_outgoing(&mut outgoing, &mut beside).await {
         writer.send(&bytes).await?;
         drop(held);
     }
@@ -173,11 +175,11 @@ async fn write(
 }
 
 /// Returns the next message to write. Transfer messages go before relay messages, which would delay the transfer.
-async fn next_said(
+async fn next_outgoing(
     outgoing: &mut mpsc::UnboundedReceiver<ToReceiver>,
-    beside: &mut Option<mpsc::UnboundedReceiver<Beside>>,
-) -> Option<Beside> {
-    let message = |message: ToReceiver| Beside {
+    beside: &mut Option<mpsc::UnboundedReceiver<RelayMessage>>,
+) -> Option<RelayMessage> {
+    let message = |message: ToReceiver| RelayMessage {
         bytes: encode_message(&message),
         held: Box::new(()),
     };
@@ -193,7 +195,7 @@ async fn next_said(
 
 /// Waits up to `EXPLANATION_TIMEOUT` for the receiver's last message before `error` ends the session. A lost connection
 /// is often only the first sign of a message that the receiver has just sent.
-pub(crate) async fn explained<T>(
+pub(crate) async fn await_explanation<T>(
     said: impl Future<Output = Result<T, SessionError>>,
     error: SessionError,
 ) -> Result<T, SessionError> {

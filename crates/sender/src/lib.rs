@@ -22,23 +22,25 @@ mod send;
 mod tune;
 
 pub use account::failure::file_changed;
-pub use account::manifest::{Known, Manifest, Prover};
+pub use account::manifest::{Manifest, ProofMethod, Prover};
 pub use cleaning::{CleanEvent, clean};
 pub use control::admission::ask_admission;
-pub use control::link::{LaneNumber, LaneSupply, Link, LossAnswer};
-pub use control::relay::{Beside, Held, Last, NoQuota, PeerQuota, Relay};
+pub use control::link::{LaneCount, LaneSupply, Link, LossReaction};
+pub use control::relay::{
+    NoQuota, PeerQuota, Relay, RelayMessage, Reservation, SessionEndCallback,
+};
 pub use error::SessionError;
-pub use mirror::{Guard, Removals};
+pub use mirror::{RemovalGuard, Removals};
 pub use plan::pack::PackSizes;
 pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips,
     probe,
 };
-pub use push::config::{Instead, Owners, SenderConfig};
-pub use push::feed::{Feeder, Sending, SessionOver};
-pub use push::job::{Need, Push, PushJob};
-pub use push::piece::{AtTarget, LargeFound, Progress, Settled, Unnamed};
-pub use push::run::{Run, SessionFate, Standing};
+pub use push::config::{FallbackAttributes, OwnerMapping, SenderConfig};
+pub use push::feed::{Feeder, PieceHandle, SessionEnded};
+pub use push::job::{LaneDemand, Push, PushJob};
+pub use push::piece::{AtTarget, PieceProgress, Settled, SharedLargeFile, UncommittedFile};
+pub use push::run::{Run, RunState, SessionProgress};
 
 pub use tune::congestion_controls::LOSS_TOLERANT;
 pub use zmove_wire::{

@@ -47,7 +47,7 @@ use zmove_wire::{
     RemovalOrder, Remove, RemoveGroup, Request, ToReceiver,
 };
 
-use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabouts};
+use self::extraneous::{DirectoryKind, ExtraneousEntries, ExtraneousList, TakenEntries};
 use crate::account::PushAccount;
 use crate::account::failure::FileError;
 use crate::control::replies::CountedReply;
@@ -75,14 +75,14 @@ pub struct Removals {
     /// The user's settings for removals.
     pub order: RemovalOrder,
     /// The guard that is asked before anything is removed. Default: none.
-    pub guard: Option<Arc<dyn Guard>>,
+    pub guard: Option<Arc<dyn RemovalGuard>>,
     /// Directories that this program itself changes during the push and that may lie in the sources. Changes of these
     /// directories are ignored.
     pub own_directories: Vec<FileNumber>,
 }
 
 /// A guard that may object to removals because of events since the push began.
-pub trait Guard: fmt::Debug + Send + Sync {
+pub trait RemovalGuard: fmt::Debug + Send + Sync {
     /// Returns the reason why nothing may be removed, if there is one.
     fn objection(&self) -> Option<String>;
 }
@@ -106,7 +106,7 @@ pub(crate) fn run(session: &Session, answers: &Receiver<CountedReply>, mirror: &
 
 fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirror) {
     loop {
-        if stays(&session.account, mirror) {
+        if refuse_removals(&session.account, mirror) {
             return;
         }
         let mut round = MirrorRound::new(session, answers, mirror);
@@ -115,9 +115,9 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
         }
         // Large files are renamed into place after they have settled.
         round.wait_until(|round| {
-            round.mirror.intent == Intent::Inspect || session.account.totals.are_files_told()
+            round.mirror.intent == Intent::Inspect || session.account.totals.are_files_confirmed()
         });
-        if session.in_flight.is_stopping() || stays(&session.account, mirror) {
+        if session.in_flight.is_stopping() || refuse_removals(&session.account, mirror) {
             return;
         }
         if let Some(path) = round.emptied {
@@ -135,7 +135,7 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
         let failed = counters.failed.get();
         let removed = counters.removed.get();
         let more = round.full;
-        round.let_go();
+        round.remove_extraneous();
         let spared = counters.max_delete_kept.get();
         if spared > 0 {
             let entries = if spared == 1 {
@@ -161,7 +161,7 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
 }
 
 /// Returns whether nothing may be removed, and reports that.
-fn stays(account: &PushAccount, mirror: &Mirror) -> bool {
+fn refuse_removals(account: &PushAccount, mirror: &Mirror) -> bool {
     let unread = account.totals.source_errors();
     let errors = unread + account.totals.unplaced.get();
     if errors == 0 || mirror.removals.order.after_errors == AfterErrors::Remove {
@@ -190,7 +190,7 @@ struct MirrorRound<'a> {
     next: u64,
     gathered: Vec<NameRange>,
     /// The kind of directories in `gathered`.
-    whereabouts: Whereabouts,
+    directory_kind: DirectoryKind,
     load: MessageLoad,
     outstanding: HashMap<u64, OpenRequest>,
     removing: usize,
@@ -212,7 +212,7 @@ struct MessageLoad {
 
 struct OpenRequest {
     ranges: Vec<NameRange>,
-    whereabouts: Whereabouts,
+    directory_kind: DirectoryKind,
 }
 
 /// Maximum number of names gathered for a message. Small messages keep both sides busy, and only a large directory
@@ -230,7 +230,7 @@ impl<'a> MirrorRound<'a> {
             mirror,
             next: 0,
             gathered: Vec::new(),
-            whereabouts: Whereabouts::Source,
+            directory_kind: DirectoryKind::Source,
             load: MessageLoad::default(),
             outstanding: HashMap::new(),
             removing: 0,
@@ -286,13 +286,13 @@ impl<'a> MirrorRound<'a> {
     fn settle(&mut self) {
         self.ask();
         while !self.session.in_flight.is_stopping()
-            && (self.extraneous.has_unseen() || !self.outstanding.is_empty())
+            && (self.extraneous.has_unlisted() || !self.outstanding.is_empty())
         {
             self.wait_until(|round| round.outstanding.len() < LISTINGS_OUTSTANDING_MAX);
-            match self.extraneous.look_inside() {
-                Some(ranges) => self.send(ranges, Whereabouts::Extraneous),
+            match self.extraneous.next_unlisted() {
+                Some(ranges) => self.send(ranges, DirectoryKind::Extraneous),
                 None => self.wait_until(|round| {
-                    round.outstanding.is_empty() || round.extraneous.has_unseen()
+                    round.outstanding.is_empty() || round.extraneous.has_unlisted()
                 }),
             }
         }
@@ -312,14 +312,14 @@ impl<'a> MirrorRound<'a> {
         {
             self.empty.insert(directory.clone(), source);
         }
-        let whereabouts = if changed {
-            Whereabouts::ChangedSource
+        let directory_kind = if changed {
+            DirectoryKind::ChangedSource
         } else {
-            Whereabouts::Source
+            DirectoryKind::Source
         };
-        if whereabouts != self.whereabouts {
+        if directory_kind != self.directory_kind {
             self.ask();
-            self.whereabouts = whereabouts;
+            self.directory_kind = directory_kind;
         }
         let mut after = None;
         let mut rest = names.into_iter().peekable();
@@ -375,20 +375,20 @@ impl<'a> MirrorRound<'a> {
         self.wait_until(|round| round.outstanding.len() < LISTINGS_OUTSTANDING_MAX);
         let ranges = std::mem::take(&mut self.gathered);
         self.load = MessageLoad::default();
-        self.send(ranges, self.whereabouts);
+        self.send(ranges, self.directory_kind);
     }
 
-    fn send(&mut self, ranges: Vec<NameRange>, whereabouts: Whereabouts) {
+    fn send(&mut self, ranges: Vec<NameRange>, directory_kind: DirectoryKind) {
         let number = self.next;
         self.next += 1;
         self.outstanding.insert(
             number,
             OpenRequest {
                 ranges: ranges.clone(),
-                whereabouts,
+                directory_kind,
             },
         );
-        self.session.in_flight.tell(ToReceiver::Request(Request {
+        self.session.in_flight.send(ToReceiver::Request(Request {
             number,
             question: Question::Extraneous(ranges),
         }));
@@ -426,7 +426,7 @@ impl<'a> MirrorRound<'a> {
     ) {
         let Some(OpenRequest {
             ranges,
-            whereabouts,
+            directory_kind,
         }) = self.outstanding.remove(&request)
         else {
             return;
@@ -434,7 +434,7 @@ impl<'a> MirrorRound<'a> {
         let directory = |range: u32| ranges.get(range as usize).map(|range| &range.directory);
         for (range, code) in faults {
             if let Some(path) = directory(range).cloned() {
-                if whereabouts == Whereabouts::Extraneous {
+                if directory_kind == DirectoryKind::Extraneous {
                     self.extraneous.spare(&path);
                 }
                 self.session.account.fail(&FileError::Receiver(Fault {
@@ -460,7 +460,7 @@ impl<'a> MirrorRound<'a> {
                 self.full |=
                     !self
                         .extraneous
-                        .add(&range.directory, extra.name, form, whereabouts, room);
+                        .add(&range.directory, extra.name, form, directory_kind, room);
                 if self.emptied.is_none() && self.extraneous.names() > names {
                     self.emptied = self.empty.get(&range.directory).cloned();
                 }
@@ -480,7 +480,7 @@ impl<'a> MirrorRound<'a> {
         first.names.retain(|name| *name > after);
         first.after = Some(after);
         let first = Some(first).filter(|first| first.open || !first.names.is_empty());
-        self.send(first.into_iter().chain(ranges).collect(), whereabouts);
+        self.send(first.into_iter().chain(ranges).collect(), directory_kind);
     }
 
     /// Takes as many extraneous entries as may still be removed in this run. They count as removed from now on, because
@@ -502,7 +502,7 @@ impl<'a> MirrorRound<'a> {
     }
 
     /// Requests the removal of the extraneous entries, or reports which would be removed.
-    fn let_go(mut self) {
+    fn remove_extraneous(mut self) {
         if self.mirror.intent == Intent::Inspect {
             return self.list();
         }
@@ -545,7 +545,7 @@ impl<'a> MirrorRound<'a> {
         self.next += 1;
         self.session
             .in_flight
-            .tell(ToReceiver::Remove(Remove { remove, groups }));
+            .send(ToReceiver::Remove(Remove { remove, groups }));
     }
 
     fn list(&mut self) {
@@ -572,7 +572,7 @@ impl<'a> MirrorRound<'a> {
                 })
             };
             let changes: Vec<_> = names.into_iter().filter_map(change).collect();
-            self.session.account.tell(Event::Listed { changes });
+            self.session.account.report(Event::Listed { changes });
         }
     }
 }

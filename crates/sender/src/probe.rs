@@ -22,8 +22,8 @@ use zmove_wire::{
 };
 
 use crate::control::link::Link;
-use crate::control::relay::HeardMessage;
-use crate::control::{GOODBYE_TIMEOUT, open_now, receive};
+use crate::control::relay::ReceivedMessage;
+use crate::control::{GOODBYE_TIMEOUT, open_without_queue, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
 use crate::tune::path;
@@ -92,9 +92,9 @@ async fn run(
         overwrite: Overwrite::Nothing,
         ..Open::new(config.target.clone(), link.transfer.0)
     };
-    let (inbox, opened) = open_now(greeting, reader, &mut writer, open).await?;
+    let (inbox, opened) = open_without_queue(greeting, reader, &mut writer, open).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
-    let mut probing = Probing {
+    let mut probing = RunningProbe {
         writer,
         inbox,
         samples: 0,
@@ -131,9 +131,9 @@ async fn run(
 }
 
 /// A running probe.
-struct Probing {
+struct RunningProbe {
     writer: ControlWriter,
-    inbox: Inbox<HeardMessage>,
+    inbox: Inbox<ReceivedMessage>,
     samples: u64,
     broken: mpsc::UnboundedReceiver<LaneError>,
     broken_in: mpsc::UnboundedSender<LaneError>,
@@ -145,7 +145,7 @@ struct Probing {
     round_trip: Duration,
 }
 
-impl Probing {
+impl RunningProbe {
     /// Sends the first byte immediately, and then measures the round trip while nothing else is in flight. Returns the
     /// time from `started` until the receiver had that byte, and the round trips.
     async fn begin(&mut self, started: Instant) -> Result<(Duration, RoundTrips), SessionError> {
@@ -256,7 +256,7 @@ impl Probing {
     async fn answer(&mut self) -> Result<ToSender, SessionError> {
         let message = tokio::select! {
             message = receive(&mut self.inbox) => message?,
-            Some(error) = self.broken.recv() => return Err(self.why(error).await),
+            Some(error) = self.broken.recv() => return Err(self.explain_break(error).await),
         };
         match message {
             ToSender::Refused(refusal) => Err(SessionError::Refused(refusal)),
@@ -268,12 +268,12 @@ impl Probing {
         let until = Instant::now() + time;
         tokio::select! {
             () = sleep_until(until.into()) => Ok(()),
-            Some(error) = self.broken.recv() => Err(self.why(error).await),
+            Some(error) = self.broken.recv() => Err(self.explain_break(error).await),
         }
     }
 
     /// Returns the error for a broken lane, which is the receiver's refusal if the receiver broke the lane.
-    async fn why(&mut self, error: LaneError) -> SessionError {
+    async fn explain_break(&mut self, error: LaneError) -> SessionError {
         let said = async {
             loop {
                 match receive(&mut self.inbox).await {

@@ -33,16 +33,16 @@ use self::echoes::Echoes;
 use self::feed::FeedRequest;
 use self::job::Push;
 use self::pipeline::Pipeline;
-use self::reading::{LIMIT_INTERVAL, StageReading};
+use self::reading::{LIMIT_INTERVAL, StageSnapshot};
 use self::run::Run;
 use self::session::Session;
-use self::threads::Broken;
+use self::threads::WorkerFailure;
 use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::control::link::{Link, may_begin_job};
-use crate::control::relay::{HeardMessage, PeerQuota, inbox};
+use crate::control::relay::{PeerQuota, ReceivedMessage, inbox};
 use crate::control::replies::EntryReply;
-use crate::control::{self, GOODBYE_TIMEOUT, Speaker};
+use crate::control::{self, GOODBYE_TIMEOUT, MessageWriter};
 use crate::error::SessionError;
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
@@ -124,7 +124,7 @@ impl Push {
             answered: None,
             echoes,
             process: None,
-            speaker: Speaker::start(writer, outgoing, relay),
+            message_writer: MessageWriter::start(writer, outgoing, relay),
             lanes,
             lanes_open: true,
             steering: Steering::new(supply),
@@ -154,13 +154,13 @@ fn known_state(open: &Open, link: &Link) -> Option<TargetState> {
 struct RunningPush<'a> {
     run: &'a mut Run,
     /// `None` until the receiver has opened the transfer.
-    inbox: Option<Inbox<HeardMessage>>,
+    inbox: Option<Inbox<ReceivedMessage>>,
     /// Time of the receiver's first answer to a message of this session.
     answered: Option<Instant>,
     echoes: Echoes,
     /// The receiver's process, once the receiver has opened the transfer.
     process: Option<String>,
-    speaker: Speaker,
+    message_writer: MessageWriter,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
     steering: Steering,
@@ -202,39 +202,39 @@ impl RunningPush<'_> {
             .is_some()
             .then(|| ping_interval(self.pipeline.config.silence_max));
         let mut ping = None;
-        let mut before = StageReading::default();
+        let mut before = StageSnapshot::default();
         // A receiver that dialed this sender gets these counts through relay messages.
-        let hears_found = !self.speaker.was_dialled() && !self.run.standing.inspects;
+        let hears_found = !self.message_writer.was_dialled() && !self.run.standing.inspects;
         let mut tellings = tokio::time::interval(FOUND_INTERVAL);
         let mut found = FoundSoFar::default();
         loop {
             tokio::select! {
                 _ = ticks.tick(), if !self.run.standing.inspects => {
-                    let now = StageReading::take(&self.pipeline);
+                    let now = StageSnapshot::take(&self.pipeline);
                     let by = now.limit_since(&before).into();
-                    self.pipeline.session.account.tell(Event::Limited { by });
+                    self.pipeline.session.account.report(Event::Limited { by });
                     before = now;
                 }
                 _ = counts.tick() => self.steering.count_acked(&self.pipeline),
                 _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
-                _ = tellings.tick(), if hears_found => self.tell_found(&mut found),
-                () = next(&mut samples) => self.tell_sample(),
+                _ = tellings.tick(), if hears_found => self.send_found_counts(&mut found),
+                () = next(&mut samples) => self.report_sample(),
                 () = next(&mut pings) => self.ping(&mut ping)?,
-                Some(asked) = next_asked(&mut self.asked) => self.take_asked(asked),
+                Some(asked) = next_feed_request(&mut self.asked) => self.handle_feed_request(asked),
                 lane = self.lanes.recv(), if self.lanes_open => {
-                    self.take_lane(lane, self.lanes_max);
-                    self.need_lanes()?;
+                    self.handle_lane(lane, self.lanes_max);
+                    self.require_lanes()?;
                 }
                 Some(broken) = self.pipeline.broken.recv() => {
                     if let Some(error) = self.lose_lane(broken) {
                         return self.explain(error.into()).await;
                     }
                 }
-                Some(error) = self.speaker.unsayable.recv() => return self.explain(error.into()).await,
-                message = hear(&mut self.inbox) => {
-                    if let Some(finished) = self.take_message(message?)? {
+                Some(error) = self.message_writer.write_error.recv() => return self.explain(error.into()).await,
+                message = receive(&mut self.inbox) => {
+                    if let Some(finished) = self.handle_message(message?)? {
                         if samples.is_some() {
-                            self.tell_sample();
+                            self.report_sample();
                         }
                         return Ok(finished);
                     }
@@ -247,20 +247,20 @@ impl RunningPush<'_> {
     /// target.
     async fn open(&mut self, reader: ControlReader) -> Result<(), SessionError> {
         if let Some(state) = self.known_state {
-            self.tell_state(state)?;
+            self.pass_target_state(state)?;
         }
         let (inbox, opened) = self.await_permission(reader).await?;
         // A fed session does not know how much other senders send to this target.
         if let Some(bytes) = opened.free_bytes.filter(|_| self.asked.is_none()) {
-            self.pipeline.session.account.target_has_free(bytes);
+            self.pipeline.session.account.set_target_free(bytes);
         }
         self.inbox = Some(inbox);
         self.process = Some(opened.process);
         self.run.note_opened();
-        self.need_lanes()?;
+        self.require_lanes()?;
         self.pipeline.session.account.files().single_name = opened.single_name;
         if self.known_state.is_none() {
-            self.tell_state(opened.state)?;
+            self.pass_target_state(opened.state)?;
         }
         if !self.run.standing.inspects {
             self.lanes_max = opened.lanes_max;
@@ -269,20 +269,20 @@ impl RunningPush<'_> {
         Ok(())
     }
 
-    fn tell_state(&self, state: TargetState) -> Result<(), WireError> {
+    fn pass_target_state(&self, state: TargetState) -> Result<(), WireError> {
         self.receipts
             .reply_sender
             .entry_reply(EntryReply::State(state))
     }
 
     /// Processes a message from the receiver. Returns the receiver's last message when it arrives.
-    fn take_message(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
+    fn handle_message(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         self.note_answer(&message);
         if message == ToSender::LaneFailed {
             self.lane_failed()?;
             return Ok(None);
         }
-        self.receipts.take(message)
+        self.receipts.handle(message)
     }
 
     /// Sends a ping to the receiver of a shared job, after checking the answer to the previous ping. Acknowledged bytes
@@ -293,17 +293,17 @@ impl RunningPush<'_> {
             && answer.try_recv() == Err(TryRecvError::Empty)
         {
             *missed += 1;
-            if *missed == PINGS_MISSED_TOLD {
+            if *missed == PINGS_MISSED_WARN {
                 let most = self.pipeline.config.silence_max;
                 let message = format!(
                     "receiver: no answer for {} s; the push waits for up to {} s",
-                    (most * PINGS_MISSED_TOLD / PINGS_MISSED_MAX).as_secs(),
+                    (most * PINGS_MISSED_WARN / PINGS_MISSED_MAX).as_secs(),
                     most.as_secs()
                 );
                 self.pipeline
                     .session
                     .account
-                    .tell(Event::Warned { message });
+                    .report(Event::Warned { message });
             }
             return if *missed < PINGS_MISSED_MAX {
                 Ok(())
@@ -320,7 +320,7 @@ impl RunningPush<'_> {
         Ok(())
     }
 
-    fn take_asked(&mut self, asked: FeedRequest) {
+    fn handle_feed_request(&mut self, asked: FeedRequest) {
         match asked {
             FeedRequest::Order(order, names, answer) => self.receipts.order(order, names, answer),
             FeedRequest::Directories(found, answer) => {
@@ -345,26 +345,26 @@ impl RunningPush<'_> {
     fn note_answer(&mut self, message: &ToSender) {
         if self.answered.is_none() && !matches!(message, ToSender::Refused(_)) {
             self.answered = Some(Instant::now());
-            self.pipeline.session.account.tell(Event::Answered);
+            self.pipeline.session.account.report(Event::Answered);
         }
     }
 
     /// Sends the receiver the counts of entries found, if they differ from `before`.
-    fn tell_found(&self, before: &mut FoundSoFar) {
+    fn send_found_counts(&self, before: &mut FoundSoFar) {
         let Session {
             account, in_flight, ..
         } = &*self.pipeline.session;
         let found = account.found();
         if std::mem::replace(before, found) != found {
-            in_flight.tell_before_end(ToReceiver::Found(found));
+            in_flight.send_before_end(ToReceiver::Found(found));
         }
     }
 
-    fn tell_sample(&self) {
+    fn report_sample(&self) {
         self.pipeline
             .session
             .account
-            .tell(Event::Sampled(self.sample()));
+            .report(Event::Sampled(self.sample()));
     }
 
     /// Returns the progress of each stage, summed over all sessions.
@@ -398,10 +398,10 @@ impl RunningPush<'_> {
     async fn await_permission(
         &mut self,
         mut reader: ControlReader,
-    ) -> Result<(Inbox<HeardMessage>, Opened), SessionError> {
+    ) -> Result<(Inbox<ReceivedMessage>, Opened), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
-        let was_dialled = self.speaker.was_dialled();
+        let was_dialled = self.message_writer.was_dialled();
         let quota = self.quota.clone();
         let greeted = async move {
             if !was_dialled {
@@ -418,11 +418,11 @@ impl RunningPush<'_> {
             }
             ToSender::HeldUp { text } => {
                 let by = text.clone();
-                session.account.tell(Event::HeldUp { by });
+                session.account.report(Event::HeldUp { by });
             }
             _ => {}
         };
-        let permission = control::permission(greeted, self.run.standing.patience, hear);
+        let permission = control::await_opened(greeted, self.run.standing.patience, hear);
         tokio::pin!(permission);
         let mut in_line = false;
         loop {
@@ -432,14 +432,14 @@ impl RunningPush<'_> {
                 left = &mut permission => {
                     // The notice to wait may have arrived together with the permission.
                     if let Ok(waiting) = waits.try_recv() {
-                        self.stand_in_line(&waiting);
+                        self.enter_queue(&waiting);
                         in_line = true;
                     }
                     if in_line && left.is_ok() && !self.run.standing.inspects {
                         while let Ok(lane) = self.lanes.try_recv() {
-                            self.take_lane(Some(lane), 0);
+                            self.handle_lane(Some(lane), 0);
                         }
-                        self.steering.dial_again();
+                        self.steering.redial_all();
                     }
                     return left.map_err(|error| match error {
                         // The opening was sent. The receiver may have begun the job before this side left the queue.
@@ -450,12 +450,12 @@ impl RunningPush<'_> {
                     });
                 }
                 Some(waiting) = waits.recv() => {
-                    self.stand_in_line(&waiting);
+                    self.enter_queue(&waiting);
                     in_line = true;
                 }
                 lane = self.lanes.recv(), if self.lanes_open && (room || in_line) => {
                     // The receiver also closes lanes that come up while the transfer is queued.
-                    self.take_lane(lane, if in_line { 0 } else { self.lanes_max });
+                    self.handle_lane(lane, if in_line { 0 } else { self.lanes_max });
                 }
             }
         }
@@ -463,26 +463,29 @@ impl RunningPush<'_> {
 
     /// Gives up the lanes, because the receiver accepts none while the transfer is queued. When the turn comes, new
     /// lanes are dialed and send the work of these lanes.
-    fn stand_in_line(&mut self, waiting: &Waiting) {
+    fn enter_queue(&mut self, waiting: &Waiting) {
         let message = waiting.to_string();
         self.pipeline
             .session
             .account
-            .tell(Event::Waiting { message });
+            .report(Event::Waiting { message });
         self.pipeline.lane_set.give_up_lanes();
         self.pipeline.tidy();
     }
 
     /// Starts a lane, unless `most` lanes are up. A lane that fails to come up does not matter while other lanes are
     /// up.
-    fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>, most: u16) {
-        self.steering.lane_came();
+    fn handle_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>, most: u16) {
+        self.steering.note_lane_result();
         match lane {
             Some(Ok(sink)) if self.pipeline.lane_set.lanes_up() < usize::from(most) => {
                 self.steering.prepare(sink.as_ref());
                 self.pipeline.add_lane(sink);
                 let lanes = self.pipeline.lane_set.lanes_up();
-                self.pipeline.session.account.tell(Event::LaneUp { lanes });
+                self.pipeline
+                    .session
+                    .account
+                    .report(Event::LaneUp { lanes });
             }
             Some(Ok(surplus)) => end_unused(surplus),
             Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
@@ -492,17 +495,17 @@ impl RunningPush<'_> {
 
     /// Stops waiting for a lane that the receiver failed to dial.
     fn lane_failed(&mut self) -> Result<(), SessionError> {
-        if !self.speaker.was_dialled() {
+        if !self.message_writer.was_dialled() {
             return out_of_order("a lane that the receiver has dialled");
         }
-        self.take_lane(Some(Err(LaneError::Closed)), self.lanes_max);
-        self.need_lanes()
+        self.handle_lane(Some(Err(LaneError::Closed)), self.lanes_max);
+        self.require_lanes()
     }
 
     /// Returns an error if there are no lanes and none are expected, because nothing would be sent.
-    fn need_lanes(&mut self) -> Result<(), SessionError> {
+    fn require_lanes(&mut self) -> Result<(), SessionError> {
         let has_some = self.pipeline.lane_set.lanes_up() > 0;
-        if self.run.standing.inspects || has_some || self.steering.lanes_to_come(self.lanes_open) {
+        if self.run.standing.inspects || has_some || self.steering.expects_lanes(self.lanes_open) {
             return Ok(());
         }
         Err(self
@@ -515,7 +518,7 @@ impl RunningPush<'_> {
 
     /// Handles the loss of a lane's connection. The push continues while other lanes are up, and they send the lost
     /// lane's work. Returns the error if the push cannot continue.
-    fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
+    fn lose_lane(&mut self, WorkerFailure { lane, error }: WorkerFailure) -> Option<LaneError> {
         let Some(lane) = lane.filter(|_| error.is_lost()) else {
             return Some(error);
         };
@@ -524,7 +527,7 @@ impl RunningPush<'_> {
             account, in_flight, ..
         } = &*self.pipeline.session;
         let lanes = self.pipeline.lane_set.lanes_up();
-        if lanes == 0 && !self.steering.is_dialling_again() {
+        if lanes == 0 && !self.steering.is_redialing_all() {
             return Some(error);
         }
         let items = in_flight
@@ -532,8 +535,8 @@ impl RunningPush<'_> {
             .into_iter()
             .map(|item| item.0)
             .collect();
-        in_flight.tell(ToReceiver::LaneLost { items });
-        account.tell(Event::LaneUp { lanes });
+        in_flight.send(ToReceiver::LaneLost { items });
+        account.report(Event::LaneUp { lanes });
         None
     }
 
@@ -543,7 +546,7 @@ impl RunningPush<'_> {
             .inbox
             .as_mut()
             .expect("the permission comes with the inbox");
-        control::explained(self.receipts.take_rest(inbox), error).await
+        control::await_explanation(self.receipts.handle_rest(inbox), error).await
     }
 
     /// Breaks the lanes after a failed push. After a successful push they end in order, or are broken after
@@ -572,7 +575,7 @@ impl RunningPush<'_> {
         let elapsed = self.run.started.elapsed();
         let measured = self.pipeline.session.timeline.started.elapsed();
         self.pipeline.stop();
-        let lanes = self.pipeline.lane_set.lanes_most;
+        let lanes = self.pipeline.lane_set.lanes_peak;
         let learnt = self.steering.learnt();
         let at_best = self.steering.at_best();
         let reached = self.sample();
@@ -587,7 +590,7 @@ impl RunningPush<'_> {
         }
         run.earlier.reached = reached;
         if let Err(error) = &ended {
-            self.speaker.end(Err(error)).await;
+            self.message_writer.end(Err(error)).await;
             // The peer now sees the end of the connection, and closes its lanes.
             drop(self.inbox);
         }
@@ -600,12 +603,12 @@ impl RunningPush<'_> {
         // From here on the planner no longer waits for replies.
         drop(self.receipts);
         let pipeline = self.pipeline;
-        let reading = StageReading::take(&pipeline);
+        let reading = StageSnapshot::take(&pipeline);
         let left_out = pipeline.scan.left_out();
         let session = Arc::clone(&pipeline.session);
         blocking(move || pipeline.join()).await;
         let account = &session.account;
-        let finished = ended.inspect_err(|_broken_off| leave(&session, lanes, run))?;
+        let finished = ended.inspect_err(|_broken_off| save_interrupted(&session, lanes, run))?;
         let manifest = account.files().manifest.take();
         let wants_all = manifest.is_some();
         let manifest_left_out = manifest
@@ -639,7 +642,7 @@ impl RunningPush<'_> {
         // The session holds the last sender of the message queue. Dropping it makes the writer end the connection,
         // whether or not the peer notices.
         drop(session);
-        self.speaker.end(Ok(&summary)).await;
+        self.message_writer.end(Ok(&summary)).await;
         Ok(summary)
     }
 }
@@ -655,7 +658,7 @@ fn is_confirmed(ended: &Result<Finished, SessionError>) -> bool {
 }
 
 /// Stores in `run` the state of an interrupted session that the next session needs.
-fn leave(session: &Session, lanes: usize, run: &mut Run) {
+fn save_interrupted(session: &Session, lanes: usize, run: &mut Run) {
     let Session {
         account,
         in_flight,
@@ -663,8 +666,8 @@ fn leave(session: &Session, lanes: usize, run: &mut Run) {
         ..
     } = session;
     let mut files = std::mem::take(&mut *account.files());
-    in_flight.leave_open(&mut files);
-    files.break_off();
+    in_flight.remember_open(&mut files);
+    files.note_interrupted();
     run.files = files;
     run.add(&account.totals, lanes, timeline.first_byte());
 }
@@ -686,7 +689,7 @@ fn ping_interval(silence_max: Duration) -> tokio::time::Interval {
 }
 
 /// Number of ticks without an answer to a ping after which the user is warned.
-const PINGS_MISSED_TOLD: u32 = 2;
+const PINGS_MISSED_WARN: u32 = 2;
 /// Number of ticks without an answer to a ping after which the receiver counts as unreachable.
 const PINGS_MISSED_MAX: u32 = 6;
 
@@ -699,7 +702,7 @@ async fn next(ticks: &mut Option<tokio::time::Interval>) {
 }
 
 /// Returns the next request of the feeder. Waits forever once no more requests can arrive.
-async fn next_asked(
+async fn next_feed_request(
     asked: &mut Option<mpsc::UnboundedReceiver<FeedRequest>>,
 ) -> Option<FeedRequest> {
     match asked {
@@ -715,7 +718,7 @@ async fn next_asked(
 }
 
 /// Receives the receiver's next message.
-async fn hear(inbox: &mut Option<Inbox<HeardMessage>>) -> Result<ToSender, SessionError> {
+async fn receive(inbox: &mut Option<Inbox<ReceivedMessage>>) -> Result<ToSender, SessionError> {
     control::receive(inbox.as_mut().expect("the permission comes with the inbox")).await
 }
 

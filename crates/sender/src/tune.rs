@@ -64,7 +64,7 @@ pub(crate) struct Knob {
 
 /// The settings that a push should apply from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WantedKnobs {
+pub(crate) struct TunedSettings {
     pub(crate) lanes: usize,
     pub(crate) readers: usize,
     pub(crate) congestion: Congestion,
@@ -143,7 +143,7 @@ impl Tuner {
     }
 
     /// Processes the measurements of a tick and returns the wanted settings.
-    pub(crate) fn tick(&mut self, tick: &Tick) -> WantedKnobs {
+    pub(crate) fn tick(&mut self, tick: &Tick) -> TunedSettings {
         if tick.ending {
             return self.wanted();
         }
@@ -156,12 +156,12 @@ impl Tuner {
     }
 
     /// Returns the settings that have proved useful, without a change that is still being tried.
-    pub(crate) fn proven(&self) -> WantedKnobs {
+    pub(crate) fn proven(&self) -> TunedSettings {
         self.lanes.proven(self.wanted())
     }
 
-    pub(crate) fn wanted(&self) -> WantedKnobs {
-        WantedKnobs {
+    pub(crate) fn wanted(&self) -> TunedSettings {
+        TunedSettings {
             lanes: self.lanes.wanted,
             readers: self.readers.wanted,
             congestion: self.lanes.congestion,

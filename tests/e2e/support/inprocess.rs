@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use zmove_receiver::{ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{
-    LaneNumber, LaneSupply, Link, LossAnswer, NoQuota, Push, PushJob, Removals, Run, SenderConfig,
+    LaneCount, LaneSupply, Link, LossReaction, NoQuota, Push, PushJob, Removals, Run, SenderConfig,
     SessionError, Summary,
 };
 use zmove_transport::{LaneError, LaneSink, LaneSource, memory_control, memory_lane};
@@ -188,8 +188,8 @@ fn supply(more: mpsc::UnboundedSender<u16>, lanes: usize) -> LaneSupply {
         more,
         asked,
         again: 0,
-        number: LaneNumber::Tuned { least: asked },
-        congestion: LossAnswer::default(),
+        number: LaneCount::Tuned { least: asked },
+        congestion: LossReaction::default(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use zmove_sender::{Guard, Removals};
+use zmove_sender::{RemovalGuard, Removals};
 
 use crate::commands::dry_run::snapshot;
 use crate::support::harness::{Site, both_ways};
@@ -957,7 +957,7 @@ fn what_is_mounted_at_the_same_place_at_both_ends_is_equal() {
 #[derive(Debug)]
 struct Objects;
 
-impl Guard for Objects {
+impl RemovalGuard for Objects {
     fn objection(&self) -> Option<String> {
         Some("it is the source".to_owned())
     }

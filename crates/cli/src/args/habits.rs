@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, Command};
 use zmove_types::{ByteCount, RateLimit, parse_size};
 
 /// Returns options that have no effect, because a push always behaves as they ask.
-pub(super) fn without_meaning() -> impl IntoIterator<Item = Arg> {
+pub(super) fn no_op_options() -> impl IntoIterator<Item = Arg> {
     let arg = |name: &'static str, help: &'static str| {
         Arg::new(name)
             .long(name)
@@ -68,7 +68,7 @@ impl FromStr for Bwlimit {
 
 /// Removes the `h` from bundled short options such as `-avzh`. There it is rsync's option for sizes with units. Users
 /// who ask for help type `-h` alone.
-pub(super) fn without_human_readable(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
+pub(super) fn strip_human_readable(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
     let name = words
         .get(1)
         .and_then(|name| name.to_str())

@@ -128,7 +128,7 @@ pub(crate) fn key_of(host: &Remote, accept_new: bool) -> Result<Fingerprint> {
 }
 
 /// Makes sure that the key of a host is known, and asks the user now if it is not.
-pub(crate) fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
+pub(crate) fn ensure_known_key(host: &Remote, strict: bool) -> Result<()> {
     // ssh checks the keys of its hosts.
     if host.login.is_some() {
         return Ok(());

@@ -210,7 +210,7 @@ fn running(progress: &AttemptProgress, bytes: &str, files: &str) -> String {
     let nodes = progress.nodes.as_ref();
     let rate = nodes::rate_and_nodes(progress.bytes_per_second, nodes);
     let limit = progress.limited_by.replace('_', " ");
-    let which = nodes.map(nodes::which);
+    let which = nodes.map(nodes::waiting_and_slow);
     format!(
         "{bytes}{rate}, {limit}, {files}{}",
         which.unwrap_or_default()
@@ -248,7 +248,7 @@ pub(crate) fn one(row: &Row, details: &Details, now: Moment) -> String {
     row.write(
         &mut text,
         now,
-        if details.tell_error_of(row) {
+        if details.shows_error_of(row) {
             LastError::Below
         } else {
             LastError::Here

@@ -130,7 +130,7 @@ pub(crate) fn listening(address: impl Display, key: impl Display) {
 }
 
 /// Writes a daemon event to the log.
-fn tell(event: &DaemonEvent) {
+fn log_event(event: &DaemonEvent) {
     match event {
         DaemonEvent::Rejected { kind, address, .. } => {
             warn!(event = "rejected", kind = kind.name(), from = %address, "{event}");
@@ -141,7 +141,7 @@ fn tell(event: &DaemonEvent) {
         DaemonEvent::Begun { who } => {
             info!(event = "begun", name = who.name, key = %who.key, from = %who.address, "{event}");
         }
-        DaemonEvent::Ended(ended) => tell_end(ended),
+        DaemonEvent::Ended(ended) => log_end(ended),
         DaemonEvent::Granted {
             who,
             source,
@@ -158,7 +158,7 @@ fn tell(event: &DaemonEvent) {
 }
 
 /// Writes the end of a transfer to the log. Fields that do not apply to the transfer are left out.
-fn tell_end(ended: &EndedTransfer) {
+fn log_end(ended: &EndedTransfer) {
     let EndedTransfer { who, moved, end } = ended;
     let result = end.error_kind().unwrap_or(end.result());
     let path = String::from_utf8_lossy(moved.target.as_deref().unwrap_or_default());

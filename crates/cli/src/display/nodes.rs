@@ -7,13 +7,13 @@ use crate::display::format::counted;
 
 /// Returns the number of nodes, and how many of them hold up the others. The text is short because it is near the start
 /// of a line that the terminal may cut off.
-fn how_many(nodes: &Nodes) -> String {
+fn node_count(nodes: &Nodes) -> String {
     let of = |state: Pace| {
         let of_it = nodes.nodes.iter().filter(|node| node.state == state);
         let of_it = of_it.count();
         (of_it > 0).then(|| format!("{of_it} {}", state.as_ref()))
     };
-    let held_up: Vec<_> = HOLD_UP.into_iter().filter_map(of).collect();
+    let held_up: Vec<_> = SLOWING_STATES.into_iter().filter_map(of).collect();
     let all = counted(nodes.count, nodes.kind.as_ref());
     if held_up.is_empty() {
         all
@@ -29,12 +29,12 @@ pub(crate) fn rate_and_nodes(bytes_per_second: Option<f64>, nodes: Option<&Nodes
         None if nodes.is_some() => ",".to_owned(),
         None => String::new(),
     };
-    let by = nodes.map(|nodes| format!(" by {}", how_many(nodes)));
+    let by = nodes.map(|nodes| format!(" by {}", node_count(nodes)));
     rate + &by.unwrap_or_default()
 }
 
 /// Returns the number of waiting items and the names of the nodes that hold up the others, for the end of the line.
-pub(crate) fn which(nodes: &Nodes) -> String {
+pub(crate) fn waiting_and_slow(nodes: &Nodes) -> String {
     let waiting = nodes.items_waiting;
     let waiting = waiting.map(|waiting| format!("; {} waiting", counted(waiting, "item")));
     let named = |state: Pace| {
@@ -46,11 +46,11 @@ pub(crate) fn which(nodes: &Nodes) -> String {
             format!("; {}: {}", state.as_ref(), of_it.join(", "))
         }
     };
-    waiting.unwrap_or_default() + &HOLD_UP.map(named).concat()
+    waiting.unwrap_or_default() + &SLOWING_STATES.map(named).concat()
 }
 
 /// The states in which a node holds up the others.
-const HOLD_UP: [Pace; 2] = [Pace::Silent, Pace::Slow];
+const SLOWING_STATES: [Pace; 2] = [Pace::Silent, Pace::Slow];
 
 #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
 fn name(node: &Node) -> String {
@@ -105,9 +105,9 @@ mod tests {
                 node("dtn1", Pace::Works, None),
             ],
         };
-        assert_eq!(how_many(&nodes), "4 nodes (1 slow)");
+        assert_eq!(node_count(&nodes), "4 nodes (1 slow)");
         assert_eq!(
-            which(&nodes),
+            waiting_and_slow(&nodes),
             "; 12 items waiting; slow: node3 (0.3 of the median), dtn2 (0.4 of the median)"
         );
         nodes.nodes = vec![
@@ -117,7 +117,10 @@ mod tests {
         nodes.items_waiting = None;
         nodes.receivers = Vec::new();
         assert_eq!(
-            (how_many(&nodes).as_str(), which(&nodes).as_str()),
+            (
+                node_count(&nodes).as_str(),
+                waiting_and_slow(&nodes).as_str()
+            ),
             ("4 nodes (1 silent)", "; silent: node2")
         );
         let receivers = Nodes {
@@ -126,7 +129,10 @@ mod tests {
             ..nodes.clone()
         };
         assert_eq!(
-            (how_many(&receivers).as_str(), which(&receivers).as_str()),
+            (
+                node_count(&receivers).as_str(),
+                waiting_and_slow(&receivers).as_str()
+            ),
             ("4 receivers", "")
         );
         assert_eq!(

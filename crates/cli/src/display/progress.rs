@@ -156,7 +156,7 @@ const JSON_INTERVAL: Duration = Duration::from_secs(1);
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 /// The reason why a transfer is queued.
 const BUSY: &str = "the receiver is busy";
-const IN_LINE: &str = "{wide_msg}";
+const QUEUED_TEMPLATE: &str = "{wide_msg}";
 pub(crate) const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
 /// Number of columns before the text of a bar.
 const BAR_COLUMNS: usize = "0123456789 100% ".len();
@@ -281,7 +281,7 @@ impl Listener for Display {
             // Once a session has started, progress is already on the screen.
             Notice::Dialling { .. }
                 if self.watcher.form != OutputForm::Bar || self.ticker.get().is_some() => {}
-            Notice::ConnectionLost { .. } => self.watcher.lose(&notice.to_string()),
+            Notice::ConnectionLost { .. } => self.watcher.report_lost(&notice.to_string()),
             Notice::CopyRuns { .. } if self.watcher.form == OutputForm::Failures => {}
             Notice::CopyRuns { id, .. } => {
                 self.watcher.say(
@@ -289,7 +289,7 @@ impl Listener for Display {
                     json!({ "event": "copy_runs", "id": id }),
                 );
             }
-            Notice::SourceMissing { .. } => self.watcher.fail(&notice.to_string()),
+            Notice::SourceMissing { .. } => self.watcher.report_failure(&notice.to_string()),
             Notice::ReceiverBusy { .. } => self.watcher.wait(&notice.to_string()),
             notice => terminal::warn(notice),
         }
@@ -303,7 +303,7 @@ impl Watcher {
         loop {
             let is_over = ended.recv_timeout(interval) != Err(RecvTimeoutError::Timeout);
             let moved = self.moved.total().bytes;
-            self.place_bar();
+            self.update_bar();
             // For an interrupted transfer, this last event is the only report of its final progress.
             let is_news = mem::replace(&mut told, moved) != moved;
             if is_over && !(self.form == OutputForm::Json && is_news) {
@@ -321,7 +321,7 @@ impl Watcher {
     }
 
     /// Sets the length and position of the bar.
-    fn place_bar(&self) {
+    fn update_bar(&self) {
         let state = self.state.lock();
         self.bar.set_length(state.found_bytes().max(1));
         self.bar.set_position(state.done().bytes);
@@ -330,11 +330,11 @@ impl Watcher {
     /// Shows the bar with this text. While the transfer is queued, only the text is shown.
     fn draw(&self, message: String) {
         let is_in_line = self.state.lock().waits.is_some();
-        terminal::style(&self.bar, if is_in_line { IN_LINE } else { BAR });
+        terminal::style(&self.bar, if is_in_line { QUEUED_TEMPLATE } else { BAR });
         self.bar.set_message(if is_in_line {
             message
         } else {
-            beside_bar(&message)
+            bar_text(&message)
         });
     }
 
@@ -371,7 +371,10 @@ impl Watcher {
             },
             done.files,
             state.progress.found.files,
-            nodes.as_ref().map(nodes::which).unwrap_or_default(),
+            nodes
+                .as_ref()
+                .map(nodes::waiting_and_slow)
+                .unwrap_or_default(),
         )
     }
 
@@ -408,7 +411,7 @@ impl Watcher {
         })
     }
 
-    fn fail(&self, message: &str) {
+    fn report_failure(&self, message: &str) {
         let mut state = self.state.lock();
         let failures = state.failures.as_mut();
         let is_named = failures.is_none_or(|failures| failures.count(message));
@@ -421,7 +424,7 @@ impl Watcher {
         }
     }
 
-    fn lose(&self, message: &str) {
+    fn report_lost(&self, message: &str) {
         let mut state = self.state.lock();
         state.limit = "reconnecting".into();
         state.lost = Some(Instant::now());
@@ -429,13 +432,13 @@ impl Watcher {
         state.lanes = 0;
         state.flushing = false;
         drop(state);
-        self.tell("connection_lost", message);
+        self.report_event("connection_lost", message);
     }
 
     /// Reports a wait once for each `reason`, because several sessions may report the same wait.
     fn report_wait(&self, reason: &str, message: &str) {
         if self.state.lock().reported.insert(reason.to_owned()) {
-            self.tell("waiting", &format!("waiting: {message}"));
+            self.report_event("waiting", &format!("waiting: {message}"));
         }
     }
 
@@ -452,7 +455,7 @@ impl Watcher {
     }
 
     /// Reports that the connection is restored, if it was lost.
-    fn come_back(&self) {
+    fn report_reconnected(&self) {
         let lost = self.state.lock().lost.take();
         if let Some(lost) = lost {
             let seconds = lost.elapsed().as_secs_f64();
@@ -468,7 +471,7 @@ impl Watcher {
     }
 
     /// Writes a line for the user, and an event with the same message.
-    fn tell(&self, event: &str, message: &str) {
+    fn report_event(&self, event: &str, message: &str) {
         self.say(message, json!({ "event": event, "message": message }));
     }
 
@@ -525,13 +528,13 @@ impl Observer for Watcher {
             }
             Event::Flushing => self.state.lock().flushing = true,
             Event::Limited { by } => self.state.lock().limit.clone_from(by),
-            Event::Failed { message } => self.fail(message),
+            Event::Failed { message } => self.report_failure(message),
             Event::Listed { changes } => self.list(changes),
             Event::NotKept { message } => self.say(
                 &format!("not kept: {message}"),
                 json!({ "event": "not_kept", "message": message }),
             ),
-            Event::Warned { message } => self.tell("warning", message),
+            Event::Warned { message } => self.report_event("warning", message),
             Event::HeldUp { by } => self.report_wait(by, by),
             Event::Waiting { message } => self.wait(message),
             Event::Resent { what } if self.form == OutputForm::Json => {
@@ -540,7 +543,7 @@ impl Observer for Watcher {
             Event::Resent { what } => {
                 self.warn(&format!("arrived damaged and is sent again: {what}"))
             }
-            Event::Answered => self.come_back(),
+            Event::Answered => self.report_reconnected(),
             Event::Sampled(sample) => self
                 .trace
                 .iter()
@@ -557,7 +560,7 @@ fn are_all_listed(nodes: &Nodes) -> bool {
 
 /// Returns the text next to a [bar](BAR) that fits the terminal. Only whole parts are kept, because a truncated number
 /// would be misread.
-pub(crate) fn beside_bar(words: &str) -> String {
+pub(crate) fn bar_text(words: &str) -> String {
     let columns =
         terminal::columns(std::io::stderr()).map(|columns| columns.saturating_sub(BAR_COLUMNS));
     columns

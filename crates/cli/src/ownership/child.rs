@@ -74,7 +74,7 @@ fn account(user: u32) -> Result<User> {
 /// Returns the system's error, or an error if this process still has a terminal. The process must then exit.
 pub(crate) fn become_user(user: &User) -> Result<()> {
     terminal::leave()?;
-    terminal::demand_none()?;
+    terminal::require_no_terminal()?;
     let name = CString::new(user.name.as_str()).context("read the user's name")?;
     rustix::thread::set_no_new_privs(true).context("prevent regaining privileges")?;
     // The groups are set first, because only root may change them.

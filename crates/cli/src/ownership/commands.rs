@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::{Child, demand_root, is_root, other_owner};
+use super::{Child, is_root, other_owner, require_root_control};
 use crate::args::Command;
 use crate::settings::{self, Role};
 
 /// How a command uses its directory.
-enum Use {
+enum DirectoryUse {
     /// The command needs nothing else, so the user who owns the directory can run it.
     ByOwner {
         directory: Result<PathBuf>,
@@ -32,44 +32,44 @@ pub(crate) fn settle(command: &Command) -> Result<Option<u8>> {
         return Ok(None);
     }
     match use_of(command) {
-        Use::None => {}
+        DirectoryUse::None => {}
         // The command itself reports a missing home directory.
-        Use::ByRoot(directories) => directories
+        DirectoryUse::ByRoot(directories) => directories
             .into_iter()
             .flatten()
-            .try_for_each(|directory| demand_root(&directory, PURPOSE))?,
-        Use::ByOwner {
+            .try_for_each(|directory| require_root_control(&directory, PURPOSE))?,
+        DirectoryUse::ByOwner {
             directory: Ok(directory),
             variable,
         } => return by_owner(&std::path::absolute(&directory)?, variable),
-        Use::ByOwner { .. } => {}
+        DirectoryUse::ByOwner { .. } => {}
     }
     Ok(None)
 }
 
-fn use_of(command: &Command) -> Use {
+fn use_of(command: &Command) -> DirectoryUse {
     let home = || settings::home(Role::Client);
     match command {
-        Command::Allow(_) => Use::ByOwner {
+        Command::Allow(_) => DirectoryUse::ByOwner {
             directory: settings::home(Role::Daemon),
             variable: "ZMOVE_HOME",
         },
-        Command::Key(command) if command.is_of_daemon() => Use::ByOwner {
+        Command::Key(command) if command.is_of_daemon() => DirectoryUse::ByOwner {
             directory: settings::home(Role::Daemon).map(|home| settings::state(&home)),
             variable: "STATE_DIRECTORY",
         },
-        Command::Key(_) | Command::Trust(_) => Use::ByOwner {
+        Command::Key(_) | Command::Trust(_) => DirectoryUse::ByOwner {
             directory: home(),
             variable: "ZMOVE_HOME",
         },
-        Command::Jobs(_) | Command::Job(_) => Use::ByOwner {
+        Command::Jobs(_) | Command::Job(_) => DirectoryUse::ByOwner {
             directory: settings::jobs(),
             variable: "ZMOVE_JOBS",
         },
         Command::Submit(_) | Command::Runner(_) | Command::RunJob(_) => {
-            Use::ByRoot(vec![home(), settings::jobs()])
+            DirectoryUse::ByRoot(vec![home(), settings::jobs()])
         }
-        Command::Doctor(args) if args.host.is_none() => Use::None,
+        Command::Doctor(args) if args.host.is_none() => DirectoryUse::None,
         Command::Serve(_)
         | Command::Status(_)
         | Command::Stop(_)
@@ -79,9 +79,9 @@ fn use_of(command: &Command) -> Use {
         | Command::AsUser(_)
         | Command::Trace(_)
         | Command::Completions { .. }
-        | Command::Man { .. } => Use::None,
+        | Command::Man { .. } => DirectoryUse::None,
         // Any other command may read the keys of its user.
-        _ => Use::ByRoot(vec![home()]),
+        _ => DirectoryUse::ByRoot(vec![home()]),
     }
 }
 

@@ -95,7 +95,7 @@ pub(crate) fn end_with(parent: u32) -> Result<()> {
 ///
 /// # Errors
 /// Returns an error if it has one.
-pub(super) fn demand_none() -> Result<()> {
+pub(super) fn require_no_terminal() -> Result<()> {
     ensure!(
         !has_controlling_terminal()?,
         "become another user: this process still has a controlling terminal"

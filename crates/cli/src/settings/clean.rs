@@ -6,7 +6,7 @@ use anyhow::Result;
 use zmove_engine::{Confirm, DialSettings, Location, PathCheck};
 
 use super::dial;
-use super::mistaken::{refuse_host_without_path, refuse_user_without_colon};
+use super::mistyped_paths::{refuse_host_without_path, refuse_user_without_colon};
 use crate::args::CleanArgs;
 use crate::value::exit::refuse;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zmove_sender::{Instead, Owners};
+use zmove_sender::{FallbackAttributes, OwnerMapping};
 use zmove_types::{MetadataKinds, NoAccounts, Timestamp, unix_now};
 use zmove_wire::PreserveOptions;
 
@@ -84,9 +84,9 @@ pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
 }
 
 /// Returns the values that entries get if their own mode or times are not preserved.
-pub(super) fn instead(args: &KeepingArgs) -> Instead {
+pub(super) fn fallback_attributes(args: &KeepingArgs) -> FallbackAttributes {
     let kinds = keeping(args).kinds;
-    Instead {
+    FallbackAttributes {
         mtime: (!kinds.has_any(MetadataKinds::TIMES)).then(now),
         umask: (!kinds.has_any(MetadataKinds::MODE)).then(umask),
     }
@@ -137,14 +137,14 @@ fn kinds(kind: KindArg) -> MetadataKinds {
 }
 
 /// Returns how the owners of entries are mapped.
-pub(super) fn owners(args: &KeepingArgs) -> Owners {
+pub(super) fn owners(args: &KeepingArgs) -> OwnerMapping {
     let mappings = |map: Option<&AccountMap>| map.map_or_else(Vec::new, |map| map.0.clone());
     let accounts: Arc<dyn zmove_types::Accounts> = if args.numeric_ids {
         Arc::new(NoAccounts)
     } else {
         Arc::new(SystemAccounts)
     };
-    Owners {
+    OwnerMapping {
         accounts,
         users: mappings(users(args)),
         groups: mappings(groups(args)),

@@ -18,9 +18,9 @@ use zmove_wire::{
     Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder, SourcePath,
 };
 
-use super::giving_way::{are_within_limits, giving_way, rule_texts};
-use super::mistaken::refuse_user_without_colon;
+use super::mistyped_paths::refuse_user_without_colon;
 use super::push::{dial_settings, open_of, refuse_contradictions, removal_order, zeros};
+use super::replacement_policy::{are_within_limits, replacement_policy, rule_texts};
 use super::{dial, keeping};
 use crate::args::PushArgs;
 use crate::display::trace;
@@ -180,7 +180,7 @@ pub(super) fn fetch(
         )));
     }
     let owners = keeping::owners(&args.keeping);
-    let instead = keeping::instead(&args.keeping);
+    let instead = keeping::fallback_attributes(&args.keeping);
     if owners.users.len().max(owners.groups.len()) > FETCH_MAPPINGS_MAX {
         return Err(usage_error(format!(
             "a pull maps at most {FETCH_MAPPINGS_MAX} users or groups"
@@ -194,7 +194,7 @@ pub(super) fn fetch(
         },
         ..Open::new(target, [0; 16])
     };
-    let open = giving_way(args, rules.clone(), open_of(args, location, open));
+    let open = replacement_policy(args, rules.clone(), open_of(args, location, open));
     Ok(Fetch {
         sources: paths.iter().cloned().map(SourcePath).collect(),
         rules,

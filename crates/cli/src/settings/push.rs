@@ -14,7 +14,7 @@ use zmove_engine::{
     Remote, Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
-use zmove_sender::{Guard, Removals, SenderConfig};
+use zmove_sender::{RemovalGuard, Removals, SenderConfig};
 use zmove_transport::{Fingerprint, TransportChoice};
 use zmove_types::{Escaped, FileNumber, MetadataKinds};
 use zmove_wire::{
@@ -23,8 +23,8 @@ use zmove_wire::{
 };
 
 use super::cluster::Cluster;
-use super::giving_way::{giving_way, rule_texts};
-use super::mistaken::{refuse_host_without_path, refuse_schemes, refuse_user_without_colon};
+use super::mistyped_paths::{refuse_host_without_path, refuse_schemes, refuse_user_without_colon};
+use super::replacement_policy::{replacement_policy, rule_texts};
 use super::{Role, dial, home, journals, keeping};
 use crate::args::{
     CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg,
@@ -126,7 +126,7 @@ impl PushSettings {
     ///
     /// # Errors
     /// Returns an error if no source exists, or if the push would write into its sources or remove them.
-    pub(crate) fn look_at_sources(&self, listener: &dyn Listener) -> Result<Sources> {
+    pub(crate) fn examine_sources(&self, listener: &dyn Listener) -> Result<Sources> {
         let Self { args, .. } = self;
         let sources = if args.selection.files_from.is_some() {
             Sources::examine_contents(&args.paths[0], listener)?
@@ -160,7 +160,7 @@ impl PushSettings {
             },
             owners: keeping::owners(&args.keeping),
             zeros: zeros(args),
-            instead: keeping::instead(&args.keeping),
+            instead: keeping::fallback_attributes(&args.keeping),
             ..SenderConfig::default()
         }
     }
@@ -178,7 +178,7 @@ impl PushSettings {
         let list = args.selection.list(|| sources.roots().swap_remove(0))?;
         let job = sources.job(target);
         let open = open_of(args, &self.location, job.open);
-        let open = giving_way(args, rule_texts(self.selection.as_deref()), open);
+        let open = replacement_policy(args, rule_texts(self.selection.as_deref()), open);
         let mirror = args.delete.then(|| removals(args, sources, &self.location));
         Ok(PushJob {
             open,
@@ -211,7 +211,7 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         } else {
             Compare::Quick
         },
-        delta: pays_delta(args, location),
+        delta: is_delta_worthwhile(args, location),
         durability: durability(args.durability),
         overwrite: overwrite(args),
         inplace: args.inplace,
@@ -257,7 +257,7 @@ pub(super) fn refuse_contradictions(
             "--files-from needs exactly one SRC: the directory to which its paths are relative",
         ),
         (
-            args.update && keeping::instead(&args.keeping).mtime.is_some(),
+            args.update && keeping::fallback_attributes(&args.keeping).mtime.is_some(),
             "--update compares times: it cannot be used if times are not preserved",
         ),
         (
@@ -413,7 +413,9 @@ fn overlap(args: &PushArgs, sources: &Sources, target: &OsStr) -> OverlapCheck {
 
 fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals {
     let guard = match location {
-        Location::Local(path) => Some(Arc::new(overlap(args, sources, path)) as Arc<dyn Guard>),
+        Location::Local(path) => {
+            Some(Arc::new(overlap(args, sources, path)) as Arc<dyn RemovalGuard>)
+        }
         Location::Remote(_) => None,
     };
     Removals {
@@ -467,7 +469,7 @@ fn own_directories(location: &Location) -> Vec<FileNumber> {
 }
 
 /// Returns whether the target compares large files with their old versions, which costs reading each old version.
-fn pays_delta(args: &PushArgs, location: &Location) -> bool {
+fn is_delta_worthwhile(args: &PushArgs, location: &Location) -> bool {
     match (args.delta, location) {
         (DeltaArg::Always, _) => true,
         // Writing in place leaves unchanged groups untouched.

@@ -29,7 +29,7 @@ pub(crate) enum Exit {
     /// The receiver refuses this target.
     Target = 3,
     /// `zmove doctor` found a problem that breaks transfers.
-    Unwell = 4,
+    DoctorFoundProblem = 4,
     /// One side does not know the other's key.
     Authentication = 5,
     /// `zmove verify` found a difference.
@@ -97,7 +97,7 @@ impl Exit {
     }
 
     /// Converts the exit code of another zmove process. Unknown codes become `Exit::File`.
-    pub(crate) fn told(code: i32) -> Self {
+    pub(crate) fn from_code(code: i32) -> Self {
         Self::from_repr(code).unwrap_or(Self::File)
     }
 
@@ -364,8 +364,8 @@ mod tests {
     #[test]
     fn the_code_of_another_process_is_told_as_it_is() {
         for code in codes() {
-            assert_eq!(Exit::told(code) as i32, code);
+            assert_eq!(Exit::from_code(code) as i32, code);
         }
-        assert_eq!(Exit::told(101), Exit::File);
+        assert_eq!(Exit::from_code(101), Exit::File);
     }
 }

@@ -216,7 +216,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use zmove_sender::{Feeder, SessionOver};
+    use zmove_sender::{Feeder, SessionEnded};
     use zmove_types::{Event, Metadata, NoObserver, Observer};
     use zmove_wire::{DirectoryGroup, Operation};
 
@@ -265,7 +265,7 @@ mod tests {
             events,
         };
         let done = finishing.run(finished).await;
-        assert!(matches!(done, Err(Stop::Session(SessionOver))), "{done:?}");
+        assert!(matches!(done, Err(Stop::Session(SessionEnded))), "{done:?}");
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
 use tokio::time::{Instant, sleep, timeout};
-use zmove_sender::SessionOver;
+use zmove_sender::SessionEnded;
 use zmove_types::Event;
 
 use crate::error::{SessionEnd, Stop};
@@ -128,7 +128,7 @@ impl TargetCheck {
         };
         tokio::select! {
             asked = ask(session) => asked,
-            () = at_end => Err(Stop::Session(SessionOver).into()),
+            () = at_end => Err(Stop::Session(SessionEnded).into()),
         }
     }
 }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn away() -> SessionEnd {
-        Stop::Session(SessionOver).into()
+        Stop::Session(SessionEnded).into()
     }
 
     const LONG: Duration = Duration::from_secs(3600);

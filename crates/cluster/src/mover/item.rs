@@ -1,7 +1,7 @@
 //! Processes a single work item.
 
 use zmove_scan::{MarkedPath, Portion, PortionSize, look_up_portion, walk_portion};
-use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled};
+use zmove_sender::{self as sender, AtTarget, PieceHandle, Settled, SharedLargeFile};
 use zmove_types::{Event, Name, Observer};
 use zmove_wire::{SharedJobOrder, WorkCounts};
 
@@ -138,7 +138,7 @@ impl<W: WorkQueue> Mover<W> {
     /// announced immediately. Large files that are already at the target count as skipped.
     pub(super) async fn settle(
         &self,
-        mut sending: Sending,
+        mut sending: PieceHandle,
         found: PortionOrigin<'_>,
     ) -> Result<Settled, Stop> {
         let mut before = 0;
@@ -146,13 +146,13 @@ impl<W: WorkQueue> Mover<W> {
         loop {
             tokio::select! {
                 next = sending.next() => match next? {
-                    sender::Progress::Settled(mut settled) => {
+                    sender::PieceProgress::Settled(mut settled) => {
                         self.release_turn(found.assigned);
                         settled.counts = settled.counts.and(skipped);
                         return Ok(settled);
                     }
-                    sender::Progress::HalfRead => self.release_turn(found.assigned),
-                    sender::Progress::Large(large) => {
+                    sender::PieceProgress::HalfRead => self.release_turn(found.assigned),
+                    sender::PieceProgress::Large(large) => {
                         skipped = skipped.and(self.take_large(found, large).await?);
                     }
                 },
@@ -170,13 +170,13 @@ impl<W: WorkQueue> Mover<W> {
     async fn take_large(
         &self,
         PortionOrigin { assigned, marks }: PortionOrigin<'_>,
-        LargeFound {
+        SharedLargeFile {
             directory,
             entry,
             at_target,
-        }: LargeFound,
+        }: SharedLargeFile,
     ) -> Result<WorkCounts, Stop> {
-        if at_target == AtTarget::There {
+        if at_target == AtTarget::Present {
             let bytes = entry.size;
             return Ok(WorkCounts {
                 files: 1,

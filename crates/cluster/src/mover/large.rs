@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use zmove_scan::{Directory, Entry, PortionSize, ScanItem};
-use zmove_sender::{self as sender, Settled, Unnamed};
+use zmove_sender::{self as sender, Settled, UncommittedFile};
 use zmove_types::GroupSpan;
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{
@@ -32,7 +32,8 @@ impl<W: WorkQueue> Mover<W> {
         let Ok(FoundFile { directory, entry }) = self.find(assigned, file).await? else {
             return Ok((all(), 0));
         };
-        let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
+        let Ok(UncommittedFile { head, .. }) = self.feeder.declaration(directory, entry).await?
+        else {
             return Ok((all(), 0));
         };
         let has_holes = FileHead::decode(&head).is_ok_and(|head| head.data.is_some());
@@ -56,7 +57,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok((missing, if has_holes { 0 } else { there }))
     }
 
-    pub(super) async fn commit(&self, file: &Unnamed) -> Result<Committed, Stop> {
+    pub(super) async fn commit(&self, file: &UncommittedFile) -> Result<Committed, Stop> {
         let order = SharedJobOrder::Commit {
             head: file.head.clone(),
         };
@@ -65,7 +66,11 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Interprets the receiver's answer to a commit.
-    fn committed(&self, file: &Unnamed, answer: SharedJobResult) -> Result<Committed, Stop> {
+    fn committed(
+        &self,
+        file: &UncommittedFile,
+        answer: SharedJobResult,
+    ) -> Result<Committed, Stop> {
         let path = &file.path;
         Ok(match answer {
             SharedJobResult::Committed { .. } => Committed::Done(WorkCounts {
@@ -172,7 +177,7 @@ impl<W: WorkQueue> Mover<W> {
             let missing = match self.commit(&unnamed).await? {
                 Committed::Done(counts) => {
                     // Only a committed file is counted as found in this session.
-                    self.feeder.find()?;
+                    self.feeder.count_committed()?;
                     return Ok(counts);
                 }
                 Committed::Missing(missing) => missing,
@@ -216,8 +221,11 @@ impl<W: WorkQueue> Mover<W> {
         ranges: &[GroupRange],
     ) -> Result<WorkCounts, Stop> {
         for &range in ranges {
-            let Settled { counts, why, .. } =
-                self.send_range(assigned, found.clone(), range).await?;
+            let Settled {
+                counts,
+                range_error: why,
+                ..
+            } = self.send_range(assigned, found.clone(), range).await?;
             if counts.failed > 0 {
                 return Ok(why.map_or_else(one_failure, |why| self.fail(why)));
             }
@@ -486,7 +494,7 @@ mod tests {
 
     #[test]
     fn a_receiver_that_lacks_groups_that_the_file_does_not_have_is_not_heeded() {
-        let file = Unnamed {
+        let file = UncommittedFile {
             head: Vec::new(),
             path: std::path::PathBuf::from("f"),
             bytes: 2 * GROUP_BYTES,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use zmove_engine::{DIAL_TIMEOUT, Listener, SessionFate};
+use zmove_engine::{DIAL_TIMEOUT, Listener, SessionProgress};
 use zmove_types::{Event, Lock, Observer, WorkId};
 use zmove_wire::{FaultCode, FileTotal, NotKept, WorkCounts};
 
@@ -246,17 +246,17 @@ impl SessionEvents {
     }
 
     /// Returns the fate of a session that is over. It made progress if work was completed.
-    pub(crate) fn outcome(&self) -> SessionFate {
+    pub(crate) fn outcome(&self) -> SessionProgress {
         let state = self.state.lock();
         match state.answered {
-            _ if state.has_come_further => SessionFate::OfUse,
-            Some(first) => SessionFate::InVain {
+            _ if state.has_come_further => SessionProgress::Progressed,
+            Some(first) => SessionProgress::NoProgress {
                 answered: first.elapsed(),
             },
-            None if state.was_up => SessionFate::InVain {
+            None if state.was_up => SessionProgress::NoProgress {
                 answered: Duration::ZERO,
             },
-            None => SessionFate::NotBegun,
+            None => SessionProgress::NotBegun,
         }
     }
 
@@ -266,7 +266,7 @@ impl SessionEvents {
         self.update_receiver(|known| known.has_missed_job |= error.is_absent());
         let unsettled = take(&mut self.state.lock().unsettled);
         self.events.unsettled.lock().add(unsettled);
-        if self.outcome() != SessionFate::NotBegun || !error.is_refusal() {
+        if self.outcome() != SessionProgress::NotBegun || !error.is_refusal() {
             self.events.served.record_lost_session();
         }
     }
@@ -484,12 +484,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_in_vain_says_for_how_long_its_receiver_answered() {
         let session = session_events();
-        assert_eq!(session.outcome(), SessionFate::NotBegun);
+        assert_eq!(session.outcome(), SessionProgress::NotBegun);
         session.state.lock().was_up = true;
         tokio::time::advance(Duration::from_secs(30)).await;
         assert_eq!(
             session.outcome(),
-            SessionFate::InVain {
+            SessionProgress::NoProgress {
                 answered: Duration::ZERO
             }
         );
@@ -498,12 +498,12 @@ mod tests {
         session.on(&Event::Answered);
         assert_eq!(
             session.outcome(),
-            SessionFate::InVain {
+            SessionProgress::NoProgress {
                 answered: Duration::from_secs(5)
             }
         );
         session.record_progress();
-        assert_eq!(session.outcome(), SessionFate::OfUse);
+        assert_eq!(session.outcome(), SessionProgress::Progressed);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use zmove_receiver::unless_stopped;
 use zmove_sender::{
-    LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Push, PushJob, Relay, Run, SenderConfig,
+    LaneCount, LaneSupply, Link, LossReaction, Manifest, Push, PushJob, Relay, Run, SenderConfig,
     SessionError, Summary,
 };
 use zmove_transport::blocking;
@@ -107,7 +107,7 @@ impl Prepared {
     fn manifest(&self, sender_relay: &Arc<SenderRelay>) -> Option<Manifest> {
         self.fetch.manifest.then(|| {
             let sender_relay = Arc::clone(sender_relay);
-            Manifest::told(move |path, root, known| sender_relay.hash(path, root, known))
+            Manifest::with_callback(move |path, root, known| sender_relay.hash(path, root, known))
         })
     }
 }
@@ -146,10 +146,10 @@ fn supply(
     let number = fetch
         .lanes
         .least
-        .map_or(LaneNumber::Fixed, |least| LaneNumber::Tuned { least });
+        .map_or(LaneCount::Fixed, |least| LaneCount::Tuned { least });
     let congestion = match number {
-        LaneNumber::Fixed => LossAnswer::default(),
-        LaneNumber::Tuned { .. } => LossAnswer::of_host(None),
+        LaneCount::Fixed => LossReaction::default(),
+        LaneCount::Tuned { .. } => LossReaction::of_host(None),
     };
     let again = if has_waited { asked } else { 0 };
     if again > 0 {

@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use zmove_sender::{LearnedSettings, Link, Need, Summary};
+use zmove_sender::{LaneDemand, LearnedSettings, Link, Summary};
 use zmove_transport::{
     BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialer, DialOptions, FirstKey, HostPolicy,
     Identity, KnownHosts, LaneSink, PathEnds, PathProbe, Resumption, SavedWindow, Transport,
@@ -105,7 +105,7 @@ impl Connector<'_> {
     /// The receiver cannot be reached, has an unexpected key, or this side's own keys cannot be used.
     pub async fn connect<L: LaneEnd>(
         &self,
-        need: Option<&Need>,
+        need: Option<&LaneDemand>,
     ) -> Result<ConnectedHost<L>, ConnectError> {
         match &self.remote.login {
             Some(login) => self.connect_over_ssh(login, need).await,
@@ -180,7 +180,7 @@ impl Connector<'_> {
 
     async fn connect_to_daemon<L: LaneEnd>(
         &self,
-        need: Option<&Need>,
+        need: Option<&LaneDemand>,
     ) -> Result<ConnectedHost<L>, ConnectError> {
         let remote = self.remote;
         let identity = self.identity()?;
@@ -226,7 +226,7 @@ impl Connector<'_> {
     async fn connect_over_ssh<L: LaneEnd>(
         &self,
         login: &Login,
-        need: Option<&Need>,
+        need: Option<&LaneDemand>,
     ) -> Result<ConnectedHost<L>, ConnectError> {
         let SshReceiver {
             identity,
@@ -254,7 +254,7 @@ impl Connector<'_> {
     }
 
     /// Recalls the path. If QUIC will use the remembered window, the window is removed from the memory.
-    async fn recall(&self, need: Option<&Need>) -> PathRecall {
+    async fn recall(&self, need: Option<&LaneDemand>) -> PathRecall {
         let Self {
             home,
             remote,
@@ -308,7 +308,7 @@ impl Connector<'_> {
         &self,
         dialer: ChannelDialer,
         recalled: PathRecall,
-        need: Option<&Need>,
+        need: Option<&LaneDemand>,
     ) -> Result<ConnectedHost<L>, ConnectError> {
         if self.settings.path_check == PathCheck::First {
             dialer.check_path().await;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use zmove_disk::{Region, mounts};
 use zmove_scan::{FileSystems, ScanRoot};
-use zmove_sender::Guard;
+use zmove_sender::RemovalGuard;
 
 use crate::error::OverlapError;
 
@@ -135,7 +135,7 @@ impl OverlapCheck {
     }
 }
 
-impl Guard for OverlapCheck {
+impl RemovalGuard for OverlapCheck {
     /// Objects if a source lies in a directory that will mirror another source, because the source would be removed.
     fn objection(&self) -> Option<String> {
         let mounts = mounts();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_receiver::NamedFiles;
-use zmove_sender::{Known, Manifest};
+use zmove_sender::{Manifest, ProofMethod};
 use zmove_types::{ChangeKind, Event, Lock, Observer, RelPath, Root, printable};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{FileHash, Refusal, Relay, TransferAccount, TransferProgress};
@@ -77,14 +77,14 @@ impl RelayedEvents {
             }
             Relay::Told(told) => told.into_iter().for_each(|told| self.forward_event(told)),
             Relay::Hashed(hashed) => {
-                self.list(&hashed, Known::Received);
+                self.list(&hashed, ProofMethod::Received);
                 let mut unreported = self.unreported.lock();
                 for FileHash { path, .. } in &hashed {
                     unreported.remove(path);
                 }
             }
             Relay::Looked(hashed) => {
-                self.list(&hashed, Known::Looked);
+                self.list(&hashed, ProofMethod::SizeAndTime);
                 self.heard.lock().reported_existing += hashed.len() as u64;
             }
             // The dialer ends only when the session is being stopped.
@@ -100,7 +100,7 @@ impl RelayedEvents {
         }
     }
 
-    fn list(&self, hashed: &[FileHash], known: Known) {
+    fn list(&self, hashed: &[FileHash], known: ProofMethod) {
         if let Some(manifest) = &mut *self.manifest.lock() {
             hashed
                 .iter()
@@ -114,7 +114,7 @@ impl RelayedEvents {
         if let Some(manifest) = &mut *self.manifest.lock() {
             unreported
                 .iter()
-                .for_each(|(path, root)| manifest.add(path, root, Known::Received));
+                .for_each(|(path, root)| manifest.add(path, root, ProofMethod::Received));
         }
     }
 
@@ -248,8 +248,8 @@ mod tests {
     fn files_of_which_the_host_has_not_told_stand_in_the_manifest() {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&lines);
-        let manifest = Manifest::told(move |path, root, known| {
-            assert_eq!(known, Known::Received);
+        let manifest = Manifest::with_callback(move |path, root, known| {
+            assert_eq!(known, ProofMethod::Received);
             told.lock().unwrap().push((path.to_string(), *root));
         });
         let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();

@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use zmove_types::{BytesByOrigin, DeliveryLog, HashOnlySet, Name, Origin, RelPath, Root};
 use zmove_wire::{FrameKind, Overwrite};
 
-use crate::account::manifest::{Known, Manifest};
-use crate::read::source::{FileLook, LargeSource};
-use crate::send::sent::{NamePart, Sent, SentFile};
+use crate::account::manifest::{Manifest, ProofMethod};
+use crate::read::source::{LargeSource, SizeAndMtime};
+use crate::send::sent::{NameRole, Sent, SentFile};
 
 /// The ledger of single files, which outlives a session.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct FileLedger {
     pub(crate) manifest: Option<Manifest>,
     pub(crate) delivery_log: DeliveryLog,
     /// Whether files that stay at the target equal those of the source, as far as they were compared.
-    what_stays_is_equal: bool,
+    unchanged_files_are_equal: bool,
     /// The name that the target gave to its only entry, if it differs.
     pub(crate) single_name: Option<Name>,
     /// Files that were sent in an earlier session and not confirmed.
@@ -32,19 +32,19 @@ pub(crate) struct FileLedger {
 /// A name that may be at the target because of this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unconfirmed {
-    look: FileLook,
+    size_and_mtime: SizeAndMtime,
     /// Root of the file, or `None` if its holes were not hashed.
     root: Option<Root>,
-    known: Known,
+    known: ProofMethod,
     /// Origins of the bytes of a file that was sent, or `None` for a link to another name of the file.
     pub(crate) origins: Option<BytesByOrigin>,
 }
 
 impl Unconfirmed {
     fn of(file: &SentFile) -> Self {
-        let is_sent = !matches!(file.part, NamePart::Link);
+        let is_sent = !matches!(file.part, NameRole::Link);
         Self {
-            look: file.look,
+            size_and_mtime: file.size_and_mtime,
             root: file.root,
             known: file.known,
             origins: is_sent.then(|| BytesByOrigin::of(Origin::Sent, file.data_bytes)),
@@ -62,12 +62,12 @@ impl FileLedger {
 
     /// Begins a session that replaces files according to this rule.
     pub(crate) fn begin(&mut self, overwrite: Overwrite) {
-        self.what_stays_is_equal = overwrite == Overwrite::Differing;
+        self.unchanged_files_are_equal = overwrite == Overwrite::Differing;
     }
 
     /// Returns whether the manifest also contains files that were already at the target.
-    pub(crate) fn lists_what_stays(&self) -> bool {
-        self.what_stays_is_equal && self.manifest.is_some()
+    pub(crate) fn lists_unchanged_files(&self) -> bool {
+        self.unchanged_files_are_equal && self.manifest.is_some()
     }
 
     /// Returns whether an earlier session has listed the file. Its line is still correct, because a file that is equal
@@ -80,13 +80,18 @@ impl FileLedger {
     }
 
     /// Records a file that is complete at the target because of this session.
-    pub(crate) fn confirm_moved(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
+    pub(crate) fn confirm_moved(
+        &mut self,
+        path: &RelPath,
+        root: Option<&Root>,
+        known: ProofMethod,
+    ) {
         self.delivery_log.note(path);
         self.confirm(path, root, known);
     }
 
     /// Records a file that is complete at the target, whether this session sent it or found it there.
-    pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
+    pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>, known: ProofMethod) {
         if !self.unconfirmed.is_empty() {
             self.unconfirmed.remove(path);
         }
@@ -109,13 +114,13 @@ impl FileLedger {
     pub(crate) fn confirm_earlier(
         &mut self,
         path: &RelPath,
-        look: FileLook,
+        size_and_mtime: SizeAndMtime,
     ) -> Option<Unconfirmed> {
         if self.unconfirmed.is_empty() {
             return None;
         }
         let sent = self.unconfirmed.remove(path);
-        let sent = sent.filter(|sent| sent.look == look)?;
+        let sent = sent.filter(|sent| sent.size_and_mtime == size_and_mtime)?;
         // The session that sent it requested the same proof. Without the proof, the file would not have been renamed
         // into place.
         self.confirm_moved(path, sent.root.as_ref(), sent.known);
@@ -143,13 +148,15 @@ impl FileLedger {
     }
 
     /// Records that the session was interrupted.
-    pub(crate) fn break_off(&mut self) {
-        self.manifest.iter_mut().for_each(Manifest::may_repeat);
+    pub(crate) fn note_interrupted(&mut self) {
+        self.manifest
+            .iter_mut()
+            .for_each(Manifest::begin_next_session);
     }
 
     /// Remembers work that the receiver has not confirmed at the end of the session: the files of a batch, or a group
     /// of a large file.
-    pub(crate) fn leave_open(&mut self, work: &Sent) {
+    pub(crate) fn remember_open(&mut self, work: &Sent) {
         match work {
             Sent::Batch(batch) => batch
                 .placed_files()
@@ -170,14 +177,14 @@ impl FileLedger {
 
     /// Remembers a large file that the receiver has not confirmed as complete at the end of the session. `unsettled`
     /// are the bytes of its unconfirmed groups. A file that was not sent in full cannot be complete.
-    pub(crate) fn leave_large_open(&mut self, file: &LargeSource, unsettled: BytesByOrigin) {
-        if file.is_all_read() && !file.is_dead() {
+    pub(crate) fn remember_open_large(&mut self, file: &LargeSource, unsettled: BytesByOrigin) {
+        if file.is_all_read() && !file.has_failed() {
             let mut origins = file.counted();
             origins += unsettled;
             let sent = Unconfirmed {
-                look: FileLook::of(&file.entry),
+                size_and_mtime: SizeAndMtime::of(&file.entry),
                 root: file.root(),
-                known: Known::Received,
+                known: ProofMethod::Received,
                 origins: Some(origins),
             };
             self.remember(file.target.clone(), sent);
@@ -197,10 +204,10 @@ mod tests {
     use super::*;
     use crate::account::manifest::Prover;
     use crate::plan::pack::Pack;
-    use crate::send::sent::{NamePart, SentBatch, SentFile};
+    use crate::send::sent::{NameRole, SentBatch, SentFile};
 
-    fn look(bytes: u64) -> FileLook {
-        FileLook {
+    fn size_and_mtime(bytes: u64) -> SizeAndMtime {
+        SizeAndMtime {
             bytes,
             mtime: Timestamp {
                 seconds: 7,
@@ -217,11 +224,11 @@ mod tests {
         let file = SentFile {
             path: path(name),
             root: Some(Root([7; 32])),
-            look: look(5),
+            size_and_mtime: size_and_mtime(5),
             data_bytes: 5,
-            known: Known::Received,
+            known: ProofMethod::Received,
             retouched: false,
-            part: NamePart::Alone,
+            part: NameRole::Alone,
         };
         Sent::Batch(SentBatch {
             pack: Pack::of(Vec::new()),
@@ -239,30 +246,38 @@ mod tests {
             ..FileLedger::default()
         };
         for name in ["a", "b", "c", "d"] {
-            ledger.leave_open(&sent(name));
+            ledger.remember_open(&sent(name));
         }
         assert!(
-            ledger.confirm_earlier(&path("a"), look(5)).is_some()
-                && ledger.confirm_earlier(&path("a"), look(5)).is_none()
+            ledger
+                .confirm_earlier(&path("a"), size_and_mtime(5))
+                .is_some()
+                && ledger
+                    .confirm_earlier(&path("a"), size_and_mtime(5))
+                    .is_none()
         );
         assert!(
-            ledger.confirm_earlier(&path("b"), look(6)).is_none(),
+            ledger
+                .confirm_earlier(&path("b"), size_and_mtime(6))
+                .is_none(),
             "it is another one"
         );
-        let changed = FileLook {
+        let changed = SizeAndMtime {
             mtime: Timestamp {
                 seconds: 7,
                 nanos: 9,
             },
-            ..look(5)
+            ..size_and_mtime(5)
         };
         assert!(
             ledger.confirm_earlier(&path("d"), changed).is_none(),
             "another version is there"
         );
-        ledger.confirm(&path("c"), Some(&Root([8; 32])), Known::Received);
+        ledger.confirm(&path("c"), Some(&Root([8; 32])), ProofMethod::Received);
         assert!(
-            ledger.confirm_earlier(&path("c"), look(5)).is_none(),
+            ledger
+                .confirm_earlier(&path("c"), size_and_mtime(5))
+                .is_none(),
             "it was moved again"
         );
         ledger.manifest.take().unwrap().finish().unwrap();
@@ -288,19 +303,19 @@ mod tests {
                 ..FileLedger::default()
             };
             for name in ["d/a b", "back\\slash", "new\nline", "\"quoted\""] {
-                ledger.confirm(&path(name), Some(&Root([8; 32])), Known::Received);
+                ledger.confirm(&path(name), Some(&Root([8; 32])), ProofMethod::Received);
                 assert!(
                     !ledger.has_listed(&path(name)),
                     "no session has ended before"
                 );
             }
-            ledger.break_off();
+            ledger.note_interrupted();
             for name in ["d/a b", "back\\slash", "new\nline", "\"quoted\""] {
                 assert!(ledger.has_listed(&path(name)), "{name}");
             }
             assert!(!ledger.has_listed(&path("d/a")) && !ledger.has_listed(&path("b")));
-            ledger.confirm(&path("b"), Some(&Root([8; 32])), Known::Looked);
-            ledger.break_off();
+            ledger.confirm(&path("b"), Some(&Root([8; 32])), ProofMethod::SizeAndTime);
+            ledger.note_interrupted();
             assert!(ledger.has_listed(&path("b")));
         }
     }
@@ -309,9 +324,9 @@ mod tests {
     fn what_sessions_leave_open_is_bounded() {
         let mut ledger = FileLedger::default();
         let sent = Unconfirmed {
-            look: look(5),
+            size_and_mtime: size_and_mtime(5),
             root: Some(Root([7; 32])),
-            known: Known::Received,
+            known: ProofMethod::Received,
             origins: Some(BytesByOrigin::of(Origin::Sent, 5)),
         };
         (0..=UNCONFIRMED_MAX).for_each(|number| ledger.remember(path(&number.to_string()), sent));
@@ -320,13 +335,13 @@ mod tests {
         ledger.remember(
             path("0"),
             Unconfirmed {
-                look: look(6),
+                size_and_mtime: size_and_mtime(6),
                 root: None,
-                known: Known::Looked,
+                known: ProofMethod::SizeAndTime,
                 origins: None,
             },
         );
-        let found = ledger.confirm_earlier(&path("0"), look(6));
+        let found = ledger.confirm_earlier(&path("0"), size_and_mtime(6));
         assert!(
             found.is_some_and(|found| found.origins.is_none()),
             "{found:?}"
@@ -340,9 +355,9 @@ mod tests {
             ledger.report_once("read 'a'") && !ledger.report_once("read 'a'"),
             "all files of a directory may fail for one reason"
         );
-        ledger.break_off();
+        ledger.note_interrupted();
         assert!(!ledger.report_once("read 'a'") && ledger.report_once("read 'b'"));
-        ledger.break_off();
+        ledger.note_interrupted();
         assert!(!ledger.report_once("read 'a'") && !ledger.report_once("read 'b'"));
     }
 }

@@ -26,18 +26,18 @@ use zmove_types::{Name, RelPath, Root, unix_now};
 
 /// A manifest that is written here, or reported to a receiver that writes it.
 #[derive(Debug)]
-pub struct Manifest(Kind);
+pub struct Manifest(ManifestKind);
 
 #[derive(Debug)]
-enum Kind {
-    Written(Vec<Lines>),
-    Told(Teller),
+enum ManifestKind {
+    Written(Vec<ManifestLines>),
+    Callback(ManifestCallback),
 }
 
 /// The callback for each file of a manifest that is written elsewhere.
-struct Teller(Box<Tell>);
+struct ManifestCallback(Box<ManifestFn>);
 
-type Tell = dyn FnMut(&RelPath, &Root, Known) + Send;
+type ManifestFn = dyn FnMut(&RelPath, &Root, ProofMethod) + Send;
 
 /// The format of the lines.
 #[derive(Debug)]
@@ -57,16 +57,16 @@ pub struct Prover {
 
 /// How a file at the target is known to match its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum ProofMethod {
     /// The receiver has received and proven the file.
     Received,
     /// The file already existed, and its contents were compared.
     Compared,
     /// The file already existed with the source's size and time. The root is that of the source.
-    Looked,
+    SizeAndTime,
 }
 
-impl fmt::Debug for Teller {
+impl fmt::Debug for ManifestCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Teller")
     }
@@ -81,7 +81,7 @@ impl Manifest {
     /// # Errors
     /// The system's error, or an error if `path` is of another type, such as a directory or a disk.
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self(Kind::Written(vec![Lines::create(
+        Ok(Self(ManifestKind::Written(vec![ManifestLines::create(
             path,
             LineForm::B3sum,
         )?])))
@@ -92,7 +92,7 @@ impl Manifest {
     /// # Errors
     /// The same as for `create`.
     pub fn create_proofs(path: &Path, prover: Prover) -> io::Result<Self> {
-        Ok(Self(Kind::Written(vec![Lines::create(
+        Ok(Self(ManifestKind::Written(vec![ManifestLines::create(
             path,
             LineForm::Proofs(prover),
         )?])))
@@ -101,47 +101,47 @@ impl Manifest {
     /// Combines this manifest with another one. Each is written to its own place.
     ///
     /// # Panics
-    /// Panics if one of them was created by `told`.
+    /// Panics if one of them was created by `with_callback`.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         match (self.0, other.0) {
-            (Kind::Written(mut lines), Kind::Written(more)) => {
+            (ManifestKind::Written(mut lines), ManifestKind::Written(more)) => {
                 lines.extend(more);
-                Self(Kind::Written(lines))
+                Self(ManifestKind::Written(lines))
             }
             _ => panic!("a manifest that is told stands alone"),
         }
     }
 
     /// Creates a manifest that passes each file to `tell` instead of writing it.
-    pub fn told(tell: impl FnMut(&RelPath, &Root, Known) + Send + 'static) -> Self {
-        Self(Kind::Told(Teller(Box::new(tell))))
+    pub fn with_callback(tell: impl FnMut(&RelPath, &Root, ProofMethod) + Send + 'static) -> Self {
+        Self(ManifestKind::Callback(ManifestCallback(Box::new(tell))))
     }
 
     /// Adds a file. The first error is kept for [`finish`](Self::finish).
-    pub fn add(&mut self, path: &RelPath, root: &Root, known: Known) {
+    pub fn add(&mut self, path: &RelPath, root: &Root, known: ProofMethod) {
         match &mut self.0 {
-            Kind::Written(lines) => lines
+            ManifestKind::Written(lines) => lines
                 .iter_mut()
                 .for_each(|lines| lines.add(path, root, known)),
-            Kind::Told(Teller(tell)) => tell(path, root, known),
+            ManifestKind::Callback(ManifestCallback(tell)) => tell(path, root, known),
         }
     }
 
     /// Returns whether an earlier session has listed this name. Always `false` if the lines are not written here.
     pub(crate) fn has_earlier(&mut self, path: &RelPath) -> bool {
         match &mut self.0 {
-            Kind::Written(lines) => lines
+            ManifestKind::Written(lines) => lines
                 .first_mut()
                 .is_some_and(|lines| lines.has_earlier(path)),
-            Kind::Told(..) => false,
+            ManifestKind::Callback(..) => false,
         }
     }
 
     /// Records that a session has ended and another follows. Files may be moved again, so the last line of each name
     /// counts. If a session finds a file that an earlier session has moved, the file keeps its line.
-    pub fn may_repeat(&mut self) {
-        if let Kind::Written(lines) = &mut self.0 {
+    pub fn begin_next_session(&mut self) {
+        if let ManifestKind::Written(lines) = &mut self.0 {
             for lines in lines {
                 lines.repeats = true;
                 lines.earlier = None;
@@ -155,8 +155,8 @@ impl Manifest {
     /// The manifest could not be written.
     pub fn finish(self) -> io::Result<u64> {
         match self.0 {
-            Kind::Written(lines) => lines.into_iter().map(Lines::finish).sum(),
-            Kind::Told(..) => Ok(0),
+            ManifestKind::Written(lines) => lines.into_iter().map(ManifestLines::finish).sum(),
+            ManifestKind::Callback(..) => Ok(0),
         }
     }
 }
@@ -171,9 +171,9 @@ fn hash_of(name: &[u8]) -> NameHash {
 
 /// The lines of a manifest that is written here.
 #[derive(Debug)]
-struct Lines {
+struct ManifestLines {
     form: LineForm,
-    goal: Goal,
+    goal: ManifestOutput,
     out: BufWriter<File>,
     error: Option<io::Error>,
     unwritable_names: u64,
@@ -185,7 +185,7 @@ struct Lines {
 
 /// Where the lines of the manifest go when the push succeeds.
 #[derive(Debug)]
-enum Goal {
+enum ManifestOutput {
     /// The lines are gathered in the file `part`, which is renamed to `path`.
     Name { path: PathBuf, part: PathBuf },
     /// The lines are copied to a pipe, a terminal or another byte stream.
@@ -199,7 +199,7 @@ enum ManifestPlace {
     Stream(File),
 }
 
-impl Lines {
+impl ManifestLines {
     /// Begins to write lines; see [`Manifest::create`].
     fn create(path: &Path, form: LineForm) -> io::Result<Self> {
         let (goal, out) = match ManifestPlace::of(path)? {
@@ -211,12 +211,12 @@ impl Lines {
                 if let Ok(there) = path.metadata() {
                     out.set_permissions(there.permissions())?;
                 }
-                (Goal::Name { path, part }, out)
+                (ManifestOutput::Name { path, part }, out)
             }
             ManifestPlace::Stream(stream) => {
                 let (part, out) = fresh_file(&std::env::temp_dir())?;
                 std::fs::remove_file(part)?;
-                (Goal::Stream(stream), out)
+                (ManifestOutput::Stream(stream), out)
             }
         };
         Ok(Self {
@@ -230,8 +230,8 @@ impl Lines {
         })
     }
 
-    fn add(&mut self, path: &RelPath, root: &Root, known: Known) {
-        if self.error.is_some() || known == Known::Looked && self.has_earlier(path) {
+    fn add(&mut self, path: &RelPath, root: &Root, known: ProofMethod) {
+        if self.error.is_some() || known == ProofMethod::SizeAndTime && self.has_earlier(path) {
             return;
         }
         match self.form.write(&mut self.out, path, root, known) {
@@ -252,7 +252,7 @@ impl Lines {
         let mut line = Vec::new();
         let written = self
             .form
-            .write(&mut line, path, &Root([0; 32]), Known::Looked);
+            .write(&mut line, path, &Root([0; 32]), ProofMethod::SizeAndTime);
         let name = hash_of(self.form.name_in(line.trim_ascii_end()));
         let is_listed = |names: &HashSet<_>| names.contains(&name);
         written.is_ok_and(|is_there| is_there) && self.earlier.as_ref().is_some_and(is_listed)
@@ -263,7 +263,7 @@ impl Lines {
         if self.out.flush().is_err() {
             return HashSet::new();
         }
-        let lines = BufReader::new(At {
+        let lines = BufReader::new(PositionedFile {
             file: self.out.get_ref(),
             offset: 0,
         })
@@ -285,7 +285,7 @@ impl Lines {
             keep_last_lines(file, &self.form)?;
         }
         match &mut self.goal {
-            Goal::Name { path, part } => {
+            ManifestOutput::Name { path, part } => {
                 file.sync_all()?;
                 if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
                     return Err(io::Error::other("it is no longer a regular file"));
@@ -294,17 +294,17 @@ impl Lines {
                 // Without this, a power failure could undo the rename.
                 File::open(directory_of(path))?.sync_all()?;
             }
-            Goal::Stream(stream) => {
-                io::copy(&mut At { file, offset: 0 }, stream)?;
+            ManifestOutput::Stream(stream) => {
+                io::copy(&mut PositionedFile { file, offset: 0 }, stream)?;
             }
         }
         Ok(self.unwritable_names)
     }
 }
 
-impl Drop for Lines {
+impl Drop for ManifestLines {
     fn drop(&mut self) {
-        if let Goal::Name { part, .. } = &self.goal {
+        if let ManifestOutput::Name { part, .. } = &self.goal {
             // After a successful push the file has been renamed and no longer exists under this name.
             let _renamed = std::fs::remove_file(part);
         }
@@ -431,15 +431,15 @@ fn write_proof(
     path: &RelPath,
     root: &Root,
     Prover { host, received }: &Prover,
-    known: Known,
+    known: ProofMethod,
 ) -> io::Result<()> {
     let line = ProofLine {
         path: path.to_string(),
         blake3: root.to_string(),
         proven: match known {
-            Known::Received => received,
-            Known::Compared => COMPARED,
-            Known::Looked => LOOKED,
+            ProofMethod::Received => received,
+            ProofMethod::Compared => COMPARED,
+            ProofMethod::SizeAndTime => SIZE_AND_TIME,
         },
         by: "receiver",
         host,
@@ -452,7 +452,7 @@ fn write_proof(
 /// The proof of a file that was found equal.
 const COMPARED: &[&str] = &["compared"];
 /// The proof of a file that was found with the source's size and time.
-const LOOKED: &[&str] = &["size and time"];
+const SIZE_AND_TIME: &[&str] = &["size and time"];
 /// The text that follows the path in a line of JSON. No path contains it, because quotes are escaped there.
 const PATH_END: &str = "\",\"blake3\":\"";
 
@@ -463,7 +463,7 @@ impl LineForm {
         out: &mut impl Write,
         path: &RelPath,
         root: &Root,
-        known: Known,
+        known: ProofMethod,
     ) -> io::Result<bool> {
         match self {
             Self::Proofs(prover) => write_proof(out, path, root, prover, known)?,
@@ -495,7 +495,7 @@ impl LineForm {
 /// Keeps only the last line of each name in the file. Names are distinguished by 128 bits of their hash.
 fn keep_last_lines(file: &File, form: &LineForm) -> io::Result<()> {
     let lines = || {
-        BufReader::new(At { file, offset: 0 })
+        BufReader::new(PositionedFile { file, offset: 0 })
             .split(b'\n')
             .enumerate()
     };
@@ -505,7 +505,7 @@ fn keep_last_lines(file: &File, form: &LineForm) -> io::Result<()> {
         last.insert(name(&line?), number);
     }
     // At any time, at most as much has been written as has been read.
-    let mut out = BufWriter::new(At { file, offset: 0 });
+    let mut out = BufWriter::new(PositionedFile { file, offset: 0 });
     for (number, line) in lines() {
         let line = line?;
         if last[&name(&line)] == number {
@@ -522,12 +522,12 @@ fn keep_last_lines(file: &File, form: &LineForm) -> io::Result<()> {
 
 /// A file with a read and write position that is independent of other users of the file.
 #[derive(Debug)]
-struct At<'a> {
+struct PositionedFile<'a> {
     file: &'a File,
     offset: u64,
 }
 
-impl Read for At<'_> {
+impl Read for PositionedFile<'_> {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read_at(room, self.offset)?;
         self.offset += read as u64;
@@ -535,7 +535,7 @@ impl Read for At<'_> {
     }
 }
 
-impl Write for At<'_> {
+impl Write for PositionedFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write_at(bytes, self.offset)?;
         self.offset += written as u64;
@@ -556,12 +556,12 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("m");
         let mut manifest = Manifest::create(&path).unwrap();
-        manifest.may_repeat();
+        manifest.begin_next_session();
         for (name, byte) in [("a b", 1), ("c", 2), ("a b", 3), ("b", 4), ("a\nb", 5)] {
             manifest.add(
                 &RelPath::from_bytes(name.as_bytes()).unwrap(),
                 &Root([byte; 32]),
-                Known::Received,
+                ProofMethod::Received,
             );
         }
         assert_eq!(manifest.finish().unwrap(), 0);
@@ -586,8 +586,12 @@ mod tests {
         let (b3sum, proofs) = (home.path().join("m"), home.path().join("p"));
         let manifest = Manifest::create(&b3sum).unwrap();
         let mut manifest = manifest.with(Manifest::create_proofs(&proofs, prover).unwrap());
-        manifest.may_repeat();
-        let known = [Known::Received, Known::Received, Known::Compared];
+        manifest.begin_next_session();
+        let known = [
+            ProofMethod::Received,
+            ProofMethod::Received,
+            ProofMethod::Compared,
+        ];
         for (name, known) in [&b"a\",\"blake3\":\""[..], b"b\\", b"b\\"]
             .into_iter()
             .zip(known)
@@ -670,7 +674,7 @@ mod tests {
             manifest.add(
                 &RelPath::from_bytes(name).unwrap(),
                 &Root([0xAB; 32]),
-                Known::Received,
+                ProofMethod::Received,
             );
         }
         assert_eq!(manifest.finish().unwrap(), 4);

@@ -21,18 +21,18 @@ use zmove_wire::{
 
 use crate::account::MovedCounts;
 use crate::account::failure::FileError;
-use crate::account::manifest::Known;
+use crate::account::manifest::ProofMethod;
 use crate::account::report_limits::{ReportCounts, not_empty};
 use crate::control;
-use crate::control::relay::{HeardMessage, PeerQuota};
+use crate::control::relay::{PeerQuota, ReceivedMessage};
 use crate::control::replies::{self, CountedReply, EntryReply, Replies, ReplySender};
 use crate::error::SessionError;
-use crate::plan::links::{FirstName, Word};
+use crate::plan::links::{FirstName, LinkOutcome};
 use crate::plan::pack::PackEntry;
 use crate::plan::resend;
 use crate::push::session::Session;
 use crate::read::extras::Extras;
-use crate::send::sent::{NamePart, Sent, SentBatch, SentFile};
+use crate::send::sent::{NameRole, Sent, SentBatch, SentFile};
 
 /// Processes the receiver's messages about work in flight, and passes on its replies to requests.
 pub(crate) struct Receipts {
@@ -86,7 +86,7 @@ impl Receipts {
     }
 
     /// Processes a message. Returns it if it is `Finished`, the last one.
-    pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
+    pub(crate) fn handle(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         let session = Arc::clone(&self.session);
         let _entering = session.entering.lock();
         match message {
@@ -99,12 +99,12 @@ impl Receipts {
             ToSender::Removed { entries, .. } => self
                 .reply_sender
                 .counted_reply(CountedReply::Removed(entries))?,
-            ToSender::Stored(stored) => self.take_stored(stored)?,
+            ToSender::Stored(stored) => self.handle_stored(stored)?,
             ToSender::Published { items } => {
                 not_empty(!items.is_empty())?;
                 items
                     .into_iter()
-                    .try_for_each(|item| self.take_published(item))?;
+                    .try_for_each(|item| self.settle_published(item))?;
             }
             ToSender::Fault(fault) => {
                 let removals = self.session.account.totals.extraneous.get();
@@ -122,7 +122,7 @@ impl Receipts {
             | ToSender::Result(_) => {
                 return out_of_order("a second answer");
             }
-            ToSender::SharedJob(answer) => self.take_job_answer(answer)?,
+            ToSender::SharedJob(answer) => self.handle_job_answer(answer)?,
             ToSender::Sampled(_) | ToSender::Swept(_) | ToSender::Leftover(_) => {
                 return out_of_order("an answer to a probe or a cleanup");
             }
@@ -140,7 +140,7 @@ impl Receipts {
             ToSender::LaneFailed => {}
             ToSender::HeldUp { text } => {
                 let held_up = Event::HeldUp { by: text };
-                self.session.account.tell(held_up);
+                self.session.account.report(held_up);
             }
             ToSender::Receipt(receipt) => self.signed = Some(Box::new(receipt)),
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
@@ -148,18 +148,20 @@ impl Receipts {
         Ok(None)
     }
 
-    fn take_stored(&mut self, Stored { items, files }: Stored) -> Result<(), WireError> {
+    fn handle_stored(&mut self, Stored { items, files }: Stored) -> Result<(), WireError> {
         not_empty(!items.is_empty() || !files.is_empty())?;
         // Failed files are processed first, because a failed file is not complete when its last group settles.
         let (failed, whole): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| file.fault.is_some());
         failed
             .into_iter()
-            .try_for_each(|file| self.take_file(file))?;
+            .try_for_each(|file| self.settle_file(file))?;
         items
             .into_iter()
-            .try_for_each(|item| self.take_item(item))?;
-        whole.into_iter().try_for_each(|file| self.take_file(file))
+            .try_for_each(|item| self.settle_item(item))?;
+        whole
+            .into_iter()
+            .try_for_each(|file| self.settle_file(file))
     }
 
     /// Sends an order about a shared job.
@@ -174,10 +176,10 @@ impl Receipts {
         self.orders.open.insert(number, OpenOrder { names, answer });
         self.session
             .in_flight
-            .tell(ToReceiver::SharedJob(SharedJobRequest { number, order }));
+            .send(ToReceiver::SharedJob(SharedJobRequest { number, order }));
     }
 
-    fn take_job_answer(
+    fn handle_job_answer(
         &mut self,
         SharedJobAnswer { number, mut result }: SharedJobAnswer,
     ) -> Result<(), WireError> {
@@ -207,27 +209,27 @@ impl Receipts {
     }
 
     /// Processes all remaining messages.
-    pub(crate) async fn take_rest(
+    pub(crate) async fn handle_rest(
         &mut self,
-        inbox: &mut Inbox<HeardMessage>,
+        inbox: &mut Inbox<ReceivedMessage>,
     ) -> Result<Finished, SessionError> {
         loop {
-            if let Some(finished) = self.take(control::receive(inbox).await?)? {
+            if let Some(finished) = self.handle(control::receive(inbox).await?)? {
                 return Ok(finished);
             }
         }
     }
 
-    fn take_item(&mut self, stored: StoredItem) -> Result<(), WireError> {
+    fn settle_item(&mut self, stored: StoredItem) -> Result<(), WireError> {
         let item = ItemId(stored.item);
         if stored.mismatch {
-            return self.take_mismatch(item, &stored.faults);
+            return self.settle_mismatch(item, &stored.faults);
         }
         let settled = self.session.in_flight.stored(item, &stored.faults)?;
         if let Some(bytes) = settled.unpublished_bytes {
             self.session.account.show(0, bytes);
         }
-        settled.words.into_iter().try_for_each(|word| {
+        settled.link_outcomes.into_iter().try_for_each(|word| {
             self.reply_sender
                 .entry_reply(EntryReply::Link(Box::new(word)))
         })?;
@@ -237,7 +239,7 @@ impl Receipts {
             .bytes_settled
             .add(settled.data_bytes);
         match settled.work {
-            Some(Sent::Batch(batch)) => self.take_batch(
+            Some(Sent::Batch(batch)) => self.settle_batch(
                 &SentBatch {
                     faults: stored.faults,
                     ..batch
@@ -251,7 +253,7 @@ impl Receipts {
                 let origins = BytesByOrigin::of(origin, bytes);
                 let stored = file.group_stored(origins);
                 match (kind, stored.counts) {
-                    (FrameKind::Same, counts) => account.same(&origins, counts),
+                    (FrameKind::Same, counts) => account.count_matched(&origins, counts),
                     (_, true) => account.moved(&MovedCounts {
                         bytes,
                         ..MovedCounts::default()
@@ -259,7 +261,7 @@ impl Receipts {
                     (_, false) => account.show(0, bytes),
                 }
                 if let Some(piece) = file.directory.piece() {
-                    piece.has_moved();
+                    piece.note_progress();
                     if stored.is_all && stored.counts {
                         // An order, possibly of another sender, renames the file into place.
                         piece.confirm_large(file.head());
@@ -273,7 +275,7 @@ impl Receipts {
     }
 
     /// Settles a published batch, with its faults of storing and of renaming. An entry that has both is reported once.
-    fn take_published(
+    fn settle_published(
         &mut self,
         PublishedItem { item, faults }: PublishedItem,
     ) -> Result<(), WireError> {
@@ -287,10 +289,10 @@ impl Receipts {
                 .into_iter()
                 .filter(|fault| !known.contains(&fault.entry)),
         );
-        self.take_batch(&batch, shown)
+        self.settle_batch(&batch, shown)
     }
 
-    fn take_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
+    fn settle_mismatch(&mut self, item: ItemId, faults: &[EntryFault]) -> Result<(), WireError> {
         let missed = self.session.in_flight.mismatch(item)?;
         let (Resend::Again { work, .. } | Resend::GiveUp(work)) = &missed.resend;
         self.session
@@ -340,7 +342,7 @@ impl Receipts {
     }
 
     /// Settles a batch. `shown` of its bytes have already been reported to the user.
-    fn take_batch(&mut self, batch: &SentBatch, shown: u64) -> Result<(), WireError> {
+    fn settle_batch(&mut self, batch: &SentBatch, shown: u64) -> Result<(), WireError> {
         ReportCounts::entry_faults(batch.faults.len(), batch.pack.entry_count())?;
         let account = &self.session.account;
         let mut files = 0;
@@ -350,19 +352,19 @@ impl Receipts {
         let of_entry =
             |fault: &EntryFault| Some((batch.pack.target_path(fault.entry)?, fault.code));
         let kept: HashMap<_, _> = batch.faults.iter().filter_map(of_entry).collect();
-        for (what, path, number) in batch.pack.shared_beside_files() {
+        for (what, path, number) in batch.pack.shared_non_files() {
             let is_there = kept
                 .get(&path)
                 .is_none_or(|code| *code == FaultCode::AlreadyThere);
             if matches!(what, PackEntry::Within(_)) && is_there {
-                self.tell_first_name(number, path, None)?;
+                self.report_first_name(number, path, None)?;
             }
         }
         for file in &batch.files {
-            if self.take_batch_file(file, kept.get(&file.path).copied())? {
+            if self.settle_batch_file(file, kept.get(&file.path).copied())? {
                 files += 1;
                 bytes += file.data_bytes;
-                holes += file.look.bytes - file.data_bytes;
+                holes += file.size_and_mtime.bytes - file.data_bytes;
             }
         }
         account.found_holes(holes);
@@ -373,47 +375,49 @@ impl Receipts {
             shown,
         });
         let failed = batch.faults.iter().filter(|fault| {
-            fault.code != FaultCode::AlreadyThere && batch.coming_back(fault).is_none()
+            fault.code != FaultCode::AlreadyThere && batch.outcome_of_fault(fault).is_none()
         });
         failed.for_each(|fault| account.fail(&FileError::Receiver(located(batch, *fault))));
         Ok(())
     }
 
     /// Reports to the planner that a file with several names is at the target.
-    fn tell_first_name(
+    fn report_first_name(
         &self,
         id: HardLinkedFileId,
         path: RelPath,
         root: Option<Root>,
     ) -> Result<(), WireError> {
-        let word = Word::Named(id, FirstName { path, root });
+        let word = LinkOutcome::FirstPublished(id, FirstName { path, root });
         self.reply_sender
             .entry_reply(EntryReply::Link(Box::new(word)))
     }
 
     /// Settles a file of a batch. Returns whether it was moved.
-    fn take_batch_file(
+    fn settle_batch_file(
         &self,
         file: &SentFile,
         fault: Option<FaultCode>,
     ) -> Result<bool, WireError> {
         let account = &self.session.account;
-        if let NamePart::First(number) = file.part
+        if let NameRole::First(number) = file.part
             && fault.is_none_or(|code| code == FaultCode::AlreadyThere)
         {
-            self.tell_first_name(number, file.path.clone(), file.root)?;
+            self.report_first_name(number, file.path.clone(), file.root)?;
         }
         match (fault, &file.part) {
             (Some(FaultCode::AlreadyThere), _) => {
                 account.skipped(
                     &file.path,
-                    file.look,
-                    file.root.as_ref().map(|root| (root, Known::Looked)),
+                    file.size_and_mtime,
+                    file.root
+                        .as_ref()
+                        .map(|root| (root, ProofMethod::SizeAndTime)),
                 );
             }
             (Some(_), _) => {}
-            (None, NamePart::Link) => {
-                account.linked(file.look.bytes);
+            (None, NameRole::Link) => {
+                account.linked(file.size_and_mtime.bytes);
                 account
                     .files()
                     .confirm_moved(&file.path, file.root.as_ref(), file.known);
@@ -421,7 +425,7 @@ impl Receipts {
             (None, _) if file.retouched => {
                 account.skipped(
                     &file.path,
-                    file.look,
+                    file.size_and_mtime,
                     file.root.as_ref().map(|root| (root, file.known)),
                 );
             }
@@ -435,7 +439,7 @@ impl Receipts {
         Ok(false)
     }
 
-    fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
+    fn settle_file(&mut self, done: FileDone) -> Result<(), WireError> {
         self.reported.file(&self.session.in_flight.sent_counts)?;
         let Some(file) = self.session.in_flight.end_large(FileId(done.file)) else {
             return Ok(());
@@ -456,7 +460,7 @@ impl Receipts {
             };
             self.session
                 .account
-                .fail_large(&file, file.kill(), &FileError::Receiver(fault));
+                .fail_large(&file, file.fail(), &FileError::Receiver(fault));
             return Ok(());
         }
         self.session.account.moved(&MovedCounts {
@@ -467,10 +471,10 @@ impl Receipts {
         self.session.account.files().confirm_moved(
             &file.target,
             file.root().as_ref(),
-            Known::Received,
+            ProofMethod::Received,
         );
         if let Some(shared) = file.entry.shared {
-            self.tell_first_name(shared.id, file.target.clone(), file.root())?;
+            self.report_first_name(shared.id, file.target.clone(), file.root())?;
         }
         Ok(())
     }
@@ -486,7 +490,7 @@ impl Receipts {
             let error = FileError::Unconfirmed {
                 path: file.display(),
             };
-            self.session.account.fail_large(&file, file.kill(), &error);
+            self.session.account.fail_large(&file, file.fail(), &error);
         }
         let files = self.session.account.totals.unaccounted();
         if files > 0 {

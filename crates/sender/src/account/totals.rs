@@ -74,13 +74,13 @@ impl Totals {
     }
 
     /// Returns whether every file found is known to be at the target, or at least one is known not to be.
-    pub(crate) fn are_files_told(&self) -> bool {
+    pub(crate) fn are_files_confirmed(&self) -> bool {
         let lost = self.source_errors() + self.unplaced.get();
-        lost > 0 || self.untold() == 0
+        lost > 0 || self.unconfirmed_files() == 0
     }
 
     /// Returns the number of files found that are not known to be at the target.
-    fn untold(&self) -> u64 {
+    fn unconfirmed_files(&self) -> u64 {
         let told = self.counters.files.get() + self.counters.skipped.get();
         self.found.get().saturating_sub(told)
     }
@@ -89,7 +89,7 @@ impl Totals {
     /// anything has failed, because the failures may concern these files.
     pub(crate) fn unaccounted(&self) -> u64 {
         match self.counters.failed.get() {
-            0 => self.untold(),
+            0 => self.unconfirmed_files(),
             _ => 0,
         }
     }

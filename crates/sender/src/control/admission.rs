@@ -10,7 +10,7 @@ use zmove_wire::{
     Greeting, Intent, Open, Overwrite, Role, ToReceiver, ToSender, encode_message, out_of_order,
 };
 
-use crate::control::{open_now, receive};
+use crate::control::{open_without_queue, receive};
 use crate::error::SessionError;
 
 /// Runs the check over a new connection and closes it in order. Returns the number of lanes that the receiver would
@@ -38,7 +38,7 @@ async fn ask(
         overwrite: Overwrite::Nothing,
         ..Open::new(Vec::new(), transfer.0)
     };
-    let (mut inbox, opened) = open_now(greeting, reader, &mut writer, open).await?;
+    let (mut inbox, opened) = open_without_queue(greeting, reader, &mut writer, open).await?;
     let nothing = ToReceiver::Announce {
         items: 0,
         mismatches: 0,

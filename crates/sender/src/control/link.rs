@@ -95,14 +95,14 @@ pub struct LaneSupply {
     /// Number of lanes requested to replace requested lanes that failed.
     pub again: u16,
     /// How the number of lanes is chosen.
-    pub number: LaneNumber,
+    pub number: LaneCount,
     /// How the lanes react to packet loss.
-    pub congestion: LossAnswer,
+    pub congestion: LossReaction,
 }
 
 /// How the number of lanes is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LaneNumber {
+pub enum LaneCount {
     /// The initial number. More lanes are dialed only to replace lost ones.
     Fixed,
     /// The number that the tuner finds best.
@@ -114,7 +114,7 @@ pub enum LaneNumber {
 
 /// The initial reaction of the lanes' congestion control to packet loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LossAnswer {
+pub struct LossReaction {
     /// Whether congestion control ignores loss instead of reducing the rate.
     pub tolerant: bool,
     /// Kernel name of the usual congestion control, if the push may switch between it and

@@ -18,25 +18,25 @@ use crate::error::SessionError;
 /// Messages to a receiver that has dialed, other than those of the transfer.
 pub struct Relay {
     /// The messages to send. When this channel closes, the connection is ended in order.
-    pub words: mpsc::UnboundedReceiver<Beside>,
+    pub words: mpsc::UnboundedReceiver<RelayMessage>,
     /// Called once with the result of the session. The channel of messages closes afterwards.
-    pub last: Last,
+    pub last: SessionEndCallback,
 }
 
 /// The callback for the end of a session.
-pub type Last = Box<dyn FnOnce(Result<&Summary, &SessionError>) + Send>;
+pub type SessionEndCallback = Box<dyn FnOnce(Result<&Summary, &SessionError>) + Send>;
 
 /// An encoded relay message, and the reservation to release when it has been written.
 #[derive(Debug)]
-pub struct Beside {
+pub struct RelayMessage {
     /// The message, preceded by its length.
     pub bytes: Vec<u8>,
     /// The reservation, released when the message has been written.
-    pub held: Held,
+    pub held: Reservation,
 }
 
 /// A reservation on a quota, released when dropped.
-pub type Held = Box<dyn fmt::Debug + Send>;
+pub type Reservation = Box<dyn fmt::Debug + Send>;
 
 /// The quota of a receiver that has dialed: its limits for memory and threads on this host.
 pub trait PeerQuota: fmt::Debug + Send + Sync {
@@ -44,10 +44,10 @@ pub trait PeerQuota: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The limit would be exceeded.
-    fn charge_memory(&self, bytes: usize) -> Result<Held, WireError>;
+    fn charge_memory(&self, bytes: usize) -> Result<Reservation, WireError>;
 
     /// Reserves a helper thread for reading, and its file descriptors. Returns `None` if a limit would be exceeded.
-    fn charge_helper(&self) -> Option<Held>;
+    fn charge_helper(&self) -> Option<Reservation>;
 }
 
 /// A quota without limits beyond those of the protocol, for a sender that works for its own user.
@@ -55,24 +55,24 @@ pub trait PeerQuota: fmt::Debug + Send + Sync {
 pub struct NoQuota;
 
 impl PeerQuota for NoQuota {
-    fn charge_memory(&self, _bytes: usize) -> Result<Held, WireError> {
+    fn charge_memory(&self, _bytes: usize) -> Result<Reservation, WireError> {
         Ok(Box::new(()))
     }
 
-    fn charge_helper(&self) -> Option<Held> {
+    fn charge_helper(&self) -> Option<Reservation> {
         Some(Box::new(()))
     }
 }
 
 /// A message from the receiver, and the reservation for it.
-pub(crate) struct HeardMessage {
+pub(crate) struct ReceivedMessage {
     pub(crate) message: ToSender,
     /// Released when the message has been processed.
-    _held: Held,
+    _held: Reservation,
 }
 
 /// Returns the messages of a receiver. Their memory is charged to `quota`.
-pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<HeardMessage> {
+pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<ReceivedMessage> {
     let decode = move |bytes: &[u8]| {
         // Decoded data is larger than the received bytes by at most this factor.
         let held = quota.charge_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
@@ -83,7 +83,7 @@ pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<H
                 .map(|held| strings.push(held))
         };
         let message = decode_message_within(bytes, room)?;
-        Ok(HeardMessage {
+        Ok(ReceivedMessage {
             message,
             _held: Box::new((held, strings)),
         })

@@ -15,8 +15,8 @@ use zmove_wire::{
     out_of_order,
 };
 
-use crate::control::relay::{Held as Booked, PeerQuota};
-use crate::plan::links::Word;
+use crate::control::relay::{PeerQuota, Reservation};
+use crate::plan::links::LinkOutcome;
 
 /// The planner's end of the channel.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) enum EntryReply {
     /// The verdicts on all entries of the request with this number.
     Verdicts(u64, Vec<Verdict>),
     /// The outcome for one name of a file that has several names.
-    Link(Box<Word>),
+    Link(Box<LinkOutcome>),
 }
 
 /// A reply to a kind of request of which only a few may be outstanding: hashes, names that exist only at the target, or
@@ -56,7 +56,7 @@ pub(crate) struct QueuedReply {
     reply: EntryReply,
     weight: usize,
     all: Arc<AtomicUsize>,
-    held: Booked,
+    held: Reservation,
 }
 
 /// The end of the channel at which the control conversation adds replies.
@@ -160,7 +160,7 @@ impl ReplySender {
 
 impl QueuedReply {
     /// Takes the reply out of the queue, together with its memory reservation.
-    pub(crate) fn take(self) -> (EntryReply, Booked) {
+    pub(crate) fn take(self) -> (EntryReply, Reservation) {
         self.all.fetch_sub(self.weight, Ordering::Relaxed);
         (self.reply, self.held)
     }

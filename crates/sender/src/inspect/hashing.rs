@@ -28,20 +28,20 @@ pub(crate) enum HashJob {
     /// Files of at most one group, with their indices in the request of this number.
     Files(u64, Vec<(usize, HashedSource)>),
     /// Consecutive groups of one file, for the order of this number.
-    Groups(u64, Box<HashedSource>, Range<u32>, Holes),
+    Groups(u64, Box<HashedSource>, Range<u32>, HoleHashing),
 }
 
 /// How a group that is a hole is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holes {
+pub(crate) enum HoleHashing {
     /// Reported as a hole, without a hash value.
-    Told,
+    Marked,
     /// Reported with the hash value of its zeros.
     Hashed,
 }
 
 /// The result of a job.
-pub(crate) enum Done {
+pub(crate) enum HashResult {
     /// The roots of the files of a request.
     Files(u64, Vec<(usize, Result<Root, FileError>)>),
     /// The values of the groups of an order, with `None` for each hole.
@@ -54,7 +54,7 @@ pub(super) type OwnValues = Result<Vec<Option<Cv>>, FileError>;
 /// The hashing threads. They end when this is dropped.
 pub(crate) struct Hashing {
     jobs: Sender<HashJob>,
-    pub(crate) done: Receiver<Done>,
+    pub(crate) done: Receiver<HashResult>,
 }
 
 /// Maximum number of threads. Storage with a high latency benefits from several requests in parallel. The threads
@@ -111,23 +111,23 @@ struct HashingReader {
 }
 
 impl HashingReader {
-    fn run(&self, job: HashJob) -> Done {
+    fn run(&self, job: HashJob) -> HashResult {
         match job {
             HashJob::Files(request, files) => {
                 let roots = files
                     .into_iter()
                     .map(|(place, source)| (place, self.root_of(&source)));
-                Done::Files(request, roots.collect())
+                HashResult::Files(request, roots.collect())
             }
             HashJob::Groups(order, source, groups, holes) => {
-                Done::Groups(order, self.values_of(&source, groups, holes))
+                HashResult::Groups(order, self.values_of(&source, groups, holes))
             }
         }
     }
 
     fn root_of(&self, source: &HashedSource) -> Result<Root, FileError> {
         self.unchanged(source, |file| {
-            self.go_on()?;
+            self.check_running()?;
             self.storage.root_of(file, file.bytes())
         })
     }
@@ -136,16 +136,16 @@ impl HashingReader {
         &self,
         source: &HashedSource,
         groups: Range<u32>,
-        holes: Holes,
+        holes: HoleHashing,
     ) -> Result<Vec<Option<Cv>>, FileError> {
         self.unchanged(source, |file| {
             let spans = groups.filter_map(|index| GroupSpan::of(file.bytes(), index));
             let value = |span| {
-                self.go_on()?;
+                self.check_running()?;
                 let value = self.storage.value_of(file, span)?;
                 Ok(match holes {
-                    Holes::Hashed => Some(value_or_zeros(span, value)),
-                    Holes::Told => value,
+                    HoleHashing::Hashed => Some(value_or_zeros(span, value)),
+                    HoleHashing::Marked => value,
                 })
             };
             spans.map(value).collect()
@@ -153,7 +153,7 @@ impl HashingReader {
     }
 
     /// Returns an error once the session is being stopped.
-    fn go_on(&self) -> io::Result<()> {
+    fn check_running(&self) -> io::Result<()> {
         if self.session.in_flight.is_stopping() {
             Err(io::ErrorKind::Interrupted.into())
         } else {

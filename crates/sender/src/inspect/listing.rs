@@ -11,29 +11,29 @@ use zmove_wire::limits::REQUESTS_OUTSTANDING_MAX;
 use zmove_wire::{Differences, Fault, GroupHashes, Question, Request, ToReceiver, Verdict};
 
 use crate::account::failure::FileError;
-use crate::inspect::hashing::{Done, HashJob, HashedSource, Hashing};
+use crate::inspect::hashing::{HashJob, HashResult, HashedSource, Hashing};
 use crate::inspect::verification::{ComparedFile, Verification};
 use crate::plan::asked::{AskedEntry, entry_groups};
-use crate::plan::gathered::Gathered;
+use crate::plan::gathered::RequestBacklog;
 use crate::plan::pack::PackEntry;
 use crate::push::session::Session;
-use crate::read::holes::Holes;
-use crate::read::source::{FileLook, SourceDirectory};
+use crate::read::holes::HoleHandling;
+use crate::read::source::{SizeAndMtime, SourceDirectory};
 
 /// The entries of one inspection that are being compared.
 pub(crate) struct Listing<'a> {
     session: &'a Session,
     /// Whether entries that exist only at the target would be removed.
     is_mirror: bool,
-    gathered: Gathered,
+    gathered: RequestBacklog,
     /// Total bytes of the gathered small files. One thread hashes all small files of a request.
     gathered_bytes: u64,
-    outstanding: HashMap<u64, OpenReport>,
+    outstanding: HashMap<u64, PendingRequest>,
     verification: Option<Verification>,
 }
 
 /// A request whose entries have not been judged yet.
-struct OpenReport {
+struct PendingRequest {
     asked: Vec<AskedEntry>,
     answer: Option<Vec<Verdict>>,
     /// The roots of small files, by their indices in the request, once this side has hashed them.
@@ -46,7 +46,7 @@ impl<'a> Listing<'a> {
         Self {
             session,
             is_mirror,
-            gathered: Gathered::default(),
+            gathered: RequestBacklog::default(),
             gathered_bytes: 0,
             outstanding: HashMap::new(),
             verification: hashing.map(Verification::new),
@@ -60,7 +60,7 @@ impl<'a> Listing<'a> {
     }
 
     /// Returns the channel for the results of hashing on this side.
-    pub(crate) fn done(&self) -> Receiver<Done> {
+    pub(crate) fn done(&self) -> Receiver<HashResult> {
         self.verification
             .as_ref()
             .map_or_else(never, |verification| verification.hashing.done.clone())
@@ -105,8 +105,8 @@ impl<'a> Listing<'a> {
                 None => Some(SmallRoots::new()),
             };
             let question = Question::Report(entry_groups(&asked, extras));
-            in_flight.tell(ToReceiver::Request(Request { number, question }));
-            let outstanding = OpenReport {
+            in_flight.send(ToReceiver::Request(Request { number, question }));
+            let outstanding = PendingRequest {
                 asked,
                 answer: None,
                 roots,
@@ -119,7 +119,7 @@ impl<'a> Listing<'a> {
     /// Requests groups of large files, up to the limit of outstanding orders.
     fn order(&mut self) {
         if let Some(verification) = &mut self.verification {
-            verification.order(|message| self.session.in_flight.tell(message));
+            verification.order(|message| self.session.in_flight.send(message));
         }
     }
 
@@ -132,25 +132,25 @@ impl<'a> Listing<'a> {
     }
 
     /// Processes values that the receiver has hashed.
-    pub(crate) fn take_hashes(&mut self, order: u64, hashes: GroupHashes) {
+    pub(crate) fn handle_hashes(&mut self, order: u64, hashes: GroupHashes) {
         if let Some(verification) = &mut self.verification {
-            let compared = verification.take_theirs(order, hashes);
+            let compared = verification.add_receiver_hashes(order, hashes);
             self.judge_large(compared);
         }
     }
 
     /// Processes values that this side has hashed.
-    pub(crate) fn take_done(&mut self, done: Done) {
+    pub(crate) fn handle_hash_result(&mut self, done: HashResult) {
         match done {
-            Done::Files(request, roots) => {
+            HashResult::Files(request, roots) => {
                 if let Some(open) = self.outstanding.get_mut(&request) {
                     open.roots = Some(roots.into_iter().collect());
                     self.judge_request(request);
                 }
             }
-            Done::Groups(order, values) => {
+            HashResult::Groups(order, values) => {
                 if let Some(verification) = &mut self.verification {
-                    let compared = verification.take_ours(order, values);
+                    let compared = verification.add_own_hashes(order, values);
                     self.judge_large(compared);
                 }
             }
@@ -159,11 +159,11 @@ impl<'a> Listing<'a> {
 
     /// Judges the entries of a request once it has been answered and this side has hashed the necessary files.
     fn judge_request(&mut self, request: u64) {
-        let is_ready = |open: &OpenReport| open.answer.is_some() && open.roots.is_some();
+        let is_ready = |open: &PendingRequest| open.answer.is_some() && open.roots.is_some();
         if !self.outstanding.get(&request).is_some_and(is_ready) {
             return;
         }
-        let Some(OpenReport {
+        let Some(PendingRequest {
             asked,
             answer: Some(answer),
             roots: Some(mut roots),
@@ -177,7 +177,7 @@ impl<'a> Listing<'a> {
         for (place, (asked, verdict)) in asked.into_iter().zip(verdicts).enumerate() {
             changes.extend(self.compare(&asked, verdict, roots.remove(&place)));
         }
-        self.session.account.tell(Event::Listed { changes });
+        self.session.account.report(Event::Listed { changes });
         self.order();
     }
 
@@ -234,7 +234,7 @@ impl<'a> Listing<'a> {
     fn judge_large(&mut self, compared: Option<ComparedFile>) {
         if let Some(file) = compared {
             let changes = self.judge_groups(file).into_iter().collect();
-            self.session.account.tell(Event::Listed { changes });
+            self.session.account.report(Event::Listed { changes });
         }
         self.order();
     }
@@ -308,12 +308,12 @@ impl<'a> Listing<'a> {
                 totals.counters.hard_links.add(u64::from(is_link));
                 if !is_link {
                     totals.counters.bytes.add(self.data_bytes(asked, entry));
-                    self.session.account.need_room(totals.counters.bytes.get());
+                    self.session.account.check_room(totals.counters.bytes.get());
                 }
             } else {
                 self.session
                     .account
-                    .skipped(&asked.target_path(), FileLook::of(entry), None);
+                    .skipped(&asked.target_path(), SizeAndMtime::of(entry), None);
             }
         }
         let kind = kind?;
@@ -334,7 +334,7 @@ impl<'a> Listing<'a> {
     /// full, because the transfer reports its failure.
     fn data_bytes(&self, asked: &AskedEntry, entry: &Entry) -> u64 {
         let holes = self.session.extras.holes();
-        if holes != Holes::Kept || !entry.may_have_holes {
+        if holes != HoleHandling::Kept || !entry.may_have_holes {
             return entry.size;
         }
         let Ok((file, identity)) = asked.directory.open_file(&entry.name) else {

@@ -21,7 +21,7 @@ use zmove_wire::{
 };
 
 use crate::account::failure::FileError;
-use crate::inspect::hashing::{HashJob, HashedSource, Hashing, Holes, OwnValues};
+use crate::inspect::hashing::{HashJob, HashedSource, Hashing, HoleHashing, OwnValues};
 
 /// A running verification.
 pub(super) struct Verification {
@@ -30,7 +30,7 @@ pub(super) struct Verification {
     waiting: VecDeque<ComparedFile>,
     /// Large files whose groups have all been requested but not all been compared.
     comparing: HashMap<u64, ComparedFile>,
-    orders: HashMap<u64, Order>,
+    orders: HashMap<u64, GroupOrder>,
     /// The last number given to a large file or an order.
     next: u64,
 }
@@ -47,15 +47,15 @@ pub(super) struct ComparedFile {
     /// Number of orders that have not been compared.
     open: usize,
     /// Bytes that differ, in ranges of whole groups.
-    pub(super) differing: Ranges,
+    pub(super) differing: DifferingRanges,
     /// Set if the receiver knows only the root of the file.
-    whole: Option<Whole>,
+    whole: Option<WholeFileComparison>,
     /// The first failure of an order.
     pub(super) failed: Option<FileError>,
 }
 
 /// A large file that is compared as a whole.
-struct Whole {
+struct WholeFileComparison {
     theirs: Root,
     ours: RootMerger,
     /// Values that cannot be merged yet because earlier groups are missing, by the index of their first group. There
@@ -64,7 +64,7 @@ struct Whole {
 }
 
 /// Groups that are being hashed on both sides.
-struct Order {
+struct GroupOrder {
     file: u64,
     groups: Range<u32>,
     ours: Option<OwnValues>,
@@ -91,7 +91,7 @@ impl Verification {
         root: Option<Root>,
     ) {
         self.next += 1;
-        let whole = root.map(|theirs| Whole {
+        let whole = root.map(|theirs| WholeFileComparison {
             theirs,
             ours: RootMerger::default(),
             ahead: BTreeMap::new(),
@@ -103,7 +103,7 @@ impl Verification {
             number: self.next,
             next: 0,
             open: 0,
-            differing: Ranges::default(),
+            differing: DifferingRanges::default(),
             whole,
             failed: None,
         });
@@ -132,7 +132,7 @@ impl Verification {
             self.next += 1;
             let order = self.next;
             let (holes, theirs) = if file.whole.is_some() {
-                (Holes::Hashed, Some(GroupHashes::default()))
+                (HoleHashing::Hashed, Some(GroupHashes::default()))
             } else {
                 let path = file.path.clone();
                 let groups = FileGroups {
@@ -144,7 +144,7 @@ impl Verification {
                     number: order,
                     question: Question::Hash(groups),
                 }));
-                (Holes::Told, None)
+                (HoleHashing::Marked, None)
             };
             self.hashing.hash(HashJob::Groups(
                 order,
@@ -155,7 +155,7 @@ impl Verification {
             let groups = first..end;
             self.orders.insert(
                 order,
-                Order {
+                GroupOrder {
                     file: file.number,
                     groups,
                     ours: None,
@@ -171,21 +171,25 @@ impl Verification {
 
     /// Stores the values that this side has hashed for an order. Returns a large file once it has been compared
     /// completely.
-    pub(super) fn take_ours(&mut self, order: u64, values: OwnValues) -> Option<ComparedFile> {
+    pub(super) fn add_own_hashes(&mut self, order: u64, values: OwnValues) -> Option<ComparedFile> {
         self.orders.get_mut(&order)?.ours = Some(values);
         self.compare(order)
     }
 
     /// Stores the values that the receiver has hashed for an order. Returns a large file once it has been compared
     /// completely.
-    pub(super) fn take_theirs(&mut self, order: u64, hashes: GroupHashes) -> Option<ComparedFile> {
+    pub(super) fn add_receiver_hashes(
+        &mut self,
+        order: u64,
+        hashes: GroupHashes,
+    ) -> Option<ComparedFile> {
         self.orders.get_mut(&order)?.theirs = Some(hashes);
         self.compare(order)
     }
 
     /// Compares the groups of an order once both sides have hashed them.
     fn compare(&mut self, number: u64) -> Option<ComparedFile> {
-        let is_hashed = |order: &Order| order.ours.is_some() && order.theirs.is_some();
+        let is_hashed = |order: &GroupOrder| order.ours.is_some() && order.theirs.is_some();
         self.orders.get(&number).filter(|order| is_hashed(order))?;
         let order = self.orders.remove(&number)?;
         let number = order.file;
@@ -221,7 +225,7 @@ const _: () = assert!(GROUPS_PER_ORDER as usize <= HASHED_GROUPS_MAX);
 /// memory.
 const LARGE_WAITING_MAX: usize = 4096;
 
-impl Whole {
+impl WholeFileComparison {
     /// Adds the values of consecutive groups of a file of `bytes` bytes.
     fn take(&mut self, bytes: u64, first: u32, values: &[Option<Cv>]) {
         let spans = (first..).map_while(|index| GroupSpan::of(bytes, index));
@@ -285,13 +289,13 @@ impl ComparedFile {
 
 /// Byte ranges of one file, which may be added in any order.
 #[derive(Default)]
-pub(super) struct Ranges {
+pub(super) struct DifferingRanges {
     held: Vec<Range<u64>>,
     /// Number of ranges that are counted but not held, because the memory per file is bounded.
     more: usize,
 }
 
-impl Ranges {
+impl DifferingRanges {
     fn add(&mut self, range: Range<u64>) {
         let is_full = self.held.len() >= RANGES_HELD_MAX;
         match self.held.last_mut() {
@@ -338,7 +342,7 @@ mod tests {
 
     #[test]
     fn what_is_held_of_bytes_that_differ_is_bounded() {
-        let mut ranges = Ranges::default();
+        let mut ranges = DifferingRanges::default();
         [2..4, 0..2, 6..7, 7..9]
             .into_iter()
             .for_each(|range| ranges.add(range));

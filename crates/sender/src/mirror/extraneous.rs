@@ -23,7 +23,7 @@ use zmove_wire::limits::LISTED_NAME_BYTES_MAX;
 
 /// The kind of directory in which an extraneous entry was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whereabouts {
+pub(super) enum DirectoryKind {
     /// A directory whose source is unchanged since the push began.
     Source,
     ChangedSource,
@@ -65,7 +65,7 @@ pub(super) struct ExtraneousList {
     names: usize,
     path_bytes: usize,
     /// Extraneous directories that have not been listed.
-    unseen: Vec<RelPath>,
+    unlisted: Vec<RelPath>,
     /// Extraneous directories in which an entry is spared, at any depth.
     spared: HashSet<RelPath>,
     /// Directories that are listed, or will be, and that stay because the source has changed.
@@ -105,12 +105,12 @@ impl ExtraneousList {
         directory: &RelPath,
         name: Name,
         form: EntryForm,
-        whereabouts: Whereabouts,
+        directory_kind: DirectoryKind,
         room: bool,
     ) -> bool {
-        let inside = whereabouts == Whereabouts::Extraneous;
-        let kept =
-            whereabouts == Whereabouts::ChangedSource || inside && self.kept.contains(directory);
+        let inside = directory_kind == DirectoryKind::Extraneous;
+        let kept = directory_kind == DirectoryKind::ChangedSource
+            || inside && self.kept.contains(directory);
         let Ok(path) = directory.join(&name) else {
             return true;
         };
@@ -142,7 +142,7 @@ impl ExtraneousList {
             if kept {
                 self.kept.insert(path.clone());
             }
-            self.unseen.push(path);
+            self.unlisted.push(path);
         }
         match self.extraneous.last_mut() {
             Some(extraneous)
@@ -178,11 +178,11 @@ impl ExtraneousList {
     }
 
     /// Returns requests for extraneous directories that have not been listed, or `None` if all have been.
-    pub(super) fn look_inside(&mut self) -> Option<Vec<NameRange>> {
+    pub(super) fn next_unlisted(&mut self) -> Option<Vec<NameRange>> {
         let mut ranges = Vec::new();
         let mut bytes = 0;
         while ranges.len() < UNSEEN_ASKED_MAX && bytes < LISTED_NAME_BYTES_MAX / 4 {
-            let Some(directory) = self.unseen.pop() else {
+            let Some(directory) = self.unlisted.pop() else {
                 break;
             };
             bytes += directory.as_bytes().len();
@@ -197,8 +197,8 @@ impl ExtraneousList {
     }
 
     /// Returns whether an extraneous directory is waiting to be listed.
-    pub(super) fn has_unseen(&self) -> bool {
-        !self.unseen.is_empty()
+    pub(super) fn has_unlisted(&self) -> bool {
+        !self.unlisted.is_empty()
     }
 
     /// Takes the entries to remove from all that have been added, at most `room` of them. The contents of a directory
@@ -282,12 +282,12 @@ mod tests {
             EntryForm::File
         };
         let name = Name::from_bytes(name.trim_end_matches('/').as_bytes()).unwrap();
-        let whereabouts = if inside {
-            Whereabouts::Extraneous
+        let directory_kind = if inside {
+            DirectoryKind::Extraneous
         } else {
-            Whereabouts::Source
+            DirectoryKind::Source
         };
-        assert!(extraneous.add(&path(directory), name, form, whereabouts, true));
+        assert!(extraneous.add(&path(directory), name, form, directory_kind, true));
     }
 
     fn taken(extraneous: &mut ExtraneousList) -> Vec<String> {
@@ -311,7 +311,7 @@ mod tests {
         add(&mut extraneous, "d", "old/", false);
         add(&mut extraneous, "d", "other/", false);
         let asked: Vec<_> = extraneous
-            .look_inside()
+            .next_unlisted()
             .unwrap()
             .into_iter()
             .map(|range| range.directory)
@@ -320,11 +320,11 @@ mod tests {
         add(&mut extraneous, "d/old", "a/", true);
         add(&mut extraneous, "d/old", "b/", true);
         add(&mut extraneous, "d/other", "f", true);
-        assert_eq!(extraneous.look_inside().unwrap().len(), 2);
+        assert_eq!(extraneous.next_unlisted().unwrap().len(), 2);
         add(&mut extraneous, "d/old/a", "y.o", true);
         add(&mut extraneous, "d/old/a", "f", true);
         add(&mut extraneous, "d/old/b", "f", true);
-        assert!(extraneous.look_inside().is_none());
+        assert!(extraneous.next_unlisted().is_none());
         assert_eq!(taken(&mut extraneous), ["d/other", "d/old/b", "d/old/a/f"]);
     }
 
@@ -332,7 +332,7 @@ mod tests {
     fn sizes_spare_nothing() {
         let mut extraneous = extraneous(&[]);
         add(&mut extraneous, "d", "old/", false);
-        assert!(!extraneous.has_unseen());
+        assert!(!extraneous.has_unlisted());
         assert_eq!(taken(&mut extraneous), ["d/old"]);
     }
 
@@ -351,9 +351,9 @@ mod tests {
             let mut extraneous = ExtraneousList::new(None, true);
             add(&mut extraneous, "d", "x", false);
             add(&mut extraneous, "d", "old/", false);
-            assert_eq!(extraneous.look_inside().unwrap().len(), 1);
+            assert_eq!(extraneous.next_unlisted().unwrap().len(), 1);
             add(&mut extraneous, "d/old", "a/", true);
-            assert_eq!(extraneous.look_inside().unwrap().len(), 1);
+            assert_eq!(extraneous.next_unlisted().unwrap().len(), 1);
             add(&mut extraneous, "d/old/a", "f", true);
             add(&mut extraneous, "d/old/a", "g", true);
             let TakenEntries {
@@ -371,14 +371,14 @@ mod tests {
     fn a_directory_of_which_not_all_was_counted_stays() {
         let mut extraneous = ExtraneousList::new(None, true);
         add(&mut extraneous, "d", "old/", false);
-        assert_eq!(extraneous.look_inside().unwrap().len(), 1);
+        assert_eq!(extraneous.next_unlisted().unwrap().len(), 1);
         add(&mut extraneous, "d/old", "f", true);
         let name = Name::from_bytes(b"g").unwrap();
         assert!(!extraneous.add(
             &path("d/old"),
             name,
             EntryForm::File,
-            Whereabouts::Extraneous,
+            DirectoryKind::Extraneous,
             false
         ));
         let TakenEntries {
@@ -404,12 +404,12 @@ mod tests {
                 EntryForm::File
             };
             let name = Name::from_bytes(text.trim_end_matches('/').as_bytes()).unwrap();
-            assert!(extraneous.add(&path("e"), name, form, Whereabouts::ChangedSource, true));
+            assert!(extraneous.add(&path("e"), name, form, DirectoryKind::ChangedSource, true));
         };
         ["g", "h.o", "old/", "other/"]
             .into_iter()
             .for_each(|name| changed(&mut extraneous, name));
-        assert_eq!(extraneous.look_inside().unwrap().len(), 2);
+        assert_eq!(extraneous.next_unlisted().unwrap().len(), 2);
         add(&mut extraneous, "e/old", "x.o", true);
         add(&mut extraneous, "e/old", "y", true);
         add(&mut extraneous, "e/other", "z", true);
@@ -436,14 +436,14 @@ mod tests {
             &path("d/old"),
             name("a"),
             EntryForm::Directory,
-            Whereabouts::Extraneous,
+            DirectoryKind::Extraneous,
             false
         ));
         assert!(extraneous.add(
             &path("d/old/a"),
             name("x.o"),
             EntryForm::File,
-            Whereabouts::Extraneous,
+            DirectoryKind::Extraneous,
             false
         ));
         assert!(taken(&mut extraneous).is_empty());

@@ -8,14 +8,14 @@ use crate::plan::asked::AskedEntry;
 
 /// Entries that wait for a request.
 #[derive(Debug, Default)]
-pub(crate) struct Gathered {
+pub(crate) struct RequestBacklog {
     waiting: VecDeque<AskedEntry>,
     text_bytes: usize,
     /// The number of the next request.
     next: u64,
 }
 
-impl Gathered {
+impl RequestBacklog {
     pub(crate) fn add(&mut self, asked: AskedEntry) {
         self.text_bytes += asked.text_bytes();
         self.waiting.push_back(asked);
@@ -68,7 +68,7 @@ mod tests {
             };
             AskedEntry::new(&file.directory, PackEntry::Within(entry))
         };
-        let mut gathered = Gathered::default();
+        let mut gathered = RequestBacklog::default();
         (0..REQUESTED_ENTRIES_MAX).for_each(|_| gathered.add(asked(1)));
         assert!(gathered.is_full(), "by its names");
         let half = REQUESTED_NAME_BYTES_MAX / 2 + 1;

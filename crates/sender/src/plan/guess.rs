@@ -16,20 +16,20 @@ use zmove_types::GROUP_BYTES;
 use zmove_wire::Compare;
 use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX};
 
-use crate::plan::pack::{Basis, Unread};
+use crate::plan::pack::{PlanBasis, UnreadFile};
 use crate::read::source::SourceDirectory;
 
 /// The planning state while the state of the target is unknown.
-pub(super) struct Guess {
+pub(super) struct TargetGuess {
     /// The basis of the packs that are being planned.
-    pub(super) basis: Basis,
+    pub(super) basis: PlanBasis,
     /// Remaining allowance of files to send.
     sent: GuessAllowance,
     /// Remaining allowance of files to read.
     read: GuessAllowance,
     pub(super) held: Vec<(SourceDirectory, Entry)>,
     /// Where readers return files of this part of the plan that they cannot read.
-    pub(super) unread: Sender<Unread>,
+    pub(super) unread: Sender<UnreadFile>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -38,10 +38,10 @@ struct GuessAllowance {
     bytes: u64,
 }
 
-impl Guess {
+impl TargetGuess {
     /// Creates the state. With [`Compare::Checksum`] nothing is guessed, because each file must be read and compared
     /// before it may be sent.
-    pub(super) fn new(compare: Compare, unread: Sender<Unread>) -> Self {
+    pub(super) fn new(compare: Compare, unread: Sender<UnreadFile>) -> Self {
         let (sent, read) = match compare {
             Compare::Quick => (
                 GuessAllowance {
@@ -56,7 +56,7 @@ impl Guess {
             Compare::Checksum => Default::default(),
         };
         Self {
-            basis: Basis::Guessed,
+            basis: PlanBasis::Guessed,
             sent,
             read,
             held: Vec::new(),
@@ -66,13 +66,13 @@ impl Guess {
 
     /// Charges a file of this size to the allowances. Returns its basis, or `None` if the file must wait. All later
     /// files then wait too.
-    pub(super) fn admit(&mut self, bytes: u64) -> Option<Basis> {
+    pub(super) fn admit(&mut self, bytes: u64) -> Option<PlanBasis> {
         if !self.held.is_empty() {
             None
-        } else if self.basis == Basis::Guessed && self.sent.book(bytes) {
-            Some(Basis::Guessed)
+        } else if self.basis == PlanBasis::Guessed && self.sent.charge(bytes) {
+            Some(PlanBasis::Guessed)
         } else {
-            (bytes <= GROUP_BYTES && self.read.book(bytes)).then_some(Basis::ReadAhead)
+            (bytes <= GROUP_BYTES && self.read.charge(bytes)).then_some(PlanBasis::ReadAhead)
         }
     }
 
@@ -84,7 +84,7 @@ impl Guess {
 
 impl GuessAllowance {
     /// Charges a file to the allowance. Returns whether there was room for it.
-    fn book(&mut self, bytes: u64) -> bool {
+    fn charge(&mut self, bytes: u64) -> bool {
         let has_room = self.entries > 0 && self.bytes >= bytes;
         if has_room {
             self.entries -= 1;

@@ -46,15 +46,15 @@ pub(crate) struct FirstName {
 
 /// The outcome for a name of a file with several names.
 #[derive(Debug)]
-pub(crate) enum Word {
+pub(crate) enum LinkOutcome {
     /// The first name is at the target.
-    Named(HardLinkedFileId, FirstName),
+    FirstPublished(HardLinkedFileId, FirstName),
     /// This many links have been made, or their failures have been reported.
-    Heard(usize),
+    LinksSettled(usize),
     /// The name could not be linked to the file with this first name.
-    Unlinked(SourceDirectory, Entry, Arc<FirstName>, FaultCode),
+    LinkFailed(SourceDirectory, Entry, Arc<FirstName>, FaultCode),
     /// The first name was to stay unchanged, but has changed since the receiver examined it.
-    Changed(SourceDirectory, Entry),
+    FirstChanged(SourceDirectory, Entry),
 }
 
 /// How a name is to be handled.
@@ -77,7 +77,7 @@ pub(crate) struct Links {
     /// Number of waiting names.
     waiting: usize,
     /// Number of links that were sent and whose outcome is unknown.
-    unheard: usize,
+    unsettled: usize,
 }
 
 #[derive(Debug)]
@@ -86,14 +86,14 @@ struct LinkGroup {
     missing: u32,
     /// Number of first names that have been lost.
     lost: u32,
-    first: First,
+    first: FirstNameState,
 }
 
 #[derive(Debug)]
-enum First {
+enum FirstNameState {
     /// The first name is not yet published. These names wait for it.
     Awaited(Vec<(SourceDirectory, Entry)>),
-    Named(Arc<FirstName>),
+    Published(Arc<FirstName>),
 }
 
 /// Maximum number of files that are remembered because some of their names have not been seen. Maximum memory: about
@@ -124,7 +124,7 @@ impl Links {
                     NotKeptReason::TooMuch,
                 );
             }
-            let first = First::Awaited(Vec::new());
+            let first = FirstNameState::Awaited(Vec::new());
             self.groups.insert(
                 id,
                 LinkGroup {
@@ -137,22 +137,22 @@ impl Links {
         };
         group.missing = group.missing.saturating_sub(1);
         match &mut group.first {
-            First::Awaited(names) => {
+            FirstNameState::Awaited(names) => {
                 names.push((directory.closed(), entry));
                 self.waiting += 1;
                 NamePlan::Waits
             }
-            First::Named(first) => {
+            FirstNameState::Published(first) => {
                 let first = Arc::clone(first);
-                self.unheard += 1;
-                self.forget_if_whole(id);
+                self.unsettled += 1;
+                self.forget_if_complete(id);
                 NamePlan::Link(entry, first)
             }
         }
     }
 
     /// Records that the first name of a file is at the target. Returns it with the names that waited for it.
-    pub(crate) fn named(
+    pub(crate) fn note_first_published(
         &mut self,
         id: HardLinkedFileId,
         first: FirstName,
@@ -160,28 +160,28 @@ impl Links {
         let first = Arc::new(first);
         let names = match self.groups.get_mut(&id) {
             Some(LinkGroup {
-                first: state @ First::Awaited(_),
+                first: state @ FirstNameState::Awaited(_),
                 ..
-            }) => match std::mem::replace(state, First::Named(Arc::clone(&first))) {
-                First::Awaited(names) => names,
-                First::Named(_) => Vec::new(),
+            }) => match std::mem::replace(state, FirstNameState::Published(Arc::clone(&first))) {
+                FirstNameState::Awaited(names) => names,
+                FirstNameState::Published(_) => Vec::new(),
             },
             _ => Vec::new(),
         };
         self.waiting -= names.len();
-        self.unheard += names.len();
-        self.forget_if_whole(id);
+        self.unsettled += names.len();
+        self.forget_if_complete(id);
         (first, names)
     }
 
     /// Records that the outcomes of this many links are known.
-    pub(crate) fn heard(&mut self, links: usize) {
-        self.unheard = self.unheard.saturating_sub(links);
+    pub(crate) fn note_links_settled(&mut self, links: usize) {
+        self.unsettled = self.unsettled.saturating_sub(links);
     }
 
     /// Handles a name that could not be linked, because `tried` no longer leads to the file. The name becomes the first
     /// one for the remaining names, unless another name already is.
-    pub(crate) fn unlinked(
+    pub(crate) fn replan_unlinked(
         &mut self,
         directory: &SourceDirectory,
         entry: Entry,
@@ -201,30 +201,30 @@ impl Links {
         let kept = || LinkGroup {
             missing: 1,
             lost: 0,
-            first: First::Named(Arc::clone(tried)),
+            first: FirstNameState::Published(Arc::clone(tried)),
         };
         let group = self.groups.entry(id).or_insert_with(kept);
         match &mut group.first {
-            First::Awaited(names) => {
+            FirstNameState::Awaited(names) => {
                 names.push((directory.closed(), entry));
                 self.waiting += 1;
                 NamePlan::Waits
             }
-            First::Named(first) if !Arc::ptr_eq(first, tried) => {
-                self.unheard += 1;
+            FirstNameState::Published(first) if !Arc::ptr_eq(first, tried) => {
+                self.unsettled += 1;
                 NamePlan::Link(entry, Arc::clone(first))
             }
             // The file is being changed all the time. Another attempt would take as long and fail in the same way.
-            First::Named(_) if group.lost == LOST_MAX => NamePlan::Copy(
+            FirstNameState::Published(_) if group.lost == LOST_MAX => NamePlan::Copy(
                 Entry {
                     shared: None,
                     ..entry
                 },
                 NotKeptReason::Os(Errno::STALE.raw_os_error()),
             ),
-            named @ First::Named(_) => {
+            named @ FirstNameState::Published(_) => {
                 group.lost += 1;
-                *named = First::Awaited(Vec::new());
+                *named = FirstNameState::Awaited(Vec::new());
                 NamePlan::File(entry)
             }
         }
@@ -235,7 +235,7 @@ impl Links {
     pub(crate) fn forget(&mut self, id: HardLinkedFileId) -> Vec<(SourceDirectory, Entry)> {
         match self.groups.remove(&id) {
             Some(LinkGroup {
-                first: First::Awaited(names),
+                first: FirstNameState::Awaited(names),
                 ..
             }) => {
                 self.waiting -= names.len();
@@ -246,14 +246,14 @@ impl Links {
     }
 
     /// Replaces first names that have failed. Returns the next name of each file whose names are waiting.
-    pub(crate) fn next_first(&mut self) -> Vec<(SourceDirectory, Entry)> {
-        self.unheard = 0;
+    pub(crate) fn next_first_names(&mut self) -> Vec<(SourceDirectory, Entry)> {
+        self.unsettled = 0;
         let awaited = self
             .groups
             .values_mut()
             .filter_map(|group| match &mut group.first {
-                First::Awaited(names) => names.pop(),
-                First::Named(_) => None,
+                FirstNameState::Awaited(names) => names.pop(),
+                FirstNameState::Published(_) => None,
             });
         let next: Vec<_> = awaited.collect();
         self.waiting -= next.len();
@@ -267,12 +267,13 @@ impl Links {
 
     /// Returns whether no name waits and the outcomes of all links are known.
     pub(crate) fn is_done(&self) -> bool {
-        self.waiting == 0 && self.unheard == 0
+        self.waiting == 0 && self.unsettled == 0
     }
 
-    fn forget_if_whole(&mut self, id: HardLinkedFileId) {
-        let is_whole =
-            |group: &LinkGroup| group.missing == 0 && matches!(group.first, First::Named(_));
+    fn forget_if_complete(&mut self, id: HardLinkedFileId) {
+        let is_whole = |group: &LinkGroup| {
+            group.missing == 0 && matches!(group.first, FirstNameState::Published(_))
+        };
         if self.groups.get(&id).is_some_and(is_whole) {
             self.groups.remove(&id);
         }
@@ -281,7 +282,7 @@ impl Links {
 
 /// Why the receiver could not make a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoLink {
+pub(crate) enum LinkFailure {
     /// The first name no longer leads to the file.
     Lost,
     /// The file has the maximum number of names.
@@ -290,7 +291,7 @@ pub(crate) enum NoLink {
     Never(NotKeptReason),
 }
 
-impl NoLink {
+impl LinkFailure {
     pub(crate) fn of(code: FaultCode) -> Self {
         let FaultCode::Os(errno) = code else {
             return Self::Lost;
@@ -399,12 +400,12 @@ mod tests {
             "{parts:?}"
         );
         assert!(!links.is_done());
-        let (_, names) = links.named(parts[0].1, first("0"));
+        let (_, names) = links.note_first_published(parts[0].1, first("0"));
         assert_eq!(
             (names.len(), links.groups.len(), links.is_done()),
             (2, 0, false)
         );
-        links.heard(2);
+        links.note_links_settled(2);
         assert!(links.is_done());
     }
 
@@ -430,7 +431,12 @@ mod tests {
             links.take(&directory, entry, shared),
             NamePlan::File(_)
         ));
-        assert!(links.named(shared.id, first("0")).1.is_empty());
+        assert!(
+            links
+                .note_first_published(shared.id, first("0"))
+                .1
+                .is_empty()
+        );
         let NamePlan::Link(entry, named) = links.take(&directory, late, shared) else {
             panic!("no link")
         };
@@ -455,10 +461,10 @@ mod tests {
                     links.take(&directory, entry, shared);
                     Some(shared.id)
                 });
-        assert_eq!(links.next_first().len(), 1);
-        let (_, names) = links.named(number.unwrap(), first("2"));
+        assert_eq!(links.next_first_names().len(), 1);
+        let (_, names) = links.note_first_published(number.unwrap(), first("2"));
         assert_eq!(names.len(), 1);
-        assert!(links.next_first().is_empty());
+        assert!(links.next_first_names().is_empty());
     }
 
     #[test]
@@ -470,14 +476,14 @@ mod tests {
         for (directory, entry, shared) in all.clone() {
             links.take(&directory, entry, shared);
         }
-        let (tried, names) = links.named(number, first("0"));
+        let (tried, names) = links.note_first_published(number, first("0"));
         let back = |links: &mut Links, place: usize| {
             let (directory, entry) = names[place].clone();
-            links.unlinked(&directory, entry, number, &tried)
+            links.replan_unlinked(&directory, entry, number, &tried)
         };
         assert!(matches!(back(&mut links, 0), NamePlan::File(_)));
         assert!(matches!(back(&mut links, 1), NamePlan::Waits));
-        assert_eq!(links.named(number, first("1")).1.len(), 1);
+        assert_eq!(links.note_first_published(number, first("1")).1.len(), 1);
         assert!(
             matches!(back(&mut links, 2), NamePlan::Link(_, first) if first.path.as_bytes() == b"1")
         );
@@ -493,16 +499,16 @@ mod tests {
             links.take(&directory, entry, shared);
         }
         for _ in 0..LOST_MAX {
-            let (tried, names) = links.named(number, first("0"));
+            let (tried, names) = links.note_first_published(number, first("0"));
             for (place, (directory, entry)) in names.into_iter().enumerate() {
-                let part = links.unlinked(&directory, entry, number, &tried);
+                let part = links.replan_unlinked(&directory, entry, number, &tried);
                 assert_eq!(matches!(part, NamePlan::File(_)), place == 0, "{part:?}");
             }
         }
-        let (tried, names) = links.named(number, first("0"));
+        let (tried, names) = links.note_first_published(number, first("0"));
         assert_eq!(names.len(), 6);
         for (directory, entry) in names {
-            let part = links.unlinked(&directory, entry, number, &tried);
+            let part = links.replan_unlinked(&directory, entry, number, &tried);
             assert!(matches!(part, NamePlan::Copy(..)), "{part:?}");
         }
     }
@@ -520,7 +526,7 @@ mod tests {
                 LinkGroup {
                     missing: 1,
                     lost: 0,
-                    first: First::Awaited(Vec::new()),
+                    first: FirstNameState::Awaited(Vec::new()),
                 },
             )
         };

@@ -22,7 +22,7 @@ use crate::read::source::SourceDirectory;
 
 /// A file that could not be read and that the target may not need.
 #[derive(Debug)]
-pub(crate) struct Unread {
+pub(crate) struct UnreadFile {
     pub(crate) directory: SourceDirectory,
     pub(crate) entry: Entry,
 }
@@ -33,15 +33,15 @@ pub(crate) struct Pack {
     pub(crate) groups: Vec<PackGroup>,
     /// Number of times that the pack has been sent before.
     pub(crate) tries: u8,
-    pub(crate) basis: Basis,
+    pub(crate) basis: PlanBasis,
     /// The channel for files that cannot be read before they are known to be needed. Dropped once the pack has been
     /// read.
-    pub(crate) unread: Option<Sender<Unread>>,
+    pub(crate) unread: Option<Sender<UnreadFile>>,
 }
 
 /// How much was known about the target when a pack was planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Basis {
+pub(crate) enum PlanBasis {
     /// The entries are known to be needed.
     Known,
     /// The state of the target is unknown, and the entries are sent as a guess.
@@ -161,7 +161,7 @@ pub enum PackSizes {
     /// Sizes for a local copy, which has neither slow start nor slow lanes. Storage with a high latency stays slow
     /// while all packs in flight come from only one or two directories. The number of packs in flight is limited
     /// regardless of their size.
-    Within,
+    LocalCopy,
 }
 
 impl PackSizes {
@@ -169,7 +169,7 @@ impl PackSizes {
     fn packs_per_doubling(self) -> u32 {
         match self {
             Self::ForLanes => 8,
-            Self::Within => 1,
+            Self::LocalCopy => 1,
         }
     }
 }
@@ -270,7 +270,7 @@ impl Packer {
     fn begin_group(&mut self, directory: &SourceDirectory, entry: PackEntry) {
         let mut directory = directory.clone();
         if self.groups.len() >= DIRECTORIES_OPEN_MAX {
-            directory.put_off();
+            directory.close();
         }
         self.groups.push(PackGroup {
             directory,
@@ -334,7 +334,7 @@ impl Pack {
         Self {
             groups,
             tries: 0,
-            basis: Basis::Known,
+            basis: PlanBasis::Known,
             unread: None,
         }
     }
@@ -409,7 +409,7 @@ impl Pack {
 
     /// Returns the entries with several names that are not files, each with its path at the target and its identity at
     /// the source.
-    pub(crate) fn shared_beside_files(
+    pub(crate) fn shared_non_files(
         &self,
     ) -> impl Iterator<Item = (&PackEntry, RelPath, HardLinkedFileId)> {
         let all = self
@@ -429,10 +429,10 @@ impl Pack {
     }
 
     /// Closes the pack's directories while it waits for its receipt.
-    pub(crate) fn put_off(&mut self) {
+    pub(crate) fn close_directories(&mut self) {
         self.groups
             .iter_mut()
-            .for_each(|group| group.directory.put_off());
+            .for_each(|group| group.directory.close());
     }
 }
 
@@ -449,7 +449,7 @@ mod tests {
         let mut packer = Packer {
             packs_made: RAMP_DOUBLINGS_MAX,
             entries_max,
-            ..Packer::new(PackSizes::Within)
+            ..Packer::new(PackSizes::LocalCopy)
         };
         let mut packs = Vec::new();
         for item in scan.receiver() {
@@ -559,7 +559,7 @@ mod tests {
                 .filter_map(|(directory, entry)| packer.add(&directory, PackEntry::Within(entry)));
             packs.map(|pack| pack.entry_count()).collect::<Vec<_>>()
         };
-        assert_eq!(sizes(PackSizes::Within), [64, 128, 256, 512]);
+        assert_eq!(sizes(PackSizes::LocalCopy), [64, 128, 256, 512]);
         assert_eq!(
             sizes(PackSizes::ForLanes)[..9],
             [[64; 8].as_slice(), &[128]].concat()

@@ -24,16 +24,16 @@ pub(crate) use self::inspecting::inspect_all;
 use crate::control::replies::{EntryReply, QueuedReply, Replies};
 use crate::inspect::listing::Listing;
 use crate::mirror::{self, Mirror, SourceWalk};
-use crate::plan::guess::Guess;
-use crate::plan::links::{FirstName, Links, NamePlan, NoLink, Word};
-use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
-use crate::plan::queue::{Parcel, When};
+use crate::plan::guess::TargetGuess;
+use crate::plan::links::{FirstName, LinkFailure, LinkOutcome, Links, NamePlan};
+use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, UnreadFile};
+use crate::plan::queue::{Parcel, RoomWait};
 use crate::plan::requests::{AnsweredFile, Requests};
-use crate::push::feed::Fed;
+use crate::push::feed::PlannerInput;
 use crate::push::piece::Piece;
 use crate::push::session::Session;
 use crate::read::group_values::GroupValues;
-use crate::read::source::{FileLook, SourceDirectory};
+use crate::read::source::{SizeAndMtime, SourceDirectory};
 
 /// The task of the planner.
 #[derive(Clone, Debug)]
@@ -45,11 +45,11 @@ pub(crate) struct Task {
     pub(crate) compare: Compare,
     /// Whether files that stay at the target are known to equal those of the source, as far as they are compared at
     /// all.
-    pub(crate) compares_what_stays: bool,
+    pub(crate) unchanged_files_are_equal: bool,
     /// How to make the target a mirror of the source, if requested.
     pub(crate) mirror: Option<Mirror>,
     /// Work to send instead of the results of a walk, if the push is fed.
-    pub(crate) fed: Option<Receiver<Fed>>,
+    pub(crate) fed: Option<Receiver<PlannerInput>>,
     /// How to reread directories that change during the walk. Default: they are not reread.
     pub(crate) reread: Option<SourceWalk>,
 }
@@ -58,13 +58,13 @@ impl Task {
     /// Returns the task that this opening requests.
     pub(crate) fn of(open: &Open) -> Self {
         // If files are compared by size and time, the receiver compares a link itself when it creates the link.
-        let compares_what_stays =
+        let unchanged_files_are_equal =
             open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
         Self {
             inspects: open.intent == Intent::Inspect,
             verifies: open.verify,
             compare: open.compare,
-            compares_what_stays,
+            unchanged_files_are_equal,
             mirror: None,
             fed: None,
             reread: None,
@@ -81,7 +81,7 @@ pub(crate) fn plan_all(
     task: &Task,
 ) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
-    let guess = Guess::new(task.compare, unread_in);
+    let guess = TargetGuess::new(task.compare, unread_in);
     let mut planner = Planner {
         guess: Some(guess),
         ..Planner::new(session, task, packer)
@@ -93,7 +93,7 @@ pub(crate) fn plan_all(
     };
     let is_answered =
         |planner: &Planner<'_>| planner.requests.as_ref().is_none_or(Requests::is_done);
-    planner.take(&mut inputs, is_answered);
+    planner.plan_until(&mut inputs, is_answered);
     planner.flush_unlisted();
     let has_links = !planner.links.is_done();
     if has_links {
@@ -101,7 +101,7 @@ pub(crate) fn plan_all(
         session.in_flight.withhold_end();
         session.in_flight.end_plan();
         // Links are sent once the first names of their files are at the target.
-        planner.take(&mut inputs, |planner| {
+        planner.plan_until(&mut inputs, |planner| {
             planner.links.is_done() && is_answered(planner)
         });
         planner.flush_unlisted();
@@ -122,7 +122,7 @@ pub(crate) fn plan_all(
                 .warn(format!("nothing was removed at the target: {why}"));
         }
     }
-    if mirror.is_some() || has_links || planner.is_again {
+    if mirror.is_some() || has_links || planner.is_rereading {
         session.in_flight.release_end();
     }
 }
@@ -134,7 +134,7 @@ struct Inputs<'a> {
     scan: Option<Scan>,
     /// Files that could not be read before they were known to be needed. The planner asks the receiver about them, or
     /// sends them if the target is empty. The last sender is dropped with the last pack that was planned as a guess.
-    unread: Option<Receiver<Unread>>,
+    unread: Option<Receiver<UnreadFile>>,
 }
 
 impl Inputs<'_> {
@@ -174,7 +174,7 @@ struct Planner<'a> {
     task: &'a Task,
     packer: Packer,
     /// Set while the state of the target is unknown.
-    guess: Option<Guess>,
+    guess: Option<TargetGuess>,
     /// Set while the receiver must be asked about files.
     requests: Option<Requests>,
     /// Set in an inspection.
@@ -184,7 +184,7 @@ struct Planner<'a> {
     /// Size in bytes of the files that are sent, as far as known before they are read.
     needed_bytes: u64,
     /// Whether directories are being reread. Most files that are at the target have then already been counted.
-    is_again: bool,
+    is_rereading: bool,
 }
 
 impl<'a> Planner<'a> {
@@ -199,13 +199,13 @@ impl<'a> Planner<'a> {
             links: Links::default(),
             unlisted: Unlisted::default(),
             needed_bytes: 0,
-            is_again: false,
+            is_rereading: false,
         }
     }
 
     /// Plans everything that follows from the scan and from replies, until the inputs have ended and `is_done` returns
     /// `true`.
-    fn take(&mut self, inputs: &mut Inputs<'_>, is_done: impl Fn(&Self) -> bool) {
+    fn plan_until(&mut self, inputs: &mut Inputs<'_>, is_done: impl Fn(&Self) -> bool) {
         let nothing = never();
         let not_fed = never();
         let none_unread = never();
@@ -219,28 +219,28 @@ impl<'a> Planner<'a> {
             let scan = inputs.scan.as_ref().filter(|_| !self.is_full());
             let fed = self.task.fed.as_ref().filter(|_| scan.is_some());
             let unread = inputs.unread.as_ref().filter(|_| self.guess.is_none());
-            let hashed = self.hashed_here();
+            let hashed = self.own_hashes();
             select! {
                 recv(scan.map_or(&nothing, Scan::receiver)) -> item => match item {
-                    Ok(item) => self.take_item(item, None),
+                    Ok(item) => self.handle_scan_item(item, None),
                     Err(_) => self.end_scan(inputs),
                 },
                 recv(fed.unwrap_or(&not_fed)) -> fed => match fed {
-                    Ok(fed) => self.take_fed(fed),
+                    Ok(fed) => self.handle_input(fed),
                     Err(_) => self.end_scan(inputs),
                 },
                 // The feeder may wait for these files before it feeds more.
                 recv(unread.unwrap_or(&none_unread)) -> file => match file {
-                    Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
+                    Ok(UnreadFile { directory, entry }) => self.handle_entry(&directory, entry),
                     Err(_) => inputs.unread = None,
                 },
-                recv(hashed) -> done => self.take_hashed_here(done),
+                recv(hashed) -> done => self.handle_own_hashes(done),
                 recv(inputs.replies.counted) -> reply => match reply {
-                    Ok(reply) => self.take_hashes(reply),
+                    Ok(reply) => self.handle_hashes(reply),
                     Err(_) => break,
                 },
                 recv(inputs.replies.entries) -> reply => match reply {
-                    Ok(reply) => self.take_reply(reply),
+                    Ok(reply) => self.handle_reply(reply),
                     Err(_) => break,
                 },
                 default(PACK_PATIENCE) => {
@@ -255,7 +255,7 @@ impl<'a> Planner<'a> {
 
     fn end_scan(&self, inputs: &mut Inputs<'_>) {
         if let Some(scan) = inputs.scan.take()
-            && !self.is_again
+            && !self.is_rereading
         {
             self.session.account.end_scan(&scan.parts());
         }
@@ -265,12 +265,12 @@ impl<'a> Planner<'a> {
     fn is_full(&self) -> bool {
         let may_ask = self.listing.as_ref().is_none_or(Listing::may_ask)
             && self.requests.as_ref().is_none_or(Requests::may_ask);
-        let has_held = |guess: &Guess| !guess.held.is_empty();
+        let has_held = |guess: &TargetGuess| !guess.held.is_empty();
         !may_ask || self.guess.as_ref().is_some_and(has_held) || self.links.is_full()
     }
 
     /// Sets the state of the target, and continues with the entries that were held back until it was known.
-    fn learn(&mut self, state: TargetState) {
+    fn set_target_state(&mut self, state: TargetState) {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
         self.requests = (state == TargetState::Populated).then(Requests::default);
@@ -292,7 +292,7 @@ impl<'a> Planner<'a> {
                 .for_each(|pack| self.plan_anew(pack));
         }
         for (directory, entry) in held.unwrap_or_default() {
-            self.take_entry(&directory, entry);
+            self.handle_entry(&directory, entry);
         }
     }
 
@@ -302,7 +302,7 @@ impl<'a> Planner<'a> {
             for entry in entries {
                 match entry {
                     PackEntry::Within(entry) if entry.kind == EntryKind::File => {
-                        self.take_entry(&directory, entry);
+                        self.handle_entry(&directory, entry);
                     }
                     entry => self.pack(&directory, entry),
                 }
@@ -321,29 +321,29 @@ impl<'a> Planner<'a> {
         drop(entering);
         if is_idle {
             self.links
-                .next_first()
+                .next_first_names()
                 .into_iter()
-                .for_each(|(directory, entry)| self.need(&directory, entry));
+                .for_each(|(directory, entry)| self.plan_needed(&directory, entry));
             self.flush_pack();
         }
     }
 
-    fn take_fed(&mut self, fed: Fed) {
+    fn handle_input(&mut self, fed: PlannerInput) {
         match fed {
-            Fed::Items(piece, items) => items
+            PlannerInput::Items(piece, items) => items
                 .into_iter()
-                .for_each(|item| self.take_item(item, Some(&piece))),
-            Fed::Range(piece, directory, entry, groups) => {
+                .for_each(|item| self.handle_scan_item(item, Some(&piece))),
+            PlannerInput::Range(piece, directory, entry, groups) => {
                 let directory = SourceDirectory::held_open(&directory).of_piece(Some(&piece));
                 let queue = &self.session.queue;
-                let source = queue.large_source(&directory, *entry).only(groups);
-                queue.add_file(source, When::Room);
+                let source = queue.large_source(&directory, *entry).restricted_to(groups);
+                queue.add_file(source, RoomWait::Wait);
             }
-            Fed::Found => self.session.account.totals.found.add(1),
+            PlannerInput::CommittedLarge => self.session.account.totals.found.add(1),
         }
     }
 
-    fn take_item(&mut self, item: ScanItem, piece: Option<&Arc<Piece>>) {
+    fn handle_scan_item(&mut self, item: ScanItem, piece: Option<&Arc<Piece>>) {
         match item {
             ScanItem::Root {
                 directory,
@@ -353,14 +353,14 @@ impl<'a> Planner<'a> {
                 let directory = SourceDirectory::held_open(&directory).of_piece(piece);
                 self.plan_itself(&directory, PackEntry::Itself(metadata, properties));
             }
-            ScanItem::Batch(batch) => self.take_batch(batch, piece),
+            ScanItem::Batch(batch) => self.handle_batch(batch, piece),
             // The error has already been reported.
-            ScanItem::Error(_) if self.is_again && self.has_scan_errors() => {}
+            ScanItem::Error(_) if self.is_rereading && self.has_scan_errors() => {}
             ScanItem::Error(error) => self.session.account.fail_scan(error),
         }
     }
 
-    fn take_batch(&mut self, batch: EntryBatch, piece: Option<&Arc<Piece>>) {
+    fn handle_batch(&mut self, batch: EntryBatch, piece: Option<&Arc<Piece>>) {
         let directory = SourceDirectory::held_open(&batch.directory).of_piece(piece);
         let regular = batch
             .entries
@@ -371,20 +371,20 @@ impl<'a> Planner<'a> {
         });
         if self.listing.is_some() {
             let found = Event::Found { files, bytes };
-            self.session.account.tell(found);
-        } else if !self.is_again {
+            self.session.account.report(found);
+        } else if !self.is_rereading {
             self.session.account.find(files, bytes);
         }
         for entry in batch.entries {
             match directory.measured(entry) {
-                Ok(entry) => self.take_entry(&directory, entry),
+                Ok(entry) => self.handle_entry(&directory, entry),
                 Err(error) => self.session.account.fail(&error),
             }
         }
     }
 
-    fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
-        if self.is_again && self.is_left_out(&entry) {
+    fn handle_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
+        if self.is_rereading && self.is_left_out(&entry) {
             return;
         }
         if !self
@@ -419,48 +419,50 @@ impl<'a> Planner<'a> {
             return guess.hold(directory, entry);
         }
         match shared {
-            Some(shared) => self.take_name(directory, entry, shared),
-            None => self.take_alone(directory, entry),
+            Some(shared) => self.plan_name(directory, entry, shared),
+            None => self.plan_single(directory, entry),
         }
     }
 
     /// Plans a name of a file that may have other names.
-    fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: HardLinkedFile) {
+    fn plan_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: HardLinkedFile) {
         let bytes = entry.size;
         match self.links.take(directory, entry, shared) {
-            NamePlan::File(entry) => self.take_alone(directory, entry),
+            NamePlan::File(entry) => self.plan_single(directory, entry),
             NamePlan::Copy(entry, why) => {
                 self.lacks_link(directory, &entry, why);
-                self.take_alone(directory, entry);
+                self.plan_single(directory, entry);
             }
             NamePlan::Link(entry, first) => {
-                self.find_again(entry.size);
+                self.count_found_again(entry.size);
                 self.pack(directory, PackEntry::Link(entry, first));
             }
-            NamePlan::Waits => self.find_again(bytes),
+            NamePlan::Waits => self.count_found_again(bytes),
         }
     }
 
     fn lacks_link(&self, directory: &SourceDirectory, entry: &Entry, why: NotKeptReason) {
         let path = directory.target_of(&entry.name);
-        self.session
-            .account
-            .lacking(&self.session.extras, &path, &[(MetadataKinds::LINKS, why)]);
+        self.session.account.count_lacking(
+            &self.session.extras,
+            &path,
+            &[(MetadataKinds::LINKS, why)],
+        );
     }
 
-    fn take_word(&mut self, word: Word) {
+    fn handle_link_outcome(&mut self, word: LinkOutcome) {
         match word {
-            Word::Named(id, first) => self.name(id, first),
-            Word::Heard(links) => self.links.heard(links),
-            Word::Changed(directory, entry) => self.need(&directory, entry),
-            Word::Unlinked(directory, entry, tried, code) => {
-                let why = NoLink::of(code);
+            LinkOutcome::FirstPublished(id, first) => self.plan_links(id, first),
+            LinkOutcome::LinksSettled(links) => self.links.note_links_settled(links),
+            LinkOutcome::FirstChanged(directory, entry) => self.plan_needed(&directory, entry),
+            LinkOutcome::LinkFailed(directory, entry, tried, code) => {
+                let why = LinkFailure::of(code);
                 why.lack()
                     .inspect(|why| self.lacks_link(&directory, &entry, *why));
                 let id = entry.shared.map(|shared| shared.id);
                 let part = match (why, id) {
-                    (NoLink::Lost | NoLink::Full(_), Some(id)) => {
-                        self.links.unlinked(&directory, entry, id, &tried)
+                    (LinkFailure::Lost | LinkFailure::Full(_), Some(id)) => {
+                        self.links.replan_unlinked(&directory, entry, id, &tried)
                     }
                     _ => NamePlan::File(Entry {
                         shared: None,
@@ -472,16 +474,16 @@ impl<'a> Planner<'a> {
                     // An earlier push may have created a copy. Entries that are reread were counted when they were
                     // found.
                     NamePlan::File(entry) | NamePlan::Copy(entry, _)
-                        if cannot_be && !self.is_again =>
+                        if cannot_be && !self.is_rereading =>
                     {
-                        self.take_alone(&directory, entry)
+                        self.plan_single(&directory, entry)
                     }
-                    NamePlan::File(entry) => self.need(&directory, entry),
+                    NamePlan::File(entry) => self.plan_needed(&directory, entry),
                     NamePlan::Copy(entry, lack) => {
                         if !cannot_be {
                             self.lacks_link(&directory, &entry, lack);
                         }
-                        self.need(&directory, entry);
+                        self.plan_needed(&directory, entry);
                     }
                     NamePlan::Link(entry, first) => {
                         self.pack(&directory, PackEntry::Link(entry, first))
@@ -495,11 +497,11 @@ impl<'a> Planner<'a> {
     /// Plans the remaining names of a file one of whose names stays unchanged at the target. If that name was not
     /// compared, its contents are unknown, so the other names are not linked to it.
     fn skipped_name(&mut self, id: HardLinkedFileId, path: RelPath) {
-        if self.task.compares_what_stays {
-            return self.name(id, FirstName { path, root: None });
+        if self.task.unchanged_files_are_equal {
+            return self.plan_links(id, FirstName { path, root: None });
         }
         for (directory, entry) in self.links.forget(id) {
-            self.need(
+            self.plan_needed(
                 &directory,
                 Entry {
                     shared: None,
@@ -510,24 +512,24 @@ impl<'a> Planner<'a> {
     }
 
     /// Plans the links to a file that is at the target.
-    fn name(&mut self, id: HardLinkedFileId, first: FirstName) {
-        let (first, names) = self.links.named(id, first);
+    fn plan_links(&mut self, id: HardLinkedFileId, first: FirstName) {
+        let (first, names) = self.links.note_first_published(id, first);
         for (directory, entry) in names {
             self.pack(&directory, PackEntry::Link(entry, Arc::clone(&first)));
         }
     }
 
     /// Plans an entry that is sent independently of others.
-    fn take_alone(&mut self, directory: &SourceDirectory, entry: Entry) {
+    fn plan_single(&mut self, directory: &SourceDirectory, entry: Entry) {
         if entry.kind != EntryKind::File {
-            self.need(directory, entry);
+            self.plan_needed(directory, entry);
         } else if let Some(requests) = &mut self.requests {
             requests.add(directory, entry);
             if requests.is_full() {
                 self.flush_requests();
             }
         } else if let Some(entry) = self.admit(directory, entry) {
-            self.need(directory, entry);
+            self.plan_needed(directory, entry);
         }
     }
 
@@ -550,28 +552,28 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds a needed entry to the plan.
-    fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
+    fn plan_needed(&mut self, directory: &SourceDirectory, entry: Entry) {
         if directory
             .piece()
-            .is_some_and(|piece| piece.leaves(directory.source_path(), &entry))
+            .is_some_and(|piece| piece.share_if_large(directory.source_path(), &entry))
         {
             // The file counts in the session that renames it into place.
             return self.session.account.totals.found.take_back(1);
         }
         if entry.kind == EntryKind::File && !entry.may_have_holes {
-            self.need_room(entry.size);
+            self.check_room(entry.size);
         }
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
             let queue = &self.session.queue;
-            queue.add_file(queue.large_source(directory, entry), When::Room);
+            queue.add_file(queue.large_source(directory, entry), RoomWait::Wait);
         } else {
             self.pack(directory, PackEntry::Within(entry));
         }
     }
 
-    fn need_room(&mut self, bytes: u64) {
+    fn check_room(&mut self, bytes: u64) {
         self.needed_bytes += bytes;
-        self.session.account.need_room(self.needed_bytes);
+        self.session.account.check_room(self.needed_bytes);
     }
 
     fn pack(&mut self, directory: &SourceDirectory, entry: PackEntry) {
@@ -611,14 +613,14 @@ impl<'a> Planner<'a> {
         } = self.session;
         while let Some((number, groups)) = requests.next_request(extras) {
             in_flight.sent_counts.ask(&groups);
-            in_flight.tell(ToReceiver::Request(Request {
+            in_flight.send(ToReceiver::Request(Request {
                 number,
                 question: Question::Send(groups),
             }));
         }
     }
 
-    fn take_reply(&mut self, queued: QueuedReply) {
+    fn handle_reply(&mut self, queued: QueuedReply) {
         let (reply, booked) = queued.take();
         if let Some(listing) = &mut self.listing {
             if let EntryReply::Verdicts(request, verdicts) = reply {
@@ -627,8 +629,8 @@ impl<'a> Planner<'a> {
             return;
         }
         let answered = match (reply, &mut self.requests) {
-            (EntryReply::State(state), _) => return self.learn(state),
-            (EntryReply::Link(word), _) => return self.take_word(*word),
+            (EntryReply::State(state), _) => return self.set_target_state(state),
+            (EntryReply::Link(word), _) => return self.handle_link_outcome(*word),
             (EntryReply::Held(held), Some(requests)) => {
                 requests.take_held(&held, booked).into_iter().collect()
             }
@@ -638,11 +640,11 @@ impl<'a> Planner<'a> {
             (_, None) => return,
         };
         for file in answered {
-            self.take_answered(file);
+            self.handle_answer(file);
         }
     }
 
-    fn take_answered(&mut self, file: AnsweredFile) {
+    fn handle_answer(&mut self, file: AnsweredFile) {
         let AnsweredFile {
             directory,
             entry,
@@ -651,32 +653,32 @@ impl<'a> Planner<'a> {
             there,
         } = file;
         if matches!(verdict, Verdict::Same | Verdict::Stays) {
-            return self.skip(&directory, &entry);
+            return self.count_unchanged(&directory, &entry);
         }
-        self.find_again(entry.size);
+        self.count_found_again(entry.size);
         match verdict {
             Verdict::Set(_) => self.pack(&directory, PackEntry::Retouch(entry)),
             Verdict::Contents(_, root) => {
                 self.pack(&directory, PackEntry::Compare(entry, Root(root)))
             }
             Verdict::Resume | Verdict::Delta if entry.size > GROUP_BYTES => {
-                self.go_on(&directory, entry, held, there)
+                self.resume_large(&directory, entry, held, there)
             }
-            _ => self.need(&directory, entry),
+            _ => self.plan_needed(&directory, entry),
         }
     }
 
     /// Counts a file that stays at the target unchanged.
-    fn skip(&mut self, directory: &SourceDirectory, entry: &Entry) {
+    fn count_unchanged(&mut self, directory: &SourceDirectory, entry: &Entry) {
         let path = directory.target_of(&entry.name);
-        if !self.is_again {
+        if !self.is_rereading {
             self.count_skipped(&path, directory, entry);
         }
         if let Some(shared) = entry.shared {
             self.skipped_name(shared.id, path);
         }
         if let Some(piece) = directory.piece() {
-            piece.stays(directory.source_path(), entry);
+            piece.handle_existing(directory.source_path(), entry);
         }
     }
 
@@ -684,8 +686,8 @@ impl<'a> Planner<'a> {
         let Session {
             account, extras, ..
         } = self.session;
-        account.lacking(extras, path, &extras.lacks_of(entry));
-        if account.skipped(path, FileLook::of(entry), None) {
+        account.count_lacking(extras, path, &extras.lacks_of(entry));
+        if account.skipped(path, SizeAndMtime::of(entry), None) {
             self.list(path, directory, entry);
         }
     }
@@ -695,7 +697,7 @@ impl<'a> Planner<'a> {
     fn list(&mut self, path: &RelPath, directory: &SourceDirectory, entry: &Entry) {
         let account = &self.session.account;
         let mut files = account.files();
-        if !files.lists_what_stays() {
+        if !files.lists_unchanged_files() {
             return;
         }
         account.totals.listed.add(1);
@@ -715,7 +717,7 @@ impl<'a> Planner<'a> {
 
     /// Plans the missing groups of a large file. Groups that another version at the target has (`there`) are sent by
     /// reference.
-    fn go_on(
+    fn resume_large(
         &mut self,
         directory: &SourceDirectory,
         entry: Entry,
@@ -724,12 +726,12 @@ impl<'a> Planner<'a> {
     ) {
         if directory.piece().is_some() {
             // A file that several senders share is not resumed by any of them.
-            return self.need(directory, entry);
+            return self.plan_needed(directory, entry);
         }
         let mut source = self.session.queue.large_source(directory, entry);
         if !source.entry.may_have_holes {
             let groups = u64::from(held.count()) + u64::from(there.count());
-            self.need_room(source.entry.size.saturating_sub(groups * GROUP_BYTES));
+            self.check_room(source.entry.size.saturating_sub(groups * GROUP_BYTES));
         }
         if held.count() > 0 {
             let account = &self.session.account;
@@ -738,6 +740,6 @@ impl<'a> Planner<'a> {
         }
         self.session
             .queue
-            .add_file(source.comparing(there), When::Room);
+            .add_file(source.comparing(there), RoomWait::Wait);
     }
 }

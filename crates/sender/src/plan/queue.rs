@@ -7,7 +7,7 @@ use zmove_chunk::{Plan, Work};
 use zmove_scan::Entry;
 use zmove_types::{FileId, GroupSpan};
 
-use crate::plan::pack::{Basis, Pack};
+use crate::plan::pack::{Pack, PlanBasis};
 use crate::read::read_ahead::ReadPack;
 use crate::read::source::{LargeSource, SourceDirectory};
 use crate::send::in_flight::InFlight;
@@ -31,11 +31,11 @@ pub(crate) enum Parcel {
 
 /// Whether to wait for room in the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum RoomWait {
     /// Wait, because the scan can pause.
-    Room,
+    Wait,
     /// Do not wait, because a reader must never wait for readers.
-    Now,
+    Skip,
 }
 
 impl Queue {
@@ -57,7 +57,7 @@ impl Queue {
     /// Adds a pack. Waits while the plan is full.
     pub(crate) fn add_pack(&self, mut pack: Pack) {
         if self.plan.packs_waiting() > PACKS_OPEN_MAX {
-            pack.put_off();
+            pack.close_directories();
         }
         let entries = pack.entry_count();
         self.add(Parcel::Unread(pack), entries);
@@ -77,15 +77,15 @@ impl Queue {
     }
 
     /// Adds a large file.
-    pub(crate) fn add_file(&self, file: LargeSource, when: When) {
+    pub(crate) fn add_file(&self, file: LargeSource, wait: RoomWait) {
         let file = Arc::new(file);
         let bytes = file.entry.size;
         let groups = file.groups();
         self.in_flight
             .begin_file(Arc::clone(&file), u64::from(groups.count()));
-        match when {
-            When::Room => drop(self.plan.push_file(file, bytes, groups)),
-            When::Now => self.plan.push_file_again(file, bytes),
+        match wait {
+            RoomWait::Wait => drop(self.plan.push_file(file, bytes, groups)),
+            RoomWait::Skip => self.plan.push_file_again(file, bytes),
         }
     }
 
@@ -115,7 +115,7 @@ impl Queue {
 
     /// Takes back the packs that were to be read ahead and have not been read yet.
     pub(crate) fn take_back_read_ahead(&self) -> Vec<Pack> {
-        let is_read_ahead = |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == Basis::ReadAhead);
+        let is_read_ahead = |parcel: &Parcel| matches!(parcel, Parcel::Unread(pack) if pack.basis == PlanBasis::ReadAhead);
         let taken = self.plan.take_back(is_read_ahead);
         taken.iter().for_each(|_parcel| self.in_flight.end_work());
         let packs = taken.into_iter().filter_map(|parcel| match parcel {

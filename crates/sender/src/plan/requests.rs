@@ -7,9 +7,9 @@ use zmove_types::{Cv, GROUP_BYTES, GroupSpan};
 use zmove_wire::limits::REQUESTS_OUTSTANDING_MAX;
 use zmove_wire::{EntryGroup, Held, Verdict};
 
-use crate::control::relay::Held as Booked;
+use crate::control::relay::Reservation;
 use crate::plan::asked::{AskedEntry, entry_groups};
-use crate::plan::gathered::Gathered;
+use crate::plan::gathered::RequestBacklog;
 use crate::plan::pack::PackEntry;
 use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
@@ -18,7 +18,7 @@ use crate::read::source::SourceDirectory;
 /// The files that a push asks about.
 #[derive(Default)]
 pub(crate) struct Requests {
-    gathered: Gathered,
+    gathered: RequestBacklog,
     outstanding: HashMap<u64, OpenQuestion>,
     /// Files whose old version the receiver is still examining, by request number and index in the request.
     awaited: HashMap<(u64, u32), AnsweredFile>,
@@ -71,7 +71,7 @@ impl Requests {
     /// Stores the values of groups that the target holds of a file, together with their memory reservation. Values
     /// beyond the end of the file are ignored. Returns the file if it was awaited and this was the last message about
     /// it.
-    pub(crate) fn take_held(&mut self, held: &Held, booked: Booked) -> Option<AnsweredFile> {
+    pub(crate) fn take_held(&mut self, held: &Held, booked: Reservation) -> Option<AnsweredFile> {
         let key = (held.request, held.file);
         if let Some(file) = self.awaited.get_mut(&key) {
             fill(&mut file.there, &file.entry, held, booked);
@@ -133,7 +133,7 @@ impl Requests {
 }
 
 /// Adds the values from a message about a large file's groups.
-fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Booked) {
+fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Reservation) {
     let groups = GroupSpan::count(entry.size)
         .filter(|count| *count > 1)
         .unwrap_or(0);

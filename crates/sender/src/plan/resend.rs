@@ -27,7 +27,7 @@ pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[E
             )
         }
     };
-    session.account.tell(Event::Resent { what });
+    session.account.report(Event::Resent { what });
     send_again(&session.queue, work, tries);
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
 /// Has late chunks read again and resent under their own items, for idle lanes, once all work has been issued. `stuck`
 /// returns whether data sent by a lane has not arrived.
 pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
-    for (file, span) in session.in_flight.take_late(stuck) {
+    for (file, span) in session.in_flight.choose_late(stuck) {
         // This is not a new piece of work. The push may end while the group is being read.
         session.account.totals.counters.repeated.add(1);
         session.queue.repeat_group(file, span);
@@ -54,7 +54,7 @@ fn send_again(queue: &Queue, work: Sent, tries: u8) {
             ..batch.pack
         }),
         Sent::Group(file, span, _) => {
-            file.is_missing(span);
+            file.note_missing(span);
             file.set_tries(span, tries);
             queue.repeat_group(file, span);
         }

@@ -29,11 +29,11 @@ pub struct SenderConfig {
     /// Configuration of the walk of the sources.
     pub scan: ScanConfig,
     /// How users and groups are identified if owners are kept. Default: by number.
-    pub owners: Owners,
+    pub owners: OwnerMapping,
     /// How allocated zeros are handled. Default: they are sent as data.
     pub zeros: Zeros,
     /// Values for attributes that are not kept. Default: the values of the source.
-    pub instead: Instead,
+    pub instead: FallbackAttributes,
     /// Interval between [`Event::Sampled`](zmove_types::Event::Sampled) events. Default: no such events. A shorter
     /// interval shows more detail and costs one system call per lane and sample. Must not be zero.
     pub sample_interval: Option<Duration>,
@@ -56,7 +56,7 @@ pub struct SenderConfig {
 impl SenderConfig {
     /// Configures the walk of the sources for this opening. The walk skips unfinished files of other transfers and
     /// reads the attributes that are to be kept.
-    pub fn walk_for(&mut self, open: &Open) {
+    pub fn configure_walk(&mut self, open: &Open) {
         self.scan.skip_filter = Some(unfinished);
         self.scan.xattrs = Some(open.keeping.kinds.common(MetadataKinds::ANY_XATTR));
     }
@@ -70,9 +70,9 @@ impl Default for SenderConfig {
             buffers_max: 24,
             pack_sizes: PackSizes::ForLanes,
             scan: ScanConfig::default(),
-            owners: Owners::default(),
+            owners: OwnerMapping::default(),
             zeros: Zeros::default(),
-            instead: Instead::default(),
+            instead: FallbackAttributes::default(),
             sample_interval: None,
             silence_max: CONTROL_SILENCE_MAX,
             file_io: Arc::new(StorageEngine::default()),
@@ -86,7 +86,7 @@ impl Default for SenderConfig {
 
 /// How the users and groups of entries are identified at the receiver.
 #[derive(Clone, Debug)]
-pub struct Owners {
+pub struct OwnerMapping {
     /// Source of user and group names on this host. Default: none, so that numbers are sent.
     pub accounts: Arc<dyn Accounts>,
     /// Mappings of users to users at the target; the first match applies. Default: users are not mapped.
@@ -95,7 +95,7 @@ pub struct Owners {
     pub groups: Vec<Mapping>,
 }
 
-impl Default for Owners {
+impl Default for OwnerMapping {
     fn default() -> Self {
         Self {
             accounts: Arc::new(NoAccounts),
@@ -107,7 +107,7 @@ impl Default for Owners {
 
 /// Values for attributes of the source that are not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Instead {
+pub struct FallbackAttributes {
     /// Modification time of all entries. Default: that of each source entry.
     pub mtime: Option<Timestamp>,
     /// The umask from which modes are derived: 0777 for directories and 0666 for other entries, without the bits of the

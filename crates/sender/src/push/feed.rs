@@ -23,12 +23,12 @@ use zmove_types::GROUP_BYTES;
 use zmove_wire::limits::JOB_ORDERS_OUTSTANDING_MAX;
 use zmove_wire::{Batch, SharedJobOrder, SharedJobResult};
 
-use crate::push::piece::{Piece, PieceSize, Progress, Unnamed};
+use crate::push::piece::{Piece, PieceProgress, PieceSize, UncommittedFile};
 
 /// The handle that feeds a push. The push ends when all handles have been dropped and everything has settled.
 #[derive(Clone, Debug)]
 pub struct Feeder {
-    fed: Sender<Fed>,
+    fed: Sender<PlannerInput>,
     asked: mpsc::UnboundedSender<FeedRequest>,
     orders: Arc<Semaphore>,
     rate: Arc<OnceLock<SharedRate>>,
@@ -37,17 +37,17 @@ pub struct Feeder {
 /// The error of a request to a push that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the session with the receiver has ended")]
-pub struct SessionOver;
+pub struct SessionEnded;
 
 /// Input for the planner.
 #[derive(Debug)]
-pub(crate) enum Fed {
+pub(crate) enum PlannerInput {
     /// Entries, directories and errors, as a walk finds them.
     Items(Arc<Piece>, Vec<ScanItem>),
     /// A range of groups of a large file.
     Range(Arc<Piece>, Arc<Directory>, Box<Entry>, Range<u32>),
     /// A large file that several senders have sent and that this session has renamed into place.
-    Found,
+    CommittedLarge,
 }
 
 /// A request to the session, other than a piece to send.
@@ -65,14 +65,14 @@ pub(crate) enum FeedRequest {
     Declaration(
         Arc<Directory>,
         Box<Entry>,
-        oneshot::Sender<Result<Unnamed, String>>,
+        oneshot::Sender<Result<UncommittedFile, String>>,
     ),
 }
 
 /// The receiving ends of a feeder's channels.
 #[derive(Debug)]
-pub(crate) struct Feed {
-    pub(crate) fed: Receiver<Fed>,
+pub(crate) struct FeedReceivers {
+    pub(crate) fed: Receiver<PlannerInput>,
     pub(crate) asked: mpsc::UnboundedReceiver<FeedRequest>,
     /// The rate limit of the lanes, set once there is a session.
     pub(crate) rate: Arc<OnceLock<SharedRate>>,
@@ -80,18 +80,18 @@ pub(crate) struct Feed {
 
 /// A piece that is being sent.
 #[derive(Debug)]
-pub struct Sending {
-    heard: mpsc::UnboundedReceiver<Progress>,
+pub struct PieceHandle {
+    reports: mpsc::UnboundedReceiver<PieceProgress>,
     piece: Weak<Piece>,
 }
 
-impl Sending {
+impl PieceHandle {
     /// Returns the next progress report of the piece. The last report is that the piece has settled.
     ///
     /// # Errors
     /// The session is over.
-    pub async fn next(&mut self) -> Result<Progress, SessionOver> {
-        self.heard.recv().await.ok_or(SessionOver)
+    pub async fn next(&mut self) -> Result<PieceProgress, SessionEnded> {
+        self.reports.recv().await.ok_or(SessionEnded)
     }
 
     /// Returns a counter that increases whenever the receiver stores or confirms part of the piece.
@@ -104,7 +104,7 @@ impl Sending {
 }
 
 impl Feeder {
-    pub(crate) fn new() -> (Self, Feed) {
+    pub(crate) fn new() -> (Self, FeedReceivers) {
         let (fed_in, fed) = unbounded();
         let (asked_in, asked) = mpsc::unbounded_channel();
         let orders = Arc::new(Semaphore::new(JOB_ORDERS_OUTSTANDING_MAX));
@@ -116,7 +116,7 @@ impl Feeder {
                 orders,
                 rate: Arc::clone(&rate),
             },
-            Feed { fed, asked, rate },
+            FeedReceivers { fed, asked, rate },
         )
     }
 
@@ -134,7 +134,11 @@ impl Feeder {
     ///
     /// # Errors
     /// The session is over.
-    pub fn send(&self, items: Vec<ScanItem>, large_bytes: u64) -> Result<Sending, SessionOver> {
+    pub fn send(
+        &self,
+        items: Vec<ScanItem>,
+        large_bytes: u64,
+    ) -> Result<PieceHandle, SessionEnded> {
         let mut size = PieceSize {
             entries: 0,
             bytes: 0,
@@ -156,7 +160,7 @@ impl Feeder {
                 ScanItem::Root { .. } | ScanItem::Error(_) => size.entries += 1,
             }
         }
-        self.begin(size, |piece| Fed::Items(piece, items))
+        self.begin(size, |piece| PlannerInput::Items(piece, items))
     }
 
     /// Sends groups of a large file without renaming it into place. Failures are reported only to the caller: the file
@@ -169,7 +173,7 @@ impl Feeder {
         directory: Arc<Directory>,
         entry: Entry,
         groups: Range<u32>,
-    ) -> Result<Sending, SessionOver> {
+    ) -> Result<PieceHandle, SessionEnded> {
         let bytes = u64::from(groups.end.saturating_sub(groups.start)) * GROUP_BYTES;
         let size = PieceSize {
             entries: 1,
@@ -177,7 +181,7 @@ impl Feeder {
             large_bytes: u64::MAX,
         };
         self.begin(size, |piece| {
-            Fed::Range(piece, directory, Box::new(entry), groups)
+            PlannerInput::Range(piece, directory, Box::new(entry), groups)
         })
     }
 
@@ -186,8 +190,10 @@ impl Feeder {
     ///
     /// # Errors
     /// The session is over.
-    pub fn find(&self) -> Result<(), SessionOver> {
-        self.fed.send(Fed::Found).map_err(|_over| SessionOver)
+    pub fn count_committed(&self) -> Result<(), SessionEnded> {
+        self.fed
+            .send(PlannerInput::CommittedLarge)
+            .map_err(|_over| SessionEnded)
     }
 
     /// Returns the declaration of a large file, for the order that renames it into place. The inner error is the reason
@@ -199,7 +205,7 @@ impl Feeder {
         &self,
         directory: Arc<Directory>,
         entry: Entry,
-    ) -> Result<Result<Unnamed, String>, SessionOver> {
+    ) -> Result<Result<UncommittedFile, String>, SessionEnded> {
         self.ask(|answer| FeedRequest::Declaration(directory, Box::new(entry), answer))
             .await
     }
@@ -208,7 +214,10 @@ impl Feeder {
     ///
     /// # Errors
     /// The session is over.
-    pub async fn directory_batches(&self, found: Vec<ScanItem>) -> Result<Vec<Batch>, SessionOver> {
+    pub async fn directory_batches(
+        &self,
+        found: Vec<ScanItem>,
+    ) -> Result<Vec<Batch>, SessionEnded> {
         self.ask(|answer| FeedRequest::Directories(found, answer))
             .await
     }
@@ -222,8 +231,12 @@ impl Feeder {
         &self,
         order: SharedJobOrder,
         names: Option<u64>,
-    ) -> Result<SharedJobResult, SessionOver> {
-        let _turn = self.orders.acquire().await.map_err(|_closed| SessionOver)?;
+    ) -> Result<SharedJobResult, SessionEnded> {
+        let _turn = self
+            .orders
+            .acquire()
+            .await
+            .map_err(|_closed| SessionEnded)?;
         self.ask(|answer| FeedRequest::Order(order, names, answer))
             .await
     }
@@ -231,25 +244,25 @@ impl Feeder {
     async fn ask<T>(
         &self,
         asked: impl FnOnce(oneshot::Sender<T>) -> FeedRequest,
-    ) -> Result<T, SessionOver> {
+    ) -> Result<T, SessionEnded> {
         let (answer_in, answer) = oneshot::channel();
         self.asked
             .send(asked(answer_in))
-            .map_err(|_over| SessionOver)?;
-        answer.await.map_err(|_over| SessionOver)
+            .map_err(|_over| SessionEnded)?;
+        answer.await.map_err(|_over| SessionEnded)
     }
 
     fn begin(
         &self,
         size: PieceSize,
-        fed: impl FnOnce(Arc<Piece>) -> Fed,
-    ) -> Result<Sending, SessionOver> {
-        let (piece, heard) = Piece::new(size);
-        let sending = Sending {
-            heard,
+        fed: impl FnOnce(Arc<Piece>) -> PlannerInput,
+    ) -> Result<PieceHandle, SessionEnded> {
+        let (piece, reports) = Piece::new(size);
+        let sending = PieceHandle {
+            reports,
             piece: Arc::downgrade(&piece),
         };
-        self.fed.send(fed(piece)).map_err(|_over| SessionOver)?;
+        self.fed.send(fed(piece)).map_err(|_over| SessionEnded)?;
         Ok(sending)
     }
 }

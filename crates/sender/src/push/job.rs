@@ -57,7 +57,7 @@ impl Push {
             sources_missing,
             list,
         } = job;
-        config.walk_for(&open);
+        config.configure_walk(&open);
         // A list contains every name that is to be sent, so no directory needs to be reread.
         let rereads = list.is_none() && open.intent != Intent::Inspect;
         if mirror.is_some() || rereads {
@@ -100,7 +100,7 @@ impl Push {
 
     /// Creates a push that walks nothing and is fed piece by piece.
     #[must_use]
-    pub fn fed(open: Open, config: SenderConfig, started: Instant) -> (Self, Feeder) {
+    pub fn with_feeder(open: Open, config: SenderConfig, started: Instant) -> (Self, Feeder) {
         let (feeder, feed) = Feeder::new();
         let task = Task {
             fed: Some(feed.fed),
@@ -121,7 +121,7 @@ impl Push {
 
     /// Subtracts the time spent asking the user a question before the session from the duration of the push.
     #[must_use]
-    pub fn without(self, asked: Duration) -> Self {
+    pub fn exclude_prompt_time(self, asked: Duration) -> Self {
         Self {
             started: self.started + asked,
             ..self
@@ -130,16 +130,16 @@ impl Push {
 
     /// Returns a handle that reports how many lanes the push can use.
     #[must_use]
-    pub fn need(&self) -> Need {
-        Need(self.scan.tally())
+    pub fn lane_demand(&self) -> LaneDemand {
+        LaneDemand(self.scan.tally())
     }
 }
 
 /// The number of lanes that a push can use, derived from the progress of its scan.
 #[derive(Clone, Debug)]
-pub struct Need(Arc<WalkTally>);
+pub struct LaneDemand(Arc<WalkTally>);
 
-impl Need {
+impl LaneDemand {
     /// Returns the maximum number of lanes that can have data to send, or `None` while the scan runs.
     #[must_use]
     pub fn lanes(&self) -> Option<u16> {

@@ -18,7 +18,7 @@ use zmove_wire::{FileHead, WorkCounts};
 pub(crate) struct Piece {
     found: u64,
     large_bytes: u64,
-    heard: mpsc::UnboundedSender<Progress>,
+    reports: mpsc::UnboundedSender<PieceProgress>,
     /// Bytes that have not been read yet.
     unread: AtomicU64,
     half: u64,
@@ -29,9 +29,9 @@ pub(crate) struct Piece {
 
 /// A progress report of a piece.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum PieceProgress {
     /// A large file that is not sent with the piece, because several senders share it or the target already has it.
-    Large(LargeFound),
+    Large(SharedLargeFile),
     /// Half of the bytes have been read, so another piece is needed to keep the lanes busy. Not every piece reports
     /// this.
     HalfRead,
@@ -54,14 +54,14 @@ pub struct Settled {
     /// Counts, without large files that are not yet renamed into place.
     pub counts: WorkCounts,
     /// Large files whose groups have all been stored. An order renames them into place.
-    pub unnamed: Vec<Unnamed>,
+    pub unnamed: Vec<UncommittedFile>,
     /// The error of failed groups of a large file. It is reported nowhere else.
-    pub why: Option<String>,
+    pub range_error: Option<String>,
 }
 
 /// A large file that is not yet renamed into place at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unnamed {
+pub struct UncommittedFile {
     /// The declaration, for the order.
     pub head: Vec<u8>,
     /// Path at the target.
@@ -70,7 +70,7 @@ pub struct Unnamed {
     pub bytes: u64,
 }
 
-impl Unnamed {
+impl UncommittedFile {
     pub(crate) fn of(head: &FileHead) -> Self {
         Self {
             head: head.encode(),
@@ -82,7 +82,7 @@ impl Unnamed {
 
 /// A file so large that several senders share it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LargeFound {
+pub struct SharedLargeFile {
     /// Path of the file's directory, relative to its source.
     pub directory: RelPath,
     /// The file.
@@ -95,19 +95,19 @@ pub struct LargeFound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtTarget {
     /// The target has the file, so no part of it is sent.
-    There,
+    Present,
     /// The receiver needs the file.
     Needed,
 }
 
 impl Piece {
     /// Creates a piece and the channel on which its progress is reported.
-    pub(crate) fn new(size: PieceSize) -> (Arc<Self>, mpsc::UnboundedReceiver<Progress>) {
-        let (heard, hears) = mpsc::unbounded_channel();
+    pub(crate) fn new(size: PieceSize) -> (Arc<Self>, mpsc::UnboundedReceiver<PieceProgress>) {
+        let (reports, hears) = mpsc::unbounded_channel();
         let piece = Self {
             found: size.entries,
             large_bytes: size.large_bytes,
-            heard,
+            reports,
             unread: AtomicU64::new(size.bytes),
             half: size.bytes / 2,
             confirmed: AtomicU64::new(0),
@@ -117,19 +117,19 @@ impl Piece {
         (Arc::new(piece), hears)
     }
 
-    fn tell(&self, progress: Progress) {
-        let _nobody_waits = self.heard.send(progress);
+    fn report(&self, progress: PieceProgress) {
+        let _nobody_waits = self.reports.send(progress);
     }
 
     /// Records that `bytes` more bytes have been read.
-    pub(crate) fn has_read(&self, bytes: u64) {
+    pub(crate) fn note_read(&self, bytes: u64) {
         let less = |unread: u64| Some(unread.saturating_sub(bytes));
         let before = self
             .unread
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
             .unwrap_or_default();
         if before > self.half && before.saturating_sub(bytes) <= self.half {
-            self.tell(Progress::HalfRead);
+            self.report(PieceProgress::HalfRead);
         }
     }
 
@@ -149,7 +149,7 @@ impl Piece {
     }
 
     /// Counts an entry that already existed at the target.
-    pub(crate) fn confirm_there(&self, entry: &Entry) {
+    pub(crate) fn confirm_existing(&self, entry: &Entry) {
         self.confirm(entry);
         if entry.kind == EntryKind::File {
             let counts = &mut self.settled.lock().counts;
@@ -159,29 +159,29 @@ impl Piece {
     }
 
     /// Leaves a file that the receiver needs to several senders if it is large enough. Returns whether it was left.
-    pub(crate) fn leaves(&self, directory: &RelPath, entry: &Entry) -> bool {
-        self.tell_if_large(directory, entry, AtTarget::Needed)
+    pub(crate) fn share_if_large(&self, directory: &RelPath, entry: &Entry) -> bool {
+        self.report_if_large(directory, entry, AtTarget::Needed)
     }
 
     /// Handles an entry that the target already has. A file large enough to be left to several senders is reported but
     /// not counted here, because another sender may have renamed it into place.
-    pub(crate) fn stays(&self, directory: &RelPath, entry: &Entry) {
-        if !self.tell_if_large(directory, entry, AtTarget::There) {
-            self.confirm_there(entry);
+    pub(crate) fn handle_existing(&self, directory: &RelPath, entry: &Entry) {
+        if !self.report_if_large(directory, entry, AtTarget::Present) {
+            self.confirm_existing(entry);
         }
     }
 
     /// Reports a file that is left to several senders, if it is large enough. Returns whether it is.
-    fn tell_if_large(&self, directory: &RelPath, entry: &Entry, at_target: AtTarget) -> bool {
+    fn report_if_large(&self, directory: &RelPath, entry: &Entry, at_target: AtTarget) -> bool {
         let is_large = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
         if is_large {
             self.confirm_without_data();
-            let found = LargeFound {
+            let found = SharedLargeFile {
                 directory: directory.clone(),
                 entry: entry.clone(),
                 at_target,
             };
-            self.tell(Progress::Large(found));
+            self.report(PieceProgress::Large(found));
         }
         is_large
     }
@@ -195,24 +195,24 @@ impl Piece {
     /// Counts an entry without file data as confirmed, such as a directory.
     pub(crate) fn confirm_without_data(&self) {
         self.confirmed.fetch_add(1, Ordering::Relaxed);
-        self.has_moved();
+        self.note_progress();
     }
 
     /// Records that the receiver has stored part of the piece.
-    pub(crate) fn has_moved(&self) {
+    pub(crate) fn note_progress(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records that the receiver has all requested groups of a large file. An order renames the file into place later.
     pub(crate) fn confirm_large(&self, head: Option<FileHead>) {
         self.confirm_without_data();
-        let unnamed = head.as_ref().map(Unnamed::of);
+        let unnamed = head.as_ref().map(UncommittedFile::of);
         self.settled.lock().unnamed.extend(unnamed);
     }
 
     /// Records why groups of a large file have failed.
     pub(crate) fn fail_range(&self, why: String) {
-        self.settled.lock().why = Some(why);
+        self.settled.lock().range_error = Some(why);
     }
 }
 
@@ -221,7 +221,7 @@ impl Drop for Piece {
         let confirmed = self.confirmed.load(Ordering::Relaxed);
         let mut settled = std::mem::take(self.settled.get_mut());
         settled.counts.failed = self.found.saturating_sub(confirmed);
-        self.tell(Progress::Settled(settled));
+        self.report(PieceProgress::Settled(settled));
     }
 }
 
@@ -231,25 +231,25 @@ mod tests {
 
     #[test]
     fn half_of_a_piece_is_told_once_and_its_end_when_the_last_holder_goes() {
-        let (piece, mut heard) = Piece::new(PieceSize {
+        let (piece, mut reports) = Piece::new(PieceSize {
             entries: 3,
             bytes: 101,
             large_bytes: u64::MAX,
         });
-        piece.has_read(50);
-        assert!(heard.try_recv().is_err(), "51 of 101 are left");
-        piece.has_read(1);
-        assert_eq!(heard.try_recv().unwrap(), Progress::HalfRead);
+        piece.note_read(50);
+        assert!(reports.try_recv().is_err(), "51 of 101 are left");
+        piece.note_read(1);
+        assert_eq!(reports.try_recv().unwrap(), PieceProgress::HalfRead);
         // A group that is sent again is read again.
-        piece.has_read(100);
-        assert!(heard.try_recv().is_err());
+        piece.note_read(100);
+        assert!(reports.try_recv().is_err());
         piece.confirm_without_data();
         drop(Arc::clone(&piece));
-        assert!(heard.try_recv().is_err(), "somebody holds it");
+        assert!(reports.try_recv().is_err(), "somebody holds it");
         drop(piece);
         assert_eq!(
-            heard.try_recv().unwrap(),
-            Progress::Settled(Settled {
+            reports.try_recv().unwrap(),
+            PieceProgress::Settled(Settled {
                 counts: WorkCounts {
                     failed: 2,
                     ..WorkCounts::default()

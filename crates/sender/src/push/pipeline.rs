@@ -18,7 +18,7 @@ use crate::plan::pack::Packer;
 use crate::plan::planner::{Task, inspect_all, plan_all};
 use crate::push::config::{BUFFER_BYTES, SenderConfig};
 use crate::push::session::Session;
-use crate::push::threads::{Broken, PushThreads};
+use crate::push::threads::{PushThreads, WorkerFailure};
 use crate::read::reader::{ReaderContext, read_all};
 use crate::read::reader_count::ReaderCount;
 use crate::send::lane::LaneContext;
@@ -30,7 +30,7 @@ pub(crate) struct Pipeline {
     pub(crate) session: Arc<Session>,
     pub(crate) lane_set: LaneSet,
     /// Reports of lanes that broke, and of threads that panicked.
-    pub(crate) broken: UnboundedReceiver<Broken>,
+    pub(crate) broken: UnboundedReceiver<WorkerFailure>,
     readers: Arc<ReaderContext>,
     threads: PushThreads,
     pub(crate) scan: Scan,
@@ -114,7 +114,7 @@ impl Pipeline {
     /// Sets the number of readers to `wanted`. Surplus readers end after their current work. If some readers cannot be
     /// started, the push continues with fewer; it is an error only if none runs.
     pub(crate) fn set_readers(&mut self, wanted: usize) -> Result<(), SessionError> {
-        let running = self.readers.reader_count.want(wanted);
+        let running = self.readers.reader_count.set_wanted(wanted);
         for number in running..wanted {
             let context = Arc::clone(&self.readers);
             let started = self.threads.spawn(format!("zmove-read-{number}"), move || {

@@ -11,12 +11,12 @@ use crate::tune::path;
 
 /// A reading of how the stages have spent their time so far.
 #[derive(Default)]
-pub(super) struct StageReading {
+pub(super) struct StageSnapshot {
     times: Times,
     pub(super) path: Option<PathReport>,
 }
 
-impl StageReading {
+impl StageSnapshot {
     /// Reads how this side's stages have spent their time, and the measurements of the path.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
         let Pipeline {

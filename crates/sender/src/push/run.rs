@@ -35,10 +35,10 @@ pub struct Run {
     /// ID of the first session's transfer.
     id: Option<TransferId>,
     /// The results of the sessions so far.
-    pub standing: Standing,
+    pub standing: RunState,
     /// Largest number of bytes that an interrupted session found at the target.
     bytes_found_most: u64,
-    pub(crate) earlier: Earlier,
+    pub(crate) earlier: EarlierResults,
     pub(crate) files: FileLedger,
     /// The last session that was interrupted and may still publish. All earlier sessions stop publishing before it
     /// does.
@@ -49,36 +49,36 @@ pub struct Run {
 
 /// The results of the sessions of a run so far, and how long the next session may wait.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Standing {
+pub struct RunState {
     /// Number of sessions that the peer has begun.
     pub begun: u64,
     /// Whether the run only inspects. An interrupted inspection is not followed by another session, which would either
     /// report everything again or omit entries that were already reported.
     pub inspects: bool,
     /// Result of the last session.
-    pub fate: SessionFate,
+    pub fate: SessionProgress,
     /// Maximum time that the next session waits for its turn at a busy host. Default: it does not wait.
     pub patience: Duration,
 }
 
 /// The result of an interrupted session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SessionFate {
+pub enum SessionProgress {
     /// The peer has not begun the session.
     #[default]
     NotBegun,
     /// The session made no progress beyond earlier sessions.
-    InVain {
+    NoProgress {
         /// Time from the peer's first answer to the end of the session, or zero if there was no answer.
         answered: Duration,
     },
     /// The session made progress beyond earlier sessions.
-    OfUse,
+    Progressed,
 }
 
 /// The combined results of all sessions before the current one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Earlier {
+pub(crate) struct EarlierResults {
     /// Counters for the report. Bytes are counted only for complete files. The next session finds the bytes of other
     /// files at the target and counts them.
     pub(crate) counters: Counters,
@@ -97,9 +97,9 @@ impl Run {
             started,
             cpu_started: cpu_time(),
             id: None,
-            standing: Standing::default(),
+            standing: RunState::default(),
             bytes_found_most: 0,
-            earlier: Earlier::default(),
+            earlier: EarlierResults::default(),
             files: FileLedger::new(manifest),
             unended: None,
             walk_record: None,
@@ -107,7 +107,7 @@ impl Run {
     }
 
     /// Subtracts the time spent asking the user a question before a session from the duration of the run.
-    pub fn leave_out(&mut self, asked: Duration) {
+    pub fn exclude_prompt_time(&mut self, asked: Duration) {
         self.started += asked;
     }
 
@@ -142,7 +142,7 @@ impl Run {
     pub(crate) fn note_opened(&mut self) {
         self.unended = None;
         self.standing.begun += 1;
-        self.standing.fate = SessionFate::InVain {
+        self.standing.fate = SessionProgress::NoProgress {
             answered: Duration::ZERO,
         };
     }
@@ -166,7 +166,7 @@ impl Run {
 
     /// Records that a session has ended whose receiver sent its first answer at `first`.
     pub(crate) fn note_answered(&mut self, first: Instant) {
-        self.standing.fate = SessionFate::InVain {
+        self.standing.fate = SessionProgress::NoProgress {
             answered: first.elapsed(),
         };
     }
@@ -178,14 +178,14 @@ impl Run {
         let bytes_found = totals.skipped_bytes.get();
         let has_changed = self.files.delivery_log.take_new() || totals.counters.removed.get() > 0;
         if has_changed || bytes_found > self.bytes_found_most {
-            self.standing.fate = SessionFate::OfUse;
+            self.standing.fate = SessionProgress::Progressed;
         }
         self.bytes_found_most = self.bytes_found_most.max(bytes_found);
         self.earlier.add(totals, lanes, first_byte);
     }
 }
 
-impl Earlier {
+impl EarlierResults {
     /// Adds the results of an interrupted session.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         let whole = *totals.whole.lock();
@@ -272,7 +272,7 @@ mod tests {
             }),
             ..Totals::default()
         };
-        let mut earlier = Earlier::default();
+        let mut earlier = EarlierResults::default();
         earlier.add(&broken_off, 8, None);
         let last = Counters {
             files: 2,
@@ -300,7 +300,7 @@ mod tests {
     /// The sender does not know which of the entries were removed before the connection was lost.
     #[test]
     fn what_a_session_asked_to_be_removed_counts_in_the_next_one() {
-        let mut earlier = Earlier::default();
+        let mut earlier = EarlierResults::default();
         let totals = Totals {
             extraneous: 5.into(),
             ..removed(3)
@@ -316,7 +316,7 @@ mod tests {
     }
 
     /// Returns the fate of a session that finds `bytes_found` bytes at the target and sends the files in `delivery_log`.
-    fn fate_of(run: &mut Run, bytes_found: u64, delivery_log: &[&str]) -> SessionFate {
+    fn fate_of(run: &mut Run, bytes_found: u64, delivery_log: &[&str]) -> SessionProgress {
         run.note_opened();
         delivery_log
             .iter()
@@ -332,7 +332,7 @@ mod tests {
         std::mem::take(&mut run.standing.fate)
     }
 
-    const IN_VAIN: SessionFate = SessionFate::InVain {
+    const IN_VAIN: SessionProgress = SessionProgress::NoProgress {
         answered: Duration::ZERO,
     };
 
@@ -341,19 +341,19 @@ mod tests {
         let mut run = Run::begin(None, Instant::now());
         let mut fate = |found, delivery_log: &[&str]| fate_of(&mut run, found, delivery_log);
         assert_eq!(fate(0, &[]), IN_VAIN);
-        assert_eq!(fate(0, &["group", "log"]), SessionFate::OfUse);
+        assert_eq!(fate(0, &["group", "log"]), SessionProgress::Progressed);
         assert_eq!(
             fate(0, &["group"]),
             IN_VAIN,
             "a group that was not kept comes again"
         );
-        assert_eq!(fate(9, &["log"]), SessionFate::OfUse);
+        assert_eq!(fate(9, &["log"]), SessionProgress::Progressed);
         assert_eq!(
             fate(9, &["log"]),
             IN_VAIN,
             "a file that changes all the time"
         );
-        assert_eq!(fate(9, &["log", "other"]), SessionFate::OfUse);
+        assert_eq!(fate(9, &["log", "other"]), SessionProgress::Progressed);
     }
 
     #[test]
@@ -361,7 +361,10 @@ mod tests {
         let mut run = Run::begin(None, Instant::now());
         let names: Vec<_> = (0..9).map(|number| number.to_string()).collect();
         for (left, name) in (0..9).rev().zip(&names) {
-            assert_eq!(fate_of(&mut run, 1 + left, &[name]), SessionFate::OfUse);
+            assert_eq!(
+                fate_of(&mut run, 1 + left, &[name]),
+                SessionProgress::Progressed
+            );
         }
         assert_eq!(fate_of(&mut run, 1, &[]), IN_VAIN);
     }
@@ -371,7 +374,10 @@ mod tests {
         let mut run = Run::begin(None, Instant::now());
         run.note_opened();
         run.add(&removed(1), 1, None);
-        assert_eq!(std::mem::take(&mut run.standing.fate), SessionFate::OfUse);
+        assert_eq!(
+            std::mem::take(&mut run.standing.fate),
+            SessionProgress::Progressed
+        );
     }
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -429,7 +435,8 @@ mod tests {
         assert!(run.standing.begun == 0);
         run.note_opened();
         run.note_answered(Instant::now() - SECOND);
-        let SessionFate::InVain { answered } = std::mem::take(&mut run.standing.fate) else {
+        let SessionProgress::NoProgress { answered } = std::mem::take(&mut run.standing.fate)
+        else {
             panic!("it has begun")
         };
         assert!(answered >= SECOND && run.standing.begun > 0);
@@ -438,7 +445,7 @@ mod tests {
                 std::mem::take(&mut run.standing.fate),
                 run.standing.begun > 0
             ),
-            (SessionFate::NotBegun, true)
+            (SessionProgress::NotBegun, true)
         );
         run.note_opened();
         assert_eq!(
@@ -446,7 +453,7 @@ mod tests {
                 std::mem::take(&mut run.standing.fate),
                 std::mem::take(&mut run.standing.fate)
             ),
-            (IN_VAIN, SessionFate::NotBegun)
+            (IN_VAIN, SessionProgress::NotBegun)
         );
         assert_eq!(
             run.reconnects(),

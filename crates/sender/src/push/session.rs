@@ -16,8 +16,8 @@ use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
 use crate::control::relay::PeerQuota;
 use crate::plan::queue::Queue;
-use crate::push::piece::Unnamed;
-use crate::read::extras::{Extras, leave_out_xattrs};
+use crate::push::piece::UncommittedFile;
+use crate::read::extras::{Extras, drop_xattrs};
 use crate::read::read_ahead::ReadAhead;
 use crate::read::source::{LargeSource, SourceDirectory};
 use crate::send::in_flight::InFlight;
@@ -71,10 +71,10 @@ impl Session {
         directory: &Arc<Directory>,
         entry: Entry,
         direct: Direct,
-    ) -> Result<Unnamed, String> {
+    ) -> Result<UncommittedFile, String> {
         let source = LargeSource::new(FileId(0), &SourceDirectory::held_open(directory), entry);
         let carry = |opened: &File, identity: &FileIdentity| {
-            self.extras.of_file(opened, identity, &source.entry).0
+            self.extras.file_metadata(opened, identity, &source.entry).0
         };
         let opened = source.open(
             direct,
@@ -84,7 +84,7 @@ impl Session {
         );
         opened.map_err(|error| error.to_string())?;
         let head = source.head().expect("it has been opened");
-        Ok(Unnamed::of(&head))
+        Ok(UncommittedFile::of(&head))
     }
 
     /// Returns the heads of orders that set the modes and times of these directories.
@@ -107,7 +107,9 @@ impl Session {
                 properties,
             } => {
                 let source = SourceDirectory::held_open(directory);
-                let (metadata, _told_before) = self.extras.of_itself(&source, metadata, properties);
+                let (metadata, _told_before) = self
+                    .extras
+                    .directory_metadata(&source, metadata, properties);
                 vec![itself(source.target_path().clone(), metadata)]
             }
             ScanItem::Batch(batch) => {
@@ -118,7 +120,7 @@ impl Session {
                     .filter(|entry| entry.kind == EntryKind::Directory);
                 let group = |entry: &Entry| {
                     let path = source.target_path().join(&entry.name).ok()?;
-                    Some(itself(path, self.extras.of_entry(&source, entry).0))
+                    Some(itself(path, self.extras.entry_metadata(&source, entry).0))
                 };
                 directories.filter_map(group).collect()
             }
@@ -141,7 +143,7 @@ fn with_fitting_attributes(mut batch: Batch) -> Batch {
     if let [_alone] = &*batch.groups
         && let Some(excess) = batch.encode().len().checked_sub(FRAME_HEAD_BYTES_MAX)
     {
-        let _told_when_it_was_made = leave_out_xattrs(&mut batch, excess);
+        let _told_when_it_was_made = drop_xattrs(&mut batch, excess);
     }
     batch
 }

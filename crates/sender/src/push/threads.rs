@@ -9,19 +9,19 @@ use zmove_transport::LaneError;
 /// All threads that have been started and may still be running.
 pub(crate) struct PushThreads {
     running: Vec<JoinHandle<()>>,
-    broken: UnboundedSender<Broken>,
+    broken: UnboundedSender<WorkerFailure>,
 }
 
 /// A report that a lane broke or that a thread panicked.
 #[derive(Debug)]
-pub(crate) struct Broken {
+pub(crate) struct WorkerFailure {
     pub(crate) lane: Option<usize>,
     pub(crate) error: LaneError,
 }
 
 impl PushThreads {
     /// Creates an empty set of threads. A panic in one of them is reported to `broken`.
-    pub(crate) const fn new(broken: UnboundedSender<Broken>) -> Self {
+    pub(crate) const fn new(broken: UnboundedSender<WorkerFailure>) -> Self {
         Self {
             running: Vec::new(),
             broken,
@@ -59,13 +59,13 @@ impl PushThreads {
 }
 
 /// Ends the push when one of its threads panics. Without this the push would wait forever.
-struct PanicGuard(UnboundedSender<Broken>);
+struct PanicGuard(UnboundedSender<WorkerFailure>);
 
 impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let source = io::Error::other("a thread of the sender panicked");
-            let _session_over = self.0.send(Broken {
+            let _session_over = self.0.send(WorkerFailure {
                 lane: None,
                 error: LaneError::Io { source },
             });

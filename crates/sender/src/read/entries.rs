@@ -16,14 +16,14 @@ use zmove_types::{DataRanges, GroupSpan, Lock, MetadataKinds, Root};
 use zmove_wire::{BatchEntry, FileEntry, LinkEntry};
 
 use crate::account::failure::FileError;
-use crate::account::manifest::Known;
+use crate::account::manifest::ProofMethod;
 use crate::control::relay::PeerQuota;
 use crate::plan::links::FirstName;
 use crate::plan::pack::{PackEntry, PackGroup};
 use crate::read::extras::{Extras, Lacks};
-use crate::read::source::{FileLook, SourceDirectory, is_unchanged};
+use crate::read::source::{SizeAndMtime, SourceDirectory, is_unchanged};
 use crate::send::in_flight::InFlight;
-use crate::send::sent::{NamePart, SentFile};
+use crate::send::sent::{NameRole, SentFile};
 
 /// The result of reading an entry.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) enum EntryRead {
     /// A file that has outgrown its room.
     Grown(Box<Entry>),
     /// A file whose contents at the target differ.
-    NeededAfterAll,
+    ContentsDiffer,
     Failed(FileError),
     /// Nothing is sent.
     Nothing,
@@ -60,7 +60,7 @@ pub(super) struct EntryReader<'a> {
     /// Whether the root of each file that is read is needed for a manifest.
     pub(super) wants_roots: bool,
     /// Whether files whose contents stay at the target are read to compute their roots.
-    pub(super) lists_what_stays: bool,
+    pub(super) lists_unchanged_files: bool,
 }
 
 /// An entry that waits for a thread.
@@ -135,7 +135,9 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         Ok(match entry {
             PackEntry::Itself(metadata, properties) => {
-                let (metadata, lacks) = self.extras.of_itself(directory, metadata, properties);
+                let (metadata, lacks) = self
+                    .extras
+                    .directory_metadata(directory, metadata, properties);
                 without_contents(BatchEntry::Itself(metadata), lacks, None)
             }
             PackEntry::Retouch(entry) => return self.retouch(directory, entry),
@@ -158,7 +160,7 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         let name = || entry.name.clone();
         let non_content_differences = || {
-            let (metadata, lacks) = self.extras.of_entry(directory, entry);
+            let (metadata, lacks) = self.extras.entry_metadata(directory, entry);
             let metadata = match first {
                 Some(first) => metadata.with_first_name(first.path.clone()),
                 None => metadata,
@@ -205,9 +207,9 @@ impl EntryReader<'_> {
             return Err(directory.changed(&entry.name));
         }
         if root != there {
-            return Ok(EntryRead::NeededAfterAll);
+            return Ok(EntryRead::ContentsDiffer);
         }
-        let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
+        let (metadata, lacks) = self.extras.file_metadata(&file, &before, entry);
         let root = match (self.extras.compares_groups(before.bytes), self.wants_roots) {
             (false, _) => Some(root),
             (true, false) => None,
@@ -217,7 +219,7 @@ impl EntryReader<'_> {
                 root.map_err(unreadable)?
             }
         };
-        let known = Known::Compared;
+        let known = ProofMethod::Compared;
         let file = SentFile {
             retouched: true,
             known,
@@ -244,21 +246,21 @@ impl EntryReader<'_> {
         }
         let link = LinkEntry {
             name: entry.name.clone(),
-            metadata: self.extras.of_link(now.metadata()),
+            metadata: self.extras.link_metadata(now.metadata()),
             bytes: now.bytes,
             first: first.path.clone(),
         };
         let (root, known) = match first.root {
-            Some(root) => (Some(root), Known::Received),
+            Some(root) => (Some(root), ProofMethod::Received),
             None => (
-                self.root_of_what_stays(directory, entry, &file, &now)?,
-                Known::Looked,
+                self.root_of_unchanged(directory, entry, &file, &now)?,
+                ProofMethod::SizeAndTime,
             ),
         };
         let file = SentFile {
             retouched: true,
             known,
-            part: NamePart::Link,
+            part: NameRole::Link,
             ..sent_file(directory, entry, root, &now)
         };
         Ok(without_contents(
@@ -272,9 +274,9 @@ impl EntryReader<'_> {
     /// receiver was asked about it.
     fn retouch(&self, directory: &SourceDirectory, entry: &Entry) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_as_seen(entry)?;
-        let root = self.root_of_what_stays(directory, entry, &file, &before)?;
-        let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
-        let known = Known::Looked;
+        let root = self.root_of_unchanged(directory, entry, &file, &before)?;
+        let (metadata, lacks) = self.extras.file_metadata(&file, &before, entry);
+        let known = ProofMethod::SizeAndTime;
         let file = SentFile {
             retouched: true,
             known,
@@ -288,14 +290,14 @@ impl EntryReader<'_> {
     }
 
     /// Returns the root of a file whose contents are not sent, if the manifest needs it.
-    fn root_of_what_stays(
+    fn root_of_unchanged(
         &self,
         directory: &SourceDirectory,
         entry: &Entry,
         file: &File,
         before: &FileIdentity,
     ) -> Result<Option<Root>, FileError> {
-        if !self.lists_what_stays {
+        if !self.lists_unchanged_files {
             return Ok(None);
         }
         root_of(directory, entry, file, before, || {
@@ -417,7 +419,7 @@ pub(super) fn read_file(
         |ranges| sparse_file_root(wanted, ranges, room),
     );
     let bytes = u32::try_from(wanted).expect("it fits into a buffer");
-    let (metadata, mut lacks) = extras.of_file(&file, &before, entry);
+    let (metadata, mut lacks) = extras.file_metadata(&file, &before, entry);
     lacks.extend(lack.map(|why| (MetadataKinds::HOLES, why)));
     let sent = SentFile {
         data_bytes: filled as u64,
@@ -461,16 +463,16 @@ fn sent_file(
     read: &FileIdentity,
 ) -> SentFile {
     let path = directory.target_of(&entry.name);
-    let look = FileLook::of_opened(read);
+    let size_and_mtime = SizeAndMtime::of_opened(read);
     let part = entry
         .shared
-        .map_or(NamePart::Alone, |shared| NamePart::First(shared.id));
+        .map_or(NameRole::Alone, |shared| NameRole::First(shared.id));
     SentFile {
         path,
         root,
-        look,
-        known: Known::Received,
-        data_bytes: look.bytes,
+        size_and_mtime,
+        known: ProofMethod::Received,
+        data_bytes: size_and_mtime.bytes,
         retouched: false,
         part,
     }
@@ -479,7 +481,7 @@ fn sent_file(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::relay::Held;
+    use crate::control::relay::Reservation;
 
     use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -496,11 +498,11 @@ mod tests {
     }
 
     impl PeerQuota for Exhausted {
-        fn charge_memory(&self, _bytes: usize) -> Result<Held, WireError> {
+        fn charge_memory(&self, _bytes: usize) -> Result<Reservation, WireError> {
             Ok(Box::new(()))
         }
 
-        fn charge_helper(&self) -> Option<Held> {
+        fn charge_helper(&self) -> Option<Reservation> {
             self.asked.fetch_add(1, Ordering::Relaxed);
             None
         }
@@ -535,7 +537,7 @@ mod tests {
             threads: &threads,
             quota: &quota,
             wants_roots: false,
-            lists_what_stays: false,
+            lists_unchanged_files: false,
         };
         let read = reader.read_all(&groups(home.path()), &mut [0; 100]);
         assert_eq!(

@@ -21,8 +21,8 @@ use zmove_wire::{
     AccountMatch, Batch, BatchEntry, DirectoryGroup, Mapping, NotKeptReason, PreserveOptions, Zeros,
 };
 
-use crate::push::config::{Instead, Owners, SenderConfig};
-use crate::read::holes::Holes;
+use crate::push::config::{FallbackAttributes, OwnerMapping, SenderConfig};
+use crate::read::holes::HoleHandling;
 use crate::read::source::SourceDirectory;
 
 /// The type of an entry, as far as its permission bits depend on it.
@@ -42,7 +42,7 @@ impl Form {
     }
 }
 
-impl Instead {
+impl FallbackAttributes {
     fn of(self, metadata: Metadata, form: Form) -> Metadata {
         let all = if form == Form::Directory {
             0o777
@@ -63,9 +63,9 @@ impl Instead {
 pub(crate) struct Extras {
     /// The attributes that the receiver is asked to keep.
     asked: PreserveOptions,
-    owners: Owners,
+    owners: OwnerMapping,
     zeros: Zeros,
-    instead: Instead,
+    instead: FallbackAttributes,
     known: Lock<KnownAccounts>,
 }
 
@@ -101,17 +101,17 @@ impl Extras {
     }
 
     /// Returns how holes are handled.
-    pub(crate) fn holes(&self) -> Holes {
+    pub(crate) fn holes(&self) -> HoleHandling {
         match self.zeros {
-            _ if !self.kinds().has_any(MetadataKinds::HOLES) => Holes::Sent,
-            Zeros::Sent => Holes::Kept,
-            Zeros::MadeHoles => Holes::Made,
+            _ if !self.kinds().has_any(MetadataKinds::HOLES) => HoleHandling::Sent,
+            Zeros::Sent => HoleHandling::Kept,
+            Zeros::MadeHoles => HoleHandling::Made,
         }
     }
 
     /// Returns the metadata by which the receiver checks that a first name leads to this file. It equals the metadata
     /// that the receiver has set on the file.
-    pub(crate) fn of_link(&self, metadata: Metadata) -> Metadata {
+    pub(crate) fn link_metadata(&self, metadata: Metadata) -> Metadata {
         self.instead.of(metadata, Form::Other)
     }
 
@@ -151,12 +151,12 @@ impl Extras {
     }
 
     /// Returns whether entries that lack attributes are reported by name.
-    pub(crate) fn is_named(&self) -> bool {
+    pub(crate) fn reports_names(&self) -> bool {
         self.asked.named
     }
 
     /// Returns the metadata of a file that was examined after it was opened, and the attributes that it lacks.
-    pub(crate) fn of_file(
+    pub(crate) fn file_metadata(
         &self,
         file: impl AsFd,
         read: &FileIdentity,
@@ -179,7 +179,11 @@ impl Extras {
     }
 
     /// Returns the metadata of an entry that is not opened, and the attributes that it lacks.
-    pub(crate) fn of_entry(&self, directory: &SourceDirectory, entry: &Entry) -> (Metadata, Lacks) {
+    pub(crate) fn entry_metadata(
+        &self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+    ) -> (Metadata, Lacks) {
         let properties = &entry.properties;
         let opened = directory.opened();
         let named = opened
@@ -194,7 +198,7 @@ impl Extras {
     }
 
     /// Returns the metadata of a directory itself, and the attributes that it lacks.
-    pub(crate) fn of_itself(
+    pub(crate) fn directory_metadata(
         &self,
         directory: &SourceDirectory,
         metadata: &Metadata,
@@ -312,7 +316,7 @@ impl Extras {
         if is_alone && let Some(shared) = known.shared.get(&ids) {
             return Some(Arc::clone(shared));
         }
-        let Owners {
+        let OwnerMapping {
             accounts,
             users,
             groups,
@@ -344,7 +348,7 @@ impl Extras {
 
 /// Removes extended attributes from the entries that have the most, until the head of a batch is `excess` bytes
 /// shorter. Attributes may have been added since the scan. Returns the attributes that entries now lack.
-pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath, Lacks)> {
+pub(crate) fn drop_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath, Lacks)> {
     let bytes = |entry: &BatchEntry| {
         entry
             .metadata()
@@ -489,7 +493,7 @@ mod tests {
     }
 
     fn extras(kinds: MetadataKinds, users: Vec<Mapping>) -> Extras {
-        let owners = Owners {
+        let owners = OwnerMapping {
             accounts: Arc::new(Ann),
             users,
             groups: Vec::new(),
@@ -592,7 +596,7 @@ mod tests {
             groups: vec![DirectoryGroup { directory, entries }],
         };
         let excess = batch.encode().len() - FRAME_HEAD_BYTES_MAX;
-        let lacks = leave_out_xattrs(&mut batch, excess);
+        let lacks = drop_xattrs(&mut batch, excess);
         assert!(batch.encode().len() <= FRAME_HEAD_BYTES_MAX);
         let lacking = |kind| (kind, NotKeptReason::TooMuch);
         let b = RelPath::from_bytes(b"d/b").unwrap();

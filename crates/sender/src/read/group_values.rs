@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use zmove_types::Cv;
 
-use crate::control::relay::Held;
+use crate::control::relay::Reservation;
 
 /// The known chaining values of a file's groups.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ pub(crate) struct GroupValues {
     blocks: BTreeMap<u32, Box<Block>>,
     known: u32,
     /// Reservations for the memory of the values, released together with the values.
-    held: Vec<Held>,
+    held: Vec<Reservation>,
 }
 
 type Block = [Option<Cv>; BLOCK_GROUPS as usize];
@@ -47,7 +47,7 @@ impl GroupValues {
     }
 
     /// Holds the memory reservation for some of the values.
-    pub(crate) fn hold(&mut self, held: Held) {
+    pub(crate) fn hold(&mut self, held: Reservation) {
         self.held.push(held);
     }
 

@@ -8,7 +8,7 @@ use zmove_wire::NotKeptReason;
 
 /// How holes are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holes {
+pub(crate) enum HoleHandling {
     /// Holes are kept.
     Kept,
     /// Holes are kept, and blocks of zeros become holes.
@@ -28,7 +28,7 @@ pub(crate) struct FoundHoles {
     pub(crate) lack: Option<NotKeptReason>,
 }
 
-impl Holes {
+impl HoleHandling {
     /// Returns the data ranges of a file of `bytes` bytes if it has holes that are kept, or the reason why they are not
     /// kept. A file that cannot have holes (`may_have` is `false`) is not searched. If the search fails, the file is
     /// read instead, and the read reports the error.

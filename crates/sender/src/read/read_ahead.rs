@@ -15,7 +15,7 @@ use crate::send::sent::SentFile;
 
 /// A batch that is being filled from a pack.
 #[derive(Debug)]
-pub(crate) struct Filling {
+pub(crate) struct BatchBuilder {
     pub(super) batch: Batch,
     pub(super) buffer: Buffer,
     pub(super) filled: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Filling {
     pub(super) lacks: Vec<(RelPath, Lacks)>,
 }
 
-impl Filling {
+impl BatchBuilder {
     pub(super) fn new(buffer: Buffer) -> Self {
         Self {
             batch: Batch::default(),
@@ -77,7 +77,7 @@ impl Filling {
 #[derive(Debug)]
 pub(crate) struct ReadPack {
     pub(crate) pack: Pack,
-    pub(crate) filling: Filling,
+    pub(crate) filling: BatchBuilder,
 }
 
 /// The kept batches, or `None` once the state of the target is known.
@@ -95,9 +95,9 @@ impl ReadAhead {
         let Some(kept) = kept.as_mut() else {
             return Some(batch);
         };
-        batch.pack.put_off();
+        batch.pack.close_directories();
         // The copy has its own memory, so that the buffer can be reused.
-        let Filling { buffer, filled, .. } = &mut batch.filling;
+        let BatchBuilder { buffer, filled, .. } = &mut batch.filling;
         *buffer = Buffer::copied(&buffer.room()[..*filled]);
         kept.push(batch);
         None

@@ -20,14 +20,14 @@ use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 use zmove_wire::{FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
-use crate::account::manifest::Known;
-use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, PackSizes, Unread};
-use crate::plan::queue::{Parcel, When};
+use crate::account::manifest::ProofMethod;
+use crate::plan::pack::{Pack, PackEntry, PackGroup, PackSizes, PlanBasis, UnreadFile};
+use crate::plan::queue::{Parcel, RoomWait};
 use crate::push::config::SenderConfig;
 use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file, unsent_root};
-use crate::read::extras::leave_out_xattrs;
-use crate::read::read_ahead::{Filling, ReadPack};
+use crate::read::extras::drop_xattrs;
+use crate::read::read_ahead::{BatchBuilder, ReadPack};
 use crate::read::reader_count::ReaderCount;
 use crate::read::source::{LargeSource, OpenedSource, ReadProgress, SourceDirectory};
 use crate::send::frames::{Chunk, OutgoingFrame, sealed};
@@ -85,7 +85,7 @@ pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     {
         reader.take(work);
         reader.watch.lap(ThreadState::Busy);
-        if context.reader_count.may_go(number) {
+        if context.reader_count.is_surplus(number) {
             return;
         }
     }
@@ -100,7 +100,7 @@ struct WorkReader<'a> {
 impl WorkReader<'_> {
     fn take(&mut self, work: Work<Parcel, Arc<LargeSource>>) {
         if let Work::Group(file, span) = &work
-            && let Some(item) = self.session.in_flight.item_again(file.id, *span)
+            && let Some(item) = self.session.in_flight.item_to_repeat(file.id, *span)
         {
             // A repeated group is not new work, so the time until now counts neither as busy nor as starved.
             self.watch.skip();
@@ -128,7 +128,9 @@ impl WorkReader<'_> {
             match unsent_root(directory, entry, || in_flight.is_stopping()) {
                 Ok(Some(root)) => {
                     let path = directory.target_of(&entry.name);
-                    account.files().confirm(&path, Some(&root), Known::Looked);
+                    account
+                        .files()
+                        .confirm(&path, Some(&root), ProofMethod::SizeAndTime);
                 }
                 Ok(None) => return,
                 Err(error) => account.fail(&error),
@@ -141,7 +143,7 @@ impl WorkReader<'_> {
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
         let last = match self.context.config.pack_sizes {
             PackSizes::ForLanes => self.session.queue.plan.last_packs(),
-            PackSizes::Within => None,
+            PackSizes::LocalCopy => None,
         };
         let piece_bytes = last.map_or(u64::MAX, last_piece_bytes);
         if pack.data_bytes() > piece_bytes.saturating_mul(2) {
@@ -167,9 +169,9 @@ impl WorkReader<'_> {
             quota,
             ..
         } = self.session;
-        let (wants_roots, lists_what_stays) = {
+        let (wants_roots, lists_unchanged_files) = {
             let files = account.files();
-            (files.manifest.is_some(), files.lists_what_stays())
+            (files.manifest.is_some(), files.lists_unchanged_files())
         };
         let entries = EntryReader {
             in_flight,
@@ -177,10 +179,10 @@ impl WorkReader<'_> {
             threads: &self.context.threads,
             quota: &**quota,
             wants_roots,
-            lists_what_stays,
+            lists_unchanged_files,
         };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
-        let mut filling = Filling::new(buffer);
+        let mut filling = BatchBuilder::new(buffer);
         let mut sent = Pack {
             groups: Vec::with_capacity(groups.len()),
             unread: None,
@@ -202,7 +204,7 @@ impl WorkReader<'_> {
                         false
                     }
                     other => {
-                        self.leave_out(directory, entry, unread.as_ref(), other);
+                        self.exclude_entry(directory, entry, unread.as_ref(), other);
                         false
                     }
                 });
@@ -223,21 +225,21 @@ impl WorkReader<'_> {
 
     /// Leaves an entry out of its pack. An entry that cannot be read has failed. If it may not be needed, it is
     /// returned through `unread` instead.
-    fn leave_out(
+    fn exclude_entry(
         &self,
         directory: &SourceDirectory,
         entry: &PackEntry,
-        unread: Option<&Sender<Unread>>,
+        unread: Option<&Sender<UnreadFile>>,
         read: EntryRead,
     ) {
         match (read, unread, entry) {
-            (EntryRead::NeededAfterAll, _, PackEntry::Compare(entry, _)) => {
-                self.need_after_all(directory, entry);
+            (EntryRead::ContentsDiffer, _, PackEntry::Compare(entry, _)) => {
+                self.plan_needed(directory, entry);
             }
             (EntryRead::Failed(error), Some(unread), PackEntry::Within(entry))
                 if !matches!(error, FileError::Changed { .. }) =>
             {
-                put_back(unread, directory, entry);
+                return_to_planner(unread, directory, entry);
             }
             (EntryRead::Failed(error), ..) => self.session.account.fail(&error),
             _ => {}
@@ -250,8 +252,8 @@ impl WorkReader<'_> {
         &self,
         directory: SourceDirectory,
         entry: Entry,
-        unread: Option<&Sender<Unread>>,
-        filling: &mut Filling,
+        unread: Option<&Sender<UnreadFile>>,
+        filling: &mut BatchBuilder,
     ) -> Option<PackGroup> {
         let extras = &self.session.extras;
         let read = read_file(extras, &directory, &entry, filling.filled, filling.rest());
@@ -265,19 +267,19 @@ impl WorkReader<'_> {
                 });
             }
             (EntryRead::Grown(grown), Some(unread)) => {
-                put_back(unread, &directory, &grown);
+                return_to_planner(unread, &directory, &grown);
             }
-            (EntryRead::Grown(grown), None) => self.need_after_all(&directory, &grown),
-            (other, _) => self.leave_out(&directory, &PackEntry::Within(entry), unread, other),
+            (EntryRead::Grown(grown), None) => self.plan_needed(&directory, &grown),
+            (other, _) => self.exclude_entry(&directory, &PackEntry::Within(entry), unread, other),
         }
         None
     }
 
-    fn need_after_all(&self, directory: &SourceDirectory, entry: &Entry) {
+    fn plan_needed(&self, directory: &SourceDirectory, entry: &Entry) {
         if entry.size > GROUP_BYTES {
             let queue = &self.session.queue;
             let source = queue.large_source(directory, entry.clone());
-            return queue.add_file(source, When::Now);
+            return queue.add_file(source, RoomWait::Skip);
         }
         let entries = vec![PackEntry::Within(entry.clone())];
         let groups = vec![PackGroup {
@@ -290,7 +292,7 @@ impl WorkReader<'_> {
     /// Keeps a batch that was read ahead until the state of the target is known. If it is already known, sends the
     /// batch as a guess.
     fn send_or_keep(&mut self, read: ReadPack) {
-        let read = if read.pack.basis == Basis::ReadAhead {
+        let read = if read.pack.basis == PlanBasis::ReadAhead {
             self.session.read_ahead.keep(read)
         } else {
             Some(read)
@@ -301,7 +303,7 @@ impl WorkReader<'_> {
     }
 
     fn send_batch(&mut self, ReadPack { mut pack, filling }: ReadPack) {
-        let Filling {
+        let BatchBuilder {
             mut batch,
             mut buffer,
             filled,
@@ -314,18 +316,18 @@ impl WorkReader<'_> {
             .checked_sub(FRAME_HEAD_BYTES_MAX)
             .filter(|excess| *excess > 0)
         {
-            lacks.extend(leave_out_xattrs(&mut batch, excess));
+            lacks.extend(drop_xattrs(&mut batch, excess));
             head = batch.encode();
         }
         for (path, lacks) in lacks {
             self.session
                 .account
-                .lacking(&self.session.extras, &path, &lacks);
+                .count_lacking(&self.session.extras, &path, &lacks);
         }
         buffer.set_len(filled);
         let content = *blake3::hash(&head).as_bytes();
         let tries = pack.tries;
-        let kind = if pack.basis == Basis::Known {
+        let kind = if pack.basis == PlanBasis::Known {
             FrameKind::Batch
         } else {
             FrameKind::Guess
@@ -335,9 +337,9 @@ impl WorkReader<'_> {
                 .directory
                 .piece()
                 .into_iter()
-                .for_each(|piece| piece.has_read(group.data_bytes()));
+                .for_each(|piece| piece.note_read(group.data_bytes()));
         }
-        pack.put_off();
+        pack.close_directories();
         let Some(item) = self.issue(
             Sent::Batch(SentBatch {
                 pack,
@@ -353,14 +355,14 @@ impl WorkReader<'_> {
             item,
             ..FrameHeader::default()
         };
-        self.hand_on(OutgoingFrame {
+        self.send_to_lanes(OutgoingFrame {
             frame: sealed(&content, header, head, buffer),
             chunk: None,
         });
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
-        if file.is_dead() {
+        if file.has_failed() {
             return;
         }
         if let Err(error) = self.try_read_group(file, span, None) {
@@ -371,7 +373,7 @@ impl WorkReader<'_> {
     /// Reads a late group again. The first copy is still in transit, so the file does not fail if it has changed or can
     /// no longer be read.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
-        if !file.is_dead() && self.session.in_flight.has(item) {
+        if !file.has_failed() && self.session.in_flight.has(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));
         }
     }
@@ -388,7 +390,7 @@ impl WorkReader<'_> {
             identity,
             ..
         } = self.open(file)?;
-        if let Some(next) = file.skips_to(span) {
+        if let Some(next) = file.next_needed_group(span) {
             self.session.queue.skip_groups(file, next);
             return Ok(());
         }
@@ -413,7 +415,7 @@ impl WorkReader<'_> {
             return Err(file.changed());
         }
         let tries = file.tries(span);
-        let (kind, data) = if file.is_there(span, cv) {
+        let (kind, data) = if file.target_has(span, cv) {
             (FrameKind::Same, Buffer::empty())
         } else {
             (FrameKind::Chunk, buffer)
@@ -434,14 +436,14 @@ impl WorkReader<'_> {
             tries,
             late: again.is_some(),
         };
-        self.hand_on(OutgoingFrame {
+        self.send_to_lanes(OutgoingFrame {
             frame,
             chunk: Some(chunk),
         });
         file.directory
             .piece()
             .into_iter()
-            .for_each(|piece| piece.has_read(u64::from(span.len)));
+            .for_each(|piece| piece.note_read(u64::from(span.len)));
         Ok(())
     }
 
@@ -458,15 +460,15 @@ impl WorkReader<'_> {
             extras.holes(),
             || in_flight.is_stopping(),
             |opened, identity| {
-                let (metadata, lacks) = extras.of_file(opened, identity, &file.entry);
-                account.lacking(extras, &file.target, &lacks);
+                let (metadata, lacks) = extras.file_metadata(opened, identity, &file.entry);
+                account.count_lacking(extras, &file.target, &lacks);
                 metadata
             },
         )?;
         let holes = &source.holes;
         account.found_holes(holes.bytes - account.not_held(file, &holes.held));
         if let Some(why) = holes.lack {
-            account.lacking(extras, &file.target, &[(MetadataKinds::HOLES, why)]);
+            account.count_lacking(extras, &file.target, &[(MetadataKinds::HOLES, why)]);
         }
         Ok(source)
     }
@@ -524,7 +526,7 @@ impl WorkReader<'_> {
         item
     }
 
-    fn hand_on(&mut self, outgoing: OutgoingFrame) {
+    fn send_to_lanes(&mut self, outgoing: OutgoingFrame) {
         self.session
             .account
             .totals
@@ -550,9 +552,9 @@ const LAST_PACKS: u64 = 16;
 const LAST_PIECE_BYTES: u64 = 256 << 10;
 
 /// Returns a file to the planner, which asks the receiver whether it is needed.
-fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
+fn return_to_planner(unread: &Sender<UnreadFile>, directory: &SourceDirectory, entry: &Entry) {
     // The planner is gone only if the push is being stopped.
-    let _stopping = unread.send(Unread {
+    let _stopping = unread.send(UnreadFile {
         directory: directory.closed(),
         entry: entry.clone(),
     });

@@ -15,7 +15,7 @@ struct Readers {
 
 impl ReaderCount {
     /// Sets the wanted number. Returns the number of running readers, so that the caller can start the rest.
-    pub(crate) fn want(&self, wanted: usize) -> usize {
+    pub(crate) fn set_wanted(&self, wanted: usize) -> usize {
         let mut readers = self.0.lock();
         readers.wanted = wanted;
         let running = readers.running;
@@ -31,7 +31,7 @@ impl ReaderCount {
     }
 
     /// Returns whether this reader is surplus and must end.
-    pub(crate) fn may_go(&self, number: usize) -> bool {
+    pub(crate) fn is_surplus(&self, number: usize) -> bool {
         let mut readers = self.0.lock();
         let goes = number >= readers.wanted && number + 1 == readers.running;
         readers.running -= usize::from(goes);
@@ -46,21 +46,21 @@ mod tests {
     #[test]
     fn readers_go_from_the_last_and_come_back_once() {
         let readers = ReaderCount::default();
-        assert_eq!(readers.want(4), 0);
-        assert_eq!(readers.want(2), 4);
-        assert!(!readers.may_go(2), "the last goes first");
-        assert!(readers.may_go(3) && !readers.may_go(1));
-        assert_eq!(readers.want(4), 3);
-        assert!(!readers.may_go(3) && !readers.may_go(2));
+        assert_eq!(readers.set_wanted(4), 0);
+        assert_eq!(readers.set_wanted(2), 4);
+        assert!(!readers.is_surplus(2), "the last goes first");
+        assert!(readers.is_surplus(3) && !readers.is_surplus(1));
+        assert_eq!(readers.set_wanted(4), 3);
+        assert!(!readers.is_surplus(3) && !readers.is_surplus(2));
     }
 
     #[test]
     fn readers_that_cannot_be_started_do_not_count() {
         let readers = ReaderCount::default();
-        assert_eq!(readers.want(2), 0);
-        assert_eq!(readers.want(5), 2);
+        assert_eq!(readers.set_wanted(2), 0);
+        assert_eq!(readers.set_wanted(5), 2);
         readers.stop_before(3);
-        assert!(!readers.may_go(2), "as many as there are are wanted");
-        assert_eq!(readers.want(5), 3, "they are tried again");
+        assert!(!readers.is_surplus(2), "as many as there are are wanted");
+        assert_eq!(readers.set_wanted(5), 3, "they are tried again");
     }
 }

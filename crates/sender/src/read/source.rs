@@ -25,19 +25,19 @@ use zmove_types::{
 use zmove_wire::{FileHead, WireError};
 
 use crate::account::failure::FileError;
-use crate::control::relay::Held;
+use crate::control::relay::Reservation;
 use crate::push::piece::Piece;
 use crate::read::group_values::GroupValues;
-use crate::read::holes::{FoundHoles, Holes};
+use crate::read::holes::{FoundHoles, HoleHandling};
 
 /// The size and modification time of a source file, by which changes are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileLook {
+pub(crate) struct SizeAndMtime {
     pub(crate) bytes: u64,
     pub(crate) mtime: Timestamp,
 }
 
-impl FileLook {
+impl SizeAndMtime {
     pub(crate) fn of(entry: &Entry) -> Self {
         Self {
             bytes: entry.size,
@@ -96,7 +96,7 @@ impl SourceDirectory {
     }
 
     /// Closes the directory. From now on, its files are opened relative to the root of their source.
-    pub(crate) fn put_off(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.open = None;
     }
 
@@ -178,7 +178,7 @@ impl SourceDirectory {
     /// Opens a regular file if its size and modification time are still those that the scan saw.
     pub(crate) fn open_as_seen(&self, entry: &Entry) -> Result<(File, FileIdentity), FileError> {
         let (file, identity) = self.open_file(&entry.name)?;
-        if FileLook::of(entry) != FileLook::of_opened(&identity) {
+        if SizeAndMtime::of(entry) != SizeAndMtime::of_opened(&identity) {
             return Err(self.changed(&entry.name));
         }
         Ok((file, identity))
@@ -206,7 +206,8 @@ impl SourceDirectory {
         let file = File::from(file);
         let is_generated =
             |seen: &FileIdentity| self.root.generated(seen.device, &file).has(seen.bytes);
-        let identity = at_rest::look(&file, is_generated).map_err(self.unreadable(name))?;
+        let identity =
+            at_rest::settled_identity(&file, is_generated).map_err(self.unreadable(name))?;
         if !identity.regular {
             return Err(FileError::Replaced {
                 path: self.display(name),
@@ -266,7 +267,7 @@ struct LargeState {
     groups_unstored: u32,
     /// Bytes that the account has counted.
     counted: BytesByOrigin,
-    dead: bool,
+    failed: bool,
     /// Identity of the file when it was first opened.
     identity: Option<FileIdentity>,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
@@ -276,7 +277,7 @@ struct LargeState {
     /// contains them.
     data: Option<Arc<DataRanges>>,
     /// A group that is sent although it is a hole. If nothing else is to be sent, this group completes the file.
-    last_word: Option<u32>,
+    completing_hole: Option<u32>,
     cvs: GroupValues,
     /// Chaining values of another version at the target. Groups with equal values are not sent.
     there: GroupValues,
@@ -330,7 +331,7 @@ impl LargeSource {
     }
 
     /// Restricts the file to a range of groups. Other senders send the rest.
-    pub(crate) fn only(mut self, range: Range<u32>) -> Self {
+    pub(crate) fn restricted_to(mut self, range: Range<u32>) -> Self {
         let groups = range.len().try_into().unwrap_or(u32::MAX);
         self.state.get_mut().expect(groups);
         self.range = Some(range);
@@ -360,12 +361,12 @@ impl LargeSource {
     }
 
     /// Returns whether the target's version has the same value for this group.
-    pub(crate) fn is_there(&self, span: GroupSpan, cv: Cv) -> bool {
+    pub(crate) fn target_has(&self, span: GroupSpan, cv: Cv) -> bool {
         self.lock().there.get(span.index) == Some(cv)
     }
 
     /// Records that a group is missing or damaged at the target, so that it is sent from now on.
-    pub(crate) fn is_missing(&self, span: GroupSpan) {
+    pub(crate) fn note_missing(&self, span: GroupSpan) {
         self.lock().there.remove(span.index);
     }
 
@@ -382,7 +383,7 @@ impl LargeSource {
     pub(crate) fn open(
         &self,
         direct: Direct,
-        holes: Holes,
+        holes: HoleHandling,
         stop: impl Fn() -> bool,
         carry: impl FnOnce(&File, &FileIdentity) -> Metadata,
     ) -> Result<OpenedSource, FileError> {
@@ -412,7 +413,7 @@ impl LargeSource {
                 found.bytes = identity.bytes - data.data_bytes();
                 found.held = state.holes_of_held(&data, identity.bytes);
                 let groups = self.range.clone().unwrap_or(0..self.groups_in_all());
-                state.leave_out_holes(data, groups);
+                state.exclude_holes(data, groups);
             }
         }
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
@@ -469,12 +470,12 @@ impl LargeSource {
 
     /// If a group is a hole that is not sent, returns the next group that may have to be sent, or `u32::MAX` if there
     /// is none.
-    pub(crate) fn skips_to(&self, span: GroupSpan) -> Option<u32> {
+    pub(crate) fn next_needed_group(&self, span: GroupSpan) -> Option<u32> {
         let state = self.lock();
         let data = state.data.as_ref()?;
         let wanted = [
             data.next_group(span.index),
-            state.last_word.filter(|index| *index >= span.index),
+            state.completing_hole.filter(|index| *index >= span.index),
         ];
         let next = wanted.into_iter().flatten().min().unwrap_or(u32::MAX);
         (next != span.index).then_some(next)
@@ -487,7 +488,7 @@ impl LargeSource {
     /// The quota behind `book` has no memory left for the values.
     pub(crate) fn hash_holes(
         &self,
-        book: impl FnOnce(usize) -> Result<Held, WireError>,
+        book: impl FnOnce(usize) -> Result<Reservation, WireError>,
         stop: impl Fn() -> bool + Sync,
     ) -> Result<(), FileError> {
         let Some(data) = self.data() else {
@@ -573,7 +574,7 @@ impl LargeSource {
         if state.groups_unstored == 0 {
             state.opened = None;
         }
-        let counts = !state.dead;
+        let counts = !state.failed;
         if counts {
             state.counted += bytes;
         }
@@ -613,10 +614,10 @@ impl LargeSource {
 
     /// Fails the file, so that no more groups of it are read. Returns the bytes counted for it so far.
     #[must_use]
-    pub(crate) fn kill(&self) -> BytesByOrigin {
+    pub(crate) fn fail(&self) -> BytesByOrigin {
         let mut state = self.lock();
         state.opened = None;
-        state.dead = true;
+        state.failed = true;
         std::mem::take(&mut state.counted)
     }
 
@@ -625,8 +626,8 @@ impl LargeSource {
         self.lock().opened = None;
     }
 
-    pub(crate) fn is_dead(&self) -> bool {
-        self.lock().dead
+    pub(crate) fn has_failed(&self) -> bool {
+        self.lock().failed
     }
 
     pub(crate) fn display(&self) -> PathBuf {
@@ -672,11 +673,11 @@ impl LargeState {
     }
 
     /// Excludes the holes in these groups from the groups to send.
-    fn leave_out_holes(&mut self, data: DataRanges, groups: Range<u32>) {
+    fn exclude_holes(&mut self, data: DataRanges, groups: Range<u32>) {
         let is_unread = |index: &u32| groups.contains(index) && self.cvs.get(*index).is_none();
         let unread = data.groups().filter(is_unread).count();
         if unread == 0 {
-            self.last_word = groups.clone().find(is_unread);
+            self.completing_hole = groups.clone().find(is_unread);
         }
         // A hole that is sent to complete the file counts as a group.
         self.expect(u32::try_from(unread).unwrap_or(u32::MAX).max(1));
@@ -716,7 +717,7 @@ mod tests {
 
     fn open(file: &LargeSource) -> OpenedSource {
         let metadata = |_: &File, _: &FileIdentity| Metadata::default();
-        file.open(Direct::default(), Holes::Kept, || false, metadata)
+        file.open(Direct::default(), HoleHandling::Kept, || false, metadata)
             .unwrap()
     }
 
@@ -726,9 +727,9 @@ mod tests {
         let file = of_holes(home.path());
         let sent = |bytes| BytesByOrigin::of(Origin::Sent, bytes);
         assert!(file.group_stored(sent(3)).counts && file.group_stored(sent(4)).counts);
-        assert_eq!(file.kill(), sent(7));
+        assert_eq!(file.fail(), sent(7));
         assert!(!file.group_stored(sent(5)).counts);
-        assert_eq!(file.kill(), BytesByOrigin::default(), "taken back once");
+        assert_eq!(file.fail(), BytesByOrigin::default(), "taken back once");
     }
 
     #[test]
@@ -751,7 +752,7 @@ mod tests {
         let booked = Arc::new(());
         let book = |bytes| {
             assert_eq!(bytes, 1000 * HASHED_BYTES_PER_GROUP);
-            Ok(Box::new(Arc::clone(&booked)) as Held)
+            Ok(Box::new(Arc::clone(&booked)) as Reservation)
         };
         file.hash_holes(book, || false).unwrap();
         assert!(file.root().is_some());

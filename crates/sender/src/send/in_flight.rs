@@ -19,7 +19,7 @@ use zmove_wire::{EntryFault, ToReceiver, WireError};
 use self::record::{GroupId, Mismatch, Record};
 use crate::account::file_ledger::FileLedger;
 use crate::account::report_limits::SentCounts;
-use crate::plan::links::Word;
+use crate::plan::links::LinkOutcome;
 use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
@@ -59,7 +59,7 @@ pub(crate) struct SettledWork {
     /// Bytes of a batch that are stored, but whose files are not yet renamed into place.
     pub(crate) unpublished_bytes: Option<u64>,
     /// The outcomes that follow from the receipt for files with several names.
-    pub(crate) words: Vec<Word>,
+    pub(crate) link_outcomes: Vec<LinkOutcome>,
 }
 
 impl InFlight {
@@ -139,18 +139,18 @@ impl InFlight {
                     .entries(group.entries.len() as u64, group.directory.target_path());
             }
         }
-        let last_word = work.last_word();
+        let last_word = work.completing_report();
         (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))
     }
 
     /// Records that a lane has taken an item. Returns whether the item is still in flight.
-    pub(crate) fn taken(&self, item: ItemId, lane: usize) -> bool {
-        self.lock().record.taken(item, lane, Instant::now())
+    pub(crate) fn note_taken(&self, item: ItemId, lane: usize) -> bool {
+        self.lock().record.note_taken(item, lane, Instant::now())
     }
 
     /// Records that a lane has passed a chunk to its kernel, which may still hold it.
-    pub(crate) fn handed_on(&self, item: ItemId, lane: usize) {
-        self.lock().record.handed_on(item, lane);
+    pub(crate) fn note_handed_on(&self, item: ItemId, lane: usize) {
+        self.lock().record.note_handed_on(item, lane);
     }
 
     /// Calls `wait`, and counts the lane as idle during the call.
@@ -167,7 +167,7 @@ impl InFlight {
         item: ItemId,
         faults: &[EntryFault],
     ) -> Result<SettledWork, WireError> {
-        self.take_word(|record| {
+        self.apply_receipt(|record| {
             Ok(match record.stored(item, Instant::now())? {
                 ItemReceipt::Settled(item) => SettledWork {
                     data_bytes: item.work.data_bytes(),
@@ -177,7 +177,7 @@ impl InFlight {
                 ItemReceipt::Unpublished(item) => SettledWork {
                     unpublished_bytes: item.work.store(faults),
                     data_bytes: item.work.data_bytes(),
-                    words: item.work.words(),
+                    link_outcomes: item.work.link_outcomes(),
                     work: None,
                 },
             })
@@ -186,16 +186,16 @@ impl InFlight {
 
     /// Settles a batch whose files the receiver has renamed into place as far as possible. Returns the work.
     pub(crate) fn published(&self, item: ItemId) -> Result<Sent, WireError> {
-        self.take_word(|record| Ok(record.transfer.published(item)?.work))
+        self.apply_receipt(|record| Ok(record.transfer.published(item)?.work))
     }
 
     /// Settles an item that the receiver found damaged, or reported as lost with its lane.
     pub(crate) fn mismatch(&self, item: ItemId) -> Result<Mismatch<Sent>, WireError> {
-        self.take_word(|record| record.mismatch(item, Instant::now()))
+        self.apply_receipt(|record| record.mismatch(item, Instant::now()))
     }
 
     /// Applies a receipt and wakes the threads that wait for one.
-    fn take_word<T>(
+    fn apply_receipt<T>(
         &self,
         book: impl FnOnce(&mut Record<Sent>) -> Result<T, WireError>,
     ) -> Result<T, WireError> {
@@ -217,8 +217,8 @@ impl InFlight {
     /// Fails a large file on this side and informs the receiver. Returns the bytes counted for it, or `None` if it had
     /// already ended.
     pub(crate) fn abandon_large(&self, id: FileId) -> Option<BytesByOrigin> {
-        let counted = self.end_large(id)?.kill();
-        self.tell(ToReceiver::Abandon { file: id.0 });
+        let counted = self.end_large(id)?.fail();
+        self.send(ToReceiver::Abandon { file: id.0 });
         Some(counted)
     }
 
@@ -245,7 +245,7 @@ impl InFlight {
 
     /// Chooses the chunks that idle lanes should send again once all work has been issued, the most overdue first.
     /// `stuck` returns whether data sent by a lane has not arrived.
-    pub(crate) fn take_late(
+    pub(crate) fn choose_late(
         &self,
         stuck: impl Fn(usize) -> bool,
     ) -> Vec<(Arc<LargeSource>, GroupSpan)> {
@@ -272,8 +272,8 @@ impl InFlight {
     }
 
     /// Returns the item under which this group is to be read again, once for each planned repetition.
-    pub(crate) fn item_again(&self, file: FileId, span: GroupSpan) -> Option<ItemId> {
-        self.lock().record.item_again(GroupId {
+    pub(crate) fn item_to_repeat(&self, file: FileId, span: GroupSpan) -> Option<ItemId> {
+        self.lock().record.item_to_repeat(GroupId {
             file,
             index: span.index,
         })
@@ -340,11 +340,11 @@ impl InFlight {
     }
 
     /// Records in the file ledger everything that the receiver has not settled at the end of the session.
-    pub(crate) fn leave_open(&self, files: &mut FileLedger) {
+    pub(crate) fn remember_open(&self, files: &mut FileLedger) {
         let state = self.lock();
         let mut groups = HashMap::<FileId, BTreeMap<u32, BytesByOrigin>>::new();
         for item in state.record.transfer.unsettled() {
-            files.leave_open(&item.work);
+            files.remember_open(&item.work);
             if let Sent::Group(file, span, kind) = &item.work {
                 let origin = files.origin_by(*kind, &file.target, span.index);
                 let bytes = BytesByOrigin::of(origin, file.data_bytes_within(*span));
@@ -355,22 +355,22 @@ impl InFlight {
             let mut unsettled = BytesByOrigin::default();
             let groups = groups.get(id).into_iter().flat_map(BTreeMap::values);
             groups.for_each(|bytes| unsettled += *bytes);
-            files.leave_large_open(file, unsettled);
+            files.remember_open_large(file, unsettled);
         }
     }
 
     /// Sends a control message.
-    pub(crate) fn tell(&self, message: ToReceiver) {
+    pub(crate) fn send(&self, message: ToReceiver) {
         // The queue is closed only when the session is over.
         let _session_over = self.outgoing.send(message);
     }
 
     /// Sends a control message unless everything has been announced. After the announcement the receiver may close its
     /// side, and an unread message would turn the close into a reset.
-    pub(crate) fn tell_before_end(&self, message: ToReceiver) {
+    pub(crate) fn send_before_end(&self, message: ToReceiver) {
         let state = self.lock();
         if !state.has_announced {
-            self.tell(message);
+            self.send(message);
         }
     }
 
@@ -396,7 +396,7 @@ impl InFlight {
         if let Some(message) = state.record.transfer.announcement() {
             self.observer.on(&Event::Flushing);
             state.has_announced = true;
-            self.tell(message);
+            self.send(message);
         }
     }
 

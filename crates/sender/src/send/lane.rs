@@ -30,7 +30,7 @@ pub(crate) fn run_lane(
     context: &LaneContext,
     number: usize,
     mut sink: Box<dyn LaneSink>,
-    let_go: &Receiver<()>,
+    drain_signal: &Receiver<()>,
 ) -> Result<(), LaneError> {
     let LaneContext {
         session,
@@ -52,8 +52,8 @@ pub(crate) fn run_lane(
         } else {
             ThreadState::Blocked
         });
-        await_turn(context, let_go, &mut watch);
-        let Some(outgoing) = in_flight.while_idle(|| next(queue, let_go)) else {
+        await_turn(context, drain_signal, &mut watch);
+        let Some(outgoing) = in_flight.while_idle(|| next(queue, drain_signal)) else {
             break;
         };
         let OutgoingFrame { frame, chunk } = outgoing;
@@ -65,10 +65,10 @@ pub(crate) fn run_lane(
             watch.lap(ThreadState::Starved)
         }
         if let Some(elapsed) = timeline.note_first_byte() {
-            account.tell(Event::FirstByte(elapsed));
+            account.report(Event::FirstByte(elapsed));
         }
         let item = frame.header.item;
-        let is_in_flight = in_flight.taken(item, number);
+        let is_in_flight = in_flight.note_taken(item, number);
         if late && !is_in_flight {
             // The other copy has arrived, so this one would get no receipt.
             continue;
@@ -87,7 +87,7 @@ pub(crate) fn run_lane(
         }
         sink.send(frame, &mut watch)?;
         if chunk.is_some() {
-            in_flight.handed_on(item, number);
+            in_flight.note_handed_on(item, number);
         }
         account.totals.bytes_handed_over.add(bytes);
         if !late {
@@ -104,32 +104,33 @@ pub(crate) fn run_lane(
 /// Leaves the queued frames to other lanes while those use up the whole rate limit.
 fn await_turn(
     LaneContext { session, frames }: &LaneContext,
-    let_go: &Receiver<()>,
+    drain_signal: &Receiver<()>,
     watch: &mut Stopwatch<'_>,
 ) {
-    let is_needed = || !frames.is_empty() && !is_let_go(let_go) && !session.in_flight.is_stopping();
+    let is_needed =
+        || !frames.is_empty() && !is_draining(drain_signal) && !session.in_flight.is_stopping();
     while is_needed()
         && let Some(wait) = session.rate.shared.wait_to_begin(Instant::now())
     {
-        thread::sleep(wait.min(LOOK_EVERY));
+        thread::sleep(wait.min(CHECK_INTERVAL));
         watch.lap(ThreadState::Paced);
     }
 }
 
-fn is_let_go(let_go: &Receiver<()>) -> bool {
-    matches!(let_go.try_recv(), Err(TryRecvError::Disconnected))
+fn is_draining(drain_signal: &Receiver<()>) -> bool {
+    matches!(drain_signal.try_recv(), Err(TryRecvError::Disconnected))
 }
 
 /// Maximum time until a lane that waits for its turn notices that it is not needed.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-fn next(queue: &Receiver<OutgoingFrame>, let_go: &Receiver<()>) -> Option<OutgoingFrame> {
-    if is_let_go(let_go) {
+fn next(queue: &Receiver<OutgoingFrame>, drain_signal: &Receiver<()>) -> Option<OutgoingFrame> {
+    if is_draining(drain_signal) {
         return None;
     }
     select! {
         recv(queue) -> outgoing => outgoing.ok(),
-        recv(let_go) -> _ => None,
+        recv(drain_signal) -> _ => None,
     }
 }
 
@@ -228,14 +229,14 @@ mod tests {
 
     /// Runs a lane whose holder is dropped, with the frames in `queue`. Returns whether the lane ended in order.
     fn run_let_go(queue: &Receiver<OutgoingFrame>) -> bool {
-        let (hold, let_go) = bounded(0);
+        let (hold, drain_signal) = bounded(0);
         let finished = Arc::new(AtomicBool::new(false));
         let sink = Box::new(Unused {
             finished: Arc::clone(&finished),
             room: None,
         });
         drop(hold);
-        run_lane(&context(queue.clone()), 0, sink, &let_go).unwrap();
+        run_lane(&context(queue.clone()), 0, sink, &drain_signal).unwrap();
         finished.load(Ordering::Relaxed)
     }
 
@@ -267,13 +268,13 @@ mod tests {
             })
             .unwrap();
         drop(frames_in);
-        let (_hold, let_go) = bounded(0);
+        let (_hold, drain_signal) = bounded(0);
         let sink = Box::new(Unused {
             finished: Arc::default(),
             room: None,
         });
         let context = context(queue);
-        run_lane(&context, 0, sink, &let_go).unwrap();
+        run_lane(&context, 0, sink, &drain_signal).unwrap();
         let much_later = Instant::now() + Duration::from_secs(3600);
         assert_eq!(context.session.in_flight.doubtful_lane(much_later), None);
     }
@@ -285,12 +286,12 @@ mod tests {
         let context = context(queue);
         let rate = &context.session.rate;
         rate.lower(RateLimit::nearest(1000), Limit::OwnRate);
-        let (hold, let_go) = bounded(0);
+        let (hold, drain_signal) = bounded(0);
         let clock = StageClock::default();
-        await_turn(&context, &let_go, &mut clock.start());
+        await_turn(&context, &drain_signal, &mut clock.start());
         assert_eq!(clock.times().paced, Duration::ZERO, "nobody uses it");
         let waiting = thread::scope(|scope| {
-            let waiting = scope.spawn(|| await_turn(&context, &let_go, &mut clock.start()));
+            let waiting = scope.spawn(|| await_turn(&context, &drain_signal, &mut clock.start()));
             while clock.times().paced.is_zero() {
                 thread::yield_now();
             }
@@ -312,10 +313,10 @@ mod tests {
             finished: Arc::clone(&finished),
             room: Some((asked, awaited)),
         });
-        let (_hold, let_go) = bounded(0);
+        let (_hold, drain_signal) = bounded(0);
         let lane = thread::spawn({
             let queue = queue.clone();
-            move || run_lane(&context(queue), 0, sink, &let_go)
+            move || run_lane(&context(queue), 0, sink, &drain_signal)
         });
         asking.recv().unwrap();
         queue.try_recv().expect("others can take it");

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_transport::{LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 
-use crate::push::threads::{Broken, PushThreads};
+use crate::push::threads::{PushThreads, WorkerFailure};
 use crate::send::lane::{self, LaneContext};
 use crate::tune::path::{on_the_way, unacked};
 
@@ -27,8 +27,8 @@ pub(crate) struct LaneSet {
     context: Arc<LaneContext>,
     lanes: Vec<WatchedLane>,
     /// Largest number of lanes that were up at the same time.
-    pub(crate) lanes_most: usize,
-    broken: UnboundedSender<Broken>,
+    pub(crate) lanes_peak: usize,
+    broken: UnboundedSender<WorkerFailure>,
     /// The error of the last lane that did not come up.
     pub(crate) last_error: Option<LaneError>,
 }
@@ -40,7 +40,7 @@ struct WatchedLane {
     state: LaneState,
     /// Set when the lane's thread has nothing more to do.
     ended: Arc<AtomicBool>,
-    pace: LanePace,
+    pace: LaneThroughput,
 }
 
 /// The state of a lane.
@@ -60,7 +60,7 @@ enum LaneState {
     /// The lane takes frames until this sender is dropped.
     Up(#[expect(dead_code, reason = "only its drop counts")] crossbeam_channel::Sender<()>),
     /// The lane takes no more frames. Frames that it has taken are still being sent or in transit.
-    LetGo,
+    Draining,
     /// The lane's connection was broken while its thread was at work. The thread will report that.
     Cut,
     /// Data that the lane has not delivered will not arrive.
@@ -71,12 +71,12 @@ enum LaneState {
 
 /// The recent throughput of a lane. The weight of earlier bytes halves at each observation.
 #[derive(Clone, Copy, Debug, Default)]
-struct LanePace {
+struct LaneThroughput {
     lately: u64,
     in_all: u64,
 }
 
-impl LanePace {
+impl LaneThroughput {
     fn note(&mut self, in_all: u64) {
         self.lately = self.lately / 2 + in_all.saturating_sub(self.in_all);
         self.in_all = in_all;
@@ -95,7 +95,7 @@ impl WatchedLane {
         self.pace.note(last.bytes_acked.unwrap_or(0));
         let gone = match self.state {
             LaneState::Up(_) => is_gone(&last),
-            LaneState::LetGo => is_silent(&last),
+            LaneState::Draining => is_silent(&last),
             LaneState::Cut | LaneState::Lost | LaneState::Closed => false,
         };
         let lost = gone && self.give_up(&last);
@@ -113,9 +113,9 @@ impl WatchedLane {
             // The thread may be waiting for work or for room, and would not notice the loss.
             LaneState::Up(_) => LaneState::Cut,
             // A thread that waits for room reports the loss. A thread that has ended does not.
-            LaneState::LetGo if !ended => LaneState::Cut,
-            LaneState::LetGo if unacked(last) > 0 => LaneState::Lost,
-            LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
+            LaneState::Draining if !ended => LaneState::Cut,
+            LaneState::Draining if unacked(last) > 0 => LaneState::Lost,
+            LaneState::Draining | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
                 return false;
             }
         };
@@ -139,7 +139,7 @@ impl WatchedLane {
     fn close_if_arrived(&mut self, last: TcpInfo) {
         let arrived = match self.state {
             LaneState::Up(_) | LaneState::Closed => false,
-            LaneState::LetGo | LaneState::Cut => unacked(&last) == 0,
+            LaneState::Draining | LaneState::Cut => unacked(&last) == 0,
             LaneState::Lost => true,
         };
         if !arrived || !self.ended.load(Ordering::Acquire) {
@@ -175,12 +175,12 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 impl LaneSet {
     /// Creates an empty set. Each lane that breaks is reported to `broken`, unless the push is being stopped.
-    pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>) -> Self {
+    pub(crate) fn new(context: LaneContext, broken: UnboundedSender<WorkerFailure>) -> Self {
         let context = Arc::new(context);
         Self {
             context,
             lanes: Vec::new(),
-            lanes_most: 0,
+            lanes_peak: 0,
             broken,
             last_error: None,
         }
@@ -190,14 +190,14 @@ impl LaneSet {
     /// up.
     pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut PushThreads) {
         sink.set_rate(self.context.session.rate.shared.clone());
-        let (hold, let_go) = crossbeam_channel::bounded(0);
+        let (hold, drain_signal) = crossbeam_channel::bounded(0);
         let ended = Arc::new(AtomicBool::new(false));
         let lane = WatchedLane {
             breaker: sink.breaker(),
             probe: sink.path(),
             state: LaneState::Up(hold),
             ended: Arc::clone(&ended),
-            pace: LanePace::default(),
+            pace: LaneThroughput::default(),
         };
         let number = self.lanes.len();
         let context = Arc::clone(&self.context);
@@ -205,10 +205,10 @@ impl LaneSet {
         let (sink_in, sinks) = crossbeam_channel::bounded(1);
         let started = threads.spawn(format!("zmove-lane-{number}"), move || {
             let Ok(sink) = sinks.recv() else { return };
-            if let Err(error) = lane::run_lane(&context, number, sink, &let_go)
+            if let Err(error) = lane::run_lane(&context, number, sink, &drain_signal)
                 && !context.session.in_flight.is_stopping()
             {
-                let _session_over = broken.send(Broken {
+                let _session_over = broken.send(WorkerFailure {
                     lane: Some(number),
                     error,
                 });
@@ -224,7 +224,7 @@ impl LaneSet {
             .send(sink)
             .expect("the thread that has just been started takes it");
         self.lanes.push(lane);
-        self.lanes_most = self.lanes_most.max(self.lanes_up());
+        self.lanes_peak = self.lanes_peak.max(self.lanes_up());
     }
 
     /// Drops connections that have ended. Must be called at regular intervals, over which the throughput of lanes is
@@ -232,7 +232,7 @@ impl LaneSet {
     pub(crate) fn tidy(&mut self) {
         for number in 0..self.lanes.len() {
             if self.lanes[number].tidy() {
-                self.tell_lost(number);
+                self.report_lost(number);
             }
         }
     }
@@ -242,7 +242,7 @@ impl LaneSet {
         if let Some(lane) = self.lanes.get_mut(number) {
             let last = lane.probe.read().unwrap_or_default();
             if lane.give_up(&last) {
-                self.tell_lost(number);
+                self.report_lost(number);
             }
         }
     }
@@ -252,9 +252,9 @@ impl LaneSet {
         (0..self.lanes.len()).for_each(|number| self.give_up_lane(number));
     }
 
-    fn tell_lost(&self, number: usize) {
+    fn report_lost(&self, number: usize) {
         // The channel is closed only when the session is over.
-        let _over = self.broken.send(Broken {
+        let _over = self.broken.send(WorkerFailure {
             lane: Some(number),
             error: LaneError::Closed,
         });
@@ -269,7 +269,7 @@ impl LaneSet {
 
     /// Lets the slowest lanes end until `wanted` lanes are left. Each ends in order after its current frame.
     pub(crate) fn keep_lanes(&mut self, wanted: usize) {
-        let_slowest_go(&mut self.lanes, wanted);
+        drain_slowest(&mut self.lanes, wanted);
     }
 
     /// Sets the congestion control of all lanes that are up. A lane whose kernel refuses keeps its current one.
@@ -330,13 +330,13 @@ impl LaneSet {
 }
 
 /// Lets the slowest lanes end. Among equally slow lanes, the youngest end first.
-fn let_slowest_go(lanes: &mut [WatchedLane], wanted: usize) {
+fn drain_slowest(lanes: &mut [WatchedLane], wanted: usize) {
     let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.is_up()).collect();
     up.sort_by_key(|lane| lane.pace.lately);
     let surplus = up.len().saturating_sub(wanted);
     up.into_iter()
         .take(surplus)
-        .for_each(|lane| lane.state = LaneState::LetGo);
+        .for_each(|lane| lane.state = LaneState::Draining);
 }
 
 /// Ends a lane in order on which only the greeting has been sent, so that there is room to send the end. A lane that
@@ -362,9 +362,9 @@ mod tests {
                     ..TcpInfo::default()
                 }
             }),
-            state: LaneState::LetGo,
+            state: LaneState::Draining,
             ended: Arc::new(AtomicBool::new(false)),
-            pace: LanePace::default(),
+            pace: LaneThroughput::default(),
         };
         lane.tidy();
         assert_eq!(Arc::strong_count(&connection), 3, "it is still sending");
@@ -388,9 +388,9 @@ mod tests {
             let mut lane = WatchedLane {
                 breaker: LaneBreaker::new(move || trips.store(true, Ordering::Relaxed)),
                 probe: PathProbe::telling(move || silent),
-                state: LaneState::LetGo,
+                state: LaneState::Draining,
                 ended: Arc::new(AtomicBool::new(ended)),
-                pace: LanePace::default(),
+                pace: LaneThroughput::default(),
             };
             // A thread that is still at work reports the loss itself.
             assert_eq!(lane.tidy(), ended);
@@ -404,21 +404,21 @@ mod tests {
     /// Otherwise the thread could end in order in between, and the loss of its sent data would not be reported.
     #[test]
     fn a_lane_is_broken_before_it_is_let_go() {
-        let (hold, let_go) = crossbeam_channel::bounded(0);
+        let (hold, drain_signal) = crossbeam_channel::bounded(0);
         let broken_first = Arc::new(AtomicBool::new(false));
-        let (seen, told) = (Arc::clone(&broken_first), let_go.clone());
+        let (seen, told) = (Arc::clone(&broken_first), drain_signal.clone());
         let is_held = move || told.try_recv() == Err(crossbeam_channel::TryRecvError::Empty);
         let mut lane = WatchedLane {
             breaker: LaneBreaker::new(move || seen.store(is_held(), Ordering::Relaxed)),
             probe: PathProbe::telling(TcpInfo::default),
             state: LaneState::Up(hold),
             ended: Arc::new(AtomicBool::new(false)),
-            pace: LanePace::default(),
+            pace: LaneThroughput::default(),
         };
         assert!(!lane.give_up(&TcpInfo::default()));
         assert!(broken_first.load(Ordering::Relaxed));
         assert_eq!(
-            let_go.try_recv(),
+            drain_signal.try_recv(),
             Err(crossbeam_channel::TryRecvError::Disconnected)
         );
     }
@@ -467,7 +467,7 @@ mod tests {
             &[0, 300, 600],
         ];
         let lane = |in_all: &[u64]| {
-            let mut pace = LanePace::default();
+            let mut pace = LaneThroughput::default();
             in_all.iter().for_each(|bytes| pace.note(*bytes));
             WatchedLane {
                 breaker: LaneBreaker::new(|| ()),
@@ -479,7 +479,7 @@ mod tests {
         };
         let mut lanes = carried.map(lane);
         let mut left = |wanted| {
-            let_slowest_go(&mut lanes, wanted);
+            drain_slowest(&mut lanes, wanted);
             (0..4)
                 .filter(|number| lanes[*number].is_up())
                 .collect::<Vec<usize>>()

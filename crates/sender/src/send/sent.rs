@@ -8,10 +8,10 @@ use zmove_types::{GroupSpan, RelPath, Root};
 use zmove_wire::session::{FinalReport, UnpublishedLoad};
 use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation};
 
-use crate::account::manifest::Known;
-use crate::plan::links::Word;
+use crate::account::manifest::ProofMethod;
+use crate::plan::links::LinkOutcome;
 use crate::plan::pack::{Pack, PackEntry, PackGroup};
-use crate::read::source::{FileLook, LargeSource};
+use crate::read::source::{LargeSource, SizeAndMtime};
 
 /// Work in flight, with everything needed to send it again.
 #[derive(Debug)]
@@ -36,20 +36,20 @@ pub(crate) struct SentFile {
     pub(crate) path: RelPath,
     /// Hash of the contents, if they were read.
     pub(crate) root: Option<Root>,
-    pub(crate) look: FileLook,
+    pub(crate) size_and_mtime: SizeAndMtime,
     /// How `root` is known to be the file's hash once the receiver has confirmed the file.
-    pub(crate) known: Known,
+    pub(crate) known: ProofMethod,
     /// Number of the file's bytes that are sent: all except holes.
     pub(crate) data_bytes: u64,
     /// Whether no contents are sent, because the target already has the file or this is another name of a file.
     pub(crate) retouched: bool,
     /// The role of this name if the file has several names.
-    pub(crate) part: NamePart,
+    pub(crate) part: NameRole,
 }
 
 /// The role of a name among the names of its file.
 #[derive(Clone, Debug)]
-pub(crate) enum NamePart {
+pub(crate) enum NameRole {
     /// The only name, or a name that is sent independently.
     Alone,
     /// A name that may become the first of several.
@@ -74,7 +74,7 @@ impl Sent {
     }
 
     /// Returns the kind of receiver report that completes the work.
-    pub(crate) fn last_word(&self) -> FinalReport {
+    pub(crate) fn completing_report(&self) -> FinalReport {
         match self {
             Self::Batch(SentBatch { pack, .. }) => FinalReport::Published(UnpublishedLoad {
                 entries: pack.entry_count() as u64,
@@ -86,16 +86,16 @@ impl Sent {
 
     /// Returns the outcomes of the links in a stored batch, taken from its faults. By then, each of its links has been
     /// made or has failed.
-    pub(crate) fn words(&self) -> Vec<Word> {
+    pub(crate) fn link_outcomes(&self) -> Vec<LinkOutcome> {
         let Self::Batch(batch) = self else {
             return Vec::new();
         };
         let links = batch
             .files
             .iter()
-            .filter(|file| matches!(file.part, NamePart::Link))
+            .filter(|file| matches!(file.part, NameRole::Link))
             .count();
-        let others = batch.pack.shared_beside_files();
+        let others = batch.pack.shared_non_files();
         let links = links
             + others
                 .filter(|(what, ..)| matches!(what, PackEntry::Link(..)))
@@ -103,8 +103,8 @@ impl Sent {
         let back = batch
             .faults
             .iter()
-            .filter_map(|fault| batch.coming_back(fault));
-        back.chain((links > 0).then_some(Word::Heard(links)))
+            .filter_map(|fault| batch.outcome_of_fault(fault));
+        back.chain((links > 0).then_some(LinkOutcome::LinksSettled(links)))
             .collect()
     }
 
@@ -131,7 +131,7 @@ impl SentBatch {
             .iter()
             .filter_map(|fault| self.pack.target_path(fault.entry));
         let failed: HashSet<_> = failed.collect();
-        let is_placed = |file: &SentFile| !file.retouched || matches!(file.part, NamePart::Link);
+        let is_placed = |file: &SentFile| !file.retouched || matches!(file.part, NameRole::Link);
         self.files
             .iter()
             .filter(move |file| is_placed(file) && !failed.contains(&file.path))
@@ -139,24 +139,24 @@ impl SentBatch {
 
     /// Returns the outcome for a failed entry that must be sent as a file instead. This is a link that could not be
     /// made, or the first name of a file that was to stay but has since gained or lost names.
-    pub(crate) fn coming_back(
+    pub(crate) fn outcome_of_fault(
         &self,
         EntryFault {
             entry,
             operation,
             code,
         }: &EntryFault,
-    ) -> Option<Word> {
+    ) -> Option<LinkOutcome> {
         let (directory, entry) = self.pack.entry(*entry)?;
         let is_left = *code == FaultCode::AlreadyThere;
         match entry {
             PackEntry::Link(entry, first) if *operation == Operation::Link && !is_left => Some(
-                Word::Unlinked(directory.clone(), entry.clone(), Arc::clone(first), *code),
+                LinkOutcome::LinkFailed(directory.clone(), entry.clone(), Arc::clone(first), *code),
             ),
             PackEntry::Retouch(entry) | PackEntry::Compare(entry, _)
                 if entry.shared.is_some() && *code == FaultCode::Changed =>
             {
-                Some(Word::Changed(directory.clone(), entry.clone()))
+                Some(LinkOutcome::FirstChanged(directory.clone(), entry.clone()))
             }
             _ => None,
         }
@@ -187,7 +187,7 @@ impl SentBatch {
             };
             match entry.entry() {
                 None => piece.confirm_without_data(),
-                Some(entry) if there.contains(&number) => piece.confirm_there(entry),
+                Some(entry) if there.contains(&number) => piece.confirm_existing(entry),
                 Some(entry) => piece.confirm(entry),
             }
         }

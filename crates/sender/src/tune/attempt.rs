@@ -32,7 +32,7 @@ impl KnobAttempt {
     }
 
     /// Returns the same attempt with more time, for a change that disturbs the path before its benefit shows.
-    pub(super) fn patiently(self) -> Self {
+    pub(super) fn with_more_time(self) -> Self {
         Self {
             settling: self.settling * PATIENCE,
             measuring: self.measuring * PATIENCE,
@@ -64,12 +64,12 @@ impl KnobAttempt {
 
 /// The time between attempts. It is short at first and doubles with each rejected attempt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rest {
+pub(super) struct AttemptBackoff {
     left: Duration,
     next: Duration,
 }
 
-impl Default for Rest {
+impl Default for AttemptBackoff {
     fn default() -> Self {
         Self {
             left: Duration::ZERO,
@@ -78,7 +78,7 @@ impl Default for Rest {
     }
 }
 
-impl Rest {
+impl AttemptBackoff {
     /// Creates a rest of this length, as if an attempt had just failed.
     pub(super) fn of(first: Duration) -> Self {
         Self {
@@ -104,9 +104,9 @@ impl Rest {
 
 /// The rates of the last few ticks, and of as many ticks before them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Recent(Vec<f64>);
+pub(super) struct RecentRates(Vec<f64>);
 
-impl Recent {
+impl RecentRates {
     pub(super) fn tick(&mut self, rate: f64) {
         if self.0.len() == 2 * RECENT_TICKS {
             self.0.remove(0);

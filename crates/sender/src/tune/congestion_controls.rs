@@ -1,8 +1,8 @@
 //! The congestion controls of this host's kernel, which determine how lanes can react to loss.
 
-use crate::control::link::LossAnswer;
+use crate::control::link::LossReaction;
 
-impl LossAnswer {
+impl LossReaction {
     /// Returns the initial reaction of this host's connections. If a congestion control was `chosen` for them, it is
     /// never replaced. A control that the administrator has not allowed for users is not used, not even by root, and no
     /// kernel module is loaded.

@@ -40,9 +40,9 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, ByteRate, GROUP_BYTES};
 
-use super::attempt::{KnobAttempt, Recent, Rest};
+use super::attempt::{AttemptBackoff, KnobAttempt, RecentRates};
 use super::loss::LossWatch;
-use super::{Congestion, Knob, Knobs, PathTick, Tick, WantedKnobs};
+use super::{Congestion, Knob, Knobs, PathTick, Tick, TunedSettings};
 
 /// The part of the controller that decides on lanes and congestion control.
 #[derive(Debug, Default)]
@@ -55,8 +55,8 @@ pub(super) struct LaneTuner {
     pub(super) wanted: usize,
     pub(super) congestion: Congestion,
     trial: Option<Trial>,
-    rest: Rest,
-    recent: Recent,
+    rest: AttemptBackoff,
+    recent: RecentRates,
     loss: LossWatch,
     /// Best rate so far, averaged over a few ticks, in bytes per second.
     best: f64,
@@ -105,17 +105,17 @@ impl LaneTuner {
     }
 
     /// Returns the wanted settings without a change that is still being tried.
-    pub(super) fn proven(&self, wanted: WantedKnobs) -> WantedKnobs {
+    pub(super) fn proven(&self, wanted: TunedSettings) -> TunedSettings {
         match self.trial.as_ref().map(|trial| trial.change) {
-            Some(LaneChange::More { before, .. } | LaneChange::Fewer { before }) => WantedKnobs {
+            Some(LaneChange::More { before, .. } | LaneChange::Fewer { before }) => TunedSettings {
                 lanes: before,
                 ..wanted
             },
-            Some(LaneChange::LossTolerant { .. }) => WantedKnobs {
+            Some(LaneChange::LossTolerant { .. }) => TunedSettings {
                 congestion: Congestion::AsSet,
                 ..wanted
             },
-            Some(LaneChange::Usual) => WantedKnobs {
+            Some(LaneChange::Usual) => TunedSettings {
                 congestion: Congestion::LossTolerant,
                 ..wanted
             },
@@ -134,7 +134,7 @@ impl LaneTuner {
         self.best = self.best.max(self.recent.mean());
         self.observe(tick);
         match self.trial.take() {
-            Some(trial) => self.go_on(trial, tick, rate),
+            Some(trial) => self.continue_trial(trial, tick, rate),
             None if self.rest.is_over() && self.recent.is_baseline() => self.decide(tick),
             None => {}
         }
@@ -231,7 +231,7 @@ impl LaneTuner {
         // Such a control probes for the rate by sending too much, and has to retransmit much of that.
         let patient = matches!(change, LaneChange::LossTolerant { .. });
         let attempt = if patient {
-            attempt.patiently()
+            attempt.with_more_time()
         } else {
             attempt
         };
@@ -248,7 +248,7 @@ impl LaneTuner {
         self.slow_growth_ticks = 0;
     }
 
-    fn go_on(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
+    fn continue_trial(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
         if trial.dialling {
             // The trial does not wait for lanes that fail to come up.
             trial.attempt.lower_baseline(rate);
@@ -262,9 +262,9 @@ impl LaneTuner {
             LaneChange::More { before, gain_min }
                 if ratio < gain_min || self.loss.has_risen_since(&trial.loss_before) =>
             {
-                self.go_back(before);
+                self.revert_lanes(before);
             }
-            LaneChange::Fewer { before } if ratio < KEPT_MIN => self.go_back(before),
+            LaneChange::Fewer { before } if ratio < KEPT_MIN => self.revert_lanes(before),
             LaneChange::Usual if ratio < KEPT_MIN => {
                 self.congestion = Congestion::LossTolerant;
                 self.rest.refused();
@@ -282,7 +282,7 @@ impl LaneTuner {
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));
     }
 
-    fn go_back(&mut self, before: usize) {
+    fn revert_lanes(&mut self, before: usize) {
         self.wanted = before;
         self.rest.refused();
         self.loss = LossWatch::default();

@@ -2,7 +2,7 @@
 //! because some storage is faster with more requests in flight. It shrinks by a quarter if readers are hardly busy.
 //! More readers are kept if at least 5 % more is read.
 
-use super::attempt::{KnobAttempt, Recent, Rest};
+use super::attempt::{AttemptBackoff, KnobAttempt, RecentRates};
 use super::{Knob, Tick};
 
 /// The part of the controller that decides on the number of readers.
@@ -11,8 +11,8 @@ pub(super) struct ReaderTuner {
     knob: Knob,
     pub(super) wanted: usize,
     trial: Option<(usize, KnobAttempt)>,
-    rest: Rest,
-    recent: Recent,
+    rest: AttemptBackoff,
+    recent: RecentRates,
     hungry_ticks: u32,
     idle_ticks: u32,
 }

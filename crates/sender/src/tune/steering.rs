@@ -14,17 +14,17 @@ use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 use zmove_wire::{BestRate, LearnedSettings, PathReport};
 
-use crate::control::link::{LaneNumber, LaneSupply};
+use crate::control::link::{LaneCount, LaneSupply};
 use crate::error::SessionError;
 use crate::plan::resend;
 use crate::push::config::SenderConfig;
 use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
-use crate::tune::attempt::Rest;
+use crate::tune::attempt::AttemptBackoff;
 use crate::tune::congestion_controls::LOSS_TOLERANT;
 use crate::tune::path::{self, unacked};
 use crate::tune::round::BestRound;
-use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, WantedKnobs};
+use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, TunedSettings, Tuner};
 
 /// The state of tuning one push.
 pub(crate) struct Steering {
@@ -32,7 +32,7 @@ pub(crate) struct Steering {
     dials: Dials,
     tuner: Option<Tuner>,
     congestion: Congestion,
-    before: Mark,
+    before: TotalsSnapshot,
     best: BestRound,
 }
 
@@ -44,7 +44,7 @@ struct Dials {
     /// Number of wanted lanes at the last request.
     wanted: usize,
     /// Rest before lanes that failed are requested again.
-    rest: Rest,
+    rest: AttemptBackoff,
     /// Whether the first lanes were given up and their replacements were requested.
     again: bool,
 }
@@ -54,7 +54,7 @@ impl Dials {
         Self {
             awaited,
             wanted: awaited,
-            rest: Rest::of(REDIAL_REST_MIN),
+            rest: AttemptBackoff::of(REDIAL_REST_MIN),
             again: false,
         }
     }
@@ -81,7 +81,7 @@ const REDIAL_REST_MIN: Duration = Duration::from_secs(2);
 
 /// Totals at one point in time.
 #[derive(Default)]
-struct Mark {
+struct TotalsSnapshot {
     at: Option<Instant>,
     bytes_carried: u64,
     bytes_read: u64,
@@ -112,7 +112,7 @@ impl Steering {
             dials: Dials::new(awaited),
             tuner: None,
             congestion,
-            before: Mark::default(),
+            before: TotalsSnapshot::default(),
             best: BestRound::default(),
         }
     }
@@ -144,12 +144,12 @@ impl Steering {
         };
         let start = usize::from(asked).clamp(1, most);
         match number {
-            LaneNumber::Fixed => Knob {
+            LaneCount::Fixed => Knob {
                 start,
                 least: start,
                 most: start,
             },
-            LaneNumber::Tuned { least } => Knob {
+            LaneCount::Tuned { least } => Knob {
                 start,
                 least: usize::from(least).clamp(1, start),
                 most,
@@ -161,7 +161,7 @@ impl Steering {
         matches!(
             self.supply,
             Some(LaneSupply {
-                number: LaneNumber::Tuned { .. },
+                number: LaneCount::Tuned { .. },
                 ..
             })
         )
@@ -191,13 +191,13 @@ impl Steering {
     }
 
     /// Records that a requested lane has come up or failed.
-    pub(crate) fn lane_came(&mut self) {
+    pub(crate) fn note_lane_result(&mut self) {
         self.dials.awaited = self.dials.awaited.saturating_sub(1);
     }
 
     /// Requests as many lanes as were initially dialed. Lanes that have not come up yet do not count, because the
     /// receiver may already have closed them.
-    pub(crate) fn dial_again(&mut self) {
+    pub(crate) fn redial_all(&mut self) {
         let Some(supply) = &self.supply else { return };
         if supply.more.send(supply.asked).is_ok() {
             self.dials.awaited += usize::from(supply.asked);
@@ -207,12 +207,12 @@ impl Steering {
 
     /// Returns whether replacements for the first lanes are still expected, so that losing all other lanes does not end
     /// the session.
-    pub(crate) fn is_dialling_again(&self) -> bool {
+    pub(crate) fn is_redialing_all(&self) -> bool {
         self.dials.again && self.dials.awaited > 0
     }
 
     /// Returns whether lanes may still come up. `open` is whether the channel of lanes is still open.
-    pub(crate) fn lanes_to_come(&self, open: bool) -> bool {
+    pub(crate) fn expects_lanes(&self, open: bool) -> bool {
         if self.supply.is_some() {
             open && self.dials.awaited > 0
         } else {
@@ -243,7 +243,7 @@ impl Steering {
             }
         }
         pipeline.tidy();
-        let (now, tick) = self.look(pipeline);
+        let (now, tick) = self.measure(pipeline);
         let first = self.before.at.is_none();
         self.before = now;
         let Some(tuner) = self.tuner.as_mut().filter(|_| !first) else {
@@ -255,7 +255,7 @@ impl Steering {
 
     fn apply(
         &mut self,
-        wanted: WantedKnobs,
+        wanted: TunedSettings,
         tick: &Tick,
         pipeline: &mut Pipeline,
     ) -> Result<(), SessionError> {
@@ -291,7 +291,7 @@ impl Steering {
         self.supply.as_ref()?.congestion.usual.as_deref()
     }
 
-    fn look(&self, pipeline: &Pipeline) -> (Mark, Tick) {
+    fn measure(&self, pipeline: &Pipeline) -> (TotalsSnapshot, Tick) {
         let Pipeline {
             session, lane_set, ..
         } = pipeline;
@@ -316,7 +316,7 @@ impl Steering {
             ..path
         };
         let at = Instant::now();
-        let now = Mark {
+        let now = TotalsSnapshot {
             at: Some(at),
             bytes_carried: Some(path.bytes_acked.iter().sum())
                 .filter(|acked| *acked > 0)
@@ -441,16 +441,16 @@ mod tests {
             more,
             asked: 3,
             again: 0,
-            number: LaneNumber::Fixed,
-            congestion: crate::control::link::LossAnswer::default(),
+            number: LaneCount::Fixed,
+            congestion: crate::control::link::LossReaction::default(),
         }));
-        steering.dial_again();
+        steering.redial_all();
         assert_eq!(asked.try_recv(), Ok(3));
         for _late in 0..3 {
-            steering.lane_came();
+            steering.note_lane_result();
         }
         assert!(
-            steering.is_dialling_again(),
+            steering.is_redialing_all(),
             "all late lanes may be lost without an end"
         );
     }

@@ -91,7 +91,7 @@ impl World {
     }
 
     /// Advances the simulation by one tick with the wanted settings.
-    fn tick(&mut self, wanted: WantedKnobs) -> Tick {
+    fn tick(&mut self, wanted: TunedSettings) -> Tick {
         self.congestion = wanted.congestion;
         self.readers = wanted.readers;
         let start = START_WINDOW_BYTES / self.round_trip.as_secs_f64();
@@ -240,7 +240,7 @@ fn whole(number: f64) -> u64 {
 /// The course of a run, tick by tick.
 struct Run {
     rates: Vec<f64>,
-    wanted: Vec<WantedKnobs>,
+    wanted: Vec<TunedSettings>,
 }
 
 const KNOBS: Knobs = Knobs {
@@ -296,7 +296,7 @@ impl Run {
         lanes
     }
 
-    fn last(&self) -> WantedKnobs {
+    fn last(&self) -> TunedSettings {
         *self.wanted.last().unwrap()
     }
 }

@@ -18,7 +18,7 @@ use crate::args::shared::storage::StorageArgs;
 
 #[derive(Debug, Default, clap::Args)]
 #[command(override_usage = help::PUSH_USAGE, after_help = help::PUSH_SHORT, after_long_help = help::PUSH_LONG)]
-#[command(args_override_self = true, args(habits::without_meaning()), mut_args(|arg| arg.hide_short_help(true)))]
+#[command(args_override_self = true, args(habits::no_op_options()), mut_args(|arg| arg.hide_short_help(true)))]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a switch of the command line"

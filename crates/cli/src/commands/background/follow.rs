@@ -105,19 +105,19 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
     let watch = Watch::begin(&root, config).context("start a thread")?;
     let stop = Stop::listen()?;
     let mut report =
-        Report::new((args.job.deadline.0 / 4).clamp(REPORT_INTERVAL, REPEAT_INTERVAL_MAX));
+        WatchReport::new((args.job.deadline.0 / 4).clamp(REPORT_INTERVAL, REPEAT_INTERVAL_MAX));
     let mut killed = 0;
     while !stop.is_asked() {
         watch.notes().into_iter().for_each(terminal::warn);
         let Some(batch) = watch.take(BATCH_FILES_MAX, LOOK_INTERVAL) else {
-            report.tell(&watch, When::Changed);
+            report.send_if_due(&watch, ReportDue::Changed);
             continue;
         };
         report.begin(&batch);
-        report.tell(&watch, When::Changed);
+        report.send_if_due(&watch, ReportDue::Changed);
         let moved = move_batch(&batch, &stop, |progress| {
             report.now = progress;
-            report.tell(&watch, When::InTime);
+            report.send_if_due(&watch, ReportDue::InTime);
         })?;
         match moved.exit {
             Some(0 | 23) => {
@@ -145,17 +145,17 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
 }
 
 /// A request to stop, which is forwarded to the process of the running batch.
-struct Stop(Arc<Lock<Wish>>);
+struct Stop(Arc<Lock<StopState>>);
 
 #[derive(Default)]
-struct Wish {
+struct StopState {
     is_asked: bool,
     process: Option<Pid>,
 }
 
 impl Stop {
     fn listen() -> Result<Self> {
-        let wish = Arc::<Lock<Wish>>::default();
+        let wish = Arc::<Lock<StopState>>::default();
         let shared = Arc::clone(&wish);
         let listen = move || {
             let _listened = settings::block_on(1, async {
@@ -180,7 +180,7 @@ impl Stop {
     }
 
     /// Sets the process to which the request is forwarded. Must be `None` before the process is reaped.
-    fn reaches(&self, process: Option<&Child>) {
+    fn forward_to(&self, process: Option<&Child>) {
         let mut wish = self.0.lock();
         wish.process = process.map(Pid::from_child);
         if wish.is_asked {
@@ -240,7 +240,7 @@ impl MovedBatch {
             .clone()
             .unwrap_or_else(|| "the process of the transfer was killed".to_owned());
         print_json(&json!({ "event": "error", "message": message, "exit": exit }));
-        Exit::told(exit)
+        Exit::from_code(exit)
     }
 
     fn take(&mut self, line: &str, tell: &mut impl FnMut(AttemptProgress)) {
@@ -294,7 +294,7 @@ fn move_batch(
     }
     let started = command.stdin(list).stdout(Stdio::piped()).spawn();
     let mut process = started.context("start the process of a transfer")?;
-    stop.reaches(Some(&process));
+    stop.forward_to(Some(&process));
     let told = process.stdout.take().expect("a pipe was asked for");
     let mut moved = MovedBatch {
         failed: Some(HashSet::new()),
@@ -304,7 +304,7 @@ fn move_batch(
         moved.take(&line.context("read the events of a transfer")?, &mut tell);
     }
     // From here on, the process ID may belong to another process.
-    stop.reaches(None);
+    stop.forward_to(None);
     moved.exit = process.wait().context("wait for a transfer")?.code();
     Ok(moved)
 }
@@ -322,7 +322,7 @@ fn list_of(batch: &Batch) -> std::io::Result<File> {
 
 /// When a report is due.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum When {
+enum ReportDue {
     /// If anything other than a byte count has changed.
     Changed,
     /// If enough time has passed since the last report.
@@ -330,9 +330,9 @@ enum When {
 }
 
 /// The reported state of the job, as sums over all batches.
-struct Report {
+struct WatchReport {
     begun: Instant,
-    told: Option<(Instant, Watching)>,
+    last_report: Option<(Instant, Watching)>,
     /// Interval at which an idle state is reported again. A new runner has not seen the earlier report and would assume
     /// that the job makes no progress.
     repeat: Duration,
@@ -344,14 +344,14 @@ struct Report {
     /// Progress of the running batch. If there is none, the rate and the limit of the last batch.
     now: AttemptProgress,
     /// Number of bytes at the start of the event file whose storage was freed.
-    let_go: u64,
+    freed_bytes: u64,
 }
 
-impl Report {
+impl WatchReport {
     fn new(repeat: Duration) -> Self {
         Self {
             begun: Instant::now(),
-            told: None,
+            last_report: None,
             repeat,
             files_moved: 0,
             bytes_moved: 0,
@@ -360,7 +360,7 @@ impl Report {
                 limited_by: WATCHING.to_owned(),
                 ..AttemptProgress::default()
             },
-            let_go: 0,
+            freed_bytes: 0,
         }
     }
 
@@ -386,7 +386,7 @@ impl Report {
         };
     }
 
-    fn tell(&mut self, watch: &Watch, when: When) {
+    fn send_if_due(&mut self, watch: &Watch, when: ReportDue) {
         let state = watch.state();
         let idle = !self.is_moving && state.ready == 0 && state.has_walked;
         if idle {
@@ -406,12 +406,14 @@ impl Report {
             there: state.exists,
             idle,
         };
-        let told = self.told.as_ref();
+        let told = self.last_report.as_ref();
         let is_within = |interval| told.is_some_and(|(at, _)| at.elapsed() < interval);
         let recent = is_within(REPORT_INTERVAL);
         let same = is_within(self.repeat) && told.is_some_and(|(_, told)| *told == shown);
         let was_idle = told.is_some_and(|(_, told)| told.idle);
-        if recent && (was_idle == idle || when == When::InTime) || same && when == When::Changed {
+        if recent && (was_idle == idle || when == ReportDue::InTime)
+            || same && when == ReportDue::Changed
+        {
             return;
         }
         let AttemptProgress {
@@ -435,20 +437,20 @@ impl Report {
             "waiting": null,
             "watch": shown,
         }));
-        self.told = Some((Instant::now(), shown));
-        self.let_go();
+        self.last_report = Some((Instant::now(), shown));
+        self.free_read_events();
     }
 
     /// Frees the storage of events that were read long ago, because the job has no end at which the file is removed.
-    fn let_go(&mut self) {
+    fn free_read_events(&mut self) {
         let events = std::io::stdout();
         let told = rustix::fs::seek(&events, rustix::fs::SeekFrom::Current(0)).unwrap_or(0);
-        if told < self.let_go + 2 * EVENTS_KEPT_BYTES {
+        if told < self.freed_bytes + 2 * EVENTS_KEPT_BYTES {
             return;
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _not_everywhere = fallocate(events.as_fd(), flags, 0, told - EVENTS_KEPT_BYTES);
-        self.let_go = told - EVENTS_KEPT_BYTES;
+        self.freed_bytes = told - EVENTS_KEPT_BYTES;
     }
 }
 

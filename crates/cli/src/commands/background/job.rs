@@ -9,9 +9,9 @@ use zmove_jobs::{
 };
 
 use crate::args::{JobAction, JobArgs};
-use crate::commands::submit::{ensure_runner, go_on, tell};
+use crate::commands::submit::{ensure_runner, ensure_runner_for_open_jobs, print_number};
 use crate::display::job::{Details, Row, event, event_as_json, one};
-use crate::display::progress::{BAR, beside_bar, print_json};
+use crate::display::progress::{BAR, bar_text, print_json};
 use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::Exit;
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
         Some(JobAction::Rerun) => {
             let new = store.rerun(id, now)?;
             ensure_runner(&place)?;
-            tell(new, args.json);
+            print_number(new, args.json);
         }
         Some(JobAction::Pause) => {
             let answer = store.pause(id, now)?;
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
 }
 
 fn show(place: &JobsDirectory, store: &Store, args: &JobArgs) -> Result<()> {
-    go_on(place, store)?;
+    ensure_runner_for_open_jobs(place, store)?;
     let row = Row::of(place, store.job(args.id)?);
     let details = Details {
         ends: store.attempts(args.id)?,
@@ -171,7 +171,7 @@ fn attach(place: &JobsDirectory, store: &Store, args: &JobArgs) -> Result<Exit> 
         let (done, found) = row.bytes();
         bar.set_length(found);
         bar.set_position(done);
-        bar.set_message(beside_bar(&row.bar()));
+        bar.set_message(bar_text(&row.bar()));
     });
     bar.finish_and_clear();
     exit

@@ -7,7 +7,7 @@ use anyhow::Result;
 use zmove_jobs::{Job, JobsDirectory, Moment, State, Store};
 
 use crate::args::{JobsArgs, JobsCommand};
-use crate::commands::submit::go_on;
+use crate::commands::submit::ensure_runner_for_open_jobs;
 use crate::display::format::counted;
 use crate::display::job::{Row, table};
 use crate::display::terminal;
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &JobsArgs) -> Result<Exit> {
 }
 
 fn list(args: &JobsArgs, place: &JobsDirectory, store: &Store, now: Moment) -> Result<()> {
-    go_on(place, store)?;
+    ensure_runner_for_open_jobs(place, store)?;
     let since = if args.all {
         Moment::FIRST
     } else {

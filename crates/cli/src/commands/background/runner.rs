@@ -2,7 +2,7 @@
 
 mod http;
 mod options;
-mod ssh_words;
+mod ssh_messages;
 
 use std::time::{Duration, Instant};
 
@@ -36,14 +36,14 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     let config = config(args)?;
     if args.detached {
         return match Runner::begin_unless_running(&place, config.clone())? {
-            Some(runner) => stay(runner, &place, config),
+            Some(runner) => run_until_end(runner, &place, config),
             None => Ok(Exit::Done),
         };
     }
     let runner = match Runner::begin(&place, config.clone()) {
         // A command may have started another runner while this process replaced its program.
         Err(RunnerError::Up { pid }) if args.http.is_some() || Program::is_successor() => {
-            succeed(&place, &config, pid)?
+            take_over(&place, &config, pid)?
         }
         Err(error @ RunnerError::Up { .. }) => return Err(failure(Exit::Busy, error.to_string())),
         runner => runner?,
@@ -52,11 +52,11 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
         "running the jobs of '{}'",
         place.path().display()
     ));
-    stay(runner, &place, config)
+    run_until_end(runner, &place, config)
 }
 
 /// Runs jobs until the runner ends. If the file of the runner's program was replaced, executes the new program.
-fn stay(runner: Runner, place: &JobsDirectory, config: RunnerConfig) -> Result<Exit> {
+fn run_until_end(runner: Runner, place: &JobsDirectory, config: RunnerConfig) -> Result<Exit> {
     let end = runner.run(|text| terminal::warn(text))?;
     let replaced = config.program.clone().filter(|_| end == RunEnd::Replaced);
     let Some(program) = replaced else {
@@ -72,7 +72,7 @@ fn stay(runner: Runner, place: &JobsDirectory, config: RunnerConfig) -> Result<E
         ..config
     };
     match Runner::begin_unless_running(place, config.clone())? {
-        Some(runner) => stay(runner, place, config),
+        Some(runner) => run_until_end(runner, place, config),
         None => Ok(Exit::Done),
     }
 }
@@ -119,7 +119,7 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
 
 /// Becomes the runner when the current one ends. The current one may have been started by `zmove submit`. The page is
 /// already served.
-fn succeed(place: &JobsDirectory, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
+fn take_over(place: &JobsDirectory, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
     terminal::say(format_args!(
         "another runner{process} is running: this runner starts when the other one ends"
@@ -142,7 +142,7 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     if let Some(umask) = umask {
         rustix::process::umask(Mode::from_raw_mode(umask));
     }
-    mount::demand_recorded(&args.copy.push)?;
+    mount::check_recorded_mounts(&args.copy.push)?;
     args.copy.push.json = true;
     if let Ok(id) = std::env::var(COPY_TO_END) {
         return copy::end(args.copy, &id);
@@ -152,10 +152,11 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     } else if args.job.watch {
         return follow::follow(&args);
     }
-    let said = ssh_words::so_far();
+    let said = ssh_messages::log_len();
     // Pausing or ending a job also stops its transfer between other hosts. If this process is killed, the next attempt
     // does that.
-    copy::run(args.copy, started, OnInterrupt::Stop).map_err(|error| ssh_words::judge(error, said))
+    copy::run(args.copy, started, OnInterrupt::Stop)
+        .map_err(|error| ssh_messages::add_ssh_message(error, said))
 }
 
 /// Leaves the terminal, so that it sends no signals to this process and no child process prompts on it.

@@ -21,7 +21,7 @@ use crate::args::{JobOptions, PushArgs, SubmitArgs};
 use crate::commands::follow;
 use crate::commands::mount;
 use crate::commands::transfer::names_other_host;
-use crate::commands::trust::get_to_know;
+use crate::commands::trust::ensure_known_key;
 use crate::display::progress::print_json;
 use crate::display::prompt::Prompt;
 use crate::display::terminal;
@@ -37,16 +37,16 @@ pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
     let job = job(args, words)?;
     let Submitted { id, repeated } = store.submit(&job, Moment::now())?;
     if repeated {
-        tell_end(&store, id)?;
+        report_end(&store, id)?;
     }
     ensure_runner(&place)?;
-    tell(id, json);
+    print_number(id, json);
     Ok(Exit::Done)
 }
 
 /// Reports how the job of a repeated submission ended. If only its number were printed, the job would seem to be
 /// running.
-fn tell_end(store: &Store, id: JobId) -> Result<()> {
+fn report_end(store: &Store, id: JobId) -> Result<()> {
     let job = store.job(id)?;
     if let Some(ended) = job.ended {
         let state = job.state.phrase();
@@ -59,7 +59,7 @@ fn tell_end(store: &Store, id: JobId) -> Result<()> {
 }
 
 /// Prints a job's number.
-pub(crate) fn tell(id: JobId, json: bool) {
+pub(crate) fn print_number(id: JobId, json: bool) {
     if json {
         print_json(&json!({ "event": "submitted", "job": id }))
     } else {
@@ -102,7 +102,7 @@ pub(crate) fn ensure_runner(place: &JobsDirectory) -> Result<()> {
 
 /// Makes sure that there is a runner if jobs are unfinished. After a reboot or a kill there is none, and the displayed
 /// state would never change.
-pub(crate) fn go_on(place: &JobsDirectory, store: &Store) -> Result<()> {
+pub(crate) fn ensure_runner_for_open_jobs(place: &JobsDirectory, store: &Store) -> Result<()> {
     if store.has_work()?
         && let Err(error) = ensure_runner(place)
     {
@@ -132,7 +132,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     } = job;
     check_notify(notify.as_deref())?;
     if let Some(at) = &at {
-        tell_if_past(at.moment());
+        warn_if_past(at.moment());
     }
     let directory = std::env::current_dir().context("find the working directory")?;
     let (target, sources) = copy.push.paths.split_last().expect("two are demanded");
@@ -145,7 +145,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         Some(label) => checked_label(label)?,
         None => name_of(&sources[0]),
     };
-    let environment = environment(mount::recorded(&copy.push)?);
+    let environment = environment(mount::recorded_mounts(&copy.push)?);
     // The file of a cluster contains the keys of its receivers.
     let are_known = copy.push.dial.accept_new || copy.push.cluster.is_some();
     let strict = copy.push.dial.strict;
@@ -162,7 +162,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     if !are_known {
         hosts
             .iter()
-            .try_for_each(|host| get_to_know(host, strict))?;
+            .try_for_each(|host| ensure_known_key(host, strict))?;
     }
     Ok(NewJob {
         submission: submission_id,
@@ -185,7 +185,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     })
 }
 
-fn tell_if_past(at: Moment) {
+fn warn_if_past(at: Moment) {
     if at < Moment::now() {
         terminal::warn(format_args!(
             "the time of --at {} is in the past: the job starts now",

@@ -62,9 +62,9 @@ impl CleanReport {
             }
             CleanEvent::Failed(fault) => {
                 self.failed += 1;
-                self.tell("failed", &format!("receiver: {fault}"));
+                self.print_event("failed", &format!("receiver: {fault}"));
             }
-            CleanEvent::Waits(text) => self.tell("waiting", &format!("waiting: {text}")),
+            CleanEvent::Waits(text) => self.print_event("waiting", &format!("waiting: {text}")),
             _ => {}
         }
     }
@@ -93,7 +93,7 @@ impl CleanReport {
         exit
     }
 
-    fn tell(&self, event: &str, message: &str) {
+    fn print_event(&self, event: &str, message: &str) {
         if self.is_json {
             let mut said = match event {
                 "failed" => parts(message),

@@ -21,13 +21,13 @@ pub(crate) use clean::expire;
 
 /// Runs `zmove journal`.
 pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
-    let mut found = Found::default();
+    let mut found = JournalResult::default();
     match command {
         JournalCommand::List { json, directory } => {
             for place in places(directory.as_deref())? {
                 match place {
-                    Place::Own(directory) => list(&directory, *json, &mut found)?,
-                    Place::OfUser(user, directory) => {
+                    JournalDirectory::Own(directory) => list(&directory, *json, &mut found)?,
+                    JournalDirectory::OfUser(user, directory) => {
                         found.merge(listed_by(user, &directory, *json)?);
                     }
                 }
@@ -39,8 +39,10 @@ pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
         JournalCommand::Clean(args) => {
             for place in places(args.directory.as_deref())? {
                 found.merge(match place {
-                    Place::Own(directory) => clean::run(args, &directory)?,
-                    Place::OfUser(user, directory) => cleaned_by(user, &directory, args)?,
+                    JournalDirectory::Own(directory) => clean::run(args, &directory)?,
+                    JournalDirectory::OfUser(user, directory) => {
+                        cleaned_by(user, &directory, args)?
+                    }
                 });
             }
             if found.is_nothing() && args.directory.is_none() {
@@ -53,7 +55,7 @@ pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
 
 /// The result of a command for one or more directories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Found {
+enum JournalResult {
     /// There is no journal.
     #[default]
     Nothing,
@@ -63,7 +65,7 @@ enum Found {
     Partial,
 }
 
-impl Found {
+impl JournalResult {
     fn is_nothing(self) -> bool {
         self == Self::Nothing
     }
@@ -99,10 +101,10 @@ impl Found {
     }
 }
 
-fn list(directory: &Path, json: bool, found: &mut Found) -> Result<()> {
+fn list(directory: &Path, json: bool, found: &mut JournalResult) -> Result<()> {
     let names = names();
     for journal in journal::list(directory)? {
-        found.merge(Found::Whole);
+        found.merge(JournalResult::Whole);
         if json {
             list::show_as_json(&journal, &names);
         } else {
@@ -119,16 +121,16 @@ fn child(user: u32, word: &str, directory: &Path) -> Result<Child> {
 }
 
 /// Runs the listing of a directory as the user who owns it.
-fn listed_by(user: u32, directory: &Path, json: bool) -> Result<Found> {
+fn listed_by(user: u32, directory: &Path, json: bool) -> Result<JournalResult> {
     let child = child(user, "list", directory)?;
     let child = if json { child.arg("--json") } else { child };
-    Found::of_child(child.code()?)
+    JournalResult::of_child(child.code()?)
 }
 
 /// Runs the cleanup of a directory as the user who owns it, below the roots in root's settings.
-fn cleaned_by(user: u32, directory: &Path, args: &JournalCleanArgs) -> Result<Found> {
+fn cleaned_by(user: u32, directory: &Path, args: &JournalCleanArgs) -> Result<JournalResult> {
     let home = settings::home(Role::Daemon)?;
-    ownership::demand_root(
+    ownership::require_root_control(
         &home,
         "the roots below which it cleans the journals of other users",
     )?;
@@ -150,11 +152,11 @@ fn cleaned_by(user: u32, directory: &Path, args: &JournalCleanArgs) -> Result<Fo
     if args.dry_run {
         child = child.arg("--dry-run");
     }
-    Found::of_child(child.code()?)
+    JournalResult::of_child(child.code()?)
 }
 
 /// A directory of journals, and the process that works in it.
-enum Place {
+enum JournalDirectory {
     /// This process.
     Own(PathBuf),
     /// A child process of this user.
@@ -162,7 +164,7 @@ enum Place {
 }
 
 /// Returns the directories in which daemons and local pushes of this user keep their journals, or only the given one.
-fn places(only: Option<&Path>) -> Result<Vec<Place>> {
+fn places(only: Option<&Path>) -> Result<Vec<JournalDirectory>> {
     let directories = match only {
         Some(directory) => vec![directory.to_owned()],
         None => {
@@ -173,10 +175,10 @@ fn places(only: Option<&Path>) -> Result<Vec<Place>> {
             directories
         }
     };
-    directories.into_iter().map(Place::of).collect()
+    directories.into_iter().map(JournalDirectory::of).collect()
 }
 
-impl Place {
+impl JournalDirectory {
     fn of(directory: PathBuf) -> Result<Self> {
         let directory = std::path::absolute(directory)?;
         Ok(match ownership::other_owner(&directory, "journals")? {

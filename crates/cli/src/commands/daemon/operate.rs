@@ -35,7 +35,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 pub(crate) fn status(args: &StatusArgs) -> Result<Exit> {
     loop {
         let Answer::Status(status) = ask(&args.control, &Request::Status)? else {
-            return no_sense();
+            return unexpected_answer();
         };
         let clear = if args.watch && std::io::stdout().is_terminal() {
             CLEAR
@@ -67,20 +67,20 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
                     "no transfer on this host has the id {id}: see 'zmove status'"
                 )));
             }
-            Answer::Ended(ended) => ended.iter().for_each(tell_ended),
+            Answer::Ended(ended) => ended.iter().for_each(report_ended),
             Answer::Ambiguous(found) => {
                 let ids: Vec<_> = found.iter().map(|status| status.id.as_str()).collect();
                 let text = format!("{id} matches {} transfers: {}", ids.len(), ids.join(", "));
                 return Err(usage_error(text));
             }
-            _ => return no_sense(),
+            _ => return unexpected_answer(),
         }
     }
     Ok(Exit::Done)
 }
 
 /// Reports a transfer that is being stopped.
-pub(crate) fn tell_ended(TransferStatus { id, name, from, .. }: &TransferStatus) {
+pub(crate) fn report_ended(TransferStatus { id, name, from, .. }: &TransferStatus) {
     terminal::say(format_args!(
         "stopped {id} of {name} at {from}; the same command there resumes it"
     ));
@@ -89,7 +89,7 @@ pub(crate) fn tell_ended(TransferStatus { id, name, from, .. }: &TransferStatus)
 /// Runs `zmove drain`.
 pub(crate) fn drain(args: &DrainArgs) -> Result<Exit> {
     let Answer::Draining(running) = ask(&args.control, &Request::Drain)? else {
-        return no_sense();
+        return unexpected_answer();
     };
     let under_way = counted(running as u64, "transfer");
     terminal::say(format_args!(
@@ -101,7 +101,7 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn no_sense<T>() -> Result<T> {
+fn unexpected_answer<T>() -> Result<T> {
     bail!("the daemon is of a different release, and its answer cannot be decoded")
 }
 
@@ -142,7 +142,7 @@ fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
         }
     });
     let line = match answered {
-        Ok(Ok(line)) => understood(&line).map(Ok),
+        Ok(Ok(line)) => parse_answer(&line).map(Ok),
         Ok(Err(nobody)) => Ok(Err(nobody)),
         Err(error) => Err(error),
     };
@@ -200,7 +200,7 @@ async fn ask_as(user: u32, socket: &Path, words: &str) -> Result<Result<String, 
 }
 
 /// Runs `zmove ask-daemon`: forwards root's request as the daemon's user.
-pub(crate) fn pass_on(socket: &Path) -> Result<Exit> {
+pub(crate) fn forward_request(socket: &Path) -> Result<Exit> {
     let mut words = String::new();
     std::io::stdin()
         .take(REQUEST_BYTES_MAX)
@@ -246,7 +246,7 @@ async fn line_of(stream: impl AsyncRead + Unpin) -> Result<String> {
     Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
-fn understood(line: &str) -> Result<Answer> {
+fn parse_answer(line: &str) -> Result<Answer> {
     match serde_json::from_str(line)? {
         Answer::Nonsense(why) => bail!("the daemon does not understand: {why}"),
         answer => Ok(answer),

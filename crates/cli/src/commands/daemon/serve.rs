@@ -49,7 +49,7 @@ use zmove_types::ByteCount;
 use self::config::{Config, ConfigFault};
 use self::control::Control;
 use self::metrics::{Counts, Page};
-use self::privileges::Belongings;
+use self::privileges::DaemonPaths;
 use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
 use crate::display::log::LogFile;
@@ -76,11 +76,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         close_inherited(service::sockets_count())?;
     }
     let home = crate::settings::home(crate::settings::Role::Daemon)?;
-    let own = belongings(args, home);
+    let own = daemon_paths(args, home);
     if args.check {
         return check::run(args, &own);
     }
-    own.demand_settings()?;
+    own.require_root_settings()?;
     let config = Config::read(args.config.as_deref(), &own.home)
         .map_err(|faults| usage_error(list(&faults)))?;
     let config = config.with(args);
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         .as_deref()
         .map_or(Ok(None), privileges::to_become)?;
     let Some(user) = user else {
-        own.demand_state(config.log.file.as_deref())?;
+        own.require_root_state(config.log.file.as_deref())?;
         let bound = Bound::new(&config);
         return start(args, &config, own, None, bound).map(Exit::into);
     };
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
 fn start(
     args: &ServeArgs,
     config: &Config,
-    own: Belongings,
+    own: DaemonPaths,
     user: Option<&User>,
     bound: Result<Bound>,
 ) -> Result<Exit> {
@@ -147,7 +147,7 @@ fn begin(
     args: &ServeArgs,
     file: Option<&Arc<LogFile>>,
     config: &Config,
-    own: Belongings,
+    own: DaemonPaths,
     user: Option<&User>,
     bound: Result<Bound>,
 ) -> Result<Exit> {
@@ -188,9 +188,9 @@ fn list(faults: &[ConfigFault]) -> String {
     faults.join("; ")
 }
 
-fn belongings(args: &ServeArgs, home: PathBuf) -> Belongings {
+fn daemon_paths(args: &ServeArgs, home: PathBuf) -> DaemonPaths {
     let config = args.config.clone().unwrap_or_else(|| Config::usual(&home));
-    Belongings {
+    DaemonPaths {
         config,
         state: crate::settings::state(&home),
         journals: crate::settings::daemon_journals(&home),
@@ -204,10 +204,10 @@ async fn serve(
     config: &Config,
     identity: &Identity,
     bound: Bound,
-    own: Belongings,
+    own: DaemonPaths,
 ) -> Result<bool> {
     let own_paths = own.own_paths(config.log.file.as_deref());
-    let Belongings { home, journals, .. } = own;
+    let DaemonPaths { home, journals, .. } = own;
     let listener = Listener::on(bound.senders, identity, &SocketConfig::default())?;
     let address = listener
         .local_addr()
@@ -224,7 +224,7 @@ async fn serve(
         receiver_config(config, &journals),
         move |event| {
             counted.count(event);
-            log_limit.tell(event);
+            log_limit.log(event);
         },
     );
     let daemon = match Copies::open(
@@ -298,7 +298,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
     ReceiverConfig {
         file_io: storage.file_io,
         direct: storage.direct,
-        storage: ThreadCountCache::in_home(&crate::settings::learnt(journals)),
+        storage: ThreadCountCache::in_home(&crate::settings::storage_records(journals)),
         allow_clear: config.allow_clear,
         accounts: Arc::new(SystemAccounts),
         journals: Some(journals.to_owned()),
@@ -357,7 +357,7 @@ fn bind_metrics(listen: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Binds the socket for the operator of this host. The daemon also runs without it.
-fn bind_control(own: &Belongings) -> Option<UnixListener> {
+fn bind_control(own: &DaemonPaths) -> Option<UnixListener> {
     let path = crate::settings::control_socket(&own.home);
     // The key is created in this directory soon. If this fails, binding the socket reports the error.
     let _shown = DirBuilder::new()

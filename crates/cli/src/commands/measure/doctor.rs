@@ -35,7 +35,7 @@ use windows::Paths;
 
 /// The role of this host in a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum TransferRole {
     /// The host may send and receive.
     Either,
     /// The host sends to the named receiver.
@@ -44,7 +44,7 @@ pub(crate) enum Part {
 
 /// Runs `zmove doctor`.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
-    let peer = args.host.as_ref().map(visit).transpose()?;
+    let peer = args.host.as_ref().map(dial_peer).transpose()?;
     let report = examine(&Root::host(), args, peer.as_ref());
     if args.json {
         terminal::print(format_args!("{}\n", report.json()));
@@ -52,22 +52,22 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit> {
         terminal::print(report.text(Colour::of_stdout()));
     }
     Ok(if report.count(Severity::Bad) > 0 {
-        Exit::Unwell
+        Exit::DoctorFoundProblem
     } else {
         Exit::Done
     })
 }
 
-fn visit(host: &Remote) -> Result<Peer> {
+fn dial_peer(host: &Remote) -> Result<Peer> {
     let home = settings::home(settings::Role::Client)?;
-    settings::block_on(2, Peer::visit(host, &home))
+    settings::block_on(2, Peer::dial(host, &home))
 }
 
 fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let part = if peer.is_some() {
-        Part::Sender
+        TransferRole::Sender
     } else {
-        Part::Either
+        TransferRole::Either
     };
     let link = Link::gather(root, peer.and_then(Peer::address));
     let asked = args

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         None => scan(vec![root_of_push(&args.path)?], &config),
     };
     let walked = histogram(stream, terminal::warn);
-    tell_unmatched(selection.as_deref());
+    report_unmatched(selection.as_deref());
     let sweep = saved_sweeps::of_paths([args.path.as_path()]);
     let expected = sweep.and_then(|sweep| ReadTime::of(&walked, &sweep));
     let name = Escaped::path(&args.path).to_string();
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         &Escaped::path(&directory).to_string(),
     );
     if args.json {
-        let said = Said {
+        let said = ScanOutput {
             histogram: &walked,
             expected: expected.as_ref(),
         };
@@ -85,27 +85,27 @@ pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
 }
 
 /// Reports the patterns that matched nothing, because they are probably mistakes.
-pub(crate) fn tell_unmatched(selection: Option<&Selection>) {
+pub(crate) fn report_unmatched(selection: Option<&Selection>) {
     let unmatched: Vec<_> = selection
         .iter()
         .flat_map(|selection| selection.unmatched())
         .collect();
-    for rule in unmatched.iter().take(UNMATCHED_TOLD) {
+    for rule in unmatched.iter().take(UNMATCHED_SHOWN_MAX) {
         terminal::warn(format_args!(
             "no name matched the pattern '{}'",
             rule.pattern()
         ));
     }
-    if unmatched.len() > UNMATCHED_TOLD {
+    if unmatched.len() > UNMATCHED_SHOWN_MAX {
         terminal::warn(format_args!(
             "nor {} other patterns",
-            unmatched.len() - UNMATCHED_TOLD
+            unmatched.len() - UNMATCHED_SHOWN_MAX
         ));
     }
 }
 
 /// Maximum number of patterns that are reported individually.
-const UNMATCHED_TOLD: usize = 10;
+const UNMATCHED_SHOWN_MAX: usize = 10;
 
 /// Returns the root of a push of `path`, at which patterns are anchored. It is above the name of a directory, unless
 /// the path means the directory's contents.
@@ -121,7 +121,7 @@ fn root_of_push(path: &Path) -> Result<ScanRoot> {
 
 /// The JSON object that `--json` prints.
 #[derive(Serialize)]
-struct Said<'a> {
+struct ScanOutput<'a> {
     #[serde(flatten)]
     histogram: &'a Histogram,
     /// Minimum time to read the tree, if a sweep of its storage was saved.

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
     config.threads = args.threads.map_or(config.threads, usize::from);
     let measured = measure(config, args.storage)?;
     terminal::print_lines(&measured.table());
-    keep(&measured);
+    save_sweep(&measured);
     args.json
         .as_deref()
         .map_or(Ok(()), |file| terminal::save(file, &measured.to_json()))?;
@@ -89,12 +89,12 @@ pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep
                 sweeping.await
             }
         };
-        outcome.context("the sweep")?.map_err(told)
+        outcome.context("the sweep")?.map_err(with_exit_code)
     })
 }
 
 /// Adds the exit code to an error.
-fn told(error: SweepError) -> anyhow::Error {
+fn with_exit_code(error: SweepError) -> anyhow::Error {
     match error {
         SweepError::Interrupted => failure(Exit::Interrupted, error.to_string()),
         SweepError::NothingFits { .. } => usage_error(error.to_string()),
@@ -103,7 +103,7 @@ fn told(error: SweepError) -> anyhow::Error {
 }
 
 /// Saves the sweep for later pushes. If that fails, only a warning is printed.
-fn keep(measured: &Sweep) {
+fn save_sweep(measured: &Sweep) {
     let kept = saved_sweeps::in_home().map(|kept| kept.keep(measured));
     if let Some(Err(error)) = kept {
         terminal::warn(format_args!(

@@ -20,7 +20,7 @@ use zmove_types::{Event, Observer, unix_now};
 
 use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{Leading, Led, as_failure, receiver};
+use crate::commands::shared_job::{JobLeader, JobResult, as_failure, receiver};
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings};
 use crate::value::exit::{Exit, failure, usage_error};
@@ -69,7 +69,7 @@ impl<'a> ClusterPush<'a> {
     }
 
     /// Leads the job to its end, and starts a local broker for it if the cluster has one configured.
-    pub(crate) async fn lead(&self, mut leading: Leading) -> Result<Led> {
+    pub(crate) async fn lead(&self, mut leading: JobLeader) -> Result<JobResult> {
         let broker = self.cluster.local_broker()?;
         let id = leading.job.id;
         let patience = broker_patience(leading.patience);
@@ -189,7 +189,9 @@ impl Liaison {
                 self.participants.on(&Event::Failed { message });
             }
             Notice::Warned(warning) if warning.job == own => self.participants.warn(warning),
-            Notice::Absent(failure) if failure.job == own => self.participants.leave(failure),
+            Notice::Absent(failure) if failure.job == own => {
+                self.participants.report_absent(failure)
+            }
             Notice::Node(node) => return self.take_report(&node).await,
             _ => {}
         }
@@ -212,7 +214,7 @@ impl Liaison {
         match numbered {
             NumberAssignment::TooMany => self.participants.warn_of_too_many(),
             NumberAssignment::Assigned | NumberAssignment::Existing => {
-                self.participants.hear(&report.node, part)
+                self.participants.handle_report(&report.node, part)
             }
         }
         self.notice.answer(&report.node, part.ping);

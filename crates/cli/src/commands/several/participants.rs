@@ -35,7 +35,7 @@ pub(crate) struct Participants {
     /// The reasons why nodes do not take part, as shown to the user.
     absent: Lock<BTreeSet<(String, String)>>,
     /// The failures that any node has reported.
-    pub(crate) told: Arc<SeenMessages>,
+    pub(crate) seen_failures: Arc<SeenMessages>,
     /// A summary of the other nodes.
     pub(crate) others: watch::Sender<Others>,
 }
@@ -72,7 +72,7 @@ impl Participants {
             receivers: Lock::new(receivers.collect()),
             entries: Lock::default(),
             absent: Lock::default(),
-            told: Arc::default(),
+            seen_failures: Arc::default(),
             others: watch::Sender::default(),
         }
     }
@@ -81,7 +81,7 @@ impl Participants {
     pub(crate) fn warn_of_too_many(&self) {
         let message =
             format!("more than {NODES_MAX} nodes want to take part: the others get no work");
-        if self.told.report_once(&message) {
+        if self.seen_failures.report_once(&message) {
             self.observer.on(&Event::Warned { message });
         }
     }
@@ -92,7 +92,7 @@ impl Participants {
     }
 
     /// Handles the report of a node, which arrives every second.
-    pub(crate) fn hear(&self, node: &str, part: &NodePart) {
+    pub(crate) fn handle_report(&self, node: &str, part: &NodePart) {
         let has_done_nothing = part.tally.items == 0 && part.moved == TransferProgress::default();
         // A node that does not take part tries again from time to time.
         let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
@@ -118,7 +118,7 @@ impl Participants {
     }
 
     /// Reports once why a node does not take part.
-    pub(crate) fn leave(&self, NodeFailure { node, message, .. }: NodeFailure) {
+    pub(crate) fn report_absent(&self, NodeFailure { node, message, .. }: NodeFailure) {
         let mut entries = self.entries.lock();
         if let Some(entry) = entries.get_mut(&node) {
             if entry.has_served() || entry.has_lost_sessions {
@@ -165,11 +165,16 @@ impl Participants {
 
     /// Shows all participants immediately.
     pub(crate) fn show_now(&self, waiting: Option<u64>, served: &SessionResults) {
-        let nodes = self.look(waiting, &served.by_receiver(), Instant::now());
+        let nodes = self.snapshot(waiting, &served.by_receiver(), Instant::now());
         self.shown.send_replace(nodes);
     }
 
-    fn look(&self, waiting: Option<u64>, own: &BTreeMap<usize, FileTotal>, now: Instant) -> Nodes {
+    fn snapshot(
+        &self,
+        waiting: Option<u64>,
+        own: &BTreeMap<usize, FileTotal>,
+        now: Instant,
+    ) -> Nodes {
         let mut entries = self.entries.lock();
         for (name, entry) in &mut *entries {
             if entry.is_at_work() && entry.is_unheard_for(LOST_AFTER, now) {
@@ -189,7 +194,7 @@ impl Participants {
             let by_others = entries.values();
             let by_others = by_others.filter_map(|entry| entry.part.receivers.get(&number));
             let stored = sum(by_others.chain(own.get(&number)));
-            rate.look(name, Pace::Works, stored, now)
+            rate.sample(name, Pace::Works, stored, now)
         });
         let receivers = compare(looks.collect(), waiting);
         let Some(head) = &self.head else {
@@ -202,10 +207,10 @@ impl Participants {
             };
         };
         let mut head_rate = self.head_rate.lock();
-        let head = head_rate.look(head, Pace::Works, sum(own.values()), now);
+        let head = head_rate.sample(head, Pace::Works, sum(own.values()), now);
         let looks = entries.iter_mut().map(|(name, entry)| {
             let pace = entry.pace(now);
-            entry.rate.look(name, pace, entry.part.moved.stored, now)
+            entry.rate.sample(name, pace, entry.part.moved.stored, now)
         });
         let looks: Vec<_> = once(head).chain(looks).collect();
         Nodes {
@@ -242,7 +247,8 @@ impl Participants {
 impl Observer for Participants {
     fn on(&self, event: &Event) {
         match event {
-            Event::Failed { message } if !self.told.report_once(without_places(message)) => {}
+            Event::Failed { message }
+                if !self.seen_failures.report_once(without_places(message)) => {}
             _ => self.observer.on(event),
         }
     }
@@ -376,8 +382,8 @@ mod tests {
         )
     }
 
-    fn look(participants: &Participants, now: Instant) -> Nodes {
-        participants.look(None, &BTreeMap::new(), now)
+    fn snapshot(participants: &Participants, now: Instant) -> Nodes {
+        participants.snapshot(None, &BTreeMap::new(), now)
     }
 
     /// Returns how many other nodes are at work, and how many have not finished.
@@ -412,18 +418,18 @@ mod tests {
         let warnings = Arc::new(Warnings::default());
         let participants = of_nodes(Arc::clone(&warnings) as Arc<dyn Observer>);
         let told_after = |seconds| {
-            look(&participants, Instant::now() + Duration::from_secs(seconds));
+            snapshot(&participants, Instant::now() + Duration::from_secs(seconds));
             warnings.0.lock().len()
         };
-        participants.hear("n1", &part(1, NodeState::Works));
+        participants.handle_report("n1", &part(1, NodeState::Works));
         assert_eq!([10, 20, 30].map(told_after), [0, 1, 1]);
         assert!(warnings.0.lock()[0].contains("n1 has sent no report for 15 s"));
-        participants.hear("n1", &part(2, NodeState::Works));
+        participants.handle_report("n1", &part(2, NodeState::Works));
         assert_eq!([1, 20].map(told_after), [1, 2]);
-        participants.hear("n1", &part(2, NodeState::HasEnded));
+        participants.handle_report("n1", &part(2, NodeState::HasEnded));
         assert_eq!([1, 20].map(told_after), [2, 2]);
-        participants.hear("n3", &part(0, NodeState::HasEnded));
-        participants.hear("n2", &part(2, NodeState::Stopped));
+        participants.handle_report("n3", &part(0, NodeState::HasEnded));
+        participants.handle_report("n2", &part(2, NodeState::Stopped));
         assert_eq!([1, 20].map(told_after), [3, 3]);
         assert!(warnings.0.lock()[2].contains("n2 was stopped"));
         assert_eq!(others(&participants), (0, 0), "its sessions have ended");
@@ -438,20 +444,20 @@ mod tests {
             moved: TransferProgress::default(),
             ..part(0, NodeState::Works)
         };
-        participants.hear("n", &nothing);
+        participants.handle_report("n", &nothing);
         assert_eq!(participants.others.borrow().unfinished, 1);
-        participants.leave(NodeFailure {
+        participants.report_absent(NodeFailure {
             job: SharedJobId::default(),
             node: "n".into(),
             message: "no".into(),
         });
-        participants.hear("n", &nothing);
+        participants.handle_report("n", &nothing);
         assert_eq!(participants.others.borrow().unfinished, 0);
         let found = TransferProgress {
             found: FileTotal { files: 1, bytes: 0 },
             ..TransferProgress::default()
         };
-        participants.hear(
+        participants.handle_report(
             "n",
             &NodePart {
                 moved: found,
@@ -467,8 +473,10 @@ mod tests {
         let participants = of_nodes(Arc::clone(&warnings) as Arc<dyn Observer>);
         (0..3).for_each(|_| participants.warn_of_too_many());
         assert_eq!(warnings.0.lock().len(), 1);
-        (0..200).for_each(|name| participants.hear(&name.to_string(), &part(1, NodeState::Works)));
-        let shown = look(&participants, Instant::now());
+        (0..200).for_each(|name| {
+            participants.handle_report(&name.to_string(), &part(1, NodeState::Works))
+        });
+        let shown = snapshot(&participants, Instant::now());
         assert_eq!((shown.nodes.len(), shown.count), (rates::NODES_MAX, 201));
     }
 
@@ -487,7 +495,7 @@ mod tests {
         assert_eq!(warn("stranger", 0), 0, "it takes no part");
         ["n1", "n2"]
             .into_iter()
-            .for_each(|node| participants.hear(node, &part(1, NodeState::Works)));
+            .for_each(|node| participants.handle_report(node, &part(1, NodeState::Works)));
         assert_eq!(warn("n1", 1), 1);
         for number in 0..1000 {
             warn("n1", number);
@@ -513,13 +521,13 @@ mod tests {
                 receivers: receivers.collect(),
                 ..part(1, NodeState::Works)
             };
-            participants.hear(node, &part);
+            participants.handle_report(node, &part);
         };
         tells("n1", &[(0, 10)]);
         tells("n1", &[(0, 15), (1, 100)]);
         tells("n2", &[(1, 1000)]);
         let own = BTreeMap::from([(0, total(7))]);
-        let looked = participants.look(None, &own, Instant::now());
+        let looked = participants.snapshot(None, &own, Instant::now());
         let bytes = looked
             .receivers
             .iter()
@@ -532,7 +540,7 @@ mod tests {
         let names = ["r0", "r1"].map(str::to_owned);
         let observer = Arc::new(NoObserver);
         let participants = Participants::new(None, names, observer, watch::Sender::default());
-        let looked = look(&participants, Instant::now());
+        let looked = snapshot(&participants, Instant::now());
         assert_eq!((looked.kind, looked.count), (Party::Receiver, 2));
         assert_eq!(looked.nodes.len(), 2);
     }
@@ -541,11 +549,11 @@ mod tests {
     fn a_node_that_says_nothing_is_silent_unless_it_has_ended_or_was_stopped() {
         let participants = of_nodes(Arc::new(NoObserver));
         let began = Instant::now();
-        participants.hear("n1", &part(10, NodeState::Works));
-        participants.hear("n2", &part(10, NodeState::HasEnded));
-        participants.hear("n3", &part(10, NodeState::Stopped));
-        assert_eq!(look(&participants, began).nodes[1].state, Pace::Works);
-        let later = look(&participants, began + SILENT_AFTER + Duration::from_secs(2));
+        participants.handle_report("n1", &part(10, NodeState::Works));
+        participants.handle_report("n2", &part(10, NodeState::HasEnded));
+        participants.handle_report("n3", &part(10, NodeState::Stopped));
+        assert_eq!(snapshot(&participants, began).nodes[1].state, Pace::Works);
+        let later = snapshot(&participants, began + SILENT_AFTER + Duration::from_secs(2));
         let expected = [
             ("n1", Pace::Silent),
             ("head", Pace::Works),
@@ -580,20 +588,20 @@ mod tests {
             tally: tally(items),
             ..part(0, NodeState::Works)
         };
-        participants.hear("walks", &told(0, 3));
-        participants.hear("stops", &told(7, 0));
-        participants.hear("refused", &told(0, 0));
+        participants.handle_report("walks", &told(0, 3));
+        participants.handle_report("stops", &told(7, 0));
+        participants.handle_report("refused", &told(0, 0));
         assert_eq!(participants.others.borrow().unfinished, 3);
         ["stops", "refused"]
             .into_iter()
-            .for_each(|node| participants.leave(absent(node)));
+            .for_each(|node| participants.report_absent(absent(node)));
         assert_eq!(participants.served(&SessionResults::default()), 2);
         assert_eq!(
             others(&participants),
             (1, 2),
             "one that has left may have sessions still"
         );
-        participants.hear(
+        participants.handle_report(
             "refused",
             &NodePart {
                 state: NodeState::HasLostSessions,
@@ -607,7 +615,7 @@ mod tests {
         };
         ["walks", "stops", "refused"]
             .into_iter()
-            .for_each(|node| participants.hear(node, &ended));
+            .for_each(|node| participants.handle_report(node, &ended));
         assert_eq!(
             others(&participants),
             (0, 2),

@@ -29,7 +29,7 @@ use crate::settings::{self, PushSettings, Role};
 use crate::value::exit::{Exit, failure};
 
 /// A job that this process leads.
-pub(crate) struct Leading {
+pub(crate) struct JobLeader {
     pub(crate) job: SharedJob,
     pub(crate) receivers: Vec<Receiver>,
     /// Index of the receiver that is asked first to start the job.
@@ -43,7 +43,7 @@ pub(crate) struct Leading {
     pub(crate) stop: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-impl Leading {
+impl JobLeader {
     /// Leads the job to its end with a queue, while `beside` runs concurrently. Other nodes that join in time do work
     /// that this node would otherwise do.
     ///
@@ -54,7 +54,7 @@ impl Leading {
         queue: Arc<impl WorkQueue>,
         others_join_within: Duration,
         beside: impl Future<Output = Result<Infallible>>,
-    ) -> Result<Led> {
+    ) -> Result<JobResult> {
         let Self {
             job,
             receivers,
@@ -64,7 +64,7 @@ impl Leading {
         let id = job.id;
         let movers = receivers.len();
         let node = Node {
-            told: Arc::clone(&participants.told),
+            told: Arc::clone(&participants.seen_failures),
             ..Node::new(job, Arc::clone(&queue), receivers, movers, self.patience)
         };
         let head = Head {
@@ -84,7 +84,7 @@ impl Leading {
         participants.show_now(Some(0), served);
         let others = participants.others.borrow();
         let has_lost_sessions = served.has_lost_sessions() || others.unfinished > 0;
-        Ok(Led {
+        Ok(JobResult {
             id,
             ended,
             served: participants.served(served),
@@ -94,7 +94,7 @@ impl Leading {
 }
 
 /// The result of a job that this process led.
-pub(crate) struct Led {
+pub(crate) struct JobResult {
     id: SharedJobId,
     ended: Result<JobEnd, JobError>,
     /// Number of nodes or receivers that took part.
@@ -104,8 +104,8 @@ pub(crate) struct Led {
 }
 
 /// Prints the result of a job. `took_part` has the files and bytes moved by each node, if there were several.
-pub(crate) fn tell_end(
-    led: Led,
+pub(crate) fn print_result(
+    led: JobResult,
     took_part: Option<String>,
     settings: &PushSettings,
     sources: &Sources,
@@ -163,17 +163,17 @@ pub(crate) fn threads() -> usize {
 }
 
 /// Returns the ID of a new job.
-pub(crate) fn fresh() -> Result<SharedJobId> {
+pub(crate) fn new_job_id() -> Result<SharedJobId> {
     let id = fresh_transfer().context("get random bytes")?;
     Ok(SharedJobId(id.0))
 }
 
 /// Leads a job that starts at the first of several receivers. If the job fails because a receiver was lost that may
 /// have started it, a new job starts at a receiver that does not have the first job.
-pub(crate) fn lead_again(
+pub(crate) fn lead_with_restart(
     receivers: usize,
-    mut lead: impl FnMut(usize) -> Result<Led>,
-) -> Result<Led> {
+    mut lead: impl FnMut(usize) -> Result<JobResult>,
+) -> Result<JobResult> {
     let mut first_receiver = 0;
     for _ in 1..receivers {
         let led = lead(first_receiver)?;
@@ -317,12 +317,12 @@ mod tests {
     fn another_job_begins_where_the_first_is_not_and_as_often_as_there_are_receivers() {
         let lead = |absent_at: &[Option<usize>]| {
             let mut begun_at = Vec::new();
-            let led = lead_again(3, |first_receiver| {
+            let led = lead_with_restart(3, |first_receiver| {
                 begun_at.push(first_receiver);
                 let absent_at = absent_at[begun_at.len() - 1];
                 let error = Box::new(SessionEnd::from(Stop::Ended));
                 let ended = Err(JobError::PerhapsBegun { error, absent_at });
-                Ok(Led {
+                Ok(JobResult {
                     id: SharedJobId([0; 16]),
                     ended,
                     served: 0,

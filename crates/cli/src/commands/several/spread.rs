@@ -14,9 +14,11 @@ use zmove_transport::{DialError, KnownHosts};
 
 use crate::commands::cluster_push::{self, ClusterPush};
 use crate::commands::participants::Participants;
-use crate::commands::shared_job::{Leading, fresh, job, lead_again, receiver, tell_end, threads};
+use crate::commands::shared_job::{
+    JobLeader, job, lead_with_restart, new_job_id, print_result, receiver, threads,
+};
 use crate::commands::transfer::{interrupted, resumable};
-use crate::commands::trust::get_to_know;
+use crate::commands::trust::ensure_known_key;
 use crate::display::progress::Display;
 use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
@@ -25,8 +27,8 @@ use crate::value::exit::Exit;
 /// Pushes to several receivers, or from the nodes of a cluster, depending on the settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let display = Display::new(&settings.args, None);
-    let sources = settings.look_at_sources(&display)?;
-    let mut job = job(settings, &sources, fresh()?)?;
+    let sources = settings.examine_sources(&display)?;
+    let mut job = job(settings, &sources, new_job_id()?)?;
     let (cluster, receivers) = match &settings.cluster {
         Some(cluster) => {
             let push = ClusterPush::new(cluster, &mut job, &sources)?;
@@ -35,13 +37,13 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         None => (None, receivers(settings)?),
     };
     display.start();
-    let led = lead_again(receivers.len(), |first_receiver| {
-        let id = fresh()?;
+    let led = lead_with_restart(receivers.len(), |first_receiver| {
+        let id = new_job_id()?;
         let names = receivers.iter().map(|receiver| receiver.remote.to_string());
         let head = cluster.as_ref().map(|_| host_name());
         let participants = Participants::new(head, names, display.observer(), display.nodes());
         settings::block_on(threads(), async {
-            let leading = Leading {
+            let leading = JobLeader {
                 job: SharedJob { id, ..job.clone() },
                 receivers: receivers.clone(),
                 first_receiver,
@@ -60,7 +62,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         })
     });
     let took_part = display.end();
-    let told = led.and_then(|led| tell_end(led, took_part, settings, &sources, started));
+    let told = led.and_then(|led| print_result(led, took_part, settings, &sources, started));
     told.map_err(|error| resumable(error, &settings.args))
 }
 
@@ -87,7 +89,7 @@ fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
         let met = if dial.accept_new {
             Ok(())
         } else {
-            get_to_know(remote, dial.strict)
+            ensure_known_key(remote, dial.strict)
         };
         match met {
             Ok(()) => known.push(remote),

@@ -24,7 +24,7 @@ use crate::value::exit::{Exit, failure, usage_error};
 
 /// Returns the environment variables that pass the current mounts of the target and the sources to the process of a
 /// job.
-pub(crate) fn recorded(args: &PushArgs) -> Result<Vec<OsString>> {
+pub(crate) fn recorded_mounts(args: &PushArgs) -> Result<Vec<OsString>> {
     let mounts = [
         (OF_TARGET, of_target(args)?),
         (OF_SOURCES, of_sources(args)?),
@@ -36,11 +36,11 @@ pub(crate) fn recorded(args: &PushArgs) -> Result<Vec<OsString>> {
 }
 
 /// Refuses to run this process of a job while a recorded mount is missing.
-pub(crate) fn demand_recorded(args: &PushArgs) -> Result<()> {
+pub(crate) fn check_recorded_mounts(args: &PushArgs) -> Result<()> {
     if let Some(word) = std::env::var_os(OF_TARGET) {
-        demand_target(args, &word)?;
+        check_target_mount(args, &word)?;
     }
-    std::env::var_os(OF_SOURCES).map_or(Ok(()), |word| demand_sources(&word))
+    std::env::var_os(OF_SOURCES).map_or(Ok(()), |word| check_source_mounts(&word))
 }
 
 /// Returns the mount of the target as one word, or `None` if the target is on another host or on the root file system.
@@ -57,7 +57,7 @@ fn of_target(args: &PushArgs) -> Result<Option<OsString>> {
 }
 
 /// Refuses a target that is no longer on this mount but on one above it. The mount may return, so the job is retried.
-fn demand_target(args: &PushArgs, word: &OsStr) -> Result<()> {
+fn check_target_mount(args: &PushArgs, word: &OsStr) -> Result<()> {
     let Some((wanted, target)) = Mount::from_word(word.as_bytes()).zip(local_target(args)) else {
         return Ok(());
     };
@@ -137,7 +137,7 @@ fn is_selected(selection: Option<&Selection>, source: &OsStr, path: &Path, point
 
 /// Refuses the sources if one of these mounts is missing, or if another file system is mounted there. The mount may
 /// return, so the job is retried.
-fn demand_sources(word: &OsStr) -> Result<()> {
+fn check_source_mounts(word: &OsStr) -> Result<()> {
     let lines = word.as_bytes().split(|&byte| byte == b'\n');
     for wanted in lines.filter_map(Mount::from_word) {
         let found = mount_of(&wanted.point)?;

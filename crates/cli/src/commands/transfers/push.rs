@@ -20,7 +20,7 @@ use zmove_types::Escaped;
 
 use crate::args::PushArgs;
 use crate::commands::mount;
-use crate::commands::scan::tell_unmatched;
+use crate::commands::scan::report_unmatched;
 use crate::commands::spread;
 use crate::commands::transfer::{TransferEnd, display, exit_of, interrupted, receiver, resumable};
 use crate::display::progress::Display;
@@ -47,7 +47,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     }
     let host = host_of(&settings.location);
     let display = display(args, &host_name(), &host)?;
-    let sources = settings.look_at_sources(&display)?;
+    let sources = settings.examine_sources(&display)?;
     let manifest = manifest(args, host, proofs(args))?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
@@ -77,13 +77,13 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let pushed = pushed.map_err(|error| resumable(error, args));
     let mut ended = TransferEnd::of(display, args, pushed)?;
     if !args.verify && (args.dry_run || args.keeping.verbose) {
-        tell_unmatched(settings.selection.as_deref());
+        report_unmatched(settings.selection.as_deref());
     }
     ended.summary.counters.failed += sources.missing;
     let shares = shares(&ended.moved, &ended.summary, &sources, &settings.location);
     let exit = exit_of(&ended.summary, args);
     let exit = ended.print(args, &shares, exit);
-    bare_name.into_iter().for_each(tell_made);
+    bare_name.into_iter().for_each(report_created);
     Ok(exit)
 }
 
@@ -101,7 +101,7 @@ fn bare_name(settings: &PushSettings) -> Option<&Path> {
 }
 
 /// Reports that a directory of this name was created. Does nothing if a single file was created under this name.
-fn tell_made(name: &Path) {
+fn report_created(name: &Path) {
     if name.is_dir() {
         terminal::say(format_args!(
             "made the local directory '{}'",
@@ -127,7 +127,7 @@ fn sender_config(settings: &PushSettings, sources: &Sources, storage: &Storage) 
         storage: memory,
         rate_max: settings.args.limit(),
         pack_sizes: match &settings.location {
-            Location::Local(_) => PackSizes::Within,
+            Location::Local(_) => PackSizes::LocalCopy,
             Location::Remote(_) => PackSizes::ForLanes,
         },
         ..config

@@ -105,7 +105,7 @@ async fn receive(
     terminal::print(ReceiveReply::new(identity.fingerprint(), port, reached).line());
     let stop = async {
         tokio::select! {
-            () = nobody_comes(&begun, &ended, request.copies) => {}
+            () = wait_until_idle(&begun, &ended, request.copies) => {}
             _ = closed => {}
             () = signals.next() => {}
         }
@@ -117,10 +117,10 @@ async fn receive(
 
 /// Resolves when nobody connected in time or the transfer has ended. In a copy, resolves when nobody connected again in
 /// time.
-async fn nobody_comes(begun: &Notify, ended: &Notify, stays: bool) {
+async fn wait_until_idle(begun: &Notify, ended: &Notify, stays: bool) {
     loop {
         tokio::select! {
-            came = tokio::time::timeout(COME_TIMEOUT, begun.notified()) => if came.is_err() { return },
+            came = tokio::time::timeout(CONNECT_TIMEOUT, begun.notified()) => if came.is_err() { return },
             () = ended.notified(), if !stays => return,
         }
         ended.notified().await;
@@ -170,4 +170,4 @@ fn reached() -> Option<IpAddr> {
 }
 
 /// Maximum time to wait for a transfer to start.
-const COME_TIMEOUT: Duration = Duration::from_secs(120);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);

@@ -59,7 +59,7 @@ impl Details {
     }
 
     /// Returns whether the lines for people contain the job's final error.
-    pub(super) fn tell_error_of(&self, row: &Row) -> bool {
+    pub(super) fn shows_error_of(&self, row: &Row) -> bool {
         row.job.message.is_some()
             && self.last_error().map(|end| &end.message) == Some(&row.job.message)
     }

@@ -38,15 +38,15 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 impl LogRateLimit {
     /// Logs an event, or holds it back for the next line of its kind. Must be called on the runtime.
-    pub(crate) fn tell(&self, event: &DaemonEvent) {
+    pub(crate) fn log(&self, event: &DaemonEvent) {
         let (kind, from) = match event {
             DaemonEvent::Rejected { kind, address, .. } => (kind.name(), Some(*address)),
             DaemonEvent::Accept { .. } => (ACCEPT, None),
-            event => return super::tell(event),
+            event => return super::log_event(event),
         };
         if self.is_first(kind, from, event) {
-            super::tell(event);
-            tokio::spawn(self.clone().tell_rest(kind));
+            super::log_event(event);
+            tokio::spawn(self.clone().log_held_back(kind));
         }
     }
 
@@ -80,7 +80,7 @@ impl LogRateLimit {
         true
     }
 
-    async fn tell_rest(self, kind: &'static str) {
+    async fn log_held_back(self, kind: &'static str) {
         loop {
             tokio::time::sleep(INTERVAL).await;
             let Some(HeldBack {

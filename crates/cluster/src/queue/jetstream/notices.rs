@@ -20,7 +20,7 @@ use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
-use zmove_sender::Instead;
+use zmove_sender::FallbackAttributes;
 use zmove_types::{Hex, SharedJobId};
 use zmove_wire::{FileTotal, GreetingError, PROTOCOL_VERSION, TransferProgress, check_version};
 
@@ -115,7 +115,7 @@ pub struct JobNotice {
     /// Permissions with which the head reads the sources.
     pub reader: Reader,
     /// Replacements for metadata that is not preserved. All senders use the same ones.
-    pub instead: Instead,
+    pub instead: FallbackAttributes,
     /// The queue, the nodes and the receivers from the head's point of view: `nodes` in `docs/schema/job.json`.
     pub shown: String,
 }

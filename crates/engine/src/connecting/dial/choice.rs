@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use zmove_sender::Need;
+use zmove_sender::LaneDemand;
 use zmove_transport::{QuicCongestion, TransportChoice};
 use zmove_wire::Cipher;
 
@@ -27,7 +27,7 @@ use crate::connecting::settings::DialSettings;
 pub(super) async fn quic_head_start(
     settings: &DialSettings,
     known: Option<PathRecord>,
-    need: Option<&Need>,
+    need: Option<&LaneDemand>,
 ) -> Option<Duration> {
     let free = settings.reach.transport == TransportChoice::Auto
         && settings.reach.quic_congestion == QuicCongestion::default()

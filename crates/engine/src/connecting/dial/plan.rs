@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use zmove_receiver::files_of_process;
-use zmove_sender::{LaneNumber, LossAnswer, Need};
+use zmove_sender::{LaneCount, LaneDemand, LossReaction};
 use zmove_transport::{ChannelDialer, TransportChoice};
 use zmove_wire::limits::LANES_MAX;
 
@@ -28,15 +28,19 @@ pub(super) struct LanePlan {
     quic_first: bool,
     known: Option<PathRecord>,
     /// The lanes' response to loss if the path is not remembered.
-    answer: LossAnswer,
+    answer: LossReaction,
     /// Number of lanes that the push can use, which may be lower than the path allows.
-    need: Option<Need>,
+    need: Option<LaneDemand>,
     /// Maximum number of lanes that the rate limit and the descriptors of this process allow.
     max_lanes: u16,
 }
 
 impl LanePlan {
-    pub(super) fn new(settings: &DialSettings, recalled: &PathRecall, need: Option<Need>) -> Self {
+    pub(super) fn new(
+        settings: &DialSettings,
+        recalled: &PathRecall,
+        need: Option<LaneDemand>,
+    ) -> Self {
         // With a rate limit or a fixed number of lanes, the path memory does not change the number.
         let known = recalled
             .known
@@ -50,7 +54,7 @@ impl LanePlan {
             fixed,
             quic_first,
             known,
-            answer: LossAnswer::of_host(settings.reach.socket.congestion.as_deref()),
+            answer: LossReaction::of_host(settings.reach.socket.congestion.as_deref()),
             need,
             max_lanes,
         }
@@ -79,7 +83,11 @@ impl LanePlan {
 
     /// Returns the number of lanes that the push and its rate limit can use, if that is known to be less than `usual`.
     pub(super) fn sufficient_lanes(&self, usual: u16) -> Option<u16> {
-        let needed = self.need.as_ref().and_then(Need::lanes).unwrap_or(u16::MAX);
+        let needed = self
+            .need
+            .as_ref()
+            .and_then(LaneDemand::lanes)
+            .unwrap_or(u16::MAX);
         Some(needed.min(self.max_lanes)).filter(|lanes| *lanes < usual)
     }
 
@@ -91,11 +99,11 @@ impl LanePlan {
         is_fixed: bool,
         least: u16,
         round_trip: Duration,
-    ) -> (LaneNumber, LossAnswer) {
+    ) -> (LaneCount, LossReaction) {
         if is_fixed || self.fixed.is_some() || self.max_lanes < LANES_MAX {
-            return (LaneNumber::Fixed, LossAnswer::default());
+            return (LaneCount::Fixed, LossReaction::default());
         }
-        (LaneNumber::Tuned { least }, self.answer(round_trip))
+        (LaneCount::Tuned { least }, self.answer(round_trip))
     }
 
     /// Returns the number of lanes to dial before transport and round trip are known.
@@ -115,12 +123,12 @@ impl LanePlan {
     }
 
     /// Returns the lanes' initial response to loss.
-    fn answer(self, round_trip: Duration) -> LossAnswer {
+    fn answer(self, round_trip: Duration) -> LossReaction {
         let was_right = self
             .known_of(round_trip)
             .is_some_and(|known| known.loss_tolerant);
-        let LossAnswer { tolerant, usual } = self.answer;
-        LossAnswer {
+        let LossReaction { tolerant, usual } = self.answer;
+        LossReaction {
             tolerant: tolerant || was_right && usual.is_some(),
             usual,
         }
@@ -147,14 +155,14 @@ mod tests {
             fixed: None,
             quic_first: false,
             known: Some(PathRecord::new(32, true, round_trip, 1_000_000)),
-            answer: LossAnswer {
+            answer: LossReaction {
                 tolerant: false,
                 usual: usual(),
             },
             need: None,
             max_lanes: 64,
         };
-        let replaced = LossAnswer {
+        let replaced = LossReaction {
             tolerant: true,
             usual: usual(),
         };
@@ -168,9 +176,9 @@ mod tests {
             (8, plan().answer)
         );
         let pinned = LanePlan {
-            answer: LossAnswer::default(),
+            answer: LossReaction::default(),
             ..plan()
         };
-        assert_eq!(pinned.answer(round_trip), LossAnswer::default());
+        assert_eq!(pinned.answer(round_trip), LossReaction::default());
     }
 }

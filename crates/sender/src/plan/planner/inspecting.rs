@@ -5,7 +5,7 @@ use zmove_scan::{Entry, HardLinkedFile, Scan};
 
 use super::{Inputs, Planner, Task};
 use crate::control::replies::{CountedReply, QueuedReply, Replies};
-use crate::inspect::hashing::{Done, Hashing};
+use crate::inspect::hashing::{HashResult, Hashing};
 use crate::inspect::listing::Listing;
 use crate::mirror;
 use crate::plan::links::{FirstName, NamePlan};
@@ -28,14 +28,14 @@ pub(crate) fn inspect_all(
     }
     let mut planner = Planner {
         listing: Some(Listing::new(session, task.mirror.is_some(), hashing)),
-        ..Planner::new(session, task, Packer::new(PackSizes::Within))
+        ..Planner::new(session, task, Packer::new(PackSizes::LocalCopy))
     };
     let mut inputs = Inputs {
         replies,
         scan: Some(scan.clone()),
         unread: None,
     };
-    planner.take(&mut inputs, |planner| {
+    planner.plan_until(&mut inputs, |planner| {
         planner.listing.as_ref().is_none_or(Listing::is_done)
     });
     if let Some(mirror) = &task.mirror {
@@ -46,23 +46,23 @@ pub(crate) fn inspect_all(
 
 impl Planner<'_> {
     /// Returns the channel for the results of hashing on this side, for a verification.
-    pub(super) fn hashed_here(&self) -> Receiver<Done> {
+    pub(super) fn own_hashes(&self) -> Receiver<HashResult> {
         self.listing.as_ref().map_or_else(never, Listing::done)
     }
 
-    pub(super) fn take_hashed_here(&mut self, done: Result<Done, RecvError>) {
+    pub(super) fn handle_own_hashes(&mut self, done: Result<HashResult, RecvError>) {
         if let Some(listing) = &mut self.listing
             && let Ok(done) = done
         {
-            listing.take_done(done);
+            listing.handle_hash_result(done);
         }
     }
 
-    pub(super) fn take_hashes(&mut self, reply: CountedReply) {
+    pub(super) fn handle_hashes(&mut self, reply: CountedReply) {
         if let Some(listing) = &mut self.listing
             && let CountedReply::Hashes(request, hashes) = reply
         {
-            listing.take_hashes(request, hashes);
+            listing.handle_hashes(request, hashes);
         }
     }
 
@@ -91,7 +91,7 @@ impl Planner<'_> {
             NamePlan::File(entry) => {
                 let path = directory.target_of(&entry.name);
                 let first = FirstName { path, root: None };
-                self.links.named(shared.id, first);
+                self.links.note_first_published(shared.id, first);
                 PackEntry::Within(entry)
             }
             NamePlan::Link(entry, first) => PackEntry::Link(entry, first),

@@ -47,32 +47,32 @@ impl Planner<'_> {
             let is_done = |planner: &Self| {
                 planner.requests.as_ref().is_none_or(Requests::is_done) && planner.links.is_done()
             };
-            self.take(inputs, is_done);
+            self.plan_until(inputs, is_done);
             walked = again;
         }
         let unstable_directories = walked.unstable_directories();
         for path in &unstable_directories {
-            self.session.account.doubt(path);
+            self.session.account.report_unstable_directory(path);
         }
         unstable_directories.is_empty()
     }
 
     /// Waits until everything planned is at the target, so that the receiver finds it there.
     fn settle(&mut self, inputs: &mut Inputs<'_>) {
-        self.is_again = true;
+        self.is_rereading = true;
         self.requests.get_or_insert_default();
         self.session.in_flight.withhold_end();
         self.session.in_flight.end_plan();
         let is_settled = |planner: &Self| {
             planner.session.in_flight.is_settled()
-                && planner.session.account.totals.are_files_told()
+                && planner.session.account.totals.are_files_confirmed()
         };
-        self.take(inputs, is_settled);
+        self.plan_until(inputs, is_settled);
     }
 
     /// Counts a file that a walk has found again and that is sent.
-    pub(super) fn find_again(&self, bytes: u64) {
-        if self.is_again {
+    pub(super) fn count_found_again(&self, bytes: u64) {
+        if self.is_rereading {
             self.session.account.find(1, bytes);
         }
     }

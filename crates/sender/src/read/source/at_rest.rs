@@ -20,7 +20,10 @@ use zmove_types::Timestamp;
 
 /// Returns the identity of a file when nobody is writing to it. Does not wait if the file's contents are generated on
 /// read, as reported by `made`.
-pub(super) fn look(file: &File, made: impl Fn(&FileIdentity) -> bool) -> io::Result<FileIdentity> {
+pub(super) fn settled_identity(
+    file: &File,
+    made: impl Fn(&FileIdentity) -> bool,
+) -> io::Result<FileIdentity> {
     let started = Instant::now();
     loop {
         let now = now();
@@ -33,7 +36,7 @@ pub(super) fn look(file: &File, made: impl Fn(&FileIdentity) -> bool) -> io::Res
         } else {
             PATIENCE
         };
-        if tells_what_comes(identity.ctime, now) || started.elapsed() > patience {
+        if shows_later_changes(identity.ctime, now) || started.elapsed() > patience {
             wait_for_write(file, identity.bytes)?;
             return Ok(identity);
         }
@@ -47,7 +50,7 @@ fn is_distant(changed: Timestamp, now: Timestamp) -> bool {
 }
 
 /// Returns whether any change after `now` gives the file a timestamp other than `seen`.
-fn tells_what_comes(seen: Timestamp, now: Timestamp) -> bool {
+fn shows_later_changes(seen: Timestamp, now: Timestamp) -> bool {
     // The clock was ahead when the file was changed.
     let is_ahead = seen.seconds > now.seconds + 1;
     is_ahead
@@ -100,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_change_in_the_same_tick_is_not_seen() {
-        let tells = |seen| tells_what_comes(seen, at(7, 500));
+        let tells = |seen| shows_later_changes(seen, at(7, 500));
         let seen = [
             at(7, 499),
             at(7, 500),
@@ -148,7 +151,7 @@ mod tests {
                 assert!(!has_ended, "nothing is written");
                 std::hint::spin_loop();
             }
-            let seen = look(&reading, |_| false).unwrap();
+            let seen = settled_identity(&reading, |_| false).unwrap();
             let mut last = [0];
             reading.read_exact_at(&mut last, BYTES as u64 - 1).unwrap();
             assert_eq!((last, seen.bytes), ([b'B'], BYTES as u64));

@@ -28,7 +28,7 @@ pub(super) struct Record<W> {
     /// How long the most recent chunks took from a lane to their receipt.
     times: VecDeque<Duration>,
     /// Groups to be read again and their items: one element for each planned repetition.
-    again: Vec<Again>,
+    again: Vec<PendingRepeat>,
     /// Lanes that have taken a chunk of which there are two copies.
     twice: HashSet<usize>,
 }
@@ -59,7 +59,7 @@ pub(super) struct FirstCopy {
 }
 
 #[derive(Debug)]
-struct Again {
+struct PendingRepeat {
     group: GroupId,
     item: ItemId,
 }
@@ -106,7 +106,7 @@ impl<W> Record<W> {
 
     /// Records that a lane has taken an item. A repeated chunk remains recorded under its first lane. Returns whether
     /// the item is in flight, because a copy of a settled item would get no receipt.
-    pub(super) fn taken(&mut self, item: ItemId, lane: usize, now: Instant) -> bool {
+    pub(super) fn note_taken(&mut self, item: ItemId, lane: usize, now: Instant) -> bool {
         let Some(item) = self.transfer.outstanding_mut(item) else {
             self.last = Some(now);
             return false;
@@ -129,7 +129,7 @@ impl<W> Record<W> {
     }
 
     /// Records that a lane has passed a chunk to its kernel, which may still hold it.
-    pub(super) fn handed_on(&mut self, item: ItemId, lane: usize) {
+    pub(super) fn note_handed_on(&mut self, item: ItemId, lane: usize) {
         let first = self
             .transfer
             .outstanding_mut(item)
@@ -253,12 +253,12 @@ impl<W> Record<W> {
         let group = record.group?;
         record.repeated = true;
         self.twice.insert(lane);
-        self.again.push(Again { group, item });
+        self.again.push(PendingRepeat { group, item });
         Some(&record.work)
     }
 
     /// Returns the item under which this group is to be read again, once for each planned repetition.
-    pub(super) fn item_again(&mut self, group: GroupId) -> Option<ItemId> {
+    pub(super) fn item_to_repeat(&mut self, group: GroupId) -> Option<ItemId> {
         let planned = self.again.iter().position(|again| again.group == group)?;
         Some(self.again.swap_remove(planned).item)
     }
@@ -328,11 +328,11 @@ mod tests {
         let mut record = issued(11);
         for number in 0..9 {
             let taken = start + Duration::from_secs(number);
-            record.taken(ItemId(number), 0, taken);
+            record.note_taken(ItemId(number), 0, taken);
             settle(&mut record, number, taken + Duration::from_secs(1));
         }
-        record.taken(ItemId(9), 1, start);
-        record.handed_on(ItemId(9), 1);
+        record.note_taken(ItemId(9), 1, start);
+        record.note_handed_on(ItemId(9), 1);
         record
     }
 
@@ -360,8 +360,8 @@ mod tests {
         assert!(late(&mut record, now, false).is_empty(), "it has arrived");
         assert_eq!(late(&mut record, now, true), [1]);
         assert!(late(&mut record, now, true).is_empty(), "once");
-        assert_eq!(record.item_again(group(9)), Some(ItemId(9)));
-        assert_eq!(record.item_again(group(9)), None);
+        assert_eq!(record.item_to_repeat(group(9)), Some(ItemId(9)));
+        assert_eq!(record.item_to_repeat(group(9)), None);
         assert_eq!(record.lanes_with_copies(), HashSet::from([1]));
     }
 
@@ -369,8 +369,8 @@ mod tests {
     fn a_chunk_that_its_lane_is_still_sending_has_not_arrived() {
         let start = Instant::now();
         let mut record = stragglers(start);
-        record.taken(ItemId(10), 1, start);
-        record.handed_on(ItemId(10), 0);
+        record.note_taken(ItemId(10), 1, start);
+        record.note_handed_on(ItemId(10), 0);
         assert_eq!(
             late(&mut record, start + Duration::from_secs(3), false),
             [1]
@@ -383,7 +383,7 @@ mod tests {
         let mut record = stragglers(start);
         let now = start + Duration::from_secs(3);
         assert_eq!(late(&mut record, now, true), [1]);
-        assert!(record.taken(ItemId(9), 0, now));
+        assert!(record.note_taken(ItemId(9), 0, now));
         assert_eq!(
             record.lanes_with_copies(),
             HashSet::from([0, 1]),
@@ -391,7 +391,7 @@ mod tests {
         );
         settle(&mut record, 9, start + Duration::from_secs(10));
         settle(&mut record, 9, start + Duration::from_secs(11));
-        let again = record.taken(ItemId(9), 0, now);
+        let again = record.note_taken(ItemId(9), 0, now);
         assert!(!again, "the copy that comes after the receipt is nobody's");
     }
 
@@ -401,7 +401,7 @@ mod tests {
         let mut record = issued(9);
         for number in 0..9 {
             let taken = start + Duration::from_secs(number);
-            record.taken(ItemId(number), 0, taken);
+            record.note_taken(ItemId(number), 0, taken);
             settle(&mut record, number, taken + Duration::from_secs(1));
         }
         for item in [9, 10] {
@@ -409,15 +409,17 @@ mod tests {
                 record.issue(group(9), Some(group(9)), 0, FinalReport::Stored),
                 ItemId(item)
             );
-            record.taken(ItemId(item), 1, start);
+            record.note_taken(ItemId(item), 1, start);
         }
         let now = start + Duration::from_secs(3);
         let planned: Vec<_> = (0..2).flat_map(|_| late(&mut record, now, true)).collect();
         assert_eq!(planned, [1, 1]);
-        let mut items: Vec<_> = (0..2).filter_map(|_| record.item_again(group(9))).collect();
+        let mut items: Vec<_> = (0..2)
+            .filter_map(|_| record.item_to_repeat(group(9)))
+            .collect();
         items.sort_unstable();
         assert_eq!(
-            (items, record.item_again(group(9))),
+            (items, record.item_to_repeat(group(9))),
             (vec![ItemId(9), ItemId(10)], None)
         );
     }
@@ -426,7 +428,7 @@ mod tests {
     fn nothing_is_late_before_anything_has_been_settled() {
         let start = Instant::now();
         let mut record = issued(1);
-        record.taken(ItemId(0), 0, start);
+        record.note_taken(ItemId(0), 0, start);
         assert!(late(&mut record, start + Duration::from_secs(99), true).is_empty());
     }
 
@@ -436,8 +438,8 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(record.doubtful(at(99)), None, "no lane has anything");
-        record.taken(ItemId(5), 1, at(100));
-        record.taken(ItemId(6), 2, at(110));
+        record.note_taken(ItemId(5), 1, at(100));
+        record.note_taken(ItemId(6), 2, at(110));
         settle(&mut record, 7, at(111));
         assert_eq!(record.doubtful(at(140)), None);
         assert_eq!(record.doubtful(at(141)), Some(1));
@@ -452,7 +454,7 @@ mod tests {
         let mut record = issued(1);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        record.taken(ItemId(0), 0, start);
+        record.note_taken(ItemId(0), 0, start);
         record.note_progress(at(20));
         assert_eq!(record.doubtful(at(49)), None);
         assert_eq!(record.doubtful(at(50)), Some(0));
@@ -463,7 +465,7 @@ mod tests {
         let mut record = issued(5);
         let now = Instant::now();
         for (item, lane) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 0)] {
-            record.taken(ItemId(item), lane, now);
+            record.note_taken(ItemId(item), lane, now);
         }
         assert!(!record.mismatch(ItemId(4), now).unwrap().lost);
         assert_eq!(record.lose_lane(0), [ItemId(1)]);

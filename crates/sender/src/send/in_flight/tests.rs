@@ -13,7 +13,7 @@ use zmove_wire::FrameKind;
 use super::*;
 use crate::push::session::Session;
 use crate::read::extras::Extras;
-use crate::read::holes::Holes;
+use crate::read::holes::HoleHandling;
 use crate::read::source::SourceDirectory;
 
 /// Returns an empty record and the queue of its messages.
@@ -83,7 +83,7 @@ fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
             }
             let opened = file.open(
                 Direct::default(),
-                Holes::Kept,
+                HoleHandling::Kept,
                 || false,
                 |_, read| read.metadata(),
             );
@@ -92,7 +92,7 @@ fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
     };
     thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));
     assert_eq!(session.account.totals.counters.failed.get(), FILES as u64);
-    assert!(files.iter().all(|file| file.is_dead()));
+    assert!(files.iter().all(|file| file.has_failed()));
     let abandoned = std::iter::from_fn(|| messages.try_recv().ok());
     let abandoned: HashSet<_> = abandoned.map(|message| format!("{message:?}")).collect();
     assert_eq!(abandoned.len(), FILES);
@@ -148,18 +148,21 @@ fn nothing_goes_again_while_no_lane_is_idle_or_work_is_left() {
     }
     let mut state = in_flight.lock();
     for item in &items {
-        state.record.taken(*item, 0, taken);
+        state.record.note_taken(*item, 0, taken);
     }
     for item in &items[1..] {
         let stored = taken + Duration::from_secs(1);
         let _receipt = state.record.stored(*item, stored).unwrap();
     }
     drop(state);
-    let late_for_idle_lane = || in_flight.while_idle(|| in_flight.take_late(|_| true));
+    let late_for_idle_lane = || in_flight.while_idle(|| in_flight.choose_late(|_| true));
     assert!(late_for_idle_lane().is_empty(), "work is left");
     in_flight.end_work();
     in_flight.end_plan();
-    assert!(in_flight.take_late(|_| true).is_empty(), "no lane is idle");
+    assert!(
+        in_flight.choose_late(|_| true).is_empty(),
+        "no lane is idle"
+    );
     let late: Vec<_> = late_for_idle_lane()
         .iter()
         .map(|(file, _)| file.id)

@@ -10,13 +10,13 @@ use zmove_receiver::journal::{
 };
 use zmove_types::Escaped;
 
-use super::{Found, age, name};
+use super::{JournalResult, age, name};
 use crate::args::JournalCleanArgs;
 use crate::display::terminal;
 use crate::value::age::Age;
 
 /// Cleans the journals in a directory.
-pub(super) fn run(args: &JournalCleanArgs, directory: &Path) -> Result<Found> {
+pub(super) fn run(args: &JournalCleanArgs, directory: &Path) -> Result<JournalResult> {
     let rule = CleanRule {
         older_than: if args.all {
             Duration::ZERO
@@ -35,15 +35,15 @@ pub(super) fn run(args: &JournalCleanArgs, directory: &Path) -> Result<Found> {
         },
         roots: args.directory.is_some().then(|| args.roots.clone()),
     };
-    let mut found = Found::Nothing;
+    let mut found = JournalResult::Nothing;
     for cleaned in clean(directory, &rule)? {
         tell(&cleaned, rule.mode);
         let whole = matches!(cleaned.removed, Ok(true));
         let failed = |fate: &PartFate| matches!(fate, PartFate::Failed(_));
         found.merge(if whole && !cleaned.parts.iter().any(failed) {
-            Found::Whole
+            JournalResult::Whole
         } else {
-            Found::Partial
+            JournalResult::Partial
         });
     }
     Ok(found)

@@ -6,7 +6,7 @@ use anyhow::Result;
 use zmove_disk::RootGuard;
 use zmove_transport::{AuthorizedKeys, Identity};
 
-use super::privileges::Belongings;
+use super::privileges::DaemonPaths;
 use super::{confinement, privileges};
 use crate::args::{ConfineArg, ServeArgs};
 use crate::commands::serve::config::Config;
@@ -18,9 +18,9 @@ use crate::value::exit::Exit;
 ///
 /// # Errors
 /// Returns an error if this process cannot leave the terminal.
-pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Result<ExitCode> {
+pub(super) fn run(args: &ServeArgs, own: &DaemonPaths) -> Result<ExitCode> {
     let mut faults = Vec::new();
-    if let Err(error) = own.demand_settings() {
+    if let Err(error) = own.require_root_settings() {
         // Root does not read files from this directory.
         terminal::warn(terminal::causes(&error));
         return Ok(Exit::Usage.into());
@@ -58,19 +58,19 @@ pub(super) fn run(args: &ServeArgs, own: &Belongings) -> Result<ExitCode> {
 }
 
 /// Becomes the user that will read the daemon's files, because the files must be correct for that user.
-fn as_reader(config: &Config, own: &Belongings) -> Result<()> {
+fn as_reader(config: &Config, own: &DaemonPaths) -> Result<()> {
     let user = config.user.as_deref().map(privileges::known).transpose()?;
     match user {
         Some(user) if ownership::is_root() => {
             become_user(&user)?;
             own.check(&user)
         }
-        _ => own.demand_state(config.log.file.as_deref()),
+        _ => own.require_root_state(config.log.file.as_deref()),
     }
 }
 
 /// Returns the faults of keys and lists. A missing key is not a fault, because the daemon creates it.
-fn faults_of_files(own: &Belongings, config: &Config) -> Vec<String> {
+fn faults_of_files(own: &DaemonPaths, config: &Config) -> Vec<String> {
     let reader = rustix::process::geteuid().as_raw();
     let mut faults = Vec::new();
     if own.state.join("key.pem").exists()

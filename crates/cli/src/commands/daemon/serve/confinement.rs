@@ -20,7 +20,7 @@ use zmove_disk::{RootGuard, Tree};
 use zmove_engine::Remote;
 use zmove_transport::{AuthorizedKeys, Holder};
 
-use super::privileges::Belongings;
+use super::privileges::DaemonPaths;
 use crate::args::ConfineArg;
 use crate::display::log;
 
@@ -48,7 +48,7 @@ const ACCOUNTS: [&str; 1] = ["/etc"];
 /// Returns an error if the kernel cannot confine the process and the user demands it.
 pub(super) fn confine(
     when: ConfineArg,
-    own: &Belongings,
+    own: &DaemonPaths,
     keys: &AuthorizedKeys,
     log: Option<&Path>,
 ) -> Result<()> {
@@ -89,13 +89,13 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
 }
 
 fn enforce(
-    own: &Belongings,
+    own: &DaemonPaths,
     keys: &AuthorizedKeys,
     log: Option<&Path>,
 ) -> Result<(), RulesetError> {
     let mut rules = rules()?;
     // Only an existing directory can be allowed. An error is reported when the directory is opened.
-    let learnt = crate::settings::learnt(&own.journals);
+    let learnt = crate::settings::storage_records(&own.journals);
     for directory in [
         own.journals.clone(),
         crate::settings::copies(&own.journals),
@@ -169,7 +169,7 @@ fn ports_of_others(keys: &AuthorizedKeys) -> BTreeSet<u16> {
 
 /// Returns the directories to be read: system directories, the home, and the directories of other files that are
 /// reloaded. Replacing a file creates a different inode, so the file's directory is allowed instead of the file.
-fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
+fn read(own: &DaemonPaths, keys: &AuthorizedKeys) -> Vec<PathBuf> {
     let mut files = vec![own.config.clone()];
     for grant in keys.grants() {
         if let Holder::Certified {

@@ -56,7 +56,7 @@ pub(super) fn to_become(name: &str) -> Result<Option<User>> {
 
 /// The files that a daemon reads and writes outside its roots.
 #[derive(Debug)]
-pub(super) struct Belongings {
+pub(super) struct DaemonPaths {
     /// Directory of the settings: lists of keys, and CA certificates.
     pub(super) home: PathBuf,
     pub(super) config: PathBuf,
@@ -65,7 +65,7 @@ pub(super) struct Belongings {
     pub(super) journals: PathBuf,
 }
 
-impl Belongings {
+impl DaemonPaths {
     /// Returns the paths that clients must not reach.
     pub(super) fn own_paths(&self, log: Option<&Path>) -> OwnPaths {
         settings::own_paths(&self.home, &self.config, log)
@@ -75,24 +75,28 @@ impl Belongings {
     ///
     /// # Errors
     /// Returns an error if another user can change the settings.
-    pub(super) fn demand_settings(&self) -> Result<()> {
-        ownership::demand_root(&self.home, SETTINGS)?;
-        ownership::demand_root_of(&self.config, SETTINGS)
+    pub(super) fn require_root_settings(&self) -> Result<()> {
+        ownership::require_root_control(&self.home, SETTINGS)?;
+        ownership::require_root_control_of(&self.config, SETTINGS)
     }
 
     /// Checks that only root controls all other directories of a daemon that keeps running as root.
     ///
     /// # Errors
     /// Returns an error if another user can change one of these directories.
-    pub(super) fn demand_state(&self, log: Option<&Path>) -> Result<()> {
+    pub(super) fn require_root_state(&self, log: Option<&Path>) -> Result<()> {
         let socket = settings::control_socket(&self.home);
         let directories = [Some(self.state.as_path()), socket.parent()];
-        let demand = |directory: &Path| ownership::demand_root(directory, STATE);
+        let demand = |directory: &Path| ownership::require_root_control(directory, STATE);
         directories
             .into_iter()
             .flatten()
             .try_for_each(demand)
-            .and_then(|()| log.map_or(Ok(()), |log| ownership::demand_root_of(log, "its log")))
+            .and_then(|()| {
+                log.map_or(Ok(()), |log| {
+                    ownership::require_root_control_of(log, "its log")
+                })
+            })
             .context("a daemon that stays root: set 'user' in zmove.toml, or give --user")
     }
 

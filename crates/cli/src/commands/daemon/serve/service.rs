@@ -43,25 +43,25 @@ pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
 
 /// Reports that this process is ready.
 pub(crate) fn ready() {
-    tell(&[NotifyState::Ready]);
+    notify_manager(&[NotifyState::Ready]);
 }
 
 /// Reports that this process is reloading its settings. A call of [`ready`] follows.
 pub(crate) fn reloading() {
     match NotifyState::monotonic_usec_now() {
-        Ok(now) => tell(&[NotifyState::Reloading, now]),
-        Err(_) => tell(&[NotifyState::Reloading]),
+        Ok(now) => notify_manager(&[NotifyState::Reloading, now]),
+        Err(_) => notify_manager(&[NotifyState::Reloading]),
     }
 }
 
 /// Reports that this process is stopping.
 pub(crate) fn stopping() {
-    tell(&[NotifyState::Stopping]);
+    notify_manager(&[NotifyState::Stopping]);
 }
 
 /// Reports the state of this process in words, for users of the service manager.
 pub(crate) fn status(text: &str) {
-    tell(&[NotifyState::Status(text)]);
+    notify_manager(&[NotifyState::Status(text)]);
 }
 
 /// Sends watchdog messages as often as the service manager demands, while the current runtime runs.
@@ -73,7 +73,7 @@ pub(crate) fn watch() {
     let pause = Duration::from_micros(micros) / 2;
     tokio::spawn(async move {
         loop {
-            tell(&[NotifyState::Watchdog]);
+            notify_manager(&[NotifyState::Watchdog]);
             tokio::time::sleep(pause).await;
         }
     });
@@ -83,7 +83,7 @@ pub(crate) fn watch() {
 ///
 /// If the manager is busy, messages pile up, and the next one blocks until the manager reads. Other tasks of this
 /// thread then continue on another thread.
-fn tell(state: &[NotifyState<'_>]) {
+fn notify_manager(state: &[NotifyState<'_>]) {
     // Without a service manager, the message is ignored.
     let _nobody_listens = tokio::task::block_in_place(|| sd_notify::notify(false, state));
 }

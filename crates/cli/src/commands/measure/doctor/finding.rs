@@ -25,23 +25,23 @@ pub(crate) struct Finding {
     pub(crate) text: String,
     /// Further lines below the text.
     pub(crate) details: Vec<String>,
-    pub(crate) mend: Vec<Mend>,
+    pub(crate) mend: Vec<Remedy>,
 }
 
 /// The remedy for a finding: a command, a line in a file that makes the change permanent, or both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Mend {
+pub(crate) struct Remedy {
     /// The host on which to apply the remedy.
-    pub(crate) at: Place,
+    pub(crate) at: FindingHost,
     /// The shell command. It needs root unless it is a command of zmove.
     pub(crate) run: Option<String>,
-    pub(crate) keep: Option<Keep>,
+    pub(crate) keep: Option<PersistentLine>,
 }
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Place {
+pub(crate) enum FindingHost {
     /// This host.
     Here,
     /// The receiver.
@@ -50,7 +50,7 @@ pub(crate) enum Place {
 
 /// A configuration line that makes a change survive a reboot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Keep {
+pub(crate) struct PersistentLine {
     pub(crate) file: &'static str,
     pub(crate) line: String,
 }
@@ -84,7 +84,7 @@ impl Finding {
         Self::unknown(check, &format!("/proc/sys/{}", name.replace('.', "/")))
     }
 
-    pub(crate) fn mended_by(mut self, mend: Mend) -> Self {
+    pub(crate) fn with_remedy(mut self, mend: Remedy) -> Self {
         self.mend.push(mend);
         self
     }
@@ -95,7 +95,7 @@ impl Finding {
     }
 }
 
-impl Mend {
+impl Remedy {
     /// Returns a remedy that sets a sysctl.
     pub(crate) fn sysctl(name: &str, value: &str) -> Self {
         let quoted = if value.contains(' ') {
@@ -103,7 +103,7 @@ impl Mend {
         } else {
             value.to_owned()
         };
-        let keep = Keep {
+        let keep = PersistentLine {
             file: SYSCTL_FILE,
             line: format!("{name} = {value}"),
         };
@@ -115,7 +115,7 @@ impl Mend {
 
     pub(crate) fn command(run: impl Into<String>) -> Self {
         Self {
-            at: Place::Here,
+            at: FindingHost::Here,
             run: Some(run.into()),
             keep: None,
         }
@@ -123,9 +123,9 @@ impl Mend {
 
     pub(crate) fn line(file: &'static str, line: impl Into<String>) -> Self {
         Self {
-            at: Place::Here,
+            at: FindingHost::Here,
             run: None,
-            keep: Some(Keep {
+            keep: Some(PersistentLine {
                 file,
                 line: line.into(),
             }),
@@ -134,7 +134,7 @@ impl Mend {
 
     pub(crate) fn there(run: impl Into<String>) -> Self {
         Self {
-            at: Place::There,
+            at: FindingHost::There,
             ..Self::command(run)
         }
     }
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_sysctl_is_set_now_and_for_later() {
-        let mend = Mend::sysctl("net.ipv4.tcp_wmem", "4096 65536 268435456");
+        let mend = Remedy::sysctl("net.ipv4.tcp_wmem", "4096 65536 268435456");
         assert_eq!(
             mend.run.as_deref(),
             Some("sysctl -w net.ipv4.tcp_wmem=\"4096 65536 268435456\"")
@@ -158,7 +158,7 @@ mod tests {
             mend.keep.unwrap().line,
             "net.ipv4.tcp_wmem = 4096 65536 268435456"
         );
-        let mend = Mend::sysctl("net.core.default_qdisc", "fq");
+        let mend = Remedy::sysctl("net.core.default_qdisc", "fq");
         assert_eq!(
             mend.run.as_deref(),
             Some("sysctl -w net.core.default_qdisc=fq")

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use zmove_disk::RootGuard;
 use zmove_transport::AuthorizedKeys;
 
-use crate::commands::doctor::finding::{Finding, Mend, Severity};
+use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::serve::check::faults_of_roots;
 use crate::ownership::{self, Control, OwnershipFault};
 use crate::settings::{self, Role};
@@ -34,7 +34,7 @@ fn judge_roots() -> Vec<Finding> {
     let Ok(home) = settings::home(Role::Daemon) else {
         return Vec::new();
     };
-    if ownership::demand_root(&home, "the list of roots").is_err() {
+    if ownership::require_root_control(&home, "the list of roots").is_err() {
         return Vec::new();
     }
     let keys = AuthorizedKeys::load(&home).unwrap_or_default();
@@ -62,7 +62,7 @@ fn judge_directory(directory: &Path) -> Finding {
                 directory.display()
             ),
         )
-        .mended_by(Mend::command(mend)),
+        .with_remedy(Remedy::command(mend)),
     }
 }
 

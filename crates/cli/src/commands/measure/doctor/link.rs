@@ -7,7 +7,7 @@ use nix::sys::socket::SockaddrStorage;
 use zmove_transport::PathEnds;
 use zmove_types::ByteRate;
 
-use crate::commands::doctor::finding::{Finding, Mend};
+use crate::commands::doctor::finding::{Finding, Remedy};
 use crate::commands::doctor::root::Root;
 use crate::commands::doctor::tcp::ETHERNET_MTU;
 
@@ -65,7 +65,7 @@ impl Link {
                 let text = format!(
                     "{mtu}: at {wanted}, larger packets save CPU at both ends if all links of the path support them"
                 );
-                Finding::note("MTU", text).mended_by(Mend::command(format!(
+                Finding::note("MTU", text).with_remedy(Remedy::command(format!(
                     "ip link set dev {name} mtu {JUMBO_MTU}"
                 )))
             }

@@ -76,7 +76,7 @@ pub(super) enum HostKey {
 type Dialled = (Reachability, Option<(Channel, ChannelDialer)>);
 
 /// The receiver to dial, and the identity of this host.
-struct Visit<'a> {
+struct Dialer<'a> {
     host: &'a Remote,
     home: &'a Path,
     identity: Identity,
@@ -87,8 +87,8 @@ impl Peer {
     ///
     /// # Errors
     /// Returns an error if this host's keys or lists cannot be read.
-    pub(crate) async fn visit(host: &Remote, home: &Path) -> Result<Self> {
-        let visit = Visit {
+    pub(crate) async fn dial(host: &Remote, home: &Path) -> Result<Self> {
+        let visit = Dialer {
             host,
             home,
             identity: Identity::load_or_create(home)?,
@@ -171,7 +171,7 @@ async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
         .collect())
 }
 
-impl Visit<'_> {
+impl Dialer<'_> {
     /// Dials over TCP and QUIC at the same time. Does not wait for QUIC if another program uses the port, because that
     /// program is not expected to answer over QUIC.
     async fn reach_by_both(&self) -> Result<(Reachability, Option<Result<u16>>, Option<Dialled>)> {

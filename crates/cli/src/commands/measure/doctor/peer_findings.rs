@@ -9,7 +9,7 @@ use zmove_transport::ControlError;
 use zmove_wire::{PROTOCOL_VERSION, Refusal, RefusalCode};
 
 use super::peer::{HostKey, Peer, Reachability, Reached};
-use crate::commands::doctor::finding::{Finding, Mend, Severity};
+use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::doctor::windows::Millis;
 
 pub(super) fn findings(peer: &Peer, link_mtu: Option<u32>) -> Vec<Finding> {
@@ -55,7 +55,7 @@ fn judge_tcp(peer: &Peer, tcp: &Reachability, quic: Option<&Reachability>) -> Fi
             "TCP",
             format!("{reason}; a push uses QUIC, with 1.5 times the CPU"),
         ),
-        (Reachability::Unreached(_), _) => judge_way("TCP", peer, tcp).mended_by(Mend::there(
+        (Reachability::Unreached(_), _) => judge_way("TCP", peer, tcp).with_remedy(Remedy::there(
             format!("zmove serve --listen 0.0.0.0:{}", peer.host.port),
         )),
         _ => judge_way("TCP", peer, tcp),
@@ -90,7 +90,7 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
                 .with_details(vec![
                     "only after its administrator has confirmed that the key is new:".to_owned(),
                 ])
-                .mended_by(Mend::command(format!(
+                .with_remedy(Remedy::command(format!(
                     "zmove trust remove {host} && zmove trust {host}"
                 )))
         }
@@ -158,7 +158,7 @@ fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
             format!("{key}, not known here: a push asks to confirm it, and fails without a terminal; compare it with \
                      the key that 'zmove serve' prints"),
         )
-        .mended_by(Mend::command(format!("zmove trust {}", peer.host))),
+        .with_remedy(Remedy::command(format!("zmove trust {}", peer.host))),
     }
 }
 
@@ -197,10 +197,10 @@ fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
     let allow = format!("zmove allow {} --name NAME --root DIR --write", peer.key);
     match code {
         RefusalCode::UnknownKey if reason.contains("expired") => {
-            finding.mended_by(Mend::there(format!("{allow} --expires 90d")))
+            finding.with_remedy(Remedy::there(format!("{allow} --expires 90d")))
         }
         RefusalCode::UnknownKey | RefusalCode::Denied | RefusalCode::Target => {
-            finding.mended_by(Mend::there(allow))
+            finding.with_remedy(Remedy::there(allow))
         }
         _ => finding,
     }

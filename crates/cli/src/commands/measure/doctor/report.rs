@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::commands::doctor::finding::{Finding, Keep, Place, Severity};
+use crate::commands::doctor::finding::{Finding, FindingHost, PersistentLine, Severity};
 use crate::display::format::{counted, wrapped};
 use crate::display::terminal::Printable;
 
@@ -112,7 +112,7 @@ impl Report {
             .filter(|mend| mend.run.is_some())
             .filter_map(|mend| mend.keep.as_ref());
         let mut files: BTreeMap<&str, String> = BTreeMap::new();
-        for Keep { file, line } in kept {
+        for PersistentLine { file, line } in kept {
             *files.entry(file).or_default() += &format!("  {line}\n");
         }
         let told = files
@@ -142,14 +142,14 @@ fn finding_text(
         lines += &format!("{:INDENT$}{}\n", "", shown(detail));
     }
     for mend in mend {
-        let there = if mend.at == Place::There {
+        let there = if mend.at == FindingHost::There {
             "there: "
         } else {
             ""
         };
         match (&mend.run, &mend.keep) {
             (Some(run), _) => lines += &format!("{:INDENT$}{there}{}\n", "", Printable(run)),
-            (None, Some(Keep { file, line })) => {
+            (None, Some(PersistentLine { file, line })) => {
                 lines += &format!("{:INDENT$}in {file}: {line}\n", "")
             }
             (None, None) => {}
@@ -165,20 +165,20 @@ const INDENT: usize = 2 + 4 + 1 + CHECK_COLUMNS + 1;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::finding::Mend;
+    use crate::commands::doctor::finding::Remedy;
 
     fn report() -> Report {
         let mut report = Report::default();
         let slow = Finding::new(Severity::Slow, "tcp_wmem", "too small")
             .with_details(vec!["at 90 ms".into()])
-            .mended_by(Mend::sysctl("net.ipv4.tcp_wmem", "1 2 3"));
-        let limit = Finding::note("files", "few").mended_by(Mend::line("/etc/x", "y"));
+            .with_remedy(Remedy::sysctl("net.ipv4.tcp_wmem", "1 2 3"));
+        let limit = Finding::note("files", "few").with_remedy(Remedy::line("/etc/x", "y"));
         report.add(
             "this host",
             vec![Finding::ok("kernel", "6.18"), slow, limit],
         );
         let refused = Finding::new(Severity::Bad, "key", "refused\x1b[2J")
-            .mended_by(Mend::there("zmove allow K"));
+            .with_remedy(Remedy::there("zmove allow K"));
         report.add("far:5870", vec![refused]);
         report
     }

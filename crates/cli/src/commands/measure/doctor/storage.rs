@@ -5,8 +5,8 @@ use std::path::Path;
 use zmove_disk::Mount;
 use zmove_types::ByteCount;
 
-use crate::commands::doctor::Part;
-use crate::commands::doctor::finding::{Finding, Mend, Severity};
+use crate::commands::doctor::TransferRole;
+use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::doctor::root::Root;
 use crate::display::terminal::quoted;
 
@@ -20,7 +20,7 @@ struct DiskRoom {
 }
 
 /// Checks the storage of a directory.
-pub(crate) fn judge(root: &Root, directory: &Path, part: Part) -> Vec<Finding> {
+pub(crate) fn judge(root: &Root, directory: &Path, part: TransferRole) -> Vec<Finding> {
     let found = directory.canonicalize();
     let whole = found.as_deref().unwrap_or(directory);
     let room = match DiskRoom::of(whole) {
@@ -50,7 +50,7 @@ impl DiskRoom {
         })
     }
 
-    fn judge(&self, directory: &Path, part: Part) -> Finding {
+    fn judge(&self, directory: &Path, part: TransferRole) -> Finding {
         let Self {
             whole,
             free,
@@ -63,9 +63,9 @@ impl DiskRoom {
         );
         let full = free.0 == 0 || *files_free == Some(0);
         let level = match part {
-            Part::Either if full => Severity::Bad,
-            Part::Either if free.0 < whole.0 / 20 => Severity::Note,
-            Part::Either | Part::Sender => Severity::Ok,
+            TransferRole::Either if full => Severity::Bad,
+            TransferRole::Either if free.0 < whole.0 / 20 => Severity::Note,
+            TransferRole::Either | TransferRole::Sender => Severity::Ok,
         };
         Finding::new(level, "disk", text)
     }
@@ -85,7 +85,7 @@ fn judge_mount(mount: &Mount) -> Finding {
             "file system",
             format!("{place} is mounted read-only: no files can be received there"),
         )
-        .mended_by(Mend::command(format!(
+        .with_remedy(Remedy::command(format!(
             "mount -o remount,rw {}",
             quoted(point)
         )));
@@ -146,12 +146,12 @@ mod tests {
             };
             room.judge(Path::new("/data"), part).level
         };
-        assert_eq!(level(50, None, Part::Either), Severity::Ok);
-        assert_eq!(level(49, None, Part::Either), Severity::Note);
-        assert_eq!(level(0, None, Part::Either), Severity::Bad);
-        assert_eq!(level(500, Some(0), Part::Either), Severity::Bad);
+        assert_eq!(level(50, None, TransferRole::Either), Severity::Ok);
+        assert_eq!(level(49, None, TransferRole::Either), Severity::Note);
+        assert_eq!(level(0, None, TransferRole::Either), Severity::Bad);
+        assert_eq!(level(500, Some(0), TransferRole::Either), Severity::Bad);
         assert_eq!(
-            level(0, None, Part::Sender),
+            level(0, None, TransferRole::Sender),
             Severity::Ok,
             "who sends needs no room"
         );
@@ -163,7 +163,7 @@ mod tests {
             "proc/self/mountinfo",
             "1 0 0:1 / / rw,noatime - xfs none rw",
         )]);
-        let [room, mount] = &judge(&fake.root(), fake.path(), Part::Sender)[..] else {
+        let [room, mount] = &judge(&fake.root(), fake.path(), TransferRole::Sender)[..] else {
             panic!("two")
         };
         assert!(room.text.contains(" free below '/"), "{room:?}");
@@ -171,12 +171,16 @@ mod tests {
             (mount.level, mount.text.as_str()),
             (Severity::Ok, "xfs at '/'")
         );
-        let unknown = &judge(&Fake::of(&[]).root(), fake.path(), Part::Sender)[1];
+        let unknown = &judge(&Fake::of(&[]).root(), fake.path(), TransferRole::Sender)[1];
         assert_eq!(
             (unknown.level, unknown.text.starts_with("unknown")),
             (Severity::Note, true)
         );
-        let gone = &judge(&fake.root(), Path::new("/no/such/place"), Part::Either)[0];
+        let gone = &judge(
+            &fake.root(),
+            Path::new("/no/such/place"),
+            TransferRole::Either,
+        )[0];
         assert_eq!(
             (gone.level, gone.text.contains("No such file")),
             (Severity::Bad, true)

@@ -4,7 +4,7 @@ use anyhow::Result;
 use rustix::process::{Resource, getrlimit};
 use zmove_disk::{Ring, RingConfig};
 
-use crate::commands::doctor::finding::{Finding, Mend, Severity};
+use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::doctor::root::Root;
 
 /// Checks this host.
@@ -24,7 +24,7 @@ fn judge_kernel(root: &Root) -> Finding {
         return Finding::unknown("kernel", "/proc/sys/kernel/osrelease");
     };
     match version(&kernel) {
-        Some(version) if version < SYNCFS_TELLS => Finding::note(
+        Some(version) if version < SYNCFS_REPORTS_ERRORS => Finding::note(
             "kernel",
             format!(
                 "{kernel}: before 5.8, the last flush does not report failed write-back; use 'push --durability file'"
@@ -43,7 +43,7 @@ fn judge_io_uring(root: &Root, started: Result<()>) -> Finding {
         format!("{reason:#}; threads are used, with the same results"),
     );
     match root.sysctl(IO_URING_DISABLED) {
-        Some(1 | 2) => finding.mended_by(Mend::sysctl(IO_URING_DISABLED, "0")),
+        Some(1 | 2) => finding.with_remedy(Remedy::sysctl(IO_URING_DISABLED, "0")),
         _ => finding,
     }
 }
@@ -61,7 +61,7 @@ fn judge_open_files(limit: Option<u64>) -> Finding {
     let text = format!(
         "up to {files}: directories, files and lanes need descriptors, in a daemon for all its transfers"
     );
-    Finding::new(level, "open files", text).mended_by(Mend::line(
+    Finding::new(level, "open files", text).with_remedy(Remedy::line(
         LIMITS_FILE,
         format!("* hard nofile {FILES_WANTED}"),
     ))
@@ -87,7 +87,7 @@ fn judge_clock(root: &Root) -> Finding {
         return Finding::ok("clock", *sign);
     }
     let text = "no time synchronization found; 'push --update', expiry dates and certificates depend on the clock";
-    Finding::note("clock", text).mended_by(Mend::command("timedatectl set-ntp true"))
+    Finding::note("clock", text).with_remedy(Remedy::command("timedatectl set-ntp true"))
 }
 
 /// Returns the major and minor number of a kernel release.
@@ -99,7 +99,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
 }
 
 /// The first kernel version in which `syncfs` reports failed write-back.
-const SYNCFS_TELLS: (u32, u32) = (5, 8);
+const SYNCFS_REPORTS_ERRORS: (u32, u32) = (5, 8);
 const IO_URING_DISABLED: &str = "kernel.io_uring_disabled";
 const FILES_MIN: u64 = 1024;
 const FILES_AMPLE: u64 = 4096;
@@ -174,7 +174,7 @@ mod tests {
         );
         assert_eq!(
             findings[2].mend,
-            [Mend::command("timedatectl set-ntp true")]
+            [Remedy::command("timedatectl set-ntp true")]
         );
     }
 
@@ -201,7 +201,7 @@ mod tests {
         );
         assert_eq!(
             (off.level, off.mend),
-            (Severity::Note, vec![Mend::sysctl(IO_URING_DISABLED, "0")])
+            (Severity::Note, vec![Remedy::sysctl(IO_URING_DISABLED, "0")])
         );
     }
 
@@ -209,7 +209,7 @@ mod tests {
     fn few_open_files_are_told() {
         for (limit, level) in [(1024, Severity::Note), (256, Severity::Slow)] {
             let finding = judge_open_files(Some(limit));
-            let mend = vec![Mend::line(LIMITS_FILE, "* hard nofile 65536")];
+            let mend = vec![Remedy::line(LIMITS_FILE, "* hard nofile 65536")];
             assert_eq!((finding.level, finding.mend), (level, mend), "{limit}");
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! The kernel's `Documentation/networking/ip-sysctl.rst` describes each setting.
 
-use crate::commands::doctor::finding::{Finding, Keep, Mend, Severity};
+use crate::commands::doctor::finding::{Finding, PersistentLine, Remedy, Severity};
 use crate::commands::doctor::root::Root;
 use zmove_engine::LOSS_TOLERANT;
 
@@ -76,7 +76,7 @@ impl Switch {
             None => Finding::unknown_sysctl(check, &sysctl),
             Some(value) if value == *right => Finding::ok(check, format!("{name} = {value}")),
             Some(value) => Finding::new(*level, check, format!("{name} = {value}: {otherwise}"))
-                .mended_by(Mend::sysctl(&sysctl, &right.to_string())),
+                .with_remedy(Remedy::sysctl(&sysctl, &right.to_string())),
         }
     }
 }
@@ -90,7 +90,7 @@ fn judge_mtu_probing(root: &Root, mtu: Option<u32>) -> Finding {
             "off: if the path drops large packets without a report, a transfer over TCP needs a few seconds to detect \
              this, and then sends small packets",
         )
-        .mended_by(Mend::sysctl(MTU_PROBING, "1")),
+        .with_remedy(Remedy::sysctl(MTU_PROBING, "1")),
         Some(0) => Finding::ok("MTU probing", "off, and not needed for packets of this link"),
         Some(_) => Finding::ok("MTU probing", "on"),
     }
@@ -110,7 +110,7 @@ fn judge_queueing(root: &Root, usual: &str) -> Finding {
                 "{other}: {who} are paced by TCP's own timers, which costs more CPU than fq (the change applies to \
                  links that come up later)"
             );
-            Finding::note("queueing", text).mended_by(Mend::sysctl(QUEUEING, "fq"))
+            Finding::note("queueing", text).with_remedy(Remedy::sysctl(QUEUEING, "fq"))
         }
     }
 }
@@ -141,9 +141,9 @@ fn judge_congestion(root: &Root, usual: &str) -> Finding {
     );
     if !is_loaded {
         let module = format!("tcp_{LOSS_TOLERANT}");
-        let load = Mend::command(format!("modprobe {module}"));
-        finding = finding.mended_by(Mend {
-            keep: Some(Keep {
+        let load = Remedy::command(format!("modprobe {module}"));
+        finding = finding.with_remedy(Remedy {
+            keep: Some(PersistentLine {
                 file: MODULES_FILE,
                 line: module,
             }),
@@ -151,7 +151,7 @@ fn judge_congestion(root: &Root, usual: &str) -> Finding {
         });
     }
     allowed.push(LOSS_TOLERANT.to_owned());
-    finding.mended_by(Mend::sysctl(ALLOWED, &allowed.join(" ")))
+    finding.with_remedy(Remedy::sysctl(ALLOWED, &allowed.join(" ")))
 }
 
 const MTU_PROBING: &str = "net.ipv4.tcp_mtu_probing";

@@ -8,8 +8,8 @@ use std::time::Duration;
 use zmove_types::{ByteCount, ByteRate};
 use zmove_wire::limits::LANES_MAX;
 
-use crate::commands::doctor::Part;
-use crate::commands::doctor::finding::{Finding, Mend, Severity};
+use crate::commands::doctor::TransferRole;
+use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::doctor::root::Root;
 use zmove_engine::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
 
@@ -42,7 +42,7 @@ impl Autotuned {
 }
 
 /// Checks the kernel's limits on the buffers of connections.
-pub(crate) fn judge(root: &Root, paths: &Paths, part: Part) -> Vec<Finding> {
+pub(crate) fn judge(root: &Root, paths: &Paths, part: TransferRole) -> Vec<Finding> {
     let send = Autotuned::read(root, SEND);
     let receive = Autotuned::read(root, RECEIVE);
     let mut findings = Vec::from_iter(send.map(|send| paths.lanes(send)));
@@ -53,7 +53,7 @@ pub(crate) fn judge(root: &Root, paths: &Paths, part: Part) -> Vec<Finding> {
         RECEIVE,
         receive.map(|receive| (receive, receive.0[2] / 2)),
     );
-    if part == Part::Sender {
+    if part == TransferRole::Sender {
         receive.level = receive.level.min(Severity::Note);
         receive.text.push_str("; matters if this host receives");
     }
@@ -130,7 +130,7 @@ impl Paths {
         let text = format!("up to {largest}: {path} needs {needed} under way, and {enough}");
         let [least, first, _] = figures.0;
         let value = format!("{least} {first} {}", self.wanted(round_trip, figures));
-        Finding::new(level, check, text).mended_by(Mend::sysctl(name, &value))
+        Finding::new(level, check, text).with_remedy(Remedy::sysctl(name, &value))
     }
 
     /// Returns the buffer size with which a third of the lanes that are dialed at the same time fill the path.
@@ -153,7 +153,7 @@ fn judge_fixed(root: &Root, check: &'static str) -> Finding {
             let asked = ByteCount(QUIC_BYTES);
             let text =
                 format!("{allowed}: QUIC requests {asked}, which only root gets with this limit");
-            Finding::note(check, text).mended_by(Mend::sysctl(&name, &QUIC_BYTES.to_string()))
+            Finding::note(check, text).with_remedy(Remedy::sysctl(&name, &QUIC_BYTES.to_string()))
         }
         Some(allowed) => Finding::ok(check, allowed.to_string()),
     }
@@ -234,7 +234,7 @@ mod tests {
 
     /// Returns the finding about the send buffer.
     fn send(send: u64, paths: &Paths) -> Finding {
-        let findings = judge(&buffers(send, 1 << 30).root(), paths, Part::Either);
+        let findings = judge(&buffers(send, 1 << 30).root(), paths, TransferRole::Either);
         findings
             .into_iter()
             .find(|finding| finding.check == "tcp_wmem")
@@ -304,7 +304,7 @@ mod tests {
         let findings = judge(
             &buffers(4 * MIB, MIB).root(),
             &paths(10.0, None),
-            Part::Either,
+            TransferRole::Either,
         );
         let Finding {
             check,
@@ -335,19 +335,19 @@ mod tests {
         };
         let run = "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 134217728\"";
         assert_eq!(
-            level_and_run(&receive(6 * MIB, Part::Either)),
+            level_and_run(&receive(6 * MIB, TransferRole::Either)),
             (Severity::Slow, Some(run))
         );
         assert_eq!(
-            level_and_run(&receive(6 * MIB, Part::Sender)),
+            level_and_run(&receive(6 * MIB, TransferRole::Sender)),
             (Severity::Note, Some(run))
         );
         assert_eq!(
-            level_and_run(&receive(48 * MIB, Part::Either)),
+            level_and_run(&receive(48 * MIB, TransferRole::Either)),
             (Severity::Note, Some(run))
         );
         assert_eq!(
-            level_and_run(&receive(128 * MIB, Part::Either)),
+            level_and_run(&receive(128 * MIB, TransferRole::Either)),
             (Severity::Ok, None)
         );
     }
@@ -359,7 +359,11 @@ mod tests {
             (RECEIVE, "4096 131072 1073741824"),
             ("net.core.rmem_max", "212992"),
         ]);
-        let findings = judge(&small.root(), &paths(10.0, measured(90)), Part::Either);
+        let findings = judge(
+            &small.root(),
+            &paths(10.0, measured(90)),
+            TransferRole::Either,
+        );
         let fixed = findings
             .iter()
             .filter(|finding| finding.level != Severity::Ok)
@@ -382,7 +386,7 @@ mod tests {
         let findings = judge(
             &Fake::of(&[]).root(),
             &paths(10.0, measured(90)),
-            Part::Either,
+            TransferRole::Either,
         );
         assert!(
             findings

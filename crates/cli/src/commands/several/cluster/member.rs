@@ -18,7 +18,7 @@ use zmove_transport::Identity;
 use zmove_types::{Hex, SharedJobId};
 use zmove_wire::SignedJobGrant;
 
-use super::part::{OpenQueue, Part};
+use super::part::{NodeWork, OpenQueue};
 use crate::commands::transfer::interrupted;
 use crate::display::terminal;
 use crate::settings::cluster::{Cluster, innermost};
@@ -39,7 +39,7 @@ pub(super) async fn take_part(cluster: &Cluster) -> Result<Exit> {
     }
     if let Some(member) = &mut member {
         // Without a broker, leaving would wait for the broker.
-        drop(timeout(LEAVES_WITHIN, member.leave()).await);
+        drop(timeout(LEAVES_WITHIN, member.leave_all_jobs()).await);
     }
     Err(failure(Exit::Interrupted, "interrupted"))
 }
@@ -89,7 +89,7 @@ struct Job {
     /// Number of reports from this node since it last heard the head. A stopped process sends none, so its pause does
     /// not count.
     unheard: u32,
-    part: Arc<Part>,
+    part: Arc<NodeWork>,
     /// The task that does the part, once the job has started.
     work: Option<AbortHandle>,
     /// The queue from which the part takes work.
@@ -101,7 +101,7 @@ struct LeftJob {
     /// Time from which the node may take part again.
     until: Instant,
     /// The work done so far, to which a later attempt adds.
-    part: Arc<Part>,
+    part: Arc<NodeWork>,
 }
 
 impl Job {
@@ -174,13 +174,13 @@ impl<'a> Member<'a> {
                     Err(error) if error.is_cancelled() => {}
                     Err(error) => return Err(error).context("a part of a job panicked"),
                 },
-                _ = ticks.tick() => self.tell_all().await?,
+                _ = ticks.tick() => self.report_all().await?,
             }
         }
     }
 
     /// Reports on all jobs, and leaves the jobs that nobody leads.
-    async fn tell_all(&mut self) -> Result<()> {
+    async fn report_all(&mut self) -> Result<()> {
         match self.notices.server_mismatch() {
             Some(why) => warn_once(&mut self.warned_of_broker, format!("{why}: {WAITS}")),
             None => self.warned_of_broker.clear(),
@@ -194,13 +194,14 @@ impl<'a> Member<'a> {
             work.abort();
             if job.queue.get().is_some() {
                 // Its sessions may continue for a short time.
-                self.tell(id, &job, NodeState::HasLostSessions).await?;
+                self.report_job(id, &job, NodeState::HasLostSessions)
+                    .await?;
             }
             let why = "the leading node has sent no report for too long";
             self.give_up(id, job, &failure(Exit::Broken, why)).await?;
         }
         for (id, job) in &self.jobs {
-            self.tell(*id, job, job.state()).await?;
+            self.report_job(*id, job, job.state()).await?;
         }
         if self.jobs.is_empty() {
             self.notices.tell(&self.report(None)).await?;
@@ -211,8 +212,8 @@ impl<'a> Member<'a> {
     }
 
     /// Reports this node's part to the head of a job, after the failures since the last report.
-    async fn tell(&self, id: SharedJobId, job: &Job, state: NodeState) -> Result<()> {
-        for trouble in job.part.take_trouble() {
+    async fn report_job(&self, id: SharedJobId, job: &Job, state: NodeState) -> Result<()> {
+        for trouble in job.part.take_problems() {
             let trouble = (trouble.notice)(self.failure(id, trouble.message));
             self.notices.tell(&trouble).await?;
         }
@@ -303,12 +304,12 @@ impl<'a> Member<'a> {
         } else {
             NodeState::HasEnded
         };
-        self.tell(id, &job, state).await?;
+        self.report_job(id, &job, state).await?;
         if let Err(error) = ended {
             return self.give_up(id, job, &error).await;
         }
         terminal::say(format!("job {id} has ended"));
-        self.put_aside(id, job, KEPT_FOR);
+        self.suspend_job(id, job, KEPT_FOR);
         Ok(())
     }
 
@@ -316,12 +317,12 @@ impl<'a> Member<'a> {
     async fn give_up(&mut self, id: SharedJobId, job: Job, error: &Error) -> Result<()> {
         let why = terminal::causes(error).to_string();
         terminal::warn(format_args!("job {id}: {why}"));
-        self.put_aside(id, job, TRY_AGAIN_AFTER);
+        self.suspend_job(id, job, TRY_AGAIN_AFTER);
         let absent = Notice::Absent(self.failure(id, why));
         Ok(self.notices.tell(&absent).await?)
     }
 
-    fn put_aside(&mut self, id: SharedJobId, job: Job, time: Duration) {
+    fn suspend_job(&mut self, id: SharedJobId, job: Job, time: Duration) {
         let until = Instant::now() + time;
         let part = job.part;
         self.left.insert(id, LeftJob { until, part });
@@ -329,7 +330,7 @@ impl<'a> Member<'a> {
 
     /// Leaves all jobs to the other nodes before this node exits. Sessions that end in time are not lost, so no other
     /// node waits for them.
-    async fn leave(&mut self) -> Result<()> {
+    async fn leave_all_jobs(&mut self) -> Result<()> {
         for job in self.jobs.values() {
             job.part.leaves.send_replace(true);
         }
@@ -347,7 +348,7 @@ impl<'a> Member<'a> {
                 let stopped = self.failure(*id, STOPPED.to_owned());
                 self.notices.tell(&Notice::Warned(stopped)).await?;
             }
-            self.tell(*id, job, state).await?;
+            self.report_job(*id, job, state).await?;
             self.notices.flush().await;
             // The other nodes then know which items this node has taken and will not finish.
             open.queue.flush_dropped().await;

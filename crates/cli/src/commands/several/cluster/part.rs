@@ -17,7 +17,7 @@ use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
 use zmove_wire::TransferProgress;
 
-use super::sources::{compare, mount_points, not_as_there, path_of, reader};
+use super::sources::{compare, mismatch_message, mount_points, path_of, reader};
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::submit::described;
 use crate::commands::{cluster_push, shared_job};
@@ -28,13 +28,13 @@ use crate::settings::cluster::Cluster;
 
 /// The work of a node in a job, over all its attempts. This type is also the observer of that work.
 #[derive(Default)]
-pub(super) struct Part {
+pub(super) struct NodeWork {
     pub(super) served: Arc<SessionResults>,
     /// Set when the node must finish the items that it has taken, and take no more.
     pub(super) leaves: watch::Sender<bool>,
     moved: Lock<TransferProgress>,
     /// Failures and warnings since the last report.
-    trouble: Lock<Vec<Trouble>>,
+    trouble: Lock<Vec<ReportedProblem>>,
 }
 
 /// The queue of a job in which the node takes part.
@@ -45,13 +45,13 @@ pub(super) struct OpenQueue {
 }
 
 /// A failure or a warning.
-pub(super) struct Trouble {
+pub(super) struct ReportedProblem {
     /// The kind of notice that reports it to the head.
     pub(super) notice: fn(NodeFailure) -> Notice,
     pub(super) message: String,
 }
 
-impl Part {
+impl NodeWork {
     /// Runs the part of the node with this number, with the head's grant and lease. Sets `opened` when the part starts
     /// to take work.
     pub(super) async fn work(
@@ -64,9 +64,9 @@ impl Part {
         opened: Arc<OnceLock<OpenQueue>>,
     ) -> Result<()> {
         let id = notice.job;
-        let what = what(&notice)?;
+        let what = describe(&notice)?;
         let of_node = cluster.clone();
-        let looked = spawn_blocking(move || look(&of_node, &notice)).await;
+        let looked = spawn_blocking(move || inspect_job(&of_node, &notice)).await;
         let (job, receivers, timeout) = looked.context("examine the sources")??;
         let patience = cluster_push::broker_patience(timeout);
         let queue = Arc::new(cluster.queue(QueueRole::Mover, id, patience).await?);
@@ -93,7 +93,7 @@ impl Part {
     }
 
     /// Returns the failures and warnings since the last call.
-    pub(super) fn take_trouble(&self) -> Vec<Trouble> {
+    pub(super) fn take_problems(&self) -> Vec<ReportedProblem> {
         std::mem::take(&mut *self.trouble.lock())
     }
 
@@ -106,11 +106,11 @@ impl Part {
             _ => return,
         };
         let message = message.to_owned();
-        trouble.push(Trouble { notice, message });
+        trouble.push(ReportedProblem { notice, message });
     }
 }
 
-impl Observer for Part {
+impl Observer for NodeWork {
     fn on(&self, event: &Event) {
         match event {
             event if self.moved.lock().hear(event) => {}
@@ -128,10 +128,13 @@ impl Observer for Part {
 }
 
 /// Returns the job as this node sees it, its receivers, and the `--timeout`. May block on files.
-fn look(cluster: &Cluster, notice: &JobNotice) -> Result<(SharedJob, Vec<Receiver>, Duration)> {
-    let settings = PushSettings::of_node(words(notice)?, cluster.clone(), Arc::new(Prompt))?;
-    let looked = settings.look_at_sources(&NoListener);
-    let sources = looked.with_context(|| not_as_there(path_of(&notice.sources[0])))?;
+fn inspect_job(
+    cluster: &Cluster,
+    notice: &JobNotice,
+) -> Result<(SharedJob, Vec<Receiver>, Duration)> {
+    let settings = PushSettings::of_node(head_args(notice)?, cluster.clone(), Arc::new(Prompt))?;
+    let looked = settings.examine_sources(&NoListener);
+    let sources = looked.with_context(|| mismatch_message(path_of(&notice.sources[0])))?;
     compare(&reader(), &sources, notice)?;
     let mut job = shared_job::job(&settings, &sources, notice.job)?;
     job.view = NodeRole::Follower;
@@ -142,8 +145,8 @@ fn look(cluster: &Cluster, notice: &JobNotice) -> Result<(SharedJob, Vec<Receive
 }
 
 /// Describes the sources and the target of a job, and names the node that leads it.
-fn what(notice: &JobNotice) -> Result<String> {
-    let paths = words(notice)?.paths;
+fn describe(notice: &JobNotice) -> Result<String> {
+    let paths = head_args(notice)?.paths;
     let (target, sources) = paths.split_last().expect("two are demanded");
     let source = described(&sources[0], Path::new(""), sources.len());
     let target = Escaped::path(target);
@@ -152,7 +155,7 @@ fn what(notice: &JobNotice) -> Result<String> {
 }
 
 /// Returns the arguments that were typed at the head, with the sources as the head found them.
-fn words(notice: &JobNotice) -> Result<PushArgs> {
+fn head_args(notice: &JobNotice) -> Result<PushArgs> {
     let typed = notice.words.iter().cloned().map(OsString::from_vec);
     let typed = once("zmove".into()).chain(typed);
     let mut args = match Args::read(typed.collect())?.command {
@@ -203,21 +206,21 @@ mod tests {
             ..JobNotice::default()
         };
         assert_eq!(
-            what(&notice).unwrap(),
+            describe(&notice).unwrap(),
             "/data/run7 and 1 more -> t, led by a"
         );
     }
 
     #[test]
     fn of_very_many_failures_the_head_hears_so_many_and_that_there_are_more() {
-        let part = Part::default();
+        let part = NodeWork::default();
         let fail = |number: usize| part.note(Notice::Failed, &number.to_string());
         (0..TROUBLE_MAX + 5).for_each(fail);
-        let kept = part.take_trouble();
+        let kept = part.take_problems();
         assert_eq!(kept.len(), TROUBLE_MAX + 1);
         assert_eq!(kept.last().unwrap().message, MORE);
         fail(7);
-        let later = part.take_trouble();
+        let later = part.take_problems();
         assert_eq!((later.len(), later[0].message.as_str()), (1, "7"));
     }
 }

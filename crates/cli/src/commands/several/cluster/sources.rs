@@ -181,7 +181,7 @@ fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
 }
 
 /// Returns the message about a source that is not the same here.
-pub(super) fn not_as_there(path: &Path) -> String {
+pub(super) fn mismatch_message(path: &Path) -> String {
     format!(
         "the source '{}' is not the same here as on the sending node",
         Escaped::path(&path)
@@ -196,7 +196,7 @@ pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Resu
     let mut paths = here.paths();
     for path in head.sources.iter().map(path_of) {
         if paths.next() != Some(path) {
-            bail!(not_as_there(path));
+            bail!(mismatch_message(path));
         }
     }
     if head.mounts.len() > MOUNTS {

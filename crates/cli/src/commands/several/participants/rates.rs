@@ -15,7 +15,7 @@ pub(super) struct Rate {
 }
 
 /// The state of a node or receiver at one point in time.
-pub(super) struct ParticipantLook<'a> {
+pub(super) struct RateSample<'a> {
     node: Node,
     was_slow: &'a mut bool,
     /// Whether the rate was measured for long enough to be compared.
@@ -26,13 +26,13 @@ pub(super) struct ParticipantLook<'a> {
 
 impl Rate {
     /// Measures a node or receiver that has moved this in total.
-    pub(super) fn look(
+    pub(super) fn sample(
         &mut self,
         name: &str,
         state: Pace,
         moved: FileTotal,
         now: Instant,
-    ) -> ParticipantLook<'_> {
+    ) -> RateSample<'_> {
         let FileTotal { files, bytes } = moved;
         let age = |then: Instant| now.duration_since(then);
         self.marks.push_back((now, bytes));
@@ -45,7 +45,7 @@ impl Rate {
         let more = bytes.saturating_sub(before).saturating_mul(1000);
         let mut newest_first = self.marks.iter().rev();
         let recently = newest_first.find(|(then, _)| age(*then) >= IDLE_AFTER);
-        ParticipantLook {
+        RateSample {
             node: Node {
                 name: name.to_owned(),
                 state,
@@ -66,9 +66,9 @@ impl Rate {
 ///
 /// If no item is waiting, a node that moves nothing has no work and is not compared. A node that was slow stays slow
 /// when no other node has work, because all of them wait for it.
-pub(super) fn compare(mut looks: Vec<ParticipantLook<'_>>, waiting: Option<u64>) -> Vec<Node> {
+pub(super) fn compare(mut looks: Vec<RateSample<'_>>, waiting: Option<u64>) -> Vec<Node> {
     let is_waiting = waiting.is_some_and(|waiting| waiting > 0);
-    let rate = |look: &ParticipantLook<'_>| {
+    let rate = |look: &RateSample<'_>| {
         let is_at_work = look.node.state == Pace::Works && (look.is_moving || is_waiting);
         (is_at_work && look.is_known).then_some(look.node.bytes_per_second)
     };
@@ -124,7 +124,7 @@ mod tests {
             let now = began + Duration::from_secs(second);
             let names = ["n0", "n1", "n2", "n3"].into_iter().zip(bytes(second));
             let looks = names.zip(&mut rates).map(|((name, bytes), rate)| {
-                rate.look(name, Pace::Works, FileTotal { files: 1, bytes }, now)
+                rate.sample(name, Pace::Works, FileTotal { files: 1, bytes }, now)
             });
             nodes = compare(looks.collect(), Some(waiting));
         }

@@ -10,17 +10,17 @@ use zmove_types::printable;
 use crate::value::exit::{Exit, failure};
 
 /// Returns the current length of the log.
-pub(crate) fn so_far() -> u64 {
+pub(crate) fn log_len() -> u64 {
     std::fs::metadata(STANDARD_ERROR).map_or(0, |log| log.len())
 }
 
 /// Adds the last message of a failed ssh to the error of a job. Changes the exit code if the message shows that no
 /// further attempt can succeed. `said` is the length of the log before the attempt.
-pub(crate) fn judge(error: anyhow::Error, said: u64) -> anyhow::Error {
+pub(crate) fn add_ssh_message(error: anyhow::Error, said: u64) -> anyhow::Error {
     if !is_of_ssh(&error) {
         return error;
     }
-    let Ok(words) = words_after(said) else {
+    let Ok(words) = messages_after(said) else {
         return error;
     };
     let Some(last) = words.lines().rev().find(|line| !line.trim().is_empty()) else {
@@ -45,7 +45,7 @@ fn is_of_ssh(error: &anyhow::Error) -> bool {
     )
 }
 
-fn words_after(said: u64) -> Result<String> {
+fn messages_after(said: u64) -> Result<String> {
     let mut log = std::fs::File::open(STANDARD_ERROR)?;
     let end = log.metadata()?.len();
     log.seek(SeekFrom::Start(

@@ -9,7 +9,7 @@ use crate::args::PushArgs;
 
 /// Adds to an opening which directories are replaced by a file or link, and the rules that protect some of them. If
 /// there are more rules than a receiver accepts, no directory is replaced.
-pub(super) fn giving_way(args: &PushArgs, rules: Vec<RuleText>, open: Open) -> Open {
+pub(super) fn replacement_policy(args: &PushArgs, rules: Vec<RuleText>, open: Open) -> Open {
     let stays = args.verify || args.ignore_existing || !are_within_limits(&rules);
     let in_the_way = if stays {
         DirectoryReplacement::Stays
