@@ -50,10 +50,8 @@ fn grants_are_listed_and_removed() {
     let site = Site::local();
     let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
     let root = root.to_str().unwrap();
-    assert_eq!(
-        allow(&site, &["list"]).done().stdout,
-        "no keys are allowed\n"
-    );
+    let list = || allow(&site, &["list"]).done().stdout;
+    assert_eq!(list(), "no keys are allowed\n");
     let limits = [
         "--set-ids",
         "--max-rate",
@@ -87,7 +85,7 @@ fn grants_are_listed_and_removed() {
         ],
     )
     .done();
-    let listed = allow(&site, &["list"]).done().stdout;
+    let listed = list();
     assert!(
         listed.starts_with(&expected) && listed.ends_with("expired at 2026-01-01T00:00:00Z\n"),
         "{listed}"
@@ -117,10 +115,7 @@ fn grants_are_listed_and_removed() {
         format!("bob ({OTHER}) is no longer allowed\n")
     );
     allow(&site, &["remove", &key]).done();
-    assert_eq!(
-        allow(&site, &["list"]).done().stdout,
-        "no keys are allowed\n"
-    );
+    assert_eq!(list(), "no keys are allowed\n");
 }
 
 #[test]

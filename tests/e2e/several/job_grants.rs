@@ -421,12 +421,8 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
             "{of_another}"
         );
         let stranger = Identity::load_or_create(&lab.home("other")).unwrap();
-        let by_a_stranger =
-            refused(lab.job("t"), stranger.sign_job_grant(granted()).unwrap()).await;
-        assert!(
-            by_a_stranger.contains("is not allowed here"),
-            "{by_a_stranger}"
-        );
+        let foreign = refused(lab.job("t"), stranger.sign_job_grant(granted()).unwrap()).await;
+        assert!(foreign.contains("is not allowed here"), "{foreign}");
         let over = JobGrant {
             not_before: now() - 9,
             not_after: now() - 1,
