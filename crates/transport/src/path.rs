@@ -39,7 +39,8 @@ impl PathProbe {
         Self(Some(ProbeSource::Kernel(socket)))
     }
 
-    /// Creates a probe of a connection that the kernel does not manage. `callback` returns its state and must not block.
+    /// Creates a probe of a connection that the kernel does not manage. `callback` returns its state and must not
+    /// block.
     pub fn telling(callback: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
         Self(Some(ProbeSource::Callback(None, Arc::new(callback))))
     }

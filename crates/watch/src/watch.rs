@@ -21,8 +21,8 @@ use crate::stamp::{Stamp, age};
 pub struct WatchConfig {
     /// Time for which a file that was not closed must stay unchanged before it counts as ready.
     pub rest: Duration,
-    /// Minimum time between two walks. `None` means one minute, or `wait_until_due` if the tree is only walked. The pause after a
-    /// slow walk is always longer.
+    /// Minimum time between two walks. `None` means one minute, or `wait_until_due` if the tree is only walked. The
+    /// pause after a slow walk is always longer.
     pub rescan: Option<Duration>,
     /// Returns whether a directory is on a file system that other hosts can change without an inotify event.
     pub is_shared: fn(&Path) -> bool,

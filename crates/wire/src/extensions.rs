@@ -49,8 +49,8 @@ impl Extensions {
     /// message.
     ///
     /// # Errors
-    /// The numbers do not ascend, or an extension is critical. For a critical extension, [`take_extension_error`] returns the
-    /// error that names it.
+    /// The numbers do not ascend, or an extension is critical. For a critical extension, [`take_extension_error`]
+    /// returns the error that names it.
     pub(crate) fn deserialize<'de, E: Extensible, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Self, D::Error> {

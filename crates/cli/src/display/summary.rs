@@ -37,8 +37,8 @@ pub(crate) enum SessionCount {
     Several,
 }
 
-/// Prints the summary in the requested form. `transport_use` is `None` for a transfer inside one process, where nothing is
-/// encrypted.
+/// Prints the summary in the requested form. `transport_use` is `None` for a transfer inside one process, where nothing
+/// is encrypted.
 pub(crate) fn print(
     summary: &Summary,
     args: &PushArgs,

@@ -1,8 +1,9 @@
 //! Sends refusals to peers, with a limit on the number sent concurrently.
 //!
 //! A refused peer holds a descriptor until it has read the refusal, and it may never read it. **Invariant:** the number
-//! of refusals being sent to authorized peers is bounded, per key and in total ([`Admissions::admit_refusal`]). Further peers
-//! are closed without a refusal. A peer with an unknown key is refused while it still counts as a pending handshake.
+//! of refusals being sent to authorized peers is bounded, per key and in total ([`Admissions::admit_refusal`]). Further
+//! peers are closed without a refusal. A peer with an unknown key is refused while it still counts as a pending
+//! handshake.
 
 use std::time::Duration;
 

@@ -219,8 +219,8 @@ impl Lease {
         self.0.as_ref().is_some_and(|timed| timed.is_over())
     }
 
-    /// Runs a slow call that publishes nothing. If it takes longer than [`SUSPENSION_MAX`], this thread needs the echo of a
-    /// later ping.
+    /// Runs a slow call that publishes nothing. If it takes longer than [`SUSPENSION_MAX`], this thread needs the echo
+    /// of a later ping.
     pub fn watch_slow_call<R>(&self, call: impl FnOnce() -> R) -> R {
         let _watched = self.0.as_ref().map(|timed| IssuedPermit {
             lease: timed,

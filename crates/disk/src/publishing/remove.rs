@@ -97,9 +97,9 @@ pub fn remove_entries<'n>(
     )
 }
 
-/// Removes entries like [`remove_entries`], until `should_stop` returns true or the budget is used up. The remaining entries
-/// are kept. `should_stop` is called before each entry. When the budget is used up, `failed` gets the first remaining entry
-/// with `EDQUOT`.
+/// Removes entries like [`remove_entries`], until `should_stop` returns true or the budget is used up. The remaining
+/// entries are kept. `should_stop` is called before each entry. When the budget is used up, `failed` gets the first
+/// remaining entry with `EDQUOT`.
 pub fn remove_entries_within<'n>(
     budget: &RemovalBudget,
     should_stop: impl Fn() -> bool,

@@ -21,8 +21,8 @@ use crate::publishing::publish::{Replace, publish_file};
 use crate::staging::hidden::make_hidden;
 
 /// Creates a FIFO, socket or device and sets its metadata. An existing entry of the same kind is kept, and any other
-/// entry is replaced. Returns the parts of the metadata that could not be set, or `None` if the name exists and must not
-/// be replaced. If this host or file system does not permit such an entry, its kind is returned as a miss.
+/// entry is replaced. Returns the parts of the metadata that could not be set, or `None` if the name exists and must
+/// not be replaced. If this host or file system does not permit such an entry, its kind is returned as a miss.
 ///
 /// # Errors
 /// Returns the system's error, `EISDIR` if the name is a directory.

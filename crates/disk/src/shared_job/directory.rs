@@ -108,8 +108,8 @@ fn name_of(job: SharedJobId) -> Name {
 }
 
 impl SharedJobDirectory {
-    /// Opens the directory of a job in a target, or creates it if `beginning` allows it. Waits up to [`VISIBILITY_TIMEOUT`] for
-    /// the directory to become visible.
+    /// Opens the directory of a job in a target, or creates it if `beginning` allows it. Waits up to
+    /// [`VISIBILITY_TIMEOUT`] for the directory to become visible.
     ///
     /// # Errors
     /// See [`SharedJobError`].

@@ -7,7 +7,7 @@
 //!
 //! **Invariant:** until [`commit`](Staged::commit), the file has a hidden name in the directory where it will stay. An
 //! abandoned file is removed on drop, or by [`remove_abandoned`](crate::remove_abandoned) if the process has died. Only
-//! a [lasting](Staged::last_as) file stays under its hidden name, so that a later transfer can resume it.
+//! a [lasting](Staged::make_lasting) file stays under its hidden name, so that a later transfer can resume it.
 //!
 //! [Existing]: crate::Existing
 

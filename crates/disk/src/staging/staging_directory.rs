@@ -207,8 +207,8 @@ impl StagingDirectory {
     }
 
     /// Moves the entries of this directory into another directory. Files replace files and links, and directories are
-    /// merged with directories of the same name. An entry is removed here if an existing one [stays](Answers::stays) in
-    /// `target` or the move fails.
+    /// merged with directories of the same name. An entry is removed here if an existing one
+    /// [stays](MergeCallbacks::keeps_existing) in `target` or the move fails.
     pub fn merge_into(
         &self,
         lease: &Lease,

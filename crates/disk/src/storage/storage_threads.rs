@@ -5,14 +5,14 @@
 //! places as cores, however many transfers the threads serve. Each thread asks for its turn before every piece of work,
 //! and gives its place to the next waiting thread.
 //!
-//! Threads that wait for storage do not occupy a core. On slow storage there are more places, as many as [`ThreadCountController`]
-//! finds useful. A piece is one request to storage, or a few related ones such as all that a small file needs. The
-//! durations of the pieces, and how long their threads were awake during that time, are measured
+//! Threads that wait for storage do not occupy a core. On slow storage there are more places, as many as
+//! [`ThreadCountController`] finds useful. A piece is one request to storage, or a few related ones such as all that a
+//! small file needs. The durations of the pieces, and how long their threads were awake during that time, are measured
 //! (`/proc/thread-self/schedstat`). If writes complete promptly, no threads are added: each would hold a buffer and
 //! only queue for the same storage. A thread does not count if it has not asked for its turn for the time [`LEASE`],
 //! because its storage hangs or its peer does not read.
 //!
-//! Work of many pieces is done [in parallel](StorageThreads::side_by_side): while places are free, more threads join.
+//! Work of many pieces is done [in parallel](StorageThreads::run_parallel): while places are free, more threads join.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -194,8 +194,8 @@ impl StorageThreads {
     }
 
     /// Runs `work` on this thread and on as many further threads as are useful. Returns all results. Between its
-    /// pieces, `work` [asks for its turn](Turn::is_over) and [gets help](Turn::get_help). `admit` is called for each
-    /// further thread, and its result is kept until that thread ends.
+    /// pieces, `work` [asks for its turn](Turn::is_over) and [gets help](Turn::start_helper). `admit` is called for
+    /// each further thread, and its result is kept until that thread ends.
     pub fn run_parallel<T: Send, Permit: Send + 'static>(
         &self,
         task: Task,

@@ -27,8 +27,8 @@ pub(crate) struct RelayedEvents {
     unreported: Lock<HashMap<RelPath, Root>>,
 }
 
-/// Maximum number of files in `unreported`. A host reports a file after it has learned that the file is complete, so the
-/// number is limited by the files in flight.
+/// Maximum number of files in `unreported`. A host reports a file after it has learned that the file is complete, so
+/// the number is limited by the files in flight.
 const UNREPORTED_MAX: usize = 1 << 20;
 
 /// The information that a session has received from the host.

@@ -1,7 +1,7 @@
 //! Compares entries of the source with those at the target.
 //!
-//! Sessions that write and sessions that inspect use the same [`Comparator`], so a dry run and a verification judge a file
-//! exactly as a push does. In a push, [`send`] acts on the verdicts: it sets metadata, claims parts of earlier
+//! Sessions that write and sessions that inspect use the same [`Comparator`], so a dry run and a verification judge a
+//! file exactly as a push does. In a push, [`send`] acts on the verdicts: it sets metadata, claims parts of earlier
 //! transfers, and remembers the files whose contents it compares. In an inspection, [`inspection`] opens directories
 //! without changing them.
 //!

@@ -6,7 +6,8 @@
 //! ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` describes the format.
 //!
 //! **Invariant:** reading a journal yields a prefix of the journal that was written, or an error. A group counts as
-//! flushed only if [`Journal::flushed`] was called with a mark that was taken after the group had been journaled.
+//! flushed only if [`Journal::record_flushed`] was called with a mark that was taken after the group had been
+//! journaled.
 //!
 //! **Invariant:** the writer of a journal holds an `flock` on it while it lives, and no other process changes or
 //! removes the journal.

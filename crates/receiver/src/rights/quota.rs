@@ -64,7 +64,8 @@ struct QuotaState {
 struct Gauge {
     used: AtomicUsize,
     max: AtomicUsize,
-    /// The gauge that contains this one and others. Each must leave some of it to the others; see [`add_for_child`](Self::add_for_child).
+    /// The gauge that contains this one and others. Each must leave some of it to the others; see
+    /// [`add_for_child`](Self::add_for_child).
     parent: Option<Arc<Self>>,
 }
 

@@ -222,8 +222,8 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
     part.sync_all().map_err(with_operation(Operation::Flush))
 }
 
-/// Returns the ranges of groups with data that are missing from `received`. A file may have a billion groups, so only the
-/// groups in `received` are iterated.
+/// Returns the ranges of groups with data that are missing from `received`. A file may have a billion groups, so only
+/// the groups in `received` are iterated.
 fn missing(head: &FileHead, received: Option<&ReceivedHashes>) -> Vec<GroupRange> {
     let mut counted: Vec<_> = received
         .iter()

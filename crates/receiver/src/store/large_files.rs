@@ -159,9 +159,9 @@ impl FileTable {
         Ok(())
     }
 
-    /// Declares a file. A repeated, equal declaration is ignored. `old_version` returns the old version of a new file. `prior`
-    /// returns the part from which the file resumes and the origins of its bytes. Only this file is locked while
-    /// `prior` runs.
+    /// Declares a file. A repeated, equal declaration is ignored. `old_version` returns the old version of a new file.
+    /// `prior` returns the part from which the file resumes and the origins of its bytes. Only this file is locked
+    /// while `prior` runs.
     ///
     /// # Errors
     /// Returns an error if the declaration contradicts an earlier one, which ends the file, or if too many files are

@@ -84,7 +84,8 @@ struct TargetLocation<'a> {
 const TARGET_BYTES_MAX: usize = 4096;
 
 impl<'a> TargetLocation<'a> {
-    /// Finds the location. Missing directories are created under the lease `create_under`, or stay missing without a lease.
+    /// Finds the location. Missing directories are created under the lease `create_under`, or stay missing without a
+    /// lease.
     fn of(
         open: &'a Open,
         access: &WriteAccess,

@@ -315,7 +315,8 @@ mod tests {
         assert_eq!((earlier.extraneous, earlier.counters.removed), (7, 5));
     }
 
-    /// Returns the fate of a session that finds `bytes_found` bytes at the target and sends the files in `delivery_log`.
+    /// Returns the fate of a session that finds `bytes_found` bytes at the target and sends the files in
+    /// `delivery_log`.
     fn fate_of(run: &mut Run, bytes_found: u64, delivery_log: &[&str]) -> SessionProgress {
         run.note_opened();
         delivery_log

@@ -37,7 +37,8 @@ struct ScheduleState {
     due: Option<Instant>,
     /// The time at which a frame was last begun.
     begun: Option<Instant>,
-    /// The time at which bytes were last taken, or at which a caller had to wait. Also set if only `parent` has a limit.
+    /// The time at which bytes were last taken, or at which a caller had to wait. Also set if only `parent` has a
+    /// limit.
     wanted: Option<Instant>,
 }
 

@@ -230,8 +230,8 @@ impl Resume {
         }
     }
 
-    /// Records sent bytes. `path_state` holds the bytes in flight as reported by [`in_flight`](Self::in_flight), excluding
-    /// these bytes.
+    /// Records sent bytes. `path_state` holds the bytes in flight as reported by [`in_flight`](Self::in_flight),
+    /// excluding these bytes.
     pub(super) fn on_sent(&mut self, bytes: u64, path_state: &PathState) {
         self.in_flight += bytes;
         if self

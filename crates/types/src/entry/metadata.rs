@@ -231,8 +231,8 @@ fn shared<'de, D: Deserializer<'de>>(
     Ok(extra.filter(|extra| !extra.is_empty()).map(Arc::new))
 }
 
-/// Serializes a missing path as the root. Each [`ExtraMetadata`] therefore contains a string, for which a receiver reserves
-/// memory.
+/// Serializes a missing path as the root. Each [`ExtraMetadata`] therefore contains a string, for which a receiver
+/// reserves memory.
 fn path_or_root<S: Serializer>(path: &Option<RelPath>, serializer: S) -> Result<S::Ok, S::Error> {
     let root = RelPath::root();
     path.as_ref().unwrap_or(&root).serialize(serializer)

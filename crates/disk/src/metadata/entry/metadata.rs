@@ -8,9 +8,9 @@
 //! changes part of the mode. So these are set after the owner and the list. A value that cannot be set is reported and
 //! skipped, and the remaining values are still set.
 //!
-//! A file system may refuse to set a value, or report success and ignore the value. Both cases are a [`MetadataFailure`].
-//! [`ProvenKinds`] decides when a value is read back. Both times are always set together, because some file systems
-//! ignore a request that sets only one of them.
+//! A file system may refuse to set a value, or report success and ignore the value. Both cases are a
+//! [`MetadataFailure`]. [`ProvenKinds`] decides when a value is read back. Both times are always set together, because
+//! some file systems ignore a request that sets only one of them.
 //!
 //! **Invariant:** an entry whose owner or group could not be set has no setuid and setgid bits, unless these bits are
 //! copied regardless of the owner. Otherwise they would grant the privileges of the wrong owner. If the access control

@@ -11,7 +11,7 @@
 //! **Invariant:** during the change, and after an interrupted one, the file differs from its final state, because it is
 //! one byte longer. A file whose change was given up also has the oldest modification time that the file system
 //! supports, so that it is newer than no other file. The file gets its final length only if no change by others was
-//! [detected](InPlace).
+//! [detected](InPlaceChange).
 //!
 //! **Invariant:** from before the first byte is changed until the final mode is set, the file has no setuid and setgid
 //! bits. Otherwise anyone who ran it in the meantime would run a client's data with the privileges of the file's owner.

@@ -22,7 +22,7 @@ use crate::publishing::final_names::rename;
 use crate::publishing::lease::Lease;
 use crate::publishing::remove::remove_best_effort;
 
-/// Callbacks of a merge. See [`merge_into`](super::StagingDirectory::move_into).
+/// Callbacks of a merge. See [`merge_into`](super::StagingDirectory::merge_into).
 #[expect(missing_debug_implementations, reason = "it holds closures")]
 pub struct MergeCallbacks<'a> {
     /// Returns whether the existing entry in the target is kept. Gets the source and target directories, and the path

@@ -1,9 +1,9 @@
 //! Tracks the sessions of this process by target, so that a new session does not meet a dead one at its target.
 //!
 //! The kernel reports the loss of a sender over TCP or ssh, but not over QUIC. When a session begins, QUIC sessions at
-//! overlapping targets therefore publish nothing until their senders have echoed a new ping ([`SenderLiveness`]). Whether
-//! targets overlap is decided by their positions in their file systems ([`Region`]), because the root of one key may be
-//! inside that of another, and because links and bind mounts give the same directory several paths.
+//! overlapping targets therefore publish nothing until their senders have echoed a new ping ([`SenderLiveness`]).
+//! Whether targets overlap is decided by their positions in their file systems ([`Region`]), because the root of one
+//! key may be inside that of another, and because links and bind mounts give the same directory several paths.
 //!
 //! A session of the same owner ends as if it had been cut off if its sender does not echo in time. The new session
 //! waits for ending sessions of the same owner, because it may take over their parts and journals. This wait is

@@ -10,8 +10,8 @@
 //! was opened.
 //!
 //! On some file systems `syncfs` reports success without flushing anything, or returns the result of an underlying file
-//! system. There, each file and each directory is flushed individually ([`Flush::PerFile`]), and no group of a part counts
-//! as flushed.
+//! system. There, each file and each directory is flushed individually ([`Flush::PerFile`]), and no group of a part
+//! counts as flushed.
 //!
 //! **Invariant:** on each file system, a descriptor is open from before the first write to it. The kernel reports to a
 //! descriptor only errors that occurred after it was opened.

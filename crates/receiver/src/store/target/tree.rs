@@ -422,8 +422,9 @@ impl TargetTree {
             && xattrs == wanted_xattrs
     }
 
-    /// [Compares](Comparator::file) a file with its source to decide what must be sent. If only metadata differs, it is set
-    /// as far as it is known. If that fails, the file counts as different, and sending it again will report the cause.
+    /// [Compares](Comparator::file) a file with its source to decide what must be sent. If only metadata differs, it is
+    /// set as far as it is known. If that fails, the file counts as different, and sending it again will report the
+    /// cause.
     pub(crate) fn compare(
         &self,
         place: NameAt<'_>,
