@@ -34,7 +34,7 @@ use zmove_wire::{
 use crate::store::failure::{
     Failure, KEPT_EXISTING, again, failure, is_no_room, with_entry_operation, with_operation,
 };
-use crate::store::placer::runs::{DirectoryFiles, PlacedEntry, Run, Runs};
+use crate::store::placer::runs::{DirectoryFiles, PlacedEntry, PlacingTurns, Run, Runs};
 use crate::store::placer::side::{SideDirectories, SideDirectory};
 use crate::store::publishing::publish_all;
 use crate::store::publishing::publisher::{
@@ -57,25 +57,6 @@ pub(crate) struct Placer<'a> {
 
 /// Number of attempts to create a staging directory when one is required.
 const STAGE_TRIES: usize = 3;
-
-/// The turns with which a placing thread waits for a core and asks for help.
-struct PlacingTurns<'a> {
-    own: &'a Turn<'a>,
-    /// The turn of the writer whose batch is being placed.
-    writer: &'a Turn<'a>,
-}
-
-impl PlacingTurns<'_> {
-    /// Asks for another thread for this batch, or for another writer if more work is queued.
-    fn start_helper(&self, transfer: &Transfer) {
-        let turn = if transfer.meter.has_queued() {
-            self.writer
-        } else {
-            self.own
-        };
-        turn.start_helper();
-    }
-}
 
 impl<'a> Placer<'a> {
     pub(crate) fn new(transfer: &'a Transfer) -> Self {

@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
-use zmove_types::RelPath;
+use zmove_disk::Turn;
+use zmove_types::{Lock, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup};
 
 use crate::store::placer::side::SideDirectories;
 use crate::store::target::open_directories::Opened;
-use zmove_types::Lock;
+use crate::store::transfer::Transfer;
 
 /// The waiting entries, by directory. See the module.
 pub(super) struct Runs<'d>(Lock<Vec<WaitingDirectory<'d>>>);
@@ -59,6 +60,25 @@ impl DirectoryFiles {
     /// If none is created now, the files that follow find a directory that is already in use.
     pub(super) const fn is_worth_staging(self) -> bool {
         self.count >= STAGED_FILES_MIN || self.may_continue
+    }
+}
+
+/// The turns with which a placing thread waits for a core and asks for help.
+pub(super) struct PlacingTurns<'a> {
+    pub(super) own: &'a Turn<'a>,
+    /// The turn of the writer whose batch is being placed.
+    pub(super) writer: &'a Turn<'a>,
+}
+
+impl PlacingTurns<'_> {
+    /// Asks for another thread for this batch, or for another writer if more work is queued.
+    pub(super) fn start_helper(&self, transfer: &Transfer) {
+        let turn = if transfer.meter.has_queued() {
+            self.writer
+        } else {
+            self.own
+        };
+        turn.start_helper();
     }
 }
 
