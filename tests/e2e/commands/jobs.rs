@@ -456,7 +456,7 @@ fn the_same_submission_is_done_once() {
     other
         .outcome()
         .expect(1)
-        .says(&["submission 's1' is job 1, which has other arguments"]);
+        .says(&["submission id 's1' belongs to job 1, which has other arguments"]);
 }
 
 #[test]

@@ -264,7 +264,7 @@ fn a_host_without_zmove_says_what_to_do() {
     let outcome = push.outcome().expect(10);
     outcome.says(&[
         "zmove: ",
-        "ssh found no program '/nowhere/zmove' on 127.0.0.1",
+        "ssh found no program '/nowhere/zmove' on root@127.0.0.1",
         "--remote-zmove",
     ]);
 }

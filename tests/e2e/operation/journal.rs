@@ -246,7 +246,7 @@ fn clean_removes_what_is_old_and_not_in_use() {
     );
     let said = journals.run(&["clean", "--all"]).done().stdout;
     assert!(
-        said.contains("whose part files are not known: it is no journal"),
+        said.contains("whose part files are not known: it is not a journal"),
         "{said}"
     );
     assert!(journals.is_left(4) == GONE && !journals.file(5).exists());

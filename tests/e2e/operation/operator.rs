@@ -116,7 +116,7 @@ fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
     site.the_daemon().wait_for_log("broken off by tester");
     let left = operator(&site, &["journal", "list"]).done().stdout;
     assert!(
-        left.contains("  by tester (key SHA256:") && left.contains(" of 24.0 MiB are here"),
+        left.contains("  by tester (key SHA256:") && left.contains(" of 24.0 MiB received"),
         "{left}"
     );
     let summary = site.push_contents();
@@ -225,7 +225,7 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
 fn a_daemon_that_is_idle_drains_and_answers() {
     let mut site = Site::daemon();
     let said = operator(&site, &["drain"]).done().stdout;
-    assert!(said.contains("ends after 0 transfers under way"), "{said}");
+    assert!(said.contains("exits after 0 transfers in progress"), "{said}");
     assert_eq!(site.take_daemon().wait(), Some(0));
 }
 

@@ -137,7 +137,7 @@ fn files_of_a_killed_sweep_are_removed_by_the_next_sweep() {
         .expect(0);
     outcome
         .says(&["earlier sweep", &left[0]])
-        .says(&["elsewhere-1", "it stays"])
+        .says(&["elsewhere-1", "not removed"])
         .lines(2);
     assert_eq!(names(&site.path("target")), [".zmove-sweep-elsewhere-1"]);
 }

@@ -756,7 +756,7 @@ fn an_invitation_has_the_credentials_and_is_kept_from_others() {
         .unwrap()
         .stderr;
     assert!(
-        String::from_utf8_lossy(&told).contains("others can read"),
+        String::from_utf8_lossy(&told).contains("other users can read"),
         "{told:?}"
     );
 }
@@ -908,7 +908,7 @@ fn what_makes_no_cluster_is_refused() {
         lab.zmove(HEAD, &["cluster", "join", missing])
             .outcome()
             .expect(1)
-            .says(&["there is no"]);
+            .says(&["does not exist"]);
     }
     lab.init_with_own_broker();
     let again = format!("remove '{}' to create it again", made.display());

@@ -404,8 +404,8 @@ fn a_receiver_that_is_away_and_not_known_is_left_out() {
     spread.push(&["--strict"], "source").outcome().expect(5);
     let nameless = format!("{},nowhere.invalid:u", spread.daemons[0].address);
     let left_out = [
-        "nowhere.invalid:5870 is away",
-        "left out (find the address of 'nowhere.invalid' (is the name right?)",
+        "nowhere.invalid:5870 is unreachable",
+        "skipping it (find the address of 'nowhere.invalid' (is the name right?)",
     ];
     spread
         .push_to(nameless.into(), &[], "source")

@@ -31,7 +31,7 @@ impl Hook {
         let program = &self.command[0];
         match self.run(event, timeout) {
             Ok(Some(status)) if status.success() => Ok(()),
-            Ok(Some(status)) => Err(format!("'{program}' exited with {status}")),
+            Ok(Some(status)) => Err(format!("'{program}' failed: {status}")),
             Ok(None) => Err(format!(
                 "'{program}' ran for more than {} s and was killed",
                 timeout.as_secs()
@@ -160,7 +160,7 @@ mod tests {
     fn a_command_that_fails_has_not_accepted_the_event() {
         assert_eq!(
             run_script("exit 3", TIMEOUT),
-            Err("'/bin/sh' ended with exit status: 3".into())
+            Err("'/bin/sh' failed: exit status: 3".into())
         );
         let why = hook(&["/nowhere/hook"])
             .send(&document(), TIMEOUT)
