@@ -74,7 +74,8 @@ fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()>
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{BTreeMap, HashSet};
+    use std::fmt::Write as _;
 
     use clap::ValueEnum as _;
 
@@ -138,5 +139,75 @@ mod tests {
         ] {
             assert!(push.contains(part), "{part}");
         }
+    }
+
+    /// The two tables of commands and options in REFERENCE.md.
+    fn reference() -> String {
+        let mut command = Args::command().disable_help_subcommand(true);
+        command.build();
+        let mut text = "| command | |\n|---|---|\n".to_owned();
+        let mut commands_of_option: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        list_commands(&command, &mut text, &mut commands_of_option);
+        let mut options_of_commands: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
+        for (option, commands) in commands_of_option {
+            options_of_commands
+                .entry(commands)
+                .or_default()
+                .push(option);
+        }
+        text.push_str("\n| options | commands |\n|---|---|\n");
+        for (commands, options) in options_of_commands {
+            writeln!(text, "| {} | {} |", options.join(", "), commands.join(", ")).unwrap();
+        }
+        text
+    }
+
+    fn list_commands(
+        command: &clap::Command,
+        text: &mut String,
+        commands_of_option: &mut BTreeMap<String, Vec<String>>,
+    ) {
+        let is_shown = |command: &&clap::Command| !command.is_hide_set();
+        for below in command.get_subcommands().filter(is_shown) {
+            let name = below.get_bin_name().unwrap().trim_start_matches("zmove ");
+            let about = below.get_about().unwrap();
+            writeln!(text, "| `{name}` | {about} |").unwrap();
+            let is_option = |arg: &&clap::Arg| {
+                !arg.is_positional() && !arg.is_hide_set() && arg.get_id() != "help"
+            };
+            for option in below.get_arguments().filter(is_option) {
+                let long = option.get_long().map(|long| format!("`--{long}`"));
+                let short = option.get_short().map(|short| format!("`-{short}`"));
+                let names = [short, long]
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>()
+                    .join(" ");
+                commands_of_option
+                    .entry(names)
+                    .or_default()
+                    .push(name.to_owned());
+            }
+            list_commands(below, text, commands_of_option);
+        }
+    }
+
+    /// With `ZMOVE_WRITE_DOCS` in the environment, this test writes the tables.
+    #[test]
+    fn the_reference_lists_all_commands_and_options() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/REFERENCE.md");
+        let page = std::fs::read_to_string(&path).unwrap();
+        let (before, rest) = page.split_once("## Commands\n\n").unwrap();
+        let (listed, after) = rest.split_once("\n## ").unwrap();
+        let expected = reference();
+        if std::env::var_os("ZMOVE_WRITE_DOCS").is_some() {
+            let page = format!("{before}## Commands\n\n{expected}\n## {after}");
+            std::fs::write(&path, page).unwrap();
+            return;
+        }
+        assert_eq!(
+            listed, expected,
+            "ZMOVE_WRITE_DOCS=1 cargo test -p zmove-cli reference writes the tables"
+        );
     }
 }
