@@ -225,7 +225,10 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
 fn a_daemon_that_is_idle_drains_and_answers() {
     let mut site = Site::daemon();
     let said = operator(&site, &["drain"]).done().stdout;
-    assert!(said.contains("exits after 0 transfers in progress"), "{said}");
+    assert!(
+        said.contains("exits after 0 transfers in progress"),
+        "{said}"
+    );
     assert_eq!(site.take_daemon().wait(), Some(0));
 }
 

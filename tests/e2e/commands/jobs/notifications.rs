@@ -188,10 +188,7 @@ fn a_hook_that_fails_holds_up_no_job_and_is_shown() {
     let words: Vec<_> = shown.split_whitespace().collect();
     let words = words.join(" ");
     let why = tried_again(&words, "hook: 'done'");
-    assert!(
-        why.contains("'/bin/sh' failed: exit status: 3"),
-        "{shown}"
-    );
+    assert!(why.contains("'/bin/sh' failed: exit status: 3"), "{shown}");
     assert!(!shown.contains("webhook"), "{shown}");
 }
 

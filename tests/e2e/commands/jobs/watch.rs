@@ -297,7 +297,9 @@ fn the_watched_directory_may_go_and_come_back() {
     yard.wait_until_idle(&id);
     std::fs::rename(&source, yard.site.path("elsewhere")).unwrap();
     let log = || yard.run(&["job", &id, "log"]).done().stdout;
-    wait_for("word that it is gone", || log().contains("source' does not exist any more"));
+    wait_for("word that it is gone", || {
+        log().contains("source' does not exist any more")
+    });
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("f"), "x").unwrap();
     wait_for("the file", || target.join("f").is_file());
