@@ -300,7 +300,7 @@ fn a_test_event_is_sent_and_a_failure_is_reported() {
     yard.write_hook("", "exit 3");
     yard.run(&["runner", "notify"])
         .expect(10)
-        .says(&["the hook did not accept a test event: '/bin/sh' exited with exit"]);
+        .says(&["the hook did not accept a test event: '/bin/sh' failed: exit"]);
     yard.configure("stalled_after_seconds = 60\n");
     yard.run(&["runner", "notify"])
         .expect(1)
