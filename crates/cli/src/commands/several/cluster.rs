@@ -141,7 +141,7 @@ fn read(path: &Path) -> Result<String> {
     let shown = Escaped::path(path);
     match std::fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            Err(usage_error(format!("there is no file '{shown}'")))
+            Err(usage_error(format!("file '{shown}' does not exist")))
         }
         read => read.with_context(|| format!("read '{shown}'")),
     }
