@@ -13,8 +13,8 @@
 //! both options here, when guessed files arrive, when links and directories are placed, and again when a file is
 //! renamed into place.
 //!
-//! **Invariant:** a view does not change the target, except that a transfer may use a hidden file to find out how a
-//! file system stores times.
+//! **Invariant:** a [`Comparator`] does not change the target, except that a transfer may use a hidden file to find out
+//! how a file system stores times.
 
 pub(crate) mod candidate;
 pub(crate) mod inspection;
