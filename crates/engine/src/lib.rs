@@ -22,7 +22,7 @@
 //! std::fs::write(source.join("file"), "contents")?;
 //!
 //! // A trailing slash stands for the contents of a directory instead of the directory itself.
-//! let sources = Sources::look_at(&[source.join("").into()], None, &NoListener)?;
+//! let sources = Sources::examine(&[source.join("").into()], None, &NoListener)?;
 //! let job = sources.job(target.as_os_str().as_encoded_bytes());
 //! let now = Instant::now();
 //! let mut run = Run::begin(None, now);

@@ -56,13 +56,12 @@ fn read(path: &Path, length_max: usize) -> io::Result<Vec<AttemptProgress>> {
         let mut all = vec![0; usize::try_from(bytes).unwrap_or_default()];
         let length = read_at(&file, &mut all, 0)?;
         let samples: Vec<_> = lines(&all[..length]).collect();
-        let step = samples.len().saturating_sub(1).div_ceil(intervals).max(1);
-        let last = samples.last().cloned();
-        let mut thinned: Vec<_> = samples.into_iter().step_by(step).collect();
-        if thinned.last() != last.as_ref() {
-            thinned.extend(last);
+        if samples.len() <= length_max {
+            return Ok(samples);
         }
-        return Ok(thinned);
+        let last = samples.len() - 1;
+        let spread = (0..=intervals).map(|number| samples[last * number / intervals].clone());
+        return Ok(spread.collect());
     }
     let mut samples: Vec<AttemptProgress> = Vec::new();
     let mut piece = vec![0; PIECE_BYTES];

@@ -122,7 +122,7 @@ mod tests {
         };
         let text = summary(&steady(40, 12_500_000), &about);
         let expected = "477 MiB in 4.00 s: 1.00 Gbit/s, limited by path, 90 % of the time\n\
-                        here to there, 2025-11-25 19:36 UTC, 8 lanes, 0 segments sent again\n";
+                        here to there, 2025-11-25 19:36 UTC, 8 lanes, 0 segments retransmitted\n";
         assert!(text.starts_with(expected), "{text}");
         let row = |name: &str| {
             text.lines()

@@ -437,7 +437,7 @@ mod tests {
             ..report(0, 0, 300)
         };
         let said = by_quic.finding(Limit::Path).unwrap().to_string();
-        assert!(said.ends_with("net.core.rmem_max"), "{said}");
+        assert!(said.contains("net.core.rmem_max"), "{said}");
         // No kernel setting enlarges a QUIC window.
         assert_eq!(
             PathReport {

@@ -159,7 +159,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            lines[0].ends_with(": 2 transfers, 1 in line; draining"),
+            lines[0].ends_with(": 2 transfers, 1 queued; draining"),
             "{text}"
         );
         assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
