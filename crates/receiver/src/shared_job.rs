@@ -41,10 +41,10 @@ use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::transfer::Transfer;
 
 impl SharedJobSession {
-    /// Executes an order from the sender.
+    /// Executes an order (a request from the node that leads the job).
     ///
     /// # Errors
-    /// Returns an error if the order is malformed or out of order.
+    /// Returns an error if the order is malformed or not allowed in this state.
     pub(crate) fn execute(
         &self,
         transfer: &Transfer,
@@ -65,7 +65,8 @@ impl SharedJobSession {
             SharedJobOrder::SetDirectories { head } => {
                 let batch = Batch::decode(&head, 0)?;
                 transfer.top_names.check_batch(&batch)?;
-                // A long-running order may outlive its session and the job, so check before each directory.
+                // The order may run longer than its session and the job. Check before each directory that the job has
+                // not ended.
                 set_directories(transfer, directories(batch)?, || {
                     self.check(Operation::SetMetadata)
                 })
@@ -79,11 +80,12 @@ impl SharedJobSession {
         }))
     }
 
-    /// Publishes and flushes everything that was reported as stored. Returns the metadata that was not preserved since
-    /// the last call.
+    /// Publishes and flushes every entry that was reported to the sender as stored. Returns the metadata that could not
+    /// be preserved since the last call.
     fn settle(&self, transfer: &Transfer) -> Result<Vec<NotKept>, Failure> {
         let flushed = self.flush(transfer);
-        // The flush may have failed only because the job has ended. Other receivers then do the work.
+        // The flush may have failed only because the job has ended. In that case, report the end of the job instead of
+        // the failed flush, because other receivers do the work.
         self.check(Operation::Rename)?;
         flushed?;
         Ok(transfer.target.view.policy.take_counts())
@@ -98,7 +100,7 @@ impl SharedJobSession {
         }
     }
 
-    /// Publishes and flushes everything that was received. One flush serves all callers that wait for it.
+    /// Publishes and flushes all received entries. One flush serves all callers that were waiting when it began.
     fn flush(&self, transfer: &Transfer) -> Result<(), Failure> {
         let ticket = self.flushes.asked.fetch_add(1, Ordering::Relaxed) + 1;
         let mut covered = self.flushes.covered.lock();
@@ -109,14 +111,16 @@ impl SharedJobSession {
         transfer.publisher.wait_until_placed();
         publish_all(transfer);
         self.flush_parts(transfer)?;
-        // An order sets the directories at the end of the job.
+        // Forget the directories of this session. The sender sets the modes and times of all directories at the end of
+        // the job, with a separate order.
         drop(transfer.target.directories.take());
         flush_file_systems(transfer).map_err(with_operation(Operation::Flush))?;
         *covered = asked;
         Ok(())
     }
 
-    /// Flushes the data written to parts of large files. The groups count from then on.
+    /// Flushes the data written to parts (the temporary files that hold received groups of large files). From then on,
+    /// these groups count as received.
     fn flush_parts(&self, transfer: &Transfer) -> Result<(), Failure> {
         let Some(shared) = &transfer.parts.shared else {
             return Ok(());
@@ -127,7 +131,8 @@ impl SharedJobSession {
     }
 
     fn close(&self, transfer: &Transfer) -> Result<(), Failure> {
-        // The mark of the end needs some space, and the space reserved for the journal may be all that is left.
+        // The file that marks the end of the job needs some space. On a full file system, only the space reserved for
+        // the journal may be left.
         transfer.parts.release_allocation();
         if let Some(heartbeat_writer) = &self.heartbeat_writer {
             heartbeat_writer.stop();
@@ -143,13 +148,13 @@ impl SharedJobSession {
 
 /// A directory whose mode and time are to be set.
 struct DirectoryMetadata {
-    /// The number of its entry in the batch.
+    /// Number of the directory's entry in the batch.
     entry: u32,
     path: RelPath,
     metadata: Metadata,
 }
 
-/// Sets the mode and time of directories, deepest first. Calls `check` before each one.
+/// Sets the mode and time of directories, deepest first. Calls `check` before each directory and stops if it fails.
 fn set_directories(
     transfer: &Transfer,
     mut directories: Vec<DirectoryMetadata>,

@@ -92,7 +92,7 @@ impl SharedJobSession {
             PartState::Nothing => {
                 self.check(Operation::Rename)?;
                 let missing = missing(head, None);
-                // A file that consists of holes only must have been begun as well.
+                // Even a file that consists only of holes needs a part. Without a part, report the file as incomplete.
                 Ok(if missing.is_empty() {
                     SharedJobResult::Failed(Operation::Verify, FaultCode::Incomplete)
                 } else {
@@ -102,7 +102,8 @@ impl SharedJobSession {
         }
     }
 
-    /// Renames a part into place if all of its groups have been flushed.
+    /// Renames a part (the temporary file that holds the received groups) into place if all of its groups have been
+    /// flushed.
     fn publish(
         &self,
         transfer: &Transfer,
@@ -126,8 +127,8 @@ impl SharedJobSession {
             name,
             ..
         } = place;
-        // After this step, another job can no longer take over the part. A session that still writes to it sets the
-        // file's time again afterwards.
+        // After `retire_part`, another job can no longer take over the part. If another session of this job still
+        // writes to the part, that session then restores the modification time.
         let lease = transfer.target.tree.lease();
         let permit = lease.permit();
         drop(permit.map_err(|error| (Operation::SetMetadata, error.into()))?);
@@ -148,13 +149,14 @@ impl SharedJobSession {
         {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
-        // The sender that ordered the commit counts the file.
+        // Do not count the file here, because the sender that ordered the commit counts it.
         let counters = Counters::default();
         transfer.stored(head.bytes, &counters, || Some(head.path.clone()), None);
         self.committed(transfer, place, inode)
     }
 
-    /// Returns the answer to an order that failed, unless another receiver has executed it in the meantime.
+    /// Returns `answer`, which is the result of a failed commit. If another receiver has committed or given up the file
+    /// in the meantime, returns that result instead.
     fn unless_committed(
         &self,
         transfer: &Transfer,
@@ -168,7 +170,7 @@ impl SharedJobSession {
         }
     }
 
-    /// Flushes the directory that contains the committed file.
+    /// Flushes the directory that contains the committed file, and returns the answer for the sender.
     fn committed(
         &self,
         transfer: &Transfer,
@@ -191,7 +193,7 @@ impl SharedJobSession {
     }
 }
 
-/// Returns the write failure for which a receiver has given up the file.
+/// Returns the failure to report for a file that a receiver gave up after a write error.
 fn given_up(errno: i32) -> Failure {
     (Operation::Write, io::Error::from_raw_os_error(errno))
 }
@@ -205,7 +207,8 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
         new_files: &NewFiles::default(),
         directory: &place.directory,
     };
-    // Another receiver may have renamed the part into place in the meantime.
+    // Check the lease again. If this session was suspended for a long time, another receiver may have renamed the part
+    // into place.
     let permit = transfer.target.tree.lease().permit();
     let permit = permit.map_err(|error| (Operation::SetMetadata, error.into()))?;
     transfer.target.set_new_metadata(
@@ -309,7 +312,7 @@ mod tests {
         assert_eq!(missing_of(5, None, &[0, 2, 4]), [(1, 1), (3, 1)]);
         assert_eq!(missing_of(5, None, &[1, 2]), [(0, 1), (3, 2)]);
         assert_eq!(missing_of(5, None, &[4, 3, 2, 1, 0]), []);
-        // The groups are not counted one by one.
+        // The expected ranges show that groups are handled as ranges, not one at a time.
         assert_eq!(
             missing_of(4_000_000_000, None, &[7]),
             [(0, 7), (8, 3_999_999_992)]

@@ -29,7 +29,7 @@ use crate::store::large_files::received_hashes::ReceivedHashes;
 /// A part, identified by its name and inode number.
 pub(crate) type PartKey = (Name, u64);
 
-/// The groups that count, as listed by the journals of a job.
+/// The groups that count as received because a journal of the job lists them as flushed.
 #[derive(Debug)]
 pub(crate) struct FlushedGroups {
     /// The journals that have been read, by name.
@@ -50,12 +50,12 @@ struct GroupsByPart {
     held: Charge,
 }
 
-/// A part that a session writes to.
+/// A part (the temporary file of a large file) that a session writes to, as described by the session's journal.
 #[derive(Debug)]
 struct JournaledPart {
     part: PartKey,
     bytes: u64,
-    /// The groups that no flush has covered, in the order in which they were recorded.
+    /// The groups that have not been flushed yet, in the order in which they were recorded.
     unflushed: VecDeque<UnflushedGroup>,
 }
 
@@ -63,20 +63,21 @@ struct JournaledPart {
 struct UnflushedGroup {
     index: u32,
     cv: Cv,
-    /// The offset in the journal at which the group's record ends.
+    /// Offset in the journal at which the record of the group ends.
     end: u64,
 }
 
 /// Maximum number of journals in one job.
 const JOURNALS_MAX: usize = 1 << 16;
-/// Maximum number of journal bytes to read for one order. Reading delays only orders of the same session, and uses
-/// memory only for kept records, which is charged. The limit is therefore far above the size of any job's journals.
+/// Maximum number of journal bytes to read for one order. Reading delays only orders of the same session. It uses
+/// memory only for records that are kept, and that memory is charged. The limit is therefore far above the total size
+/// of any job's journals.
 const BYTES_MAX: u64 = 1 << 40;
-/// Memory of a journal that has been read in bytes, without its records.
+/// Memory in bytes for one journal that has been read, without its records.
 const JOURNAL_BYTES: usize = 256;
 /// Memory of a part that a session writes to, in bytes.
 const JOURNALED_PART_BYTES: usize = 256;
-/// Memory of an unflushed group in bytes, including the spare capacity of a queue that has just grown.
+/// Memory in bytes for one unflushed group, including the spare capacity of a queue that has just grown.
 const GROUP_BYTES: usize = 2 * size_of::<UnflushedGroup>();
 
 impl FlushedGroups {
@@ -129,7 +130,7 @@ impl FlushedGroups {
             }
             if unread > 0 {
                 file.seek(SeekFrom::Start(*position))?;
-                // A record that cannot be processed is read again next time.
+                // If a record cannot be processed, the next call reads it again.
                 let take = |record, end| Ok(groups.take(files, record, end).map_err(no_memory)?);
                 read_new_records(file.take(unread), position, take)?;
             }
@@ -137,7 +138,7 @@ impl FlushedGroups {
         Ok(())
     }
 
-    /// Returns the groups of a part that count.
+    /// Returns the groups of a part that count as received.
     pub(crate) fn of(&self, part: &PartKey) -> Option<&ReceivedHashes> {
         self.groups.of.get(part)
     }
@@ -147,7 +148,7 @@ impl FlushedGroups {
         self.groups.of.remove(part);
     }
 
-    /// Forgets the groups of all parts that were committed or given up. Returns whether there were any.
+    /// Forgets the groups of all parts whose file was committed or given up. Returns whether any group was forgotten.
     fn forget_ended(&mut self, session: &JobSession) -> bool {
         let before = self.groups.of.len();
         let is_gone = |name: &Name| {
@@ -162,7 +163,8 @@ impl FlushedGroups {
 }
 
 impl GroupsByPart {
-    /// Processes a record of the journal with these files. A record that fails may be processed again.
+    /// Processes one record of the journal that has these files. If processing fails, the caller may process the record
+    /// again.
     fn take(
         &mut self,
         files: &mut HashMap<u64, JournaledPart>,
@@ -231,7 +233,8 @@ impl GroupsByPart {
         Ok(())
     }
 
-    /// If a group was written again with other bytes, it no longer counts until these are flushed.
+    /// Stops counting a group that was written again with different bytes. The group counts again once the new bytes
+    /// have been flushed.
     fn drop_changed_group(&mut self, part: &PartKey, group: &UnflushedGroup) {
         if let Some(received) = self.of.get_mut(part)
             && received
@@ -243,7 +246,7 @@ impl GroupsByPart {
         }
     }
 
-    /// Counts all groups whose records end at or before `upto`, an offset in the journal, because they have been
+    /// Counts all groups whose records end at or before the journal offset `upto` as received, because they have been
     /// flushed.
     fn flushed(&mut self, written: &mut JournaledPart, upto: u64) -> Result<(), WireError> {
         let is_covered = |group: &&UnflushedGroup| group.end <= upto;

@@ -36,7 +36,7 @@ pub(crate) fn journals_in(
     Ok(Dir::read_from(directory)?.filter_map(move |entry| opened(entry).transpose()))
 }
 
-/// Returns the files with flushed groups from all journals. Journals longer than `bytes_max` are skipped.
+/// Returns the files of all journals, with their flushed groups. Skips journals longer than `bytes_max`.
 ///
 /// # Errors
 /// Returns an I/O error if the directory or a journal cannot be read.

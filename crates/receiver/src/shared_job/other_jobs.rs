@@ -1,10 +1,10 @@
-//! Jobs of other runs with several receivers, at the target of a session or above or below it.
+//! Handles jobs of other runs with several receivers that exist at the target of a session, above it, or below it.
 //!
-//! If such a job is alive, the session continues alongside it. If its head was killed, its receivers and nodes may
-//! continue for some seconds and could publish old contents over those of this session. The session therefore compares
-//! and publishes nothing in a directory until it knows whether each job there is alive or dead ([`WatchedJob`]). It
-//! removes the remains of dead jobs. A session waits at most 50 s in total for jobs of other users, since their state
-//! cannot be trusted.
+//! If such a job is alive, the session continues alongside it. If the node that leads the job (its head) was killed,
+//! the job's receivers may continue for some seconds and could replace files of this session with old contents. The
+//! session therefore compares and publishes nothing in a directory until it knows whether each job in that directory is
+//! alive or dead ([`WatchedJob`]). The session removes the remains of dead jobs. It waits at most 50 s in total for
+//! jobs of other users, because the state that these jobs report cannot be trusted.
 
 use std::collections::HashSet;
 use std::io;
@@ -28,7 +28,7 @@ pub(crate) struct OtherJobs {
     lease: Lease,
     /// The jobs for which the session no longer waits.
     settled: Lock<HashSet<SharedJobId>>,
-    /// The channel for messages about the reason for waiting.
+    /// Channel for messages to the sender that explain why the session waits.
     notices: Option<UnboundedSender<String>>,
     has_notified: AtomicBool,
     /// Whether all waiting has been stopped.
@@ -36,11 +36,11 @@ pub(crate) struct OtherJobs {
     began: Instant,
 }
 
-/// A job, with the directory that contains the job's directory.
+/// A job of another run, with the directory in which the job has created its own directory.
 pub(crate) type FoundJob = (Arc<OwnedFd>, SharedJobId);
 
-/// Maximum time that ending a job keeps removing entries which late sessions still create. Shorter than a sender waits
-/// for an answer.
+/// Maximum time for removing the directory of an ended job while late sessions still create entries in it. It is
+/// shorter than the time for which a sender waits for an answer.
 pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval at which a job of unclear state is checked.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -84,9 +84,9 @@ impl OtherJobs {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Removes what dead processes have left in `directory`, which is at `path` in `tree`, and waits for the jobs of
-    /// other runs there. Must be called before anything in the directory is compared or published. Returns the dead
-    /// jobs.
+    /// Removes the entries that dead processes have left in `directory`, which is at `path` in `tree`. Then waits for
+    /// the jobs of other runs in this directory. Call this function before anything in the directory is compared or
+    /// published. Returns the dead jobs.
     ///
     /// # Errors
     /// Returns an I/O error if the directory cannot be listed, and `ECONNABORTED` if the session has ended.
@@ -132,7 +132,7 @@ impl OtherJobs {
         }
     }
 
-    /// Removes the remains of dead jobs. Entries of another user are left, and this session does not wait for them
+    /// Removes the remains of dead jobs. Entries of another user stay. The session does not wait for any of these jobs
     /// again.
     pub(crate) fn end(&self, dead: Vec<FoundJob>) {
         for (parent, job) in dead {
@@ -152,7 +152,7 @@ impl OtherJobs {
         Ok(())
     }
 
-    /// Checks a job again. Returns it if its state is still unclear.
+    /// Checks the state of a job again. Returns the job if its state is still unclear.
     fn check_again(
         &self,
         mut job: WatchedJob,
@@ -173,8 +173,8 @@ impl OtherJobs {
     }
 }
 
-/// Returns the jobs in a directory, or none if the directory may not be listed. Such a directory may still be entered
-/// by anyone who knows a name in it.
+/// Returns the jobs in a directory. If the directory may not be listed, returns none. The session may still open
+/// entries of such a directory by name.
 pub(crate) fn ignore_denied(jobs: io::Result<Vec<SharedJobId>>) -> io::Result<Vec<SharedJobId>> {
     match jobs {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! A session in a job of several receivers, and how it begins.
+//! One session in a job of several receivers: its state, and how it begins.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,14 +32,15 @@ pub(crate) struct SharedJobSession {
     pub(crate) groups: Lock<FlushedGroups>,
     /// The heartbeat of the job, if this receiver writes it.
     pub(crate) heartbeat_writer: Option<Arc<HeartbeatWriter>>,
-    /// The name of its journal.
+    /// Name of the session's journal.
     journal: Name,
-    /// Length in bytes of the journal without any records.
+    /// Length of the journal in bytes when it contains no records.
     journal_bytes_empty: i64,
 }
 
 impl Drop for SharedJobSession {
-    /// Removes a journal without records. On a full storage, each retry would otherwise leave another one.
+    /// Removes the session's journal if it contains no records. On a full file system, each retry of the session would
+    /// otherwise leave an empty journal.
     fn drop(&mut self) {
         let directory = self.directory.fd();
         if length(directory, &self.journal).is_ok_and(|length| length == self.journal_bytes_empty) {
@@ -61,7 +62,7 @@ pub(crate) struct HeartbeatWriter {
 }
 
 impl HeartbeatWriter {
-    /// Writes the first beat, so that the directory of a live job is not without a heartbeat for long.
+    /// Writes the first heartbeat, so that the directory of a live job is not without a heartbeat for long.
     fn begin(mut heartbeat: Heartbeat) -> io::Result<Self> {
         heartbeat.beat(None)?;
         Ok(Self {
@@ -71,7 +72,8 @@ impl HeartbeatWriter {
         })
     }
 
-    /// Writes a beat every second while the head is known to be alive, until it is stopped.
+    /// Writes a heartbeat every second until `stop` is called. Skips the heartbeat while the node that leads the job is
+    /// not known to be alive.
     pub(crate) fn run(&self, lease: &Lease) {
         let mut is_stopped = self.is_stopped.lock();
         while !*is_stopped {
@@ -90,7 +92,7 @@ impl HeartbeatWriter {
         }
     }
 
-    /// Stops the heartbeat. No beat is written after this call.
+    /// Stops the heartbeat. No heartbeat is written after this call.
     pub(crate) fn stop(&self) {
         *self.is_stopped.lock() = true;
         self.stopped.notify_all();
@@ -108,10 +110,11 @@ pub(crate) struct Flushes {
 
 /// Interval between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum age of the last ping that still proves that the head is alive. A ping is sent every second.
+/// Maximum age of the last ping that still proves that the node that leads the job is alive. The node sends a ping
+/// every second.
 const PING_AGE_MAX: Duration = Duration::from_secs(2);
 
-/// Refuses options that are not possible in a job.
+/// Refuses the session if an option is set that is not possible in a job.
 pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
     let refused = [
         (open.grant.is_some(), "a copy with a grant"),
@@ -173,9 +176,9 @@ fn refuse(job: SharedJobId, error: &SharedJobError) -> Refusal {
 }
 
 impl SharedJobSession {
-    /// Begins a session in a job, with its journal. If this fails for a new job, everything it created is removed, so
-    /// that the job's head can begin the job on another receiver. If it cannot be removed, the refusal reports that the
-    /// job has begun and failed.
+    /// Begins a session in a job, with its journal. If this fails for a new job, removes everything that it created, so
+    /// that the node that leads the job can begin the job on another receiver. If the removal fails, the refusal
+    /// reports that the job has begun and failed.
     pub(crate) fn begin(
         target: &Tree,
         opening: &SharedJobOpening,
@@ -186,7 +189,7 @@ impl SharedJobSession {
         let root = target
             .open_directory(&RelPath::root())
             .map_err(|error| refuse(job, &error.into()))?;
-        // If the sender has gone, nobody would end a job that is begun here.
+        // If the sender has disconnected, do not begin a job, because nobody would end it.
         let permit = target.lease().permit();
         drop(permit.map_err(|errno| refuse(job, &io::Error::from(errno).into()))?);
         Self::begin_in(&root, opening, begin, quota).map_err(|refusal| {
@@ -250,7 +253,8 @@ impl SharedJobSession {
         Ok((session, journal))
     }
 
-    /// Takes over the remains of dead jobs at this target, as far as possible, before they are removed.
+    /// Takes over as much as possible of the large files that dead jobs at this target left unfinished. Must be called
+    /// before the remains of those jobs are removed.
     pub(crate) fn take_over(&self, dead: &[FoundJob], journal: &Journal, quota: &Quota) {
         for (parent, job) in dead {
             if let Ok(dead) = SharedJobDirectory::open_with_proof(parent, *job) {

@@ -1,9 +1,10 @@
-//! Takes over the remains of a dead job at the target of a new job's session: the parts of large files, with the groups
-//! that its journals list as flushed.
+//! Takes over the remains of a dead job at the target of a new job: the parts (temporary files) of large files, with
+//! the groups that the old journals list as flushed.
 //!
-//! **Invariant:** a group counts in the new job only for the very part that was moved into it. Each group that counts
-//! is therefore recorded again. A part that a receiver was about to publish is not moved. The journals themselves are
-//! not taken over: they may name parts that no longer exist and whose inode numbers other files may get.
+//! **Invariant:** a group counts as received in the new job only in the same part that was moved into the new job. Each
+//! such group is recorded again in the new journal. A part that a receiver was about to publish is not moved. The old
+//! journals are not moved either, because they may name parts that no longer exist and whose inode numbers may be
+//! reused.
 
 use std::collections::HashSet;
 use std::io;
@@ -17,7 +18,7 @@ use crate::shared_job::journals;
 /// Takes over the parts of a dead job. Journals longer than `bytes_max` are ignored.
 ///
 /// # Errors
-/// Returns an I/O error if a part cannot be moved or recorded. Everything taken over before the error counts.
+/// Returns an I/O error if a part cannot be moved or recorded. Everything taken over before the error remains valid.
 pub(crate) fn take_over(
     dead: &SharedJobDirectory,
     session: &JobSession,
@@ -33,7 +34,7 @@ pub(crate) fn take_over(
         }
     }
     session.flush_part_names()?;
-    // The session's own files have low numbers.
+    // Number these files downwards from the highest number, because the session's own files have low numbers.
     for (number, file) in (0..u64::MAX).rev().zip(files) {
         if taken.contains(&key(&file)) {
             journal.adopt(number, &file).map_err(io::Error::other)?;
