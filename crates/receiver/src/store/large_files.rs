@@ -33,7 +33,7 @@ use zmove_types::Lock;
 #[derive(Debug)]
 pub(crate) struct FileTable {
     quota: Quota,
-    /// The quota for received hash values, if these are kept until their file is complete.
+    /// Quota to which received hash values are charged. `None` if hash values are not kept.
     values: Option<Quota>,
     completion: Completion,
     table: Lock<Table>,
@@ -53,7 +53,8 @@ struct Table {
 #[derive(Debug)]
 enum FileSlot {
     Live(Arc<LargeFile>),
-    /// The file is complete and about to be renamed into place. Chunks that arrive again wait for the rename.
+    /// The file is complete and about to be renamed into place. A chunk that arrives again is not reported as done
+    /// before the rename has finished.
     Closing(Arc<LargeFile>),
     Dead,
     /// The file was abandoned, and its declaration may still arrive.
@@ -77,14 +78,14 @@ pub(crate) struct LargeFile {
 struct LargeFileState {
     staged: Option<Arc<Staged>>,
     written: HashSet<u32>,
-    /// Number of groups with data that have not been written.
+    /// Number of groups with data that have not been written yet.
     unwritten: usize,
     is_complete: bool,
-    /// Groups that are being written, each with the items of further copies that have arrived since.
+    /// Groups that are being written. Each has the items of further copies of the group that arrived during the write.
     writing: HashMap<u32, Vec<ItemId>>,
     /// The received hash values, if they are needed to read the file back or to compute its root.
     received_hashes: Option<ReceivedHashes>,
-    /// The origins of the bytes in the groups that were written.
+    /// Origins of the bytes in the groups that were written.
     origins: BytesByOrigin,
 }
 
@@ -93,9 +94,9 @@ struct LargeFileState {
 pub(crate) enum GroupCopy {
     /// The chunk must be written.
     First,
-    /// Another copy is being written. This copy is settled with it.
+    /// An earlier copy is being written. This copy is reported as done together with the earlier copy.
     Waiting,
-    /// Another copy has been written, or the file is already complete.
+    /// An earlier copy has been written, or the file is already complete. This copy is not needed.
     Late,
 }
 
@@ -104,7 +105,7 @@ pub(crate) enum GroupCopy {
 pub(crate) enum Completion {
     /// The file is complete when all of its groups have been received.
     AllGroups,
-    /// The file is completed by an order from the sender, because other receivers write to it too.
+    /// The file is complete when the sender orders its commit, because other receivers write to the file too.
     SenderOrder,
 }
 
@@ -142,7 +143,8 @@ impl FileTable {
     /// Registers a file that is about to be abandoned, even if its declaration has not arrived yet.
     ///
     /// # Errors
-    /// Returns an error if more files than a sender may have in progress were abandoned but never declared.
+    /// Returns an error if too many files were abandoned but never declared. The limit is the number of files that a
+    /// sender may have in progress.
     pub(crate) fn register_abandoned(&self, id: FileId) -> Result<(), WireError> {
         let mut table = self.table.lock();
         if table.slots.contains_key(&id) {
@@ -159,13 +161,13 @@ impl FileTable {
         Ok(())
     }
 
-    /// Declares a file. A repeated, equal declaration is ignored. `old_version` returns the old version of a new file.
-    /// `prior` returns the part from which the file resumes and the origins of its bytes. Only this file is locked
-    /// while `prior` runs.
+    /// Declares a file. Ignores a repeated declaration that is equal to the first one. `old_version` returns the old
+    /// version of a new file. `prior` returns the part (the temporary file of an earlier transfer) from which the file
+    /// resumes, and the origins of its bytes. While `prior` runs, only this file is locked.
     ///
     /// # Errors
-    /// Returns an error if the declaration contradicts an earlier one, which ends the file, or if too many files are
-    /// live.
+    /// Returns an error if the declaration contradicts an earlier one, in which case the file ends with a fault. Also
+    /// returns an error if too many files are live.
     pub(crate) fn declare(
         &self,
         id: FileId,
@@ -233,7 +235,8 @@ impl FileTable {
         }
     }
 
-    /// Returns the file if it is live, or `Err` if it was never declared.
+    /// Returns the file, or `None` if the file has ended or was abandoned. Returns `Err` if the file was never
+    /// declared.
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
         match self.table.lock().slots.get(&id) {
             None => Err(Undeclared),
@@ -252,17 +255,18 @@ impl FileTable {
         living.collect()
     }
 
-    /// Ends a file. Returns it if it was live, so that its end is reported only once.
+    /// Ends a file. Returns the file if it was live. Only one caller therefore reports the end of the file.
     pub(crate) fn retire(&self, id: FileId) -> Option<Arc<LargeFile>> {
         self.end(id, |_| FileSlot::Dead)
     }
 
-    /// Marks a file as complete. Returns whether it was live. [`closed`](Self::closed) ends this state.
+    /// Marks a file as complete and waiting for its rename, until [`closed`](Self::closed) is called. Returns whether
+    /// the file was live.
     pub(crate) fn close(&self, id: FileId) -> bool {
         self.end(id, FileSlot::Closing).is_some()
     }
 
-    /// Marks a file that was closing as ended, because it was renamed into place or could not be.
+    /// Marks a complete file as ended after its rename has succeeded or failed.
     pub(crate) fn closed(&self, id: FileId) {
         self.table.lock().slots.insert(id, FileSlot::Dead);
     }
@@ -290,19 +294,19 @@ impl FileTable {
         }
     }
 
-    /// Ends all files that are still live.
+    /// Ends all live files and returns them.
     pub(crate) fn retire_all(&self) -> Vec<Arc<LargeFile>> {
         let living = self.living().into_iter();
         living.filter_map(|file| self.retire(file.id)).collect()
     }
 }
 
-/// Memory of a slot in bytes, including the spare capacity of a table that has just grown.
+/// Memory in bytes for one slot, including the spare capacity of a table that has just grown.
 const SLOT_BYTES: usize = 64;
-/// Memory of a live file in bytes, without its path and its groups.
+/// Memory in bytes for one live file, without its path and its groups.
 const FILE_BYTES: usize = 1024;
 
-/// Memory of a data range in bytes.
+/// Memory in bytes for one data range.
 pub(crate) const RANGE_BYTES: usize = 16;
 
 /// The reason why a declaration is not accepted.
@@ -348,7 +352,8 @@ impl LargeFileState {
                         .filter(|index| data.has_group(**index))
                         .count()
             }
-            // A journal lists no group beyond the end of its file.
+            // The number of written groups cannot exceed the number of groups in the file, because a journal lists no
+            // group beyond the end of its file.
             None => {
                 GroupSpan::count(head.bytes).expect("checked when declared") as usize
                     - written.len()
@@ -366,15 +371,17 @@ impl LargeFileState {
 }
 
 impl LargeFile {
-    /// Gives up a retired file. `remove` removes its part, if it has one.
+    /// Gives up a retired file. If the file has a part (a temporary file with its received groups), calls `remove` to
+    /// remove the part.
     pub(crate) fn give_up(&self, remove: impl FnMut(&Arc<Staged>)) {
-        // A thread that is creating the part holds the lock. A thread that locks later sees this flag.
+        // A thread that creates the part holds the lock, so the code below waits for that thread. A thread that takes
+        // the lock later sees this flag.
         self.given_up.store(true, Ordering::Relaxed);
         self.state.lock().staged.iter().for_each(remove);
     }
 
-    /// Gives up a retired file like [`give_up`](Self::give_up), and returns its part, which writers may still have
-    /// open.
+    /// Gives up a retired file like [`give_up`](Self::give_up), and returns the file's part. Writers may still have the
+    /// part open.
     pub(crate) fn give_up_and_take_part(
         &self,
         remove: impl FnMut(&Arc<Staged>),
@@ -385,7 +392,8 @@ impl LargeFile {
 
     /// Returns the space that the file still needs, or `None` if it has no part.
     pub(crate) fn missing_space(&self) -> Option<MissingSpace> {
-        // Keep the lock, because the thread that completes the file must hold the only reference to the part.
+        // Keep the lock and take no reference to the part. The thread that completes the file must hold the only
+        // reference.
         let state = self.state.lock();
         let staged = state.staged.as_ref()?;
         if staged.is_in_place() {
@@ -451,12 +459,13 @@ impl LargeFile {
         self.state.lock().written.is_empty()
     }
 
-    /// Returns the current identity of the part, or `None` if there is no part or it cannot be inspected.
+    /// Returns the current identity of the part, or `None` if the part does not exist or cannot be inspected.
     pub(crate) fn identity(&self) -> Option<FileIdentity> {
         FileIdentity::of(self.state.lock().staged.as_ref()?.file()).ok()
     }
 
-    /// Returns the part of the file. The first call creates it with `create`.
+    /// Returns the part (the temporary file that holds the received groups). The first call creates the part with
+    /// `create`.
     pub(crate) fn staged<E>(
         &self,
         create: impl FnOnce() -> Result<Staged, E>,
@@ -470,8 +479,8 @@ impl LargeFile {
         Ok(staged)
     }
 
-    /// Records that a group has been written, and drops the writer's reference to the part. For the last group, returns
-    /// the complete file.
+    /// Records that a group has been written, and drops `hold`, which is the writer's reference to the part. If this
+    /// was the last missing group, returns the complete file.
     pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
         let mut state = self.state.lock();
         drop(hold);
@@ -489,18 +498,18 @@ impl LargeFile {
         {
             return None;
         }
-        // Each reference is dropped under this lock after its group was recorded, so the reference of the last group is
-        // the only remaining one.
+        // Each writer drops its reference under this lock together with the record of its group. After the last group,
+        // the reference in `state` is therefore the only one left.
         let staged = Arc::try_unwrap(state.staged.take()?).ok()?;
         Some(Complete(staged))
     }
 
-    /// Marks a group as being written, if this is its first copy. A copy that arrives during the write waits for
-    /// [`end`](Self::end). A copy that arrives later is not written.
+    /// Marks a group as being written if this is its first copy. A copy that arrives during the write is settled when
+    /// [`end`](Self::end) is called. A copy that arrives after the write is not written.
     pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> GroupCopy {
         let mut state = self.state.lock();
-        // A copy must not be settled early: its group may be the last, whose writer is still renaming the file into
-        // place.
+        // Do not settle this copy early. Its group may be the last one of the file, and the writer of the first copy
+        // may still be renaming the file into place.
         if let Some(waiting) = state.writing.get_mut(&span.index) {
             waiting.push(item);
             return GroupCopy::Waiting;
@@ -512,7 +521,7 @@ impl LargeFile {
         GroupCopy::First
     }
 
-    /// Ends the write of a first copy. Returns the items of the copies that have waited for it.
+    /// Ends the write of a group's first copy. Returns the items of the copies that arrived during the write.
     pub(crate) fn end(&self, span: GroupSpan) -> Vec<ItemId> {
         self.state
             .lock()

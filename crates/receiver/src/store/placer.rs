@@ -71,9 +71,11 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Places all entries of a batch. The contents of its files are stored one after another in `data`. When storage
-    /// latency is high, other threads help with this batch. If more batches are queued, more writers are started
-    /// instead, with the turn `writer`. The files are renamed into place later.
+    /// Places all entries of a batch. The contents of its files are stored one after another in `data`. The files are
+    /// renamed into place later.
+    ///
+    /// When storage latency is high, other threads help to place this batch. If more batches are queued, `writer` (the
+    /// CPU share of the calling writer) starts more writers instead.
     pub(crate) fn place_groups(
         &mut self,
         groups: Vec<DirectoryGroup>,
@@ -84,7 +86,7 @@ impl<'a> Placer<'a> {
         let transfer = self.transfer;
         let contents = Arc::clone(&self.contents);
         let runs = Runs::new(groups, data);
-        // The first taker is this thread.
+        // The calling thread uses this placer. Each helper thread creates its own placer.
         let own = Lock::new(Some(self));
         transfer.run_parallel(Task::Write, "zmove-write", |turn| {
             let turns = PlacingTurns { own: turn, writer };
@@ -98,7 +100,8 @@ impl<'a> Placer<'a> {
             while let Some(mut run) = runs.next(done.take()) {
                 placer.place_run(&turns, &runs, &mut run, batch);
                 done = Some(run);
-                // The next batch is likely to belong to another directory, which a helper would have to open.
+                // A helper stops if another batch is queued. The rest of this batch is likely to be in a directory that
+                // the helper would have to open first.
                 if helps && transfer.meter.has_queued() {
                     break;
                 }
@@ -107,7 +110,8 @@ impl<'a> Placer<'a> {
         });
     }
 
-    /// Places the entries of a run. Once the session has ended, the remaining entries are dropped.
+    /// Places the entries of a run (a few entries of one directory). Once the session has ended, drops the remaining
+    /// entries.
     fn place_run(
         &mut self,
         turns: &PlacingTurns<'_>,
@@ -117,7 +121,8 @@ impl<'a> Placer<'a> {
     ) {
         let path = Arc::clone(&run.path);
         let mut entries = std::mem::take(&mut run.entries);
-        // Creating the directories of a path with thousands of components takes CPU time too, so wait for a turn first.
+        // Wait for CPU time first, because creating the directories of a path with thousands of components also uses
+        // much of it.
         if turns.own.is_over() {
             return;
         }
@@ -170,7 +175,7 @@ impl<'a> Placer<'a> {
                 Err(CreateError::NotCreated) => self.put(&path, &mut opened, |placer, opened| {
                     placer.place(opened, &path, batch, &entry)
                 }),
-                // A leftover in a side directory is removed with that directory.
+                // An incomplete file that is left in a side directory is removed together with that directory.
                 Err(CreateError::Failed(why) | CreateError::LeftIncomplete(why)) => Err(why),
             };
             if let Err(why) = placed {
@@ -204,7 +209,7 @@ impl<'a> Placer<'a> {
         }
         self.transfer.publisher.mark_used(path);
         let directory = match self.directories.open_or_make(path) {
-            // With `--ignore-existing`, the entry that blocks the directory is kept.
+            // With `--ignore-existing`, the entry that blocks the directory stays, and the directory is not created.
             Err(error)
                 if is_in_the_way(&error)
                     && self.transfer.target.view.policy.rules.overwrite == Overwrite::Nothing =>
@@ -217,7 +222,8 @@ impl<'a> Placer<'a> {
             }
             opened => opened?,
         };
-        // The directory may have become a staging directory between the two calls. It cannot become one from here on.
+        // Another thread may have created a staging directory at this path after the first call of `mark_used`. After
+        // this second call, no thread can.
         self.transfer.publisher.mark_used(path);
         let directory = match self.transfer.publisher.staged_above(path) {
             Some(_) => self.directories.open_or_make(path)?,
@@ -227,8 +233,8 @@ impl<'a> Placer<'a> {
         self.directories.remember(path, directory)
     }
 
-    /// Like [`directory`](Self::directory), but never returns a directory that was replaced after this thread opened
-    /// it.
+    /// Opens a directory like [`directory`](Self::directory), but opens it again if its path has been replaced since
+    /// this thread opened it.
     pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         self.directories.close_if_replaced(path);
         Ok(self.directory(path)?.directory)
@@ -237,7 +243,8 @@ impl<'a> Placer<'a> {
     /// Creates a staging directory for a path that is blocked by a file or link. The blocking entry is kept until the
     /// directory is published. If no staging directory is possible, the blocking entry is removed immediately.
     fn stage_over_file(&mut self, path: &RelPath) -> io::Result<()> {
-        // In a job of several receivers, nothing waits under a hidden name in the target.
+        // In a job of several receivers, the target contains no entries under hidden names, and so no staging
+        // directories.
         if self.transfer.target.shared_job.is_some() {
             return Err(Errno::NOTDIR.into());
         }
@@ -277,7 +284,8 @@ impl<'a> Placer<'a> {
                 staging.leave(Vec::new(), Vec::new());
                 return Ok(());
             }
-            // Other users may rename entries there, so the directory cannot wait under a hidden name.
+            // The parent directory allows other users to rename its entries, so a staging directory in it would not be
+            // safe. Remove the blocking entry now.
             if error.as_ref().and_then(Errno::from_io_error) == Some(Errno::PERM) {
                 return StagingDirectory::remove_existing(
                     transfer.target.tree.lease(),
@@ -288,14 +296,15 @@ impl<'a> Placer<'a> {
             if let Some(error) = error {
                 return Err(error);
             }
-            // A generation is being closed or is full, or another thread has just created the staging directory.
+            // `begin` refused because a generation is being closed or is full, or because another thread has just
+            // created the staging directory. Publish, then try again.
             publish_all(transfer);
         }
         Ok(())
     }
 
-    /// Returns a guard for filling the staging directory of `path`. If none exists, creates one if there are enough
-    /// files for it.
+    /// Returns a guard for filling the staging directory of `path`. If that directory does not exist and there are
+    /// enough files for it, creates it.
     fn staging(&mut self, path: &RelPath, files: DirectoryFiles) -> Option<StagingGuard<'a>> {
         let publisher = &self.transfer.publisher;
         if files.count == 0 || self.transfer.target.shared_job.is_some() {
@@ -318,12 +327,13 @@ impl<'a> Placer<'a> {
             let staging = StagingDirectory::begin(&parent_directory, &name, modes).ok()?;
             Some((staging, held))
         });
-        // Another thread may have been faster.
+        // If `begin` failed, another thread may have created the staging directory first.
         begun.or_else(|| publisher.join(path))
     }
 
-    /// Creates the files of these entries in a staging directory. Returns the other entries, and the files that cannot
-    /// be created there.
+    /// Creates the files of these entries in a staging directory. Returns the entries that the caller must place in
+    /// another way: entries that are not files, and files that cannot be created in the staging directory. Reports all
+    /// other failures.
     fn fill<'d>(
         &self,
         turns: &PlacingTurns<'_>,
@@ -387,8 +397,8 @@ impl<'a> Placer<'a> {
         others
     }
 
-    /// Returns a side directory for the files of a run, if it pays off and the files may get their final names
-    /// immediately.
+    /// Returns a side directory for the files of a run. Returns `None` if a side directory is not worthwhile or not
+    /// possible, or if the files may not have their final names before they are published.
     fn side_directory(
         &self,
         run: &Run<'_>,
@@ -409,7 +419,7 @@ impl<'a> Placer<'a> {
         if transfer.target.shared_job.is_some() {
             return None;
         }
-        // An entry below a staging directory may move with it.
+        // Do not link files below a staging directory, because the path may change when that directory is published.
         if !transfer.quota.has_slow_writes() || transfer.publisher.staged_above(&run.path).is_some()
         {
             return None;
@@ -455,8 +465,8 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// Adds an entry to a directory. Retries if there is no space, after replaced files have been freed, and if another
-    /// transfer has replaced the directory since it was opened.
+    /// Adds an entry to a directory. If there is no space, retries after space has been freed. If another transfer has
+    /// replaced the directory since it was opened, opens the new directory and retries.
     fn put(
         &mut self,
         path: &RelPath,
@@ -478,7 +488,8 @@ impl<'a> Placer<'a> {
                 put(self, opened)
             });
         }
-        // A staging directory may have been merged since its path was looked up.
+        // The path may have been in a staging directory that another thread has merged in the meantime. The directory
+        // was then not found, so open it again.
         let was_gone = opened
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -632,7 +643,7 @@ impl<'a> Placer<'a> {
             entered.map_err(with_entry_operation(&self.transfer.target.tree, &path))?;
         }
         if self.transfer.target.shared_job.is_some() {
-            // Nothing else flushes the directory in a job of several receivers.
+            // In a job of several receivers, record the parent directory, because nothing else would flush it.
             self.transfer.publisher.record_renamed_in(parent_path);
         }
         self.transfer
@@ -650,8 +661,8 @@ impl<'a> Placer<'a> {
         metadata: &Metadata,
         bytes: &[u8],
     ) -> Result<(), CreateError> {
-        // Creation may fail because somebody has removed the directory, or because the file system treats two names as
-        // equal. The file may still succeed outside of the staging directory.
+        // Creation may fail because somebody has removed the staging directory, or because the file system treats two
+        // names as equal. The caller then tries to create the file outside of the staging directory.
         let new_files = staging.new_files();
         let directory = staging.directory();
         let mode = self
@@ -668,13 +679,13 @@ impl<'a> Placer<'a> {
         };
         let at = EntryLocation(path, Some(&file.name));
         let written = self.fill_new(made, flush, file, metadata, bytes, at);
-        // The error of the close only counts if nothing else has failed.
+        // Report an error of the close only if all earlier steps succeeded.
         let written = written.and(close(created).map_err(with_operation(Operation::Write)));
         let Err(why) = written else { return Ok(()) };
         if staging.discard(&file.name).is_err() {
             return Err(CreateError::LeftIncomplete(why));
         }
-        // There may be space once replaced files have been freed.
+        // The caller may try again, because space may become available when replaced files are freed.
         Err(if is_no_room(&why) {
             CreateError::NotCreated
         } else {
@@ -771,7 +782,7 @@ impl<'a> Placer<'a> {
 
 /// The reason why a file was not completed in its staging directory.
 enum CreateError {
-    /// The file was not created, or nothing is left of it. It may be created in another way.
+    /// The file was not created, or was removed again. The caller may create it in another way.
     NotCreated,
     Failed(Failure),
     /// The incomplete file still exists.

@@ -51,9 +51,9 @@ use crate::store::transfer::Transfer;
 use crate::sync::run_on_several;
 use zmove_types::Lock;
 
-/// Runs the publishing thread until it is [stopped](crate::store::publishing::publisher::Publisher::stop). While there
-/// is nothing to publish, the thread flushes for at most four fifths of the time, so that little is left to flush at
-/// the end.
+/// Runs the publishing thread until it is [stopped](crate::store::publishing::publisher::Publisher::stop). If there is
+/// nothing to publish, the thread flushes written data early, so that little is left to flush at the end. These flushes
+/// take at most four fifths of the thread's time.
 pub(crate) fn run(transfer: &Transfer) {
     let mut pause = FLUSH_PAUSE;
     let mut bytes_flushed = 0;
@@ -82,15 +82,16 @@ pub(crate) fn run(transfer: &Transfer) {
 
 /// Minimum pause between two flushes.
 const FLUSH_PAUSE: Duration = Duration::from_millis(50);
-/// Number of threads that read back the files that a failed flush leaves in doubt.
+/// Number of threads that read files back after a failed flush.
 const READERS: usize = 8;
 
-/// Flushes everything that was written, and publishes it.
+/// Flushes all written data, and then renames the files into place.
 pub(crate) fn publish_all(transfer: &Transfer) {
     publish_in_turn(transfer, &transfer.publisher.lock_cycle());
 }
 
-/// Removes all files that wait to be published. Complete large files keep their hidden names for a later transfer.
+/// Removes all small files that wait to be published. Complete large files keep their hidden names, so that a later
+/// transfer can use them.
 pub(crate) fn discard_all(transfer: &Transfer) {
     let _one_at_a_time = transfer.publisher.lock_cycle();
     let generation = transfer.publisher.take_generation();
@@ -122,7 +123,7 @@ pub(crate) fn discard_all(transfer: &Transfer) {
     }
 }
 
-/// Discards the waiting entries on several threads, if storage latency was so high that several threads have written.
+/// Discards the waiting entries. Uses several threads if storage latency was so high that several threads have written.
 fn discard_each<T: Send>(
     transfer: &Transfer,
     waiting: Vec<T>,
@@ -140,8 +141,8 @@ fn discard_each<T: Send>(
     });
 }
 
-/// Publishes pending files, because the files they replace may use the missing space. If another thread is publishing,
-/// this waits for it instead.
+/// Publishes pending files to free space, because the old files that they replace are then removed. If another thread
+/// is publishing, waits until that thread has finished.
 pub(crate) fn make_room(transfer: &Transfer) {
     let turn = transfer.publisher.lock_cycle();
     if transfer.publisher.has_unpublished() {
@@ -154,7 +155,8 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
     let beside = match flush(transfer) {
         Ok(()) => None,
         Err(Unflushed::Failed) => {
-            // The flush may have failed for data that was written while it ran.
+            // The failed flush may have covered data that was written during the flush. Mark the next generation as
+            // suspect too.
             transfer.publisher.suspect();
             generation.suspect = true;
             None
@@ -164,8 +166,8 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
             beside.filter(|_| only_late)
         }
     };
-    // Report before another cycle can begin, because the thread that publishes last may then report the end of the
-    // session.
+    // Report these batches before the lock is released. The next cycle may be the last one, whose thread reports the
+    // end of the session.
     generation
         .publish(transfer, beside.as_ref())
         .into_iter()
@@ -201,9 +203,9 @@ fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
 }
 
 impl Generation {
-    /// Renames all entries of this generation into place. Returns the batches that are complete as far as this
-    /// generation is concerned. If the generation is in doubt only because its flush is late, that flush continues as
-    /// `beside`.
+    /// Renames all entries of this generation into place. Returns the batches for which this generation has no more
+    /// work. If each file must be checked only because a flush is late, `beside` is that flush, which is still in
+    /// progress.
     pub(crate) fn publish(
         mut self,
         transfer: &Transfer,
@@ -256,7 +258,7 @@ impl Generation {
 
     /// Checks each file after a failed flush and removes files that are not on the storage. The kernel has reported the
     /// failure once and now treats the pages that it could not write as clean. Files are also checked while a flush is
-    /// late, until it ends, and always with `--verify media`.
+    /// late, until that flush ends. With `--verify media`, files are always checked.
     fn drop_unstored(
         &mut self,
         transfer: &Transfer,
@@ -324,7 +326,7 @@ enum UnverifiedFile {
 }
 
 impl UnverifiedFile {
-    /// Returns the current name of the file, and the entry with its expected size and hash.
+    /// Returns the current name of the file, and the batch entry with its expected size and hash.
     const fn file(&self) -> (&Name, &FileEntry) {
         match self {
             Self::Hidden(HiddenFile { hidden, small, .. }) => (hidden, &small.file),
@@ -335,11 +337,11 @@ impl UnverifiedFile {
 
 type VerifiedFile = (UnverifiedFile, io::Result<()>);
 
-/// States which files are already flushed when they are checked.
+/// The files that are already flushed when they are checked.
 #[derive(Clone, Copy)]
 enum Flushed<'a> {
     All,
-    /// Files that are checked after this flush has ended.
+    /// The files that are checked after this late flush has ended.
     Beside(&'a Flushing),
     NotAll,
 }
@@ -396,17 +398,18 @@ fn verify_stored(
     }
 }
 
-/// The files that have their final names, possibly below a staging directory that does not have its final name yet.
+/// Files that have been renamed to their final names. The directory of a file may still be a staging directory with a
+/// hidden name.
 #[derive(Default)]
 struct PublishedFiles {
     files: Vec<HiddenFile>,
-    /// Each file with the reason why it could not be renamed into place, if any.
+    /// Each large file, with the reason if it could not be renamed into place.
     large: Vec<(WholeFile, Option<FaultCause>)>,
     staged: Vec<(RelPath, Vec<SmallFile>)>,
 }
 
 impl PublishedFiles {
-    /// Reports the large files and adds faults for the small files that were lost. Returns the batches of the small
+    /// Reports the large files. For each lost small file, adds a fault to its batch. Returns the batches of the small
     /// files.
     fn report(
         self,
@@ -425,7 +428,7 @@ impl PublishedFiles {
                 ..
             } = file;
             turn.is_over();
-            // Close the file before it is reported.
+            // Close the file before reporting it.
             drop(staged);
             let fault = fault.or_else(|| lost.take(&path));
             if fault.is_none() {
@@ -464,7 +467,8 @@ impl PublishedFiles {
     }
 }
 
-/// Adds faults for the small files of a directory that were lost, and counts the others as stored.
+/// For each small file in a directory, adds a fault to its batch if the file was lost, and counts it as stored
+/// otherwise.
 fn count_or_fault<'a>(
     transfer: &Transfer,
     lost: &mut LostEntries,
@@ -573,7 +577,8 @@ fn publish_hidden(
     )
 }
 
-/// Returns whether an existing entry must be kept instead of a small file that is complete under the name `whole`.
+/// Returns whether an existing entry must be kept instead of a small file. `whole` is the current name of the small
+/// file, which is complete.
 fn is_kept(
     target: &TargetTree,
     whole: NameAt<'_>,
@@ -589,8 +594,9 @@ fn rename_result<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, Fault
     rename_fault(target, done.map_err(with_operation(Operation::Rename)))
 }
 
-/// Converts a failure to the fault of a file that could not be renamed into place. If existing entries must be kept,
-/// `EEXIST` becomes [`KEPT_EXISTING`]. A file system that cannot replace a file by a rename returns the same error.
+/// Converts a failure to the fault of a file that could not be renamed into place. `EEXIST` becomes [`KEPT_EXISTING`]
+/// only if existing entries must be kept, because a file system that cannot replace a file by a rename returns `EEXIST`
+/// too.
 fn rename_fault<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultCause> {
     let keeps_old = target.view.policy.rules.replaces() == Replace::Nothing;
     done.map_err(
@@ -609,8 +615,8 @@ fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, fil
     }
 }
 
-/// Renames a complete large file into place. Returns `None` if the session has ended, in which case its part is kept
-/// for a later transfer.
+/// Renames a complete large file into place. Returns `None` if the session has ended. In that case, the file's part
+/// (its temporary file) is kept for a later transfer.
 fn publish_large(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
@@ -629,7 +635,8 @@ fn publish_large(
     Some(named)
 }
 
-/// Records the state in which a complete file was left, so that the next transfer does not have to read it back.
+/// Records the identity of a complete file in the journal, so that the next transfer does not have to read the file
+/// back.
 fn leave_large(transfer: &Transfer, id: FileId, staged: &Staged) {
     if let Ok(there) = FileIdentity::of(staged.file()) {
         transfer.parts.left(id, &there);
@@ -666,7 +673,7 @@ fn rename_large_file(
     )
 }
 
-/// Ends a large file that was renamed into place or could not be, and reports it.
+/// Ends a large file after its rename has succeeded or failed, and reports the result.
 pub(crate) fn end_large(
     transfer: &Transfer,
     id: FileId,
@@ -686,8 +693,8 @@ pub(crate) fn end_large(
     transfer.files.closed(id);
 }
 
-/// Renames a staging directory into place, or merges it into the existing directory of that name. Returns the files
-/// that were in it.
+/// Renames a staging directory into place. If a directory of that name exists, merges the staging directory into it.
+/// Returns the files that were in the staging directory.
 fn publish_staging(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
@@ -703,7 +710,8 @@ fn publish_staging(
         abandoned,
         ..
     } = filling;
-    // The parent directory may have been merged, and this directory moved with it.
+    // The staging directory may have been moved by a merge of its parent directory. In that case, the parent is now the
+    // directory at the final path.
     if !staging.has_hidden_name()
         && let Ok(parent) = directories.open_existing(&path.directory())
     {
@@ -722,15 +730,16 @@ fn publish_staging(
             transfer.target.view.policy.rules.replaces(),
         )
     };
-    // A thread that opens the path from now on finds the directory under its final name.
+    // From now on, threads that open the path look for the directory under its final name.
     transfer.publisher.note_staging_published(path);
     let merged = match published {
         Ok(()) => Ok(()),
-        // The files in the directory fail with it.
+        // An abandoned directory is not merged. All files in it fail.
         Err(error) if abandoned => Err(error),
         Err(error) if !staging.has_hidden_name() => Err(error),
         Err(_in_the_way) => directories.open_published(path).map(|standing| {
-            // If the two directories could not be exchanged back, the staging directory already has its final name.
+            // The staging directory may have its final name already, if an exchange with the existing directory could
+            // not be reverted. In that case, nothing needs to be merged.
             if !staging.is(&standing) {
                 merge(
                     &transfer.target,
@@ -752,8 +761,8 @@ fn publish_staging(
     filled
 }
 
-/// Moves the entries of a staging directory individually into the directory that somebody else has created under its
-/// name.
+/// Moves the entries of a staging directory, one at a time, into the directory `standing`, which somebody else has
+/// created under the final name.
 fn merge(
     target: &TargetTree,
     staging: &StagingDirectory,
@@ -767,8 +776,8 @@ fn merge(
         .iter()
         .map(|small| (small.file.name.as_bytes(), small))
         .collect();
-    // A file that the walk does not find no longer exists, for example because somebody has removed the staging
-    // directory.
+    // Start with all files, and remove each file that the walk finds. The remaining files no longer exist, for example
+    // because somebody has removed the staging directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
     let lose = RefCell::new(lose);
     let lose = |below: &RelPath, cause| (lose.borrow_mut())(below, cause);
@@ -816,7 +825,7 @@ fn merge(
     }
 }
 
-/// Flushes directories. `--durability file` promises that each name is durable before it is reported, and some file
+/// Flushes directories. `--durability file` promises that a name is durable before the file is reported, and some file
 /// systems cannot be flushed as a whole.
 fn flush_directories(
     reports: &Reports,

@@ -30,7 +30,7 @@ use crate::rights::quota::Charge;
 use crate::store::target::tree::open_old;
 use zmove_types::Lock;
 
-/// The old versions whose hash values were sent to the sender, by the path of their file.
+/// Old versions whose hash values were sent to the sender, by the path of the file.
 #[derive(Debug)]
 pub(crate) struct OldVersions {
     known: Lock<HashMap<RelPath, OldVersion>>,
@@ -43,7 +43,7 @@ pub(crate) struct OldVersions {
 /// The old version of one large file.
 #[derive(Debug)]
 pub(crate) struct OldVersion {
-    /// The hash values that were sent for its groups, by group index.
+    /// Hash values of the old version's groups, as sent to the sender, by group index.
     cvs: BTreeMap<u32, Cv>,
     _held: Option<Charge>,
     sources: OnceLock<GroupSources>,
@@ -52,8 +52,8 @@ pub(crate) struct OldVersion {
 /// The files in which groups of the old version can be found.
 #[derive(Debug)]
 struct GroupSources {
-    /// Whether the new file may already contain the groups: it started as a clone, an earlier transfer has written to
-    /// it, or it is the old version and changed in place. A group is never written at the offset of another group.
+    /// Whether the new file may already contain the groups at their offsets. This is the case if the new file started
+    /// as a clone, if an earlier transfer has written to it, or if it is the old version itself, changed in place.
     in_place: bool,
     old: Option<DataFile>,
 }
@@ -68,12 +68,12 @@ impl OldVersions {
         }
     }
 
-    /// Takes the old version of a file that has been declared.
+    /// Removes the old version of a declared file from this table and returns it.
     pub(crate) fn take(&self, path: &RelPath) -> Option<OldVersion> {
         self.known.lock().remove(path)
     }
 
-    /// Adds an old version whose hash values are about to be sent to the sender.
+    /// Adds an old version. Its hash values are about to be sent to the sender.
     pub(crate) fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Charge>) {
         let old_version = OldVersion {
             cvs,
@@ -83,15 +83,15 @@ impl OldVersions {
         self.known.lock().insert(path, old_version);
     }
 
-    /// Returns the hash value of a group of an old version, or `None` if the group is incomplete, cannot be read, or no
-    /// buffer is available.
+    /// Returns the hash value of a group of an old version. Returns `None` if the group is incomplete or cannot be
+    /// read, or if no buffer is available.
     pub(crate) fn hash_group(&self, old: &DataFile, span: GroupSpan) -> Option<Cv> {
         read_group(self.file_io.as_ref(), old, span, self.buffers.take()?).0
     }
 }
 
 impl OldVersion {
-    /// Returns the hash value that was sent for a group.
+    /// Returns the hash value of a group that was sent to the sender, or `None` if none was sent.
     pub(crate) fn cv(&self, index: u32) -> Option<Cv> {
         self.cvs.get(&index).copied()
     }
@@ -114,7 +114,7 @@ impl OldVersion {
             Some(data) => new.make_holes(data)?,
             None => {}
         }
-        // A clone is read instead of the old version, because its bytes are the ones that will be published.
+        // After cloning, read the groups from the clone and not from the old version, because the clone is published.
         let old = old
             .filter(|_| !in_place)
             .and_then(|old| for_reading(old, direct));
@@ -130,8 +130,9 @@ impl OldVersion {
         });
     }
 
-    /// Copies a group of the old version into the new file, unless the new file already contains it. Returns `false` if
-    /// no group with this hash value is found. `open_old` is only used for a new file that resumes from a part.
+    /// Copies a group of the old version into the new file, unless the new file already contains the group. Returns
+    /// `false` if neither file contains a group with this hash value. `open_old` is called only if the new file resumes
+    /// from a part of an earlier transfer.
     ///
     /// # Errors
     /// Returns an I/O error if the group cannot be written.
@@ -148,7 +149,7 @@ impl OldVersion {
             return Ok(false);
         };
         let file_io = old_versions.file_io.as_ref();
-        // It is not known whether the part started as a clone.
+        // The part may have started as a clone, so it may already contain the group.
         let of_part = || GroupSources {
             in_place: is_read_from_storage(new),
             old: open_old()
@@ -178,16 +179,21 @@ impl OldVersion {
     }
 }
 
-/// Drops a file's cached pages. Returns `false` if that is not possible. A group that stays in the file without being
-/// written again counts as flushed, so it must be read from the storage. A clone has nothing cached yet, and a group
-/// from another file is written.
+/// Drops the cached pages of a file, so that later reads come from the storage. Returns `false` if that is not
+/// possible.
+///
+/// A group that stays in the file without being written again counts as flushed. The group must therefore be read from
+/// the storage and not from the page cache. Other cases need no such call: a new clone has no cached pages, and a group
+/// copied from another file is written.
 fn is_read_from_storage(file: &Staged) -> bool {
     file.data().drop_cached().is_ok()
 }
 
-/// Returns the groups of a file of `bytes` bytes that are not holes in the old version. Groups that are holes there are
-/// not compared, and are sent if the source has data. The iterator searches for each group on demand, so that neither
-/// the length that a peer claims nor a heavily fragmented old version keeps a thread busy between two groups.
+/// Returns the groups, for a file of `bytes` bytes, that contain data in the old version. Groups that are holes in the
+/// old version are not compared. They are sent if the source has data.
+///
+/// The iterator searches for each group on demand. Neither the length that a peer claims nor a heavily fragmented old
+/// version can therefore keep a thread busy between two groups.
 pub(crate) fn groups_with_data(old: &File, bytes: u64) -> impl Iterator<Item = GroupSpan> {
     let mut next = Some(0);
     let mut data = 0..0;
@@ -207,8 +213,8 @@ fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
     Some(DataFile::for_reading(old, bytes, direct))
 }
 
-/// Reads and hashes a group. Returns no hash value if the group is incomplete or cannot be read. Such a group is sent
-/// like a changed one.
+/// Reads and hashes a group. Returns `None` as the hash value if the group is incomplete or cannot be read. Such a
+/// group is then sent like a changed one.
 fn read_group(
     file_io: &dyn FileIo,
     file: &DataFile,

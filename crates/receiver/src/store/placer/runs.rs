@@ -13,7 +13,7 @@ use crate::store::placer::side::SideDirectories;
 use crate::store::target::open_directories::Opened;
 use crate::store::transfer::Transfer;
 
-/// The waiting entries, by directory. See the module.
+/// The entries that wait to be placed, by directory. See the module documentation.
 pub(super) struct Runs<'d>(Lock<Vec<WaitingDirectory<'d>>>);
 
 struct WaitingDirectory<'d> {
@@ -22,13 +22,13 @@ struct WaitingDirectory<'d> {
     entries: std::vec::IntoIter<PlacedEntry<'d>>,
     threads: usize,
     side_directories: Arc<SideDirectories>,
-    /// The open directory, while a thread has it open.
+    /// The open directory, if at least one thread is placing entries in it.
     opened: Option<Opened>,
 }
 
 /// An entry that is being placed.
 pub(super) struct PlacedEntry<'d> {
-    /// The entry's number in the batch.
+    /// Number of the entry in the batch.
     pub(super) number: u32,
     /// The contents without holes, if the entry is a file.
     pub(super) bytes: &'d [u8],
@@ -42,7 +42,7 @@ pub(super) struct Run<'d> {
     pub(super) files: DirectoryFiles,
     pub(super) entries: Vec<PlacedEntry<'d>>,
     pub(super) side_directories: Arc<SideDirectories>,
-    /// The directory, if another thread has it open.
+    /// The open directory, if another thread has already opened it.
     pub(super) opened: Option<Opened>,
 }
 
@@ -50,28 +50,29 @@ pub(super) struct Run<'d> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectoryFiles {
     pub(super) count: usize,
-    /// Whether this is the last directory of the batch. The batch may have been full at this point, so that more files
-    /// of the directory are likely to follow.
+    /// Whether this is the last directory of the batch. If the batch was full, the next batch is likely to contain more
+    /// files of this directory.
     pub(super) may_continue: bool,
 }
 
 impl DirectoryFiles {
-    /// Returns whether there are enough files for a staging directory, or are likely to be with the files that follow.
-    /// If none is created now, the files that follow find a directory that is already in use.
+    /// Returns whether a staging directory is worthwhile. This is the case if there are enough files, or if the next
+    /// batch is likely to add more files. A staging directory cannot be created later, because the directory is then
+    /// already in use.
     pub(super) const fn is_worth_staging(self) -> bool {
         self.count >= STAGED_FILES_MIN || self.may_continue
     }
 }
 
-/// The turns with which a placing thread waits for a core and asks for help.
+/// The turns (shares of CPU time) of a thread that places entries.
 pub(super) struct PlacingTurns<'a> {
     pub(super) own: &'a Turn<'a>,
-    /// The turn of the writer whose batch is being placed.
+    /// The turn (share of CPU time) of the writer whose batch is being placed.
     pub(super) writer: &'a Turn<'a>,
 }
 
 impl PlacingTurns<'_> {
-    /// Asks for another thread for this batch, or for another writer if more work is queued.
+    /// Starts another writer if more work is queued. Otherwise starts another thread for this batch.
     pub(super) fn start_helper(&self, transfer: &Transfer) {
         let turn = if transfer.meter.has_queued() {
             self.writer
@@ -85,8 +86,8 @@ impl PlacingTurns<'_> {
 /// Minimum number of files for which a staging directory pays off.
 const STAGED_FILES_MIN: usize = 8;
 
-/// Maximum number of entries in one run. It is low so that threads that join find work, and high enough that a thread
-/// seldom has to fetch a new run.
+/// Maximum number of entries in one run. The limit is low so that threads that start later find work. It is high enough
+/// that a thread seldom has to fetch a new run.
 const ENTRIES_PER_RUN: usize = 8;
 
 impl<'d> Runs<'d> {
@@ -127,7 +128,7 @@ impl<'d> Runs<'d> {
         ))
     }
 
-    /// Returns the next entries for a thread that has placed the entries of `done`.
+    /// Returns the next run for a thread. `done` is the run that this thread has just finished, if any.
     pub(super) fn next(&self, done: Option<Run<'_>>) -> Option<Run<'d>> {
         let last = done.as_ref().map(|done| done.group);
         self.finish_run(done);
@@ -150,7 +151,7 @@ impl<'d> Runs<'d> {
         })
     }
 
-    /// Records that a thread has placed these entries.
+    /// Records that a thread has finished the run `done`.
     pub(super) fn finish_run(&self, done: Option<Run<'_>>) {
         if let Some(Run { group, .. }) = done {
             let group = &mut self.0.lock()[group];
@@ -161,7 +162,7 @@ impl<'d> Runs<'d> {
         }
     }
 
-    /// Lets other threads use the directory that a thread has opened for a run.
+    /// Lets other threads use the directory that a thread has opened for `run`.
     pub(super) fn share(&self, run: &Run<'_>, opened: &Opened) {
         self.0.lock()[run.group].opened = Some(opened.clone());
     }

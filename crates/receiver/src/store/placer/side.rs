@@ -31,20 +31,20 @@ pub(super) struct SideDirectories {
     refused: AtomicBool,
 }
 
-/// A hidden directory and its charge for descriptors. The directory is removed when this is dropped.
+/// A hidden directory and its charge against the descriptor quota. Dropping this value removes the directory.
 #[derive(Debug)]
 pub(super) struct SideDirectory {
     pub(super) staging: StagingDirectory,
     _held: StagingCharge,
 }
 
-/// Maximum number of side directories. While one file is created and removed in a side directory, two or three others
-/// can be linked to their final names.
+/// Maximum number of side directories. In the time in which one file is created and removed in a side directory, two or
+/// three files of other side directories can be linked to their final names.
 const BEGUN_MAX: usize = 3;
 
 impl SideDirectories {
-    /// Returns a side directory for the next run, and creates it with `begin` if necessary. Returns `None` if it cannot
-    /// be created or a link has failed.
+    /// Returns a side directory for the next run. Creates that directory with `begin` on first use. Returns `None` if
+    /// no side directory can be created or if a link has failed.
     pub(super) fn next(
         &self,
         begin: impl FnOnce() -> Option<(StagingDirectory, StagingCharge)>,
@@ -61,8 +61,8 @@ impl SideDirectories {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Links a file of a side directory to its final name. Returns whether this succeeded. Otherwise the file is
-    /// removed.
+    /// Links a file of a side directory to its final name. Returns `true` if the link was created. Otherwise removes
+    /// the file and returns `false`.
     pub(super) fn give_name(
         &self,
         lease: &Lease,
@@ -77,7 +77,7 @@ impl SideDirectories {
             publish_from(lease, NameAt::new(staging.directory(), file), into, name).is_ok();
         if !is_named {
             self.refused.store(true, Ordering::Relaxed);
-            // A file that cannot be removed now is removed with the side directory.
+            // If this fails, the file is removed later together with the side directory.
             let _removed_later = staging.discard(file);
         }
         is_named
