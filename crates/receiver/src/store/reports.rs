@@ -1,4 +1,5 @@
-//! Reports from threads to their session. The memory of each report is charged until the peer has received it.
+//! Reports from the threads of a transfer to its session. Memory is charged for each report until the peer has received
+//! it.
 
 use tokio::sync::mpsc::Sender;
 use zmove_types::ItemId;
@@ -23,16 +24,16 @@ pub(crate) struct Reports {
 pub(crate) enum ThreadReport {
     /// Data was received, either intact or damaged. For a group of a large file, this is the final report.
     Item(StoredItem),
-    /// A batch was verified and written, except for the entries with these faults.
+    /// A batch was verified and written. The listed faults are those of entries that could not be written.
     Stored(ItemId, Vec<EntryFault>),
-    /// The files of a batch were flushed as requested and have their final names, except for the entries with these
-    /// faults.
+    /// The files of a batch were flushed as requested and renamed into place. The listed faults are those of entries
+    /// for which this failed.
     Published(ItemId, Vec<EntryFault>),
     File(FileDone),
     Fault(Fault),
     /// A message to the peer that does not change the state of the session.
     Message(ToSender),
-    /// A lane with this number ended. `has_delivered` is true if it delivered any data.
+    /// The lane with this number has ended. `has_delivered` is true if the lane delivered any data.
     LaneEnded {
         number: u32,
         has_delivered: bool,
@@ -53,13 +54,12 @@ pub(crate) struct ChargedReport {
 }
 
 impl Reports {
-    /// Reports to the session, and blocks while the queue is full. Must only be called from threads, not from async
-    /// tasks.
+    /// Sends a report to the session. Blocks while the queue is full, so it must not be called from async tasks.
     pub(crate) fn report(&self, outcome: ThreadReport) {
         self.report_charged(outcome, self.quota.empty_charge(), None);
     }
 
-    /// Sends the peer a message, which may answer a request.
+    /// Sends a message to the peer. `answers` is the request that the message answers, if any.
     pub(crate) fn send(&self, message: ToSender, answers: Option<PendingRequest>) {
         self.report_charged(
             ThreadReport::Message(message),
@@ -68,7 +68,8 @@ impl Reports {
         );
     }
 
-    /// Like [`report`](Self::report), with the memory already charged for the outcome and the request that it answers.
+    /// Sends a report like [`report`](Self::report). `held` is memory that was already charged for the report, and
+    /// `answers` is the request that it answers.
     pub(crate) fn report_charged(
         &self,
         outcome: ThreadReport,
@@ -87,7 +88,7 @@ impl Reports {
         });
     }
 
-    /// Settles an item that needs no further work.
+    /// Reports an item as done when it needs no further work.
     pub(crate) fn settle(&self, item: ItemId) {
         self.report(ThreadReport::Item(StoredItem {
             item: item.0,
@@ -102,7 +103,7 @@ impl ThreadReport {
         Self::Message(ToSender::Reply(Reply { number, answer }))
     }
 
-    /// Returns the bytes that the report uses on the heap, without the memory that its reporter has already charged.
+    /// Returns the number of heap bytes of the report. Excludes memory that the reporting thread has already charged.
     fn bytes(&self) -> usize {
         match self {
             Self::Item(StoredItem { faults, .. })

@@ -1,10 +1,10 @@
-//! Makes room on a full target. Parts of large files may fill it although those files cannot be completed, while small
-//! files fail for lack of a little space.
+//! Frees space on a full target. The parts (temporary files) of large files may fill the target although these large
+//! files cannot be completed. Without this module, small files would then fail for lack of a little space.
 //!
-//! A large file that failed for lack of space keeps its part, so that a later transfer can resume from it, until
-//! another file needs the space. If this does not free enough, the unfinished large file with the most missing bytes is
-//! failed and its part is removed. This happens only if the file is missing more than the free space, because then this
-//! transfer cannot complete it.
+//! A large file that failed for lack of space keeps its part until another file needs the space, so that a later
+//! transfer can resume from the part. If removing the parts of failed files does not free enough space, the unfinished
+//! large file with the most missing bytes fails too, and its part is removed. This happens only if more bytes of that
+//! file are missing than are free, because this transfer cannot complete such a file.
 //!
 //! **Invariant:** a part is removed only if its file has failed or cannot be completed with the free space.
 
@@ -26,9 +26,9 @@ const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Transfer {
-    /// Retries an operation that failed for lack of space. The first retry follows the publication of all pending
-    /// files, which may replace files that use the space. Further retries follow each removal of a large file's part.
-    /// The calling thread must not have a part open.
+    /// Retries an operation that failed for lack of space. Before the first retry, publishes all pending files, because
+    /// this removes the old files that they replace. Before each further retry, removes the parts of large files. The
+    /// calling thread must not have a part open.
     pub(crate) fn retry_after_freeing(
         &self,
         mut again: impl FnMut() -> Result<(), Failure>,
@@ -36,7 +36,7 @@ impl Transfer {
         make_room(self);
         let _one_at_a_time = self.spare_parts.turn();
         loop {
-            // Another thread may have made room while this thread waited for its turn.
+            // Try first, because another thread may have freed space while this thread waited for the lock.
             let done = again();
             match &done {
                 Err(full) if is_no_room(full) && self.freed_space(full) => {}
@@ -45,15 +45,15 @@ impl Transfer {
         }
     }
 
-    /// Removes the parts of files that have failed. If there are none, fails the unfinished file with the most missing
-    /// bytes, provided that it cannot be completed. Returns whether the operation is worth another try.
+    /// Removes the parts of failed files. If there are none, fails the unfinished file with the most missing bytes if
+    /// it cannot be completed, and removes its part. Returns whether the caller should retry the operation.
     fn freed_space(&self, (_, error): &Failure) -> bool {
         let failed = self.spare_parts.take();
         if !failed.is_empty() {
             failed.iter().for_each(|file| self.release(file));
             return true;
         }
-        // Other receivers use the parts of a shared job.
+        // In a shared job, keep all parts, because other receivers use them.
         if self.parts.shared.is_some() {
             return false;
         }
@@ -62,13 +62,14 @@ impl Transfer {
         let Some((lacking, file)) = lacking.max_by_key(|(lacking, _)| lacking.bytes) else {
             return false;
         };
-        // The free space of the file system does not show how much a quota still allows.
+        // If a quota is exceeded, ignore the free space of the file system, because it does not show how much the quota
+        // still allows.
         let is_quota = Errno::from_io_error(error) == Some(Errno::DQUOT);
         if lacking.bytes == 0 || !is_quota && lacking.bytes <= lacking.free {
             return false;
         }
         let Some(file) = self.files.retire(file.id) else {
-            // The file has failed or was completed in the meantime, so there may be room.
+            // The file has failed or was completed in the meantime, so space may have become available.
             return true;
         };
         self.release(&file);
@@ -84,7 +85,7 @@ impl Transfer {
     }
 }
 
-/// Waits until no writer has the part open, then closes it, which frees its space.
+/// Waits until no writer has the part open. Then closes the part, which frees its space.
 fn wait_until_closed(mut part: Arc<Staged>) {
     let began = Instant::now();
     while let Err(still_open) = Arc::try_unwrap(part) {

@@ -64,13 +64,13 @@ pub(crate) struct Transfer {
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) top_names: TopNames,
     pub(crate) allowance: Option<Arc<Allowance>>,
-    /// The number of entries that may still be removed.
+    /// Budget of entries that this transfer may still remove at the target.
     pub(crate) removals: Arc<RemovalBudget>,
-    /// Existing entries that names of the source reach in another spelling, and that must not be removed.
+    /// Existing entries to which the source refers under a different spelling of the name. They must not be removed.
     pub(crate) aliased: AliasedEntries,
     pub(crate) named: Option<Arc<dyn NamedFiles>>,
     delivery_log: Option<Arc<Lock<DeliveryLog>>>,
-    /// The memory charged for the directories that count against the allowance.
+    /// Charge for the memory of the directory names that are counted against the allowance.
     directories_allowed: Lock<Charge>,
     other_jobs: OtherJobs,
     pub(crate) stopping: AtomicBool,
@@ -154,27 +154,28 @@ impl Transfer {
         }
     }
 
-    /// Returns this transfer with `other_jobs`, which already knows some jobs of other runs.
+    /// Replaces the state about jobs of other runs with `other_jobs`, which already knows some of these jobs.
     pub(crate) fn with_other_jobs(self, other_jobs: OtherJobs) -> Self {
         Self { other_jobs, ..self }
     }
 
-    /// Records that the target directory itself has been [entered](Self::enter).
+    /// Records that the target directory has already been [entered](Self::enter).
     pub(crate) fn note_entered(&self) {
         let _done = self.publisher.sweep(&RelPath::root(), || Ok(()));
     }
 
-    /// Stops all waiting for other jobs because the session ends.
+    /// Makes all threads stop waiting for jobs of other runs, because the session ends.
     pub(crate) fn stop_waiting(&self) {
         self.other_jobs.stop();
     }
 
-    /// Returns the heartbeat of this transfer's job if this receiver writes it.
+    /// Returns the writer of the job's heartbeat, if this receiver writes the heartbeat.
     pub(crate) fn heartbeat_writer(&self) -> Option<Arc<HeartbeatWriter>> {
         self.target.shared_job.as_ref()?.heartbeat_writer.clone()
     }
 
-    /// [Enters](OtherJobs::enter) a directory unless this transfer has already done so.
+    /// [Enters](OtherJobs::enter) a directory: removes the entries that dead processes left in it, and waits for jobs
+    /// of other runs. Does nothing if this transfer has already entered the directory.
     pub(crate) fn enter(&self, path: &RelPath, directory: &Arc<OwnedFd>) -> io::Result<()> {
         self.publisher.sweep(path, || {
             let dead = self.other_jobs.enter(&self.target.tree, path, directory)?;
@@ -183,12 +184,12 @@ impl Transfer {
         })
     }
 
-    /// Returns a CPU turn for a thread that is about to hash or list something.
+    /// Returns a turn (a share of CPU time) for a thread that is about to do this task.
     pub(crate) fn turn(&self, task: Task) -> Turn<'_> {
         self.quota.turn(task, &self.stopping)
     }
 
-    /// Runs `work` on this thread, and on as many other threads as help when storage latency is high.
+    /// Runs `work` on this thread. When storage latency is high, runs it on additional threads too.
     pub(crate) fn run_parallel<T: Send>(
         &self,
         task: Task,
@@ -198,9 +199,9 @@ impl Transfer {
         self.quota.run_parallel(task, name, &self.stopping, work)
     }
 
-    /// Remembers the directory at `path`, or its child `name` if given. Its mode and time are set at the end of the
-    /// transfer, when nothing more is added to it. In a job of several receivers, the sender sets them with an order at
-    /// the end of the job instead.
+    /// Remembers the directory at `path`, or its child `name` if given. The mode and time of the directory are set at
+    /// the end of the transfer, when nothing more is added to it. In a job of several receivers, the sender instead
+    /// orders the mode and time to be set at the end of the job.
     pub(crate) fn remember_directory(
         &self,
         path: &Arc<RelPath>,
@@ -212,7 +213,7 @@ impl Transfer {
         }
     }
 
-    /// Returns whether an item was received for the first time. A repeated item must be dropped.
+    /// Returns whether an item is received for the first time. The caller must drop a repeated item.
     pub(crate) fn accept_item(&self, item: u64) -> Result<bool, WireError> {
         self.arrivals.lock().insert(item)
     }
@@ -233,7 +234,7 @@ impl Transfer {
         self.directories_allowed.lock().grow(new * DIRECTORY_BYTES)
     }
 
-    /// Charges the parent directories of a large file to the allowance, like
+    /// Charges the parent directories of a large file to the allowance, in the same way as
     /// [`charge_directories`](Self::charge_directories).
     pub(crate) fn charge_parents(&self, path: &RelPath) -> Result<(), WireError> {
         let directory = path.directory();
@@ -265,12 +266,12 @@ impl Transfer {
             hard_links: 1,
             ..Counters::default()
         };
-        // The bytes were counted with the first name.
+        // Count no bytes, because they were counted with the first name of the file.
         self.stored(0, &counters, path, None);
     }
 
-    /// Counts a regular file of `bytes` bytes that was renamed into place. `path` returns its path at the source. It is
-    /// only recorded by name if its `root` hash is available.
+    /// Counts a regular file of `bytes` bytes that was renamed into place. `path` returns the path of the file at the
+    /// source. The observer of published files is notified only if `root` is given.
     pub(crate) fn stored(
         &self,
         bytes: u64,
@@ -295,7 +296,7 @@ impl Transfer {
         }
     }
 
-    /// Returns the origins of the bytes in groups that were already at the target when their file was declared.
+    /// Returns the origins of the bytes in `groups`, which were already at the target when the file was declared.
     pub(crate) fn origins_of_held(&self, head: &FileHead, groups: &[(u32, Cv)]) -> BytesByOrigin {
         let mut origins = BytesByOrigin::default();
         let Some(delivery_log) = &self.delivery_log else {
@@ -312,7 +313,7 @@ impl Transfer {
         origins
     }
 
-    /// Records a group of a large file that was stored from a frame of this kind. Returns the origin of its bytes.
+    /// Records that a group of a large file was stored from a frame of kind `kind`. Returns the origin of its bytes.
     pub(crate) fn note_group(&self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
         let mut delivery_log = self
             .delivery_log
@@ -336,17 +337,17 @@ impl Transfer {
         }
     }
 
-    /// Discards everything written for a retired file.
+    /// Discards all data that was written for a retired file.
     pub(crate) fn discard_retired(&self, file: &LargeFile) {
         file.give_up(|staged| self.parts.remove(file.id, staged));
         self.parts.ended(file.id);
     }
 
-    /// Discards unfinished files that have been overtaken, which means that somebody else has since created a file
-    /// under their final name. The times of their directory stay the same. For the other files, the journal records the
-    /// state in which their parts are left. Must be called after the last write.
+    /// Discards each unfinished file whose final name was taken in the meantime by a file that somebody else created.
+    /// The time of its directory stays the same. For each remaining file, the journal records the current state of its
+    /// part (its temporary file). Must be called after the last write.
     pub(crate) fn drop_overtaken(&self) {
-        // Other receivers continue to use the parts of a shared job.
+        // Discard nothing in a shared job, because other receivers continue to use the parts.
         if self.target.shared_job.is_some() {
             return self.parts.finish();
         }
@@ -359,7 +360,7 @@ impl Transfer {
             };
             let before = FileIdentity::of(&directory);
             self.abandon_file(file.id);
-            // This is the last reference, so dropping it removes the file.
+            // Dropping this last reference removes the temporary file.
             drop(file);
             if let Ok(before) = before
                 && let Ok(permit) = self.target.tree.lease().permit()
@@ -376,11 +377,11 @@ impl Transfer {
         is_overtaken(&directory, &path.file_name()?, &file.identity()?).then_some(directory)
     }
 
-    /// Ends a large file with a fault, unless it has already ended. Groups that were written are kept for a later
-    /// transfer.
+    /// Ends a large file with a fault, unless the file has already ended. The groups written so far are kept for a
+    /// later transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: FaultCause) {
-        // Threads that look for parts to remove wait for this turn, so they find the file either unfinished or among
-        // the spare parts.
+        // Hold the lock that threads also hold while they look for parts to remove. Such a thread then finds the file
+        // either unfinished or among the spare parts.
         let _turn = fault.code.is_no_room().then(|| self.spare_parts.turn());
         if let Some(file) = self.files.retire(id) {
             if file.is_blank() || self.target.shared_job.is_some() {
@@ -393,7 +394,7 @@ impl Transfer {
         }
     }
 
-    /// Reports the fault of a retired file.
+    /// Reports the fault of a retired file to the session.
     pub(crate) fn report_failed_file(&self, file: &LargeFile, fault: FaultCause) {
         self.failed_at(fault, || Some(file.head.path.clone()));
         self.reports

@@ -25,7 +25,7 @@ use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::{check_close, flush_now};
 use crate::store::transfer::Transfer;
 
-/// Work for a writer.
+/// A job for a writer thread.
 #[derive(Debug)]
 pub(crate) enum WriterJob {
     Batch(VerifiedBatch),
@@ -33,8 +33,8 @@ pub(crate) enum WriterJob {
     Named(Arc<LargeFile>, UnchangedGroup),
 }
 
-/// Runs one writer until all lanes have dropped the queue. When storage latency is high, more threads help it. Work
-/// taken from the queue after the session has ended is dropped.
+/// Runs one writer until all lanes have closed their end of the queue. When storage latency is high, additional threads
+/// help this writer. Jobs taken from the queue after the session has ended are dropped.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<WriterJob>) {
     let is_first = AtomicBool::new(true);
     transfer.run_parallel(Task::Write, "zmove-write", |turn| {
@@ -48,7 +48,7 @@ pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<WriterJob>) {
     });
 }
 
-/// Time without work after which a helper thread ends.
+/// Time without a job after which a helper thread ends.
 const HELPER_IDLE_MAX: Duration = Duration::from_millis(200);
 
 fn write(
@@ -70,7 +70,8 @@ fn write(
         }
         match job {
             WriterJob::Batch(batch) => {
-                // The threads that place the batch take their own turns.
+                // Release the turn (the share of CPU time), because each thread that places the batch takes a turn for
+                // itself.
                 turn.pause();
                 store_batch(transfer, turn, &mut placer, batch);
             }
@@ -100,7 +101,7 @@ fn store_batch(
     let pending = PendingBatch::new(item, known, Some(held));
     let entries = batch.entry_count();
     placer.place_groups(batch.groups, &pending, &data, turn);
-    // Return the buffer before this call may block.
+    // Return the buffer to the pool now, because the calls below may block.
     drop(data);
     transfer
         .reports
@@ -145,7 +146,8 @@ fn store_chunk(
     );
 }
 
-/// Returns whether an item is the first copy of its group. A later copy is settled together with the first.
+/// Returns whether an item is the first copy of its group. A copy that arrives during the write of the first copy is
+/// settled together with it. A copy that arrives later is settled immediately.
 fn is_first(transfer: &Transfer, file: &LargeFile, item: ItemId, span: GroupSpan) -> bool {
     let copy = file.begin(span, item);
     if copy == GroupCopy::Late {
@@ -155,7 +157,7 @@ fn is_first(transfer: &Transfer, file: &LargeFile, item: ItemId, span: GroupSpan
 }
 
 /// Writes the data of a group, whose ranges are stored one after another in the buffer. If there is no space, publishes
-/// the pending files, so that the files they replace are freed, and tries once more.
+/// the pending files and tries once more. Publishing frees the space of the files that are replaced.
 fn write_group(
     transfer: &Transfer,
     staged: &Staged,
@@ -192,8 +194,8 @@ fn write_group(
     Ok(())
 }
 
-/// Stores a group that the sender reported as unchanged, by taking it from the old version. If that is not possible,
-/// the sender has to send the group.
+/// Stores a group that the sender reported as unchanged, by copying it from the old version. If the group cannot be
+/// copied, requests it from the sender.
 fn copy_old_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -240,7 +242,7 @@ fn copy_old_group(
     finish_group(transfer, turn, file, StoredGroup { item, span, kind }, kept);
 }
 
-/// Records that a group with this hash value is stored at its offset.
+/// Records in the journal that the group was stored. Also records its hash value, if hash values are kept.
 fn record_group(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) -> io::Result<()> {
     transfer.parts.written(file.id, span.index, cv)?;
     if let Err(error) = file.record_group_hash(span.index, cv) {
@@ -249,14 +251,15 @@ fn record_group(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) 
     Ok(())
 }
 
-/// A group of a file, and the kind of frame by which it arrived.
+/// A stored group, and the kind of frame by which it arrived.
 struct StoredGroup {
     item: ItemId,
     span: GroupSpan,
     kind: FrameKind,
 }
 
-/// Records the result of storing a group, settles its items, and finishes or fails the file if necessary.
+/// Handles the result of storing a group: settles the group's items, finishes a complete file, and fails a file after
+/// an error.
 fn finish_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -271,9 +274,9 @@ fn finish_group(
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(transfer, turn, file, complete),
-        // The session has ended. Groups that were received are kept for a later transfer.
+        // The session has ended. The received groups are kept for a later transfer.
         Err(_) if transfer.target.tree.lease().has_ended() => {}
-        // Another receiver has renamed the file into place or has given it up, so nothing needs to be written.
+        // Another receiver has renamed the file into place or has given the file up, so there is nothing to write.
         Err((_, error)) if Errno::from_io_error(&error) == Some(PART_GONE) => {}
         Err(failed) => {
             let (operation, error) = &failed;
@@ -300,13 +303,13 @@ pub(crate) fn open_staged(
     file: &LargeFile,
 ) -> Result<Arc<Staged>, Failure> {
     file.staged(|| {
-        // The sender may have abandoned the file since this group was accepted.
+        // The sender may have abandoned the file after this group was accepted.
         if file.is_given_up() {
             return Err((Operation::Create, Errno::CANCELED.into()));
         }
         let path = transfer.target.final_path(&file.head);
         if let Some(shared) = &transfer.parts.shared {
-            // The flush at the end covers only file systems that have been noted.
+            // Register the file system now, because the flush at the end covers only registered file systems.
             let known = transfer.target.file_systems.note(&**shared.session.own());
             known.map_err(with_operation(Operation::Create))?;
             let part =
@@ -349,7 +352,7 @@ pub(crate) fn open_staged(
             None => staged.reserve(*bytes, file.head.data.as_deref(), transfer.direct),
         };
         if let Err(error) = sized {
-            // No group can be written to this part.
+            // Remove the part (the temporary file), because no group can be written to it.
             transfer.parts.remove(file.id, &staged);
             return Err((Operation::Create, error));
         }
@@ -357,7 +360,7 @@ pub(crate) fn open_staged(
     })
 }
 
-/// Returns the metadata that a large file gets at this final path.
+/// Returns the metadata to set on a large file with this final path.
 fn metadata_of<'a>(transfer: &Transfer, head: &'a FileHead, path: &RelPath) -> Cow<'a, Metadata> {
     let target = &transfer.target;
     let parent = path.directory();
@@ -373,9 +376,9 @@ fn name_of(path: &RelPath) -> Name {
     path.file_name().expect("a declared file has a name")
 }
 
-/// Finishes a complete large file. The file is flushed individually, unless nothing is flushed, because its descriptor
-/// has seen every error since it was opened and most of its data has bypassed the page cache. With `--verify media`, it
-/// is then read back. The publisher renames it into place.
+/// Finishes a complete large file and hands it to the publisher, which renames it into place. Unless nothing is
+/// flushed, the file is flushed individually: its descriptor has seen every error since it was opened, and most of its
+/// data has bypassed the page cache. With `--verify media`, the file is then read back.
 pub(crate) fn finish_file(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -387,11 +390,12 @@ pub(crate) fn finish_file(
     }
     let path = transfer.target.final_path(&file.head);
     let metadata = metadata_of(transfer, &file.head, &path);
-    // Reading the file back takes the received hash values, so the root must be computed first.
+    // Compute the root hash now, because reading the file back consumes the received hash values.
     let root = transfer.named.as_ref().and_then(|_| file.received_root());
     if staged.is_in_place() {
         let prove = |staged: &Staged| {
-            // The threads that read the file back take their own turns.
+            // Release the turn (the share of CPU time), because each thread that reads the file back takes a turn for
+            // itself.
             turn.pause();
             transfer.verify_large(file, staged)
         };
@@ -427,11 +431,12 @@ pub(crate) fn finish_file(
         .as_ref()
         .is_err_and(|(_, error)| is_over || error.kind() == io::ErrorKind::Interrupted)
     {
-        // The session has ended. The part remains in its journal, and the next transfer reads it back.
+        // The session has ended. The part (the temporary file) remains listed in its journal, and the next transfer
+        // reads it back.
         return;
     }
     if let Err((operation, error)) = sealed {
-        // A part that cannot become the file is useless.
+        // Remove the part (the temporary file), because it cannot become the final file.
         staged.discard();
         transfer.parts.remove(file.id, &staged);
         let fault = failure(operation, &error);

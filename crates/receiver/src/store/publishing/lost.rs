@@ -9,8 +9,8 @@ use zmove_wire::{Fault, FaultCode};
 
 use crate::store::failure::FaultCause;
 
-/// The entries that are not at their final path, together with everything below them, by the path of their parent
-/// directory. Storing a full path for each entry would take gigabytes.
+/// The entries that are not at their final paths, by the path of their parent directory. If a directory is lost,
+/// everything below it is lost too. Storing a full path for each entry would take gigabytes.
 #[derive(Debug, Default)]
 pub(crate) struct LostEntries(HashMap<RelPath, LostNames>);
 
@@ -19,15 +19,18 @@ type LostNames = HashMap<Name, FaultCause>;
 
 /// A view of the lost entries in one directory.
 pub(crate) struct LostInDirectory<'a> {
-    /// The fault of the directory itself or one of its parents, if it was lost.
+    /// Fault of the directory itself or of its nearest lost parent, if any.
     with_directory: Option<FaultCause>,
     names: Option<&'a mut LostNames>,
 }
 
 impl LostEntries {
-    /// Records the fault of the entry at `below` relative to the directory `above`, or of `above` itself. An entry may
-    /// be recorded twice: first when it cannot be moved into its directory because another entry exists there, and
-    /// again when that other entry cannot be moved with the directory above. The second fault then replaces the first.
+    /// Records the fault of the entry at the path `below` inside the directory `above`. If `below` is the root, records
+    /// the fault of `above` itself.
+    ///
+    /// An entry may be recorded twice. The first time, the entry could not be moved into its directory because an entry
+    /// of that name exists. The second time, the existing entry could not be moved together with the directory above.
+    /// The second fault then replaces the first.
     pub(crate) fn insert(&mut self, above: &RelPath, below: &RelPath, fault: FaultCause) {
         let path = beneath(above, below);
         if let Some((directory, name)) = path.split() {
@@ -39,7 +42,8 @@ impl LostEntries {
         }
     }
 
-    /// Returns why the file is not at its path, or `None` if it is. Removes the fault of the file.
+    /// Returns the reason why the file is not at its path, or `None` if the file is at its path. Removes the fault that
+    /// was recorded for the file itself.
     pub(crate) fn take(&mut self, path: &RelPath) -> Option<FaultCause> {
         let (directory, name) = path.split()?;
         self.in_directory(&directory).take(&name)
@@ -53,7 +57,7 @@ impl LostEntries {
         }
     }
 
-    /// Returns the fault of a directory or of the nearest lost parent, which also applies to everything in the
+    /// Returns the fault of a directory or of its nearest lost parent. This fault also applies to everything in the
     /// directory.
     fn nearest_fault(&self, directory: &RelPath) -> Option<FaultCause> {
         successors(Some(directory.clone()), RelPath::parent)
@@ -66,7 +70,8 @@ impl LostEntries {
         self.0.get(&directory)?.get(&name).copied()
     }
 
-    /// Returns the remaining faults, which are those of directories and links.
+    /// Returns the remaining faults. After the faults of all files have been taken, these are the faults of directories
+    /// and links.
     pub(crate) fn rest(self) -> impl Iterator<Item = Fault> {
         self.0.into_iter().flat_map(|(directory, lost)| {
             let lost = lost
@@ -80,7 +85,8 @@ impl LostEntries {
 }
 
 impl LostInDirectory<'_> {
-    /// Returns why a file is missing, or `None` if it is not. Removes the fault of the file.
+    /// Returns the reason why a file is missing, or `None` if the file is at its path. Removes the fault that was
+    /// recorded for the file itself.
     pub(crate) fn take(&mut self, name: &Name) -> Option<FaultCause> {
         let lost = self.names.as_mut().and_then(|names| names.remove(name));
         lost.or(self.with_directory)
@@ -89,7 +95,7 @@ impl LostInDirectory<'_> {
 
 fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
     let whole = [path.as_bytes(), below.as_bytes()].join(&b'/');
-    // An entry whose path is too long is recorded as the loss of the whole directory.
+    // If the path of an entry is too long, the whole directory is recorded as lost.
     if below.is_root() {
         path.clone()
     } else {

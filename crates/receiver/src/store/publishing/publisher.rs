@@ -58,13 +58,14 @@ use zmove_types::Lock;
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     state: Lock<PublisherState>,
-    /// Notified when there is work for the publishing thread, and when that thread has completed some.
+    /// Notified when the publishing thread has work to do, and when it has completed work.
     changed: Condvar,
-    /// Notified when a directory has been swept.
+    /// Notified when a thread has finished sweeping a directory (removing the entries that earlier processes left in
+    /// it).
     sweep_ended: Condvar,
     /// Held from the start of a flush until everything that it covers has been renamed into place.
     cycle: Lock<()>,
-    /// Maximum time that files wait to be published when nothing else arrives.
+    /// Maximum time that files wait to be published when no further files arrive.
     idle_max: Duration,
 }
 
@@ -73,21 +74,23 @@ struct PublisherState {
     current: Generation,
     /// Every staging directory that has not been renamed into place, by its final path.
     staged: HashMap<RelPath, Arc<StagingDirectory>>,
-    /// Paths for which a staging directory is being created. A thread that needs one of them waits.
+    /// Paths for which a staging directory is being created. A thread that needs one of these directories waits until
+    /// it exists.
     beginning: HashSet<RelPath>,
-    /// Directories that this transfer has created and not yet used.
+    /// Directories that this transfer has created and that nothing has been added to yet.
     fresh: HashSet<RelPath>,
-    /// Directories that are being created, each with the number of its creation. If the entry is missing when the
-    /// directory has been created, another thread has already used the directory.
+    /// Directories that are being created, each with the number of its creation. If another thread uses the directory
+    /// before its creation has finished, that thread removes the directory from this map.
     making: HashMap<RelPath, u64>,
     makings: u64,
-    /// Directories that a thread is sweeping.
+    /// Directories that a thread is sweeping (removing the entries that earlier processes left in them).
     sweeping: HashSet<RelPath>,
-    /// Directories that have been swept. If two paths have the same hash, the second is left to the next transfer.
+    /// Directories that have been swept, by the hash of their path. If two paths have the same hash, only the first is
+    /// swept, and the second is left to the next transfer.
     swept: HashOnlySet,
-    /// Whether staging directories accept no more files because their generation is about to be flushed.
+    /// Whether staging directories accept no more files because the current generation is about to be flushed.
     closing: bool,
-    /// The batches that writers are placing, by ascending number. Some may already have been reported as stored.
+    /// Numbers of the batches that writers are placing. Some of these batches may already have been reported as stored.
     placing: BTreeSet<u64>,
     placings: u64,
     /// Number of threads that wait for batches to be placed.
@@ -103,15 +106,16 @@ pub(crate) struct Generation {
     pub(crate) staging: HashMap<RelPath, StagingContents>,
     pub(crate) files: Vec<HiddenFile>,
     pub(crate) large: Vec<WholeFile>,
-    /// Directories in which files were renamed into place directly, without the publisher.
+    /// Directories in which writers have renamed files into place themselves, without the publisher.
     pub(crate) renamed_in: HashSet<RelPath>,
-    /// All batches placed in this generation, including batches without files, because their directories may be below a
-    /// staging directory.
+    /// All batches placed in this generation. A batch without files is included too, because its directories may be
+    /// below a staging directory.
     pub(crate) batches: Vec<Arc<PendingBatch>>,
     pub(crate) entries: usize,
     pub(crate) began: Option<Instant>,
     pub(crate) last_added: Option<Instant>,
-    /// Whether a flush has failed since part of this generation was written, so that each file must be checked.
+    /// Whether a flush has failed since the first part of this generation was written. If so, each file must be
+    /// checked.
     pub(crate) suspect: bool,
 }
 
@@ -123,7 +127,7 @@ pub(crate) struct StagingContents {
     pub(crate) filled: Vec<SmallFile>,
     /// Files in the staging directory that are incomplete and could not be removed.
     pub(crate) spoiled: Vec<Name>,
-    /// Whether a writer panicked while it filled the directory, which leaves its contents unknown.
+    /// Whether a writer panicked while it filled the directory. The contents are then unknown.
     pub(crate) abandoned: bool,
     pub(crate) _held: StagingCharge,
 }
@@ -132,9 +136,9 @@ pub(crate) struct StagingContents {
 #[derive(Debug)]
 pub(crate) struct SmallFile {
     pub(crate) batch: Arc<PendingBatch>,
-    /// The number of the file in its batch.
+    /// Number of the file's entry in its batch.
     pub(crate) entry: u32,
-    /// The entry of the file, with its final name.
+    /// The file's entry in its batch, with the final name of the file.
     pub(crate) file: FileEntry,
 }
 
@@ -152,19 +156,19 @@ pub(crate) struct WholeFile {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
     pub(crate) origins: BytesByOrigin,
-    /// The path at the source and the root hash, if published files are reported to an observer.
+    /// Path at the source and root hash of the file. Set only if published files are reported to an observer.
     pub(crate) root: Option<(RelPath, Root)>,
     pub(crate) staged: Staged,
     pub(crate) path: RelPath,
     pub(crate) metadata: Metadata,
 }
 
-/// The sender's knowledge about the files of a batch.
+/// Whether the sender knows that the files of a batch do not exist at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpectedState {
-    /// The files do not exist at the target, or must be replaced.
+    /// The files do not exist at the target, or existing files must be replaced.
     Absent,
-    /// The sender assumed that the files do not exist. A file that does exist is kept.
+    /// The sender has assumed that the files do not exist, without asking. A file that does exist is kept.
     Unknown,
 }
 
@@ -175,7 +179,7 @@ pub(crate) struct PendingBatch {
     item: ItemId,
     pub(crate) known: ExpectedState,
     faults: Lock<Vec<EntryFault>>,
-    /// The memory of its names, charged to the key's quota.
+    /// Charge for the memory of the batch's names against the key's quota.
     _held: Option<Charge>,
 }
 
@@ -196,48 +200,51 @@ pub(crate) enum WakeReason {
     Stopped,
 }
 
-/// Maximum time that files wait to be published while others keep arriving. A process that is killed loses this much
-/// work. A longer time would not publish faster: a file that arrives after its staging directory was closed costs two
-/// directory operations instead of one.
+/// Maximum time that files wait to be published while further files keep arriving. A process that is killed loses the
+/// work of this time. A longer time would not make publishing faster. A shorter time would cost more, because a file
+/// that arrives after its staging directory was closed costs two directory operations instead of one.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1);
-/// Maximum time that files wait to be published on storage with high latency. Filling a directory takes seconds there,
-/// and a file that arrives after the directory was published costs three more requests.
+/// Maximum time that files wait to be published on storage with high latency, while further files keep arriving.
+/// Filling a directory takes seconds on such storage, and a file that arrives after its directory was published costs
+/// three more requests.
 pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
-/// Memory of a batch entry in bytes, from decoding until it is published, without the bytes of its name and path. It
-/// covers at most twice the size of the entry in a growing list, its two names, and the allocator's overhead for them.
+/// Memory in bytes for one batch entry, from its decoding until it is published, without the bytes of its name and
+/// path. It covers twice the size of the entry, because a list may have that much spare capacity, and the allocator's
+/// overhead for the entry's two names.
 pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES + ALLOCATION_BYTES;
 const HIDDEN_NAME_BYTES: usize = 80;
 const _: () = assert!(
     2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES
 );
-/// Maximum time that files wait to be published when nothing else arrives, while the sender has other work to do.
+/// Maximum time that files wait to be published when no further files arrive and the sender has other work to do.
 pub(crate) const IDLE_MAX: Duration = Duration::from_millis(200);
-/// The same in a job of several receivers, where the sender waits for the files to be published before it marks an item
-/// as done.
+/// Maximum time that files wait to be published in a job of several receivers when no further files arrive. It is
+/// shorter than [`IDLE_MAX`], because the sender waits for the files to be published before it marks an item as done.
 pub(crate) const IDLE_MAX_IN_JOB: Duration = Duration::from_millis(10);
 /// Maximum number of staging directories in one generation. Two generations may be in progress.
 pub(crate) const STAGING_MAX: usize = 128;
 /// Number of large files at which a generation is published early.
 const LARGE_MAX: usize = 64;
-/// Maximum number of new directories to remember. Any further directory is filled file by file.
+/// Maximum number of new directories to remember. In any further new directory, files are created one by one without a
+/// staging directory.
 const PATHS_MAX: usize = 16_384;
-/// Maximum length of a remembered path in bytes. With the maximum number of paths this limits their memory to 8 MiB,
-/// whatever a sender names.
+/// Maximum length in bytes of a remembered path. Together with [`PATHS_MAX`], it limits the memory for these paths to 8
+/// MiB, regardless of the paths that a sender names.
 const PATH_BYTES_MAX: usize = 512;
 /// Maximum number of swept directories to remember, at 16 bytes each. Any further directory is swept each time it is
 /// opened.
 pub(crate) const SWEPT_MAX: usize = 1 << 18;
 /// Number of entries at which a generation is published early.
 const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
-/// Number of entries at which writers stop until the generation has been taken. Two generations may be in progress,
-/// which together use half of the unpublished entries that a sender allows.
+/// Number of entries at which writers stop until the publisher has taken the generation. Two generations may be in
+/// progress. Together they use half of the unpublished entries that a sender allows.
 const ENTRIES_MAX: u64 = UNPUBLISHED_ENTRIES_MAX / 4;
 const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
 
 impl SmallFile {
-    /// Creates the record of a file that already has its metadata. Only its time is checked again later, so the extra
-    /// metadata is dropped.
+    /// Creates the record of a written file whose metadata has been set. Drops the extra metadata, because only the
+    /// time of the file is checked again later.
     pub(crate) fn new(batch: &Arc<PendingBatch>, entry: u32, mut file: FileEntry) -> Self {
         file.metadata.extra = None;
         Self {
@@ -249,7 +256,7 @@ impl SmallFile {
 }
 
 impl Publisher {
-    /// Creates a publisher that publishes files when nothing else has arrived for `idle_max`, or earlier.
+    /// Creates a publisher that publishes files at the latest when no further files have arrived for `idle_max`.
     pub(crate) fn new(idle_max: Duration) -> Self {
         Self {
             idle_max,
@@ -270,7 +277,8 @@ impl Publisher {
         Some((Arc::clone(found.directory()), below(path, above)))
     }
 
-    /// Returns a guard for filling the staging directory of `path`, if one exists and still accepts files.
+    /// Returns a guard for filling the staging directory of `path`. Returns `None` if that directory does not exist or
+    /// accepts no more files.
     pub(crate) fn join(&self, path: &RelPath) -> Option<StagingGuard<'_>> {
         let mut state = self.state.lock();
         while state.beginning.contains(path) {
@@ -293,8 +301,8 @@ impl Publisher {
         }
     }
 
-    /// Creates a staging directory for `path` with `begin`, which also returns the resources charged for it. Returns
-    /// `None` if no staging directory is possible now, or if `begin` returns `None`.
+    /// Creates a staging directory for `path` by calling `begin`, which returns the directory and the charge for its
+    /// resources. Returns `None` if no staging directory can be created now, or if `begin` returns `None`.
     pub(crate) fn begin(
         &self,
         path: &RelPath,
@@ -334,8 +342,8 @@ impl Publisher {
         Some(self.guard(path, &staging))
     }
 
-    /// Creates a directory with `make`, which returns `false` if it already exists. A new directory counts as fresh
-    /// unless somebody has [used](Self::mark_used) it before this call returns.
+    /// Creates a directory by calling `make`, which returns `false` if the directory already exists. The new directory
+    /// counts as fresh unless a thread [uses](Self::mark_used) it before this call returns.
     pub(crate) fn make(
         &self,
         path: &RelPath,
@@ -364,13 +372,14 @@ impl Publisher {
         made
     }
 
-    /// Returns whether this transfer has created a directory that is still unused. From now on it counts as used.
+    /// Marks a directory as used. Returns whether it was fresh, which means that this transfer has created it and
+    /// nothing has been added to it.
     pub(crate) fn use_fresh(&self, path: &RelPath) -> bool {
         self.state.lock().fresh.remove(path)
     }
 
-    /// Records that an entry is about to be added to a directory, and possibly to each of its parents, because missing
-    /// parents will be created.
+    /// Marks a directory and all of its parents as used, because an entry is about to be added to it. The parents are
+    /// included because missing parents are created first.
     pub(crate) fn mark_used(&self, path: &RelPath) {
         let mut state = self.state.lock();
         if state.fresh.is_empty() && state.making.is_empty() {
@@ -386,8 +395,9 @@ impl Publisher {
         self.state.lock().fresh.contains(path)
     }
 
-    /// Sweeps a directory before its first use. A directory is swept again if too many directories have been swept to
-    /// remember them all. Threads that need the directory during the sweep wait.
+    /// Sweeps a directory before its first use by calling `sweep`, which removes the entries that earlier processes
+    /// left in it. If another thread is already sweeping the directory, waits for that thread. A directory may be swept
+    /// more than once if there are too many directories to remember.
     ///
     /// # Errors
     /// Returns the error of `sweep`. The next call then sweeps the directory again.
@@ -417,14 +427,15 @@ impl Publisher {
         Ok(())
     }
 
-    /// Returns the number of failed flushes. Must be read before a file's first byte is written.
+    /// Returns the number of failed flushes so far. Before writing a new file, the caller reads this number and later
+    /// passes it to [`add_file`](Self::add_file).
     pub(crate) fn failed_flushes(&self) -> u64 {
         self.state.lock().failed_flushes
     }
 
-    /// Hands over a small file to be published. `failed_flushes` is the number of failed flushes before its first byte
-    /// was written. If a flush has failed since, it may have failed for this file, although the file belonged to no
-    /// generation yet.
+    /// Hands over a small file to be published. `failed_flushes` is the number of failed flushes before the first byte
+    /// of the file was written. A later failed flush may have failed for this file, although the file belonged to no
+    /// generation at that time. The current generation is then marked as suspect.
     pub(crate) fn add_file(&self, file: HiddenFile, failed_flushes: u64) {
         let mut state = self.state.lock();
         state.current.suspect |= failed_flushes != state.failed_flushes;
@@ -450,7 +461,7 @@ impl Publisher {
         self.request_if_full(&mut state);
     }
 
-    /// Marks the start of placing a batch. Dropping the result marks the end.
+    /// Marks the start of placing a batch. The end is marked when the returned value is dropped.
     pub(crate) fn begin_batch(&self) -> Placing<'_> {
         let mut state = self.state.lock();
         state.placings += 1;
@@ -459,7 +470,7 @@ impl Publisher {
         Placing(self, number)
     }
 
-    /// Waits until all batches that have been started so far have been handed over.
+    /// Waits until writers have finished placing all batches that were started before this call.
     pub(crate) fn wait_until_placed(&self) {
         let mut state = self.state.lock();
         let last = state.placings;
@@ -470,8 +481,8 @@ impl Publisher {
         state.waiting -= 1;
     }
 
-    /// Hands over a batch of `entries` entries that has been placed. It is reported together with everything that was
-    /// handed over earlier. Blocks while too much is unpublished.
+    /// Hands over a batch of `entries` entries that has been placed. The batch is reported after everything that was
+    /// handed over earlier has been published. Blocks while too many entries or batches are unpublished.
     pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>, entries: usize) {
         let mut state = self.state.lock();
         state.current.batches.push(batch);
@@ -491,7 +502,7 @@ impl Publisher {
         self.changed.notify_all();
     }
 
-    /// Waits at most `pause` for the next work of the publishing thread.
+    /// Waits until the publishing thread has work to do, but at most for `pause`.
     pub(crate) fn next(&self, pause: Duration) -> WakeReason {
         let latest = Instant::now() + pause;
         let mut state = self.state.lock();
@@ -516,7 +527,7 @@ impl Publisher {
         }
     }
 
-    /// Returns whether unpublished files have waited long enough.
+    /// Returns whether unpublished files have waited long enough to be published now.
     pub(crate) fn is_due(&self, wait_max: Duration) -> bool {
         let current = &self.state.lock().current;
         let longer =
@@ -524,8 +535,8 @@ impl Publisher {
         longer(current.began, wait_max) || longer(current.last_added, self.idle_max)
     }
 
-    /// Records new work. The first work of a generation wakes the publishing thread, which might otherwise sleep too
-    /// long.
+    /// Records that work was added to the current generation. The first work of a generation wakes the publishing
+    /// thread, because that thread might otherwise sleep too long.
     fn touch(&self, state: &mut PublisherState) {
         if state.current.touch() {
             self.changed.notify_all();
@@ -548,7 +559,8 @@ impl Publisher {
         state.current.suspect = true;
     }
 
-    /// Takes everything that has been written so far. First waits for writers that are filling a staging directory.
+    /// Takes the current generation, which contains everything that was handed over so far. First waits for writers
+    /// that are filling a staging directory.
     pub(crate) fn take_generation(&self) -> Generation {
         let mut state = self.state.lock();
         state.closing = true;
@@ -606,7 +618,7 @@ impl Drop for Placing<'_> {
     }
 }
 
-/// A guard that removes a path from the set of staging directories being created, whatever the outcome.
+/// A guard that removes a path from `beginning` when it is dropped, whether or not the staging directory was created.
 struct BeginningGuard<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
@@ -620,8 +632,8 @@ impl Drop for BeginningGuard<'_> {
 }
 
 impl StagingGuard<'_> {
-    /// Hands over the files that the writer has created in the directory. `spoiled` lists incomplete files that remain
-    /// there.
+    /// Hands over the files that the writer has created in the staging directory. `spoiled` lists incomplete files that
+    /// could not be removed from it.
     pub(crate) fn leave(mut self, filled: Vec<SmallFile>, spoiled: Vec<Name>) {
         self.has_left = true;
         self.end(|filling| {
@@ -637,8 +649,9 @@ impl StagingGuard<'_> {
             book(filling);
             filling.writers -= 1;
         }
-        // Notify only if `take` is waiting or these are the first files of a generation. Writers call this after every
-        // few files, and each notification would wake the publishing thread although it has nothing to do yet.
+        // Notify only if `take_generation` is waiting or if these are the first files of a generation. Writers call
+        // this function after every few files. Each notification would wake the publishing thread even if it has
+        // nothing to do yet.
         let is_waited_for = current.touch() || state.closing;
         drop(state);
         if is_waited_for {
@@ -655,7 +668,7 @@ impl Drop for StagingGuard<'_> {
     }
 }
 
-/// Marks a directory as being swept until this is dropped.
+/// Marks a directory as being swept until the guard is dropped.
 struct SweepGuard<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
@@ -677,7 +690,7 @@ impl PublisherState {
 }
 
 impl Generation {
-    /// Records new work. Returns whether it is the first of this generation.
+    /// Records that work was added. Returns whether it is the first work of this generation.
     fn touch(&mut self) -> bool {
         let now = Instant::now();
         let is_first = self.began.is_none();
@@ -713,13 +726,13 @@ impl PendingBatch {
         self.faults.lock().push(cause.of_entry(entry));
     }
 
-    /// Returns the outcome to report if this was the last reference to the batch.
+    /// Returns the report for this batch if this was the last reference to it. Otherwise returns `None`.
     pub(crate) fn release(self: Arc<Self>) -> Option<ThreadReport> {
         let Self { item, faults, .. } = Arc::into_inner(self)?;
         Some(ThreadReport::Published(item, faults.into_inner()))
     }
 
-    /// Returns the faults so far.
+    /// Returns the faults that have been recorded so far.
     pub(crate) fn faults(&self) -> Vec<EntryFault> {
         self.faults.lock().clone()
     }
@@ -731,7 +744,7 @@ pub(crate) fn covers(above: &RelPath, path: &RelPath) -> bool {
     rest.is_some_and(|rest| above.is_root() || rest.is_empty() || rest.starts_with(b"/"))
 }
 
-/// Returns the path itself, or its nearest parent that is short enough to be remembered.
+/// Returns `path`, or its nearest parent if `path` is too long to be remembered.
 fn remembered_of(path: &RelPath) -> Option<RelPath> {
     let bytes = path.as_bytes();
     if bytes.len() <= PATH_BYTES_MAX {
@@ -743,7 +756,7 @@ fn remembered_of(path: &RelPath) -> Option<RelPath> {
     RelPath::from_bytes(&bytes[..end]).ok()
 }
 
-/// Returns the part of `path` below its prefix `above`.
+/// Returns the rest of `path` after its prefix `above`.
 pub(crate) fn below(path: &RelPath, above: &RelPath) -> RelPath {
     let rest = &path.as_bytes()[above.as_bytes().len()..];
     RelPath::from_bytes(rest.strip_prefix(b"/").unwrap_or(rest))
