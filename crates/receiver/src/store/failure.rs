@@ -22,7 +22,7 @@ impl FaultCause {
         Self { operation, code }
     }
 
-    /// Returns this fault for the entry at `path`.
+    /// Returns the report of this fault for the entry at `path`.
     pub(crate) fn at(self, path: RelPath) -> Fault {
         let Self { operation, code } = self;
         Fault {
@@ -32,7 +32,7 @@ impl FaultCause {
         }
     }
 
-    /// Returns this fault for the entry with this number in its batch.
+    /// Returns the report of this fault for entry number `entry` of a batch.
     pub(crate) fn of_entry(self, entry: u32) -> EntryFault {
         let Self { operation, code } = self;
         EntryFault {
@@ -51,18 +51,19 @@ impl FaultCause {
     }
 }
 
-/// Attaches the operation to an error.
+/// Returns a function that combines an error with `operation` to a `Failure`.
 pub(crate) fn with_operation(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
     move |error| (operation, error)
 }
 
-/// Attaches the operation to an error from opening a directory, or creating it if it did not exist.
+/// Returns a function that combines an error with the operation that failed when a directory was opened or created.
 pub(crate) fn with_entry_operation(tree: &Tree, path: &RelPath) -> impl Fn(io::Error) -> Failure {
     |error| (entry_operation(tree, path, &error), error)
 }
 
-/// Returns the operation that failed when a directory was opened, or created if it did not exist. A permission error
-/// may come from either operation, so this function then tries to open the directory again.
+/// Returns the operation that failed when a directory was opened or, if it did not exist, created. Both operations may
+/// fail with a permission error. In that case, this function tries to open the directory again to find out which
+/// operation failed.
 pub(crate) fn entry_operation(tree: &Tree, path: &RelPath, error: &io::Error) -> Operation {
     let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     let is_closed = || {
@@ -76,26 +77,27 @@ pub(crate) fn entry_operation(tree: &Tree, path: &RelPath, error: &io::Error) ->
     }
 }
 
-/// The fault of a file that is not stored because an existing entry of that name is kept.
+/// The fault of a file that is not stored because an existing entry of the same name must be kept.
 pub(crate) const KEPT_EXISTING: FaultCause =
     FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
 
-/// The error for a directory that does not give way because a rule protects it or an entry in it. No file system
-/// returns this error or the two errors below.
+/// The error for a directory that is not replaced because a rule protects the directory or an entry in it. No file
+/// system returns this error, `RESERVED` or `REMOVED_ENOUGH`.
 pub(crate) const PROTECTED: Errno = Errno::KEYREJECTED;
-/// The error for a directory that does not give way because it contains a reserved name.
+/// The error for a directory that is not replaced because it contains a reserved name.
 pub(crate) const RESERVED: Errno = Errno::KEYREVOKED;
-/// The error for a directory that does not give way because it contains more entries than may still be removed.
+/// The error for a directory that is not replaced because it contains more entries than this transfer may still remove.
 pub(crate) const REMOVED_ENOUGH: Errno = Errno::KEYEXPIRED;
 
-/// Returns whether the failure is a lack of space on the file system or in a quota.
+/// Returns whether the cause of the failure is missing space on the file system or an exceeded quota.
 pub(crate) fn is_no_room((_, error): &Failure) -> bool {
     error
         .raw_os_error()
         .is_some_and(|errno| FaultCode::Os(errno).is_no_room())
 }
 
-/// Returns the failure as it is reported to the sender, with a fault code where that is clearer than an error number.
+/// Converts a failure to the form in which it is reported to the sender. Uses a specific fault code if that is clearer
+/// than the error number.
 pub(crate) fn failure(operation: Operation, error: &io::Error) -> FaultCause {
     let code = match (operation, Errno::from_io_error(error)) {
         (_, Some(JOB_ENDED)) => FaultCode::JobEnded,

@@ -47,8 +47,8 @@ impl Transfer {
         metadata: &Metadata,
     ) -> Result<Option<Staged>, Failure> {
         let target = &self.target;
-        // A file that must be kept may have been created since the sender received its answer. For a new file, this is
-        // checked when it is renamed into place.
+        // Check again that the file may be changed, because the existing file may have been created after the sender
+        // received its answer. A new file is checked later, when it is renamed into place.
         if !target.view.policy.rules.in_place
             || target.may_not_be_replaced(directory, name, metadata.mtime)
         {
@@ -82,9 +82,8 @@ impl TargetTree {
         self.view.policy.rules.in_place && Existing::has_single_name(directory, name)
     }
 
-    /// Finishes a file that was changed in place, provided that no other process was seen to change it. The data is
-    /// flushed before the file looks finished, because overwritten blocks may reach the disk later than the length and
-    /// the time.
+    /// Finishes a file that was changed in place. Fails if another process was seen to change the file. The data is
+    /// flushed before the final length and time are set, because overwritten blocks may reach the disk after them.
     pub(crate) fn finish_in_place(
         &self,
         staged: Staged,
@@ -93,13 +92,14 @@ impl TargetTree {
         at: EntryLocation<'_>,
         prove: impl FnOnce(&Staged) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        // The file may be a mount point and so be on its own file system.
+        // Register the file system of the file, because the file may be a mount point and so be on a different file
+        // system than its directory.
         self.file_systems
             .note(staged.file())
             .map_err(with_operation(Operation::Flush))?;
         flush_now(staged.file(), self.view.policy.rules.flushes())?;
         check_close(&staged)?;
-        // A file that fails this check keeps its temporary length, so it looks unfinished.
+        // If this check fails, the file keeps its temporary length, so that it looks unfinished.
         prove(&staged)?;
         let verify = with_operation(Operation::Verify);
         staged.set_final_length().map_err(verify)?;

@@ -21,8 +21,8 @@ use crate::store::large_files::received_hashes::ReceivedHashes;
 use crate::store::transfer::Transfer;
 use crate::sync::run_on_several;
 
-/// Maximum number of threads that read back one file. On most hosts more threads hash no faster and only take cores
-/// from other work.
+/// Maximum number of threads that read back one file. On most hosts, more threads do not hash faster and only take CPU
+/// time from other work.
 const READERS_MAX: usize = 4;
 
 impl Transfer {
@@ -32,7 +32,7 @@ impl Transfer {
     }
 
     /// Reads back a complete and flushed large file, if `--verify media` is set. The calling thread must not hold a
-    /// turn.
+    /// turn (a share of CPU time), because the reading threads take turns.
     ///
     /// # Errors
     /// Returns an error if the file differs from the received data or cannot be read, and `EINTR` if the session ends
@@ -81,7 +81,7 @@ impl Transfer {
             });
             let found = indices.try_for_each(look_at);
             if found.is_err() {
-                // The other threads can stop.
+                // Make the other threads stop, because the file has already failed.
                 next.store(groups, Ordering::Relaxed);
             }
             vec![found]
@@ -119,7 +119,8 @@ impl Transfer {
     }
 }
 
-/// Returns the error for a file whose stored data differs from the received data. `failure` maps it to a separate code.
+/// Returns the error for a file whose stored data differs from the received data. The function `failure` maps this
+/// error to its own fault code.
 pub(crate) fn differs_from_received() -> io::Error {
     Errno::BADMSG.into()
 }

@@ -43,9 +43,9 @@ impl Rules {
         }
     }
 
-    /// Returns the metadata that a regular file gets here. Unless the grant allows both bits, the setuid bit is kept
-    /// only if the file also gets its owner, and the setgid bit only if it also gets its group. Otherwise the bits
-    /// would lend the privileges of the receiver's user or group to anyone who runs the file.
+    /// Returns the metadata to set on a regular file. Unless the grant allows both bits, the setuid bit is kept only if
+    /// the owner is also set, and the setgid bit only if the group is also set. Otherwise, anyone who runs the file
+    /// would get the privileges of the receiver's user or group.
     pub(crate) fn of_file<'a>(&self, metadata: &'a Metadata) -> Cow<'a, Metadata> {
         let extra = metadata.extra.as_deref();
         let gets = |kind, account: Option<&Account>| {
@@ -69,8 +69,8 @@ impl Rules {
         })
     }
 
-    /// Returns the metadata of a file that replaces the existing file `there`. If modes are not preserved, it takes the
-    /// mode of the existing file.
+    /// Returns the metadata for a file that replaces the existing file `there`. If modes are not preserved, the new
+    /// file takes the mode of the existing file.
     pub(crate) fn metadata_of_replacement<'a>(
         &self,
         metadata: &'a Metadata,
@@ -83,7 +83,8 @@ impl Rules {
         Cow::Owned(self.of_file(&kept).into_owned())
     }
 
-    /// Returns the metadata of a file that is not replaced. If modes are not preserved, it keeps its own mode.
+    /// Returns the metadata for an existing file that is not replaced. If modes are not preserved, the file keeps its
+    /// mode.
     pub(crate) fn metadata_of_kept<'a>(
         &self,
         metadata: &'a Metadata,
@@ -98,7 +99,8 @@ impl Rules {
         })
     }
 
-    /// Returns the metadata of an existing directory. If modes or directory times are not preserved, it keeps its own.
+    /// Returns the metadata for an existing directory. If modes or directory times are not preserved, the directory
+    /// keeps its mode or time.
     pub(crate) fn of_directory<'a>(
         &self,
         metadata: &'a Metadata,
@@ -127,7 +129,7 @@ impl Rules {
         }
     }
 
-    /// Returns the kinds of extended attributes that are set and removed.
+    /// Returns the kinds of extended attributes that this transfer sets and removes.
     pub(crate) fn xattr_kinds(&self) -> MetadataKinds {
         let kinds = self.kinds.common(MetadataKinds::ANY_XATTR);
         if self.owning == OwnerPermission::Allowed {
@@ -137,14 +139,14 @@ impl Rules {
         }
     }
 
-    /// Returns whether an entry of this kind may be created.
+    /// Returns whether a special file of this kind may be created.
     pub(crate) fn may_make(&self, special: Special) -> bool {
         let kind = special.kind();
         self.kinds.has_any(kind)
             && (kind == MetadataKinds::SPECIALS || self.owning == OwnerPermission::Allowed)
     }
 
-    /// Returns whether anything is flushed.
+    /// Returns whether written data is flushed. This is the case unless durability is `none`.
     pub(crate) fn flushes(&self) -> bool {
         self.durability != Durability::None
     }
@@ -157,8 +159,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether the entry `there` must be kept, whatever its contents, instead of a file that would get the time
-    /// `kept`.
+    /// Returns whether the existing entry `there` must be kept regardless of its contents. `kept` returns the time that
+    /// the new file would get.
     pub(crate) fn must_keep(&self, there: &FileIdentity, kept: impl FnOnce() -> Timestamp) -> bool {
         match self.overwrite {
             Overwrite::Differing => false,

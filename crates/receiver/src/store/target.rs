@@ -42,11 +42,11 @@ use crate::store::failure::entry_operation;
 /// The part of the file system that a client may write to.
 #[derive(Clone, Debug)]
 pub enum WriteAccess {
-    /// Anywhere that this process may write. Used for the user's own target in the same process.
+    /// The client may write wherever this process may write. Used if the target is local to the process of the user.
     Anywhere,
-    /// Below these roots. A relative target is below the first root.
+    /// The client may write below these roots. A relative target is below the first root.
     Beneath(Roots),
-    /// Nowhere, because the key may only read.
+    /// The client may not write, because its key may only read.
     ReadOnly,
 }
 
@@ -55,14 +55,15 @@ pub enum WriteAccess {
 pub(crate) struct Target {
     /// The directory that paths are relative to.
     pub(crate) tree: Tree,
-    /// For a single entry, its name at the source and its name at the target.
+    /// If a single entry is received, its name at the source and its name at the target.
     pub(crate) rename: Option<(Name, Name)>,
-    /// Whether any entry that will be written already exists.
+    /// Whether any of the entries to write already exists.
     pub(crate) state: TargetState,
-    /// Whether the directory was created here with access for its owner only. Its final mode has not been received yet.
+    /// Whether this session created the directory with access for its owner only. The final mode has not been received
+    /// yet.
     pub(crate) is_closed: bool,
-    /// The previous mode of the directory, if its owner had to be given access here. Its final mode has not been
-    /// received yet.
+    /// The previous mode of the directory, if this session changed the mode to give the owner access. The final mode
+    /// has not been received yet.
     pub(crate) mode_before: Option<Mode>,
     /// The session in a job of several receivers, if the transfer belongs to one.
     pub(crate) shared_job: Option<SharedJobSession>,
@@ -72,20 +73,20 @@ pub(crate) struct Target {
 struct TargetLocation<'a> {
     /// The tree that contains the target. `None` only for a user's own target whose parent does not exist.
     tree: Option<Tree>,
-    /// The path in the tree of the directory for entries.
+    /// Path, inside the tree, of the directory in which entries are stored.
     path: RelPath,
-    /// For a single entry that is not stored in an existing directory, its name at the source and its name at the
-    /// target.
+    /// The name at the source and the name at the target of a single entry. `None` if there are several entries, or if
+    /// the entry is stored inside an existing directory.
     rename: Option<(Name, Name)>,
-    /// The target as requested.
+    /// The target as the client requested it.
     shown: &'a Path,
 }
 
 const TARGET_BYTES_MAX: usize = 4096;
 
 impl<'a> TargetLocation<'a> {
-    /// Finds the location. Missing directories are created under the lease `create_under`, or stay missing without a
-    /// lease.
+    /// Finds the location. Creates missing parent directories under the lease `create_under`. Without a lease, creates
+    /// nothing.
     fn of(
         open: &'a Open,
         access: &WriteAccess,
@@ -106,7 +107,7 @@ impl<'a> TargetLocation<'a> {
             && let Some((parent, own_name)) = path.split()
         {
             let is_directory = match tree.as_ref().map(|tree| tree.open_directory(&path)) {
-                // The entry exists, whatever it is.
+                // The target exists, but its file system is gone, so nothing can be stored in it.
                 Some(Err(error)) if is_file_system_gone(&error) => {
                     return Err(refusal("open directory", shown, &error));
                 }
@@ -129,8 +130,8 @@ impl<'a> TargetLocation<'a> {
         })
     }
 
-    /// Returns the refusal for a directory that cannot be created or opened. For a single entry with its own name, the
-    /// refusal names the entry instead of its directory.
+    /// Returns the refusal for a directory that cannot be created or opened. If a single entry is stored under its own
+    /// name, the refusal describes the path of that entry and not of its directory.
     fn entry_refusal(&self, operation: &str, error: &io::Error) -> Refusal {
         let way = || {
             let own_name = self.rename.as_ref().map(|(_, own_name)| own_name);
@@ -146,8 +147,8 @@ impl<'a> TargetLocation<'a> {
 }
 
 impl Target {
-    /// Opens the target and creates missing directories. For a job in progress nothing is created and no mode is
-    /// changed, because the head may already have set the final mode.
+    /// Opens the target and creates missing directories. If the session joins a job in progress, creates nothing and
+    /// changes no mode, because the node that leads the job may already have set the final mode.
     pub(crate) fn resolve(
         open: &Open,
         access: &WriteAccess,
@@ -178,8 +179,8 @@ impl Target {
         let tree = &tree.under(lease.clone());
         let path = &place.path;
         let tops = names_at_top(&open.shape, place.rename.as_ref());
-        // If entries are named in the target, or modes are not preserved, the target receives no mode. It then has the
-        // usual mode from the start.
+        // The target receives a mode only if the entries are its contents and modes are preserved. Otherwise the target
+        // has the usual mode from the start.
         let gets_mode = tops.is_empty() && open.keeping.kinds.has_any(MetadataKinds::MODE);
         let closed = if gets_mode {
             make_closed(tree, path)
@@ -188,8 +189,7 @@ impl Target {
         };
         let made = closed.and_then(|is_closed| {
             let (directory, mode_before) = match (path.parent(), path.file_name()) {
-                // The mode of the target is set at the end, so a mode that denies access to the owner may be changed
-                // now.
+                // If the mode denies access to the owner, change the mode now. The final mode is set at the end.
                 (Some(parent), Some(name)) if gets_mode => tree
                     .with_root(tree.create_directory(&parent)?)
                     .open_with_access(&RelPath::from(&name))?,
@@ -205,8 +205,8 @@ impl Target {
         let state =
             state_of(&fd, &tops).map_err(|error| refusal("read directory", place.shown, &error))?;
         if state == TargetState::Empty {
-            // All entries must be created in this directory, so check now whether that is possible, before any data is
-            // sent. The effective rights include capabilities, which a plain access check ignores.
+            // Check before any data is sent that entries can be created in this directory. Check the effective rights,
+            // because they include capabilities, which a plain access check ignores.
             let may_write = rustix::fs::accessat(
                 &fd,
                 ".",
@@ -226,7 +226,8 @@ impl Target {
         })
     }
 
-    /// [Enters](OtherJobs::enter) the target's directory.
+    /// [Enters](OtherJobs::enter) the target's directory: removes the entries that dead processes left in it, and waits
+    /// for jobs of other runs.
     pub(crate) fn enter(
         &self,
         open: &Open,
@@ -264,7 +265,8 @@ impl Target {
     }
 }
 
-/// Waits for the jobs of other runs above the target, up to the root of the grant.
+/// Waits until the state of each job of another run is known, for all jobs above the target up to the root of the
+/// grant. Removes the remains of dead jobs.
 pub(crate) fn wait_for_jobs_above(
     open: &Open,
     access: &WriteAccess,
@@ -312,14 +314,14 @@ fn directories_of(
     Ok(there.chain(above_root.into_iter().map(Ok)))
 }
 
-/// Returns whether the error means that there is no directory, or only one that may not be listed.
+/// Returns whether the error means that the directory does not exist or may not be listed.
 fn is_unlistable(error: &io::Error) -> bool {
     use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
         || Errno::from_io_error(error) == Some(Errno::LOOP)
 }
 
-/// Returns the nearest existing directory above a path.
+/// Returns the tree of the nearest existing directory above a path.
 fn nearest(path: &Path) -> io::Result<Tree> {
     let mut last = Err(io::ErrorKind::NotFound.into());
     for above in path.ancestors().skip(1) {
@@ -337,7 +339,7 @@ fn nearest(path: &Path) -> io::Result<Tree> {
     last
 }
 
-/// Returns the directories above a tree, as far as they are readable.
+/// Returns the directories above a tree, up to the first one that cannot be opened.
 fn above(tree: &Tree) -> Vec<Arc<OwnedFd>> {
     let up = |below: BorrowedFd<'_>| {
         let parent = open_at(below, "..", OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
@@ -347,7 +349,7 @@ fn above(tree: &Tree) -> Vec<Arc<OwnedFd>> {
     directories.take(ABOVE_MAX).collect()
 }
 
-/// Maximum number of directories above a target to search.
+/// Maximum number of directories above a target to search for jobs.
 const ABOVE_MAX: usize = 64;
 
 /// A target that is only inspected. Missing directories stay missing.
@@ -355,15 +357,15 @@ const ABOVE_MAX: usize = 64;
 pub(crate) struct InspectedTarget {
     /// The directory that paths are relative to, if it exists.
     pub(crate) tree: Option<Tree>,
-    /// For a single entry, its name at the source and the name it would get.
+    /// If a single entry is inspected, its name at the source and the name that a transfer would give it.
     pub(crate) rename: Option<(Name, Name)>,
-    /// Whether the target exists but its mode denies access to its owner. A transfer would change the mode, so the
-    /// contents are unknown.
+    /// Whether the target exists but its mode denies access to its owner. A transfer would change the mode. An
+    /// inspection does not, so it cannot read the contents.
     pub(crate) is_closed: bool,
 }
 
 impl InspectedTarget {
-    /// Finds the target like [`Target::resolve`], but creates nothing.
+    /// Finds the target in the same way as [`Target::resolve`], but creates and changes nothing.
     pub(crate) fn inspect(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         Self::find(open, access).map_err(|refusal| dead_mount::named(refusal, open, access))
     }
@@ -379,7 +381,8 @@ impl InspectedTarget {
         };
         let found = match place.tree.as_ref().map(look).transpose() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            // Only a transfer that sets modes would open up the directory.
+            // The mode of the target denies access to its owner. Refuse, because only a transfer that preserves modes
+            // would change that mode.
             Ok(Some(None)) if !open.keeping.kinds.has_any(MetadataKinds::MODE) => {
                 return Err(place.entry_refusal("open directory", &Errno::ACCESS.into()));
             }
@@ -393,8 +396,8 @@ impl InspectedTarget {
     }
 }
 
-/// Creates a directory with access for its owner only (0700). Returns `false` if an entry of that name exists. Parent
-/// directories get the usual permissions.
+/// Creates a directory to which only its owner has access (mode 0700). Returns `false` if an entry of that name exists.
+/// Missing parent directories are created with the usual permissions.
 fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     let Some((parent, name)) = path.split() else {
         return Ok(false);
@@ -411,7 +414,7 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     )
 }
 
-/// Returns the name that an entry gets. A single entry may be renamed.
+/// Returns the name of an entry at the target. Only a single entry at the top may have a different name there.
 pub(crate) fn renamed<'a>(
     rename: Option<&'a (Name, Name)>,
     directory: &RelPath,
@@ -454,11 +457,13 @@ fn open_root(roots: &Roots, root: &Path) -> Result<Tree, Refusal> {
     })
 }
 
-/// The text for a root whose mode allows access, which means that a kernel rule denies it.
+/// Text to add if access is denied although the mode of the root allows it. A kernel rule (confinement) then denies the
+/// access.
 const CONFINED: &str = " (if the receiver is confined to the roots that it had at startup, by `zmove serve --confine` \
                         or confine in zmove.toml, restart it to add a root)";
 
-/// Locates a user's own target. Links and `..` in it are the user's responsibility, as for any command.
+/// Locates a target that the user names in the same process. Symbolic links and `..` in the path are followed, as in
+/// any command of the user.
 fn locate_own(
     target: &[u8],
     create_under: Option<&Lease>,
@@ -492,7 +497,7 @@ fn locate_own(
     }
     let tree = match Tree::open(parent) {
         Err(error) if create_under.is_none() && error.kind() == io::ErrorKind::NotFound => None,
-        // An existing target is itself the directory that cannot be opened.
+        // The target exists, so report the error of opening the target and not that of its parent directory.
         Err(_) if path.is_dir() => return Err(refusal("open directory", path, &own_error)),
         opened => {
             Some(opened.map_err(|error| entry_refusal("open directory", parent, &error, way))?)
@@ -501,11 +506,11 @@ fn locate_own(
     Ok((tree, clean(name.as_bytes())?))
 }
 
-/// Returns the root of a key that contains a path, and the rest of the path below the root. A relative path is below
-/// the first root.
+/// Returns the root that contains a path, and the rest of the path below that root. A relative path is below the first
+/// root. `may` is the operation that the refusal names, such as "write to".
 ///
 /// # Errors
-/// Returns a refusal if no root contains the path. `may` is the operation shown in the refusal, such as "write to".
+/// Returns a refusal if no root contains the path.
 pub fn choose_root<'a>(
     asked: &'a [u8],
     roots: &'a [PathBuf],
@@ -543,7 +548,7 @@ pub fn choose_root<'a>(
         })
 }
 
-/// Removes duplicate slashes and single dots from a path.
+/// Returns a path without duplicate slashes and single dots.
 #[must_use]
 pub fn without_dots(path: &[u8]) -> Vec<u8> {
     let parts: Vec<_> = path
@@ -553,7 +558,7 @@ pub fn without_dots(path: &[u8]) -> Vec<u8> {
     parts.join(&b'/')
 }
 
-/// Removes duplicate slashes and single dots from a path. A path with `..` is refused.
+/// Returns a path without duplicate slashes and single dots. Refuses a path that contains `..`.
 fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
     RelPath::from_bytes(&without_dots(path)).map_err(|error| {
         let shown = Path::new(OsStr::from_bytes(path));
@@ -564,7 +569,8 @@ fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
     })
 }
 
-/// Returns the names that entries get at the top of the target. Empty if the entries are the contents of the target.
+/// Returns the names of the entries that are stored directly in the target directory. Returns no names if the entries
+/// are the contents of the target.
 fn names_at_top<'a>(shape: &'a TargetShape, rename: Option<&'a (Name, Name)>) -> Vec<&'a Name> {
     match (shape, rename) {
         (TargetShape::Directory { tops }, _) => tops.iter().collect(),
@@ -573,7 +579,8 @@ fn names_at_top<'a>(shape: &'a TargetShape, rename: Option<&'a (Name, Name)>) ->
     }
 }
 
-/// Returns `Empty` if none of `tops` exists, or, without tops, if the directory is empty.
+/// Returns `Empty` if none of the entries in `tops` exists. If `tops` is empty, returns `Empty` if the directory
+/// contains no entries.
 fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
     let found = if tops.is_empty() {
         holds_anything(directory)?
@@ -596,8 +603,8 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Returns the refusal for a directory that cannot be created or opened. `way` describes a blocking entry, if that is
-/// the cause.
+/// Returns the refusal for a directory that cannot be created or opened. If an entry blocks the path, `way` returns a
+/// description of that entry.
 fn entry_refusal(
     operation: &str,
     path: &Path,

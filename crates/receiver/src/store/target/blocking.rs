@@ -8,8 +8,8 @@ use rustix::fs::FileType;
 use zmove_disk::{Tree, stat_at};
 use zmove_types::{Escaped, RelPath};
 
-/// Describes the entry that blocks the way from `tree` to `path`, which the user knows as `shown`. Returns `None` if
-/// nothing does.
+/// Describes the entry on the path from `tree` to `path` that is not a directory. `shown` is the path as the user knows
+/// it. Returns `None` if no such entry exists.
 pub(super) fn blocking_entry(tree: &Tree, path: &RelPath, shown: &Path) -> Option<String> {
     let upwards = successors(Some(path.clone()), RelPath::parent);
     for (path, shown_so_far) in upwards.zip(shown.ancestors()) {
@@ -29,7 +29,8 @@ pub(super) fn blocking_entry(tree: &Tree, path: &RelPath, shown: &Path) -> Optio
     None
 }
 
-/// The same for a user's own target `shown`, where links on the way are followed.
+/// Describes the entry that blocks the path `shown`, like [`blocking_entry`]. Used for a target that the user names in
+/// the same process, where symbolic links are followed.
 pub(super) fn own_blocking_entry(shown: &Path) -> Option<String> {
     for path in shown.ancestors() {
         let Ok(found) = path.symlink_metadata() else {

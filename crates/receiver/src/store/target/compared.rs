@@ -1,8 +1,10 @@
-//! The files whose contents were compared, with their identity at that time. The sender may report later that such a
-//! file only needs a mode and a time, and another process may have written to the file by then.
+//! The files whose contents were compared, with their identity at that time. Later, the sender may report that such a
+//! file needs only a new mode and time. Another process may have written to the file in the meantime, so the identity
+//! is checked first.
 //!
-//! A file is identified by its inode number, because its name may lead to another file by then, and another name to the
-//! same file. Each file uses a few bytes, which are charged to the quota until the end of the transfer.
+//! A file is identified by its inode number, because a name may lead to a different file later, and two names may lead
+//! to the same file. The record of a file uses a few bytes, which are charged to the quota until the end of the
+//! transfer.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -15,7 +17,7 @@ use zmove_types::{FileNumber, Lock, Name, Timestamp};
 
 use crate::rights::quota::{Charge, Quota};
 
-/// The files whose contents were compared. See the module.
+/// The files whose contents were compared. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct ComparedFiles {
     state: Lock<State>,
@@ -32,11 +34,12 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct IdentityHash {
     hash: u64,
-    /// Whether the file had other names. Removing one of them changes the change time of the file.
+    /// Whether the file had several names when it was compared. If so, the hash excludes the change time, because
+    /// removing a name changes it.
     is_shared: bool,
 }
 
-/// Memory of a file in the map in bytes, including the map's spare capacity.
+/// Memory in bytes for one file in the map, including the map's spare capacity.
 const FILE_BYTES: usize = 2 * size_of::<(FileNumber, IdentityHash)>();
 
 impl ComparedFiles {
@@ -50,8 +53,8 @@ impl ComparedFiles {
         }
     }
 
-    /// Remembers the identity of a compared file. Returns `false` if that fails, in which case the file must not count
-    /// as equal.
+    /// Remembers the identity of a compared file. Returns `false` if the identity cannot be remembered. The caller must
+    /// then not treat the file as equal.
     pub(crate) fn remember(
         &self,
         directory: &OwnedFd,
@@ -76,8 +79,8 @@ impl ComparedFiles {
         true
     }
 
-    /// Returns whether a file still has the identity that it had when it was compared. Returns `true` for a file that
-    /// was not compared, which relies on the sender's report.
+    /// Returns whether a file still has the identity that it had when it was compared. Returns `true` if the file was
+    /// never compared, because the sender's report is then trusted.
     pub(crate) fn is_as_compared(
         &self,
         directory: &OwnedFd,
@@ -91,7 +94,7 @@ impl ComparedFiles {
         })
     }
 
-    /// Records the new identity of a file after its mode and time were set.
+    /// Updates the remembered identity of a file after its mode and time were set.
     pub(crate) fn record_update(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let number = number_at(directory, name)?;
         let identity = FileIdentity::at(directory, name)?;
@@ -124,15 +127,15 @@ impl ComparedFiles {
     }
 }
 
-/// Returns whether a file was changed so recently before `now` that another change might leave it with the same times.
-/// Kernels before 6.13 and some file systems count times in ticks.
+/// Returns whether a file was changed so shortly before `now` that a further change might not alter its timestamps.
+/// Kernels before 6.13 and some file systems update timestamps only once per clock tick.
 fn is_just_changed(identity: &FileIdentity, now: SystemTime) -> bool {
     let changed = identity.ctime.to_system_time();
     let age = changed.and_then(|changed| now.duration_since(changed).ok());
     age.is_none_or(|age| age < TICK_MAX)
 }
 
-/// Two ticks of the slowest clock that kernels are built with (`CONFIG_HZ=100`).
+/// Duration of two ticks of the slowest clock with which kernels are built (`CONFIG_HZ=100`).
 const TICK_MAX: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ use zmove_wire::{Open, Refusal, RefusalCode};
 use super::{WriteAccess, choose_root};
 
 impl WriteAccess {
-    /// Returns the path of a target on this host, as far as it is known without accessing its storage.
+    /// Returns the path of a target on this host without accessing its storage. Returns `None` if the path cannot be
+    /// determined.
     #[must_use]
     pub fn path_of(&self, target: &[u8]) -> Option<PathBuf> {
         let path = |bytes| Path::new(OsStr::from_bytes(bytes));
@@ -27,7 +28,7 @@ impl WriteAccess {
     }
 }
 
-/// Returns the refusal for a target. If the target's file system is gone, the refusal names the mount.
+/// Returns `refusal`, or a refusal that names the mount if the file system of the target is gone.
 pub(super) fn named(refusal: Refusal, open: &Open, access: &WriteAccess) -> Refusal {
     let named = || {
         let path = access.path_of(&open.target)?;

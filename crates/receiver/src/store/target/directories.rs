@@ -25,9 +25,11 @@ pub(crate) struct Directories(Lock<State>);
 #[derive(Debug)]
 struct State {
     directories: Vec<Remembered>,
-    /// The extra metadata of the last directory that had any. Other directories may share it.
+    /// Extra metadata of the last directory that had extra metadata. Further directories may share it, and it is
+    /// charged only once.
     last_extra: Option<Arc<ExtraMetadata>>,
-    /// The addresses of the paths kept here. The batches of these paths also hold them for a while.
+    /// Addresses of the paths that are kept here. The batches that named these paths also hold references to them for a
+    /// while.
     paths: HashSet<usize>,
     held: Charge,
 }
@@ -43,10 +45,10 @@ pub(crate) struct Remembered {
     pub(crate) metadata: Metadata,
 }
 
-/// Memory of an element in bytes, without its path and name: the allocator's overhead and the spare capacity of a
-/// growing list.
+/// Memory in bytes for one directory in the list, without its path and name. Covers the allocator's overhead and the
+/// spare capacity of a growing list.
 const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
-/// Memory of one path in the set of paths in bytes, including the set's spare capacity.
+/// Memory in bytes for one path in the set of paths, including the set's spare capacity.
 const ADDRESS_BYTES: usize = 4 * size_of::<usize>();
 
 impl Directories {
@@ -93,7 +95,8 @@ impl Directories {
         if metadata.extra.is_some() {
             last_extra.clone_from(&metadata.extra);
         }
-        // A path of thousands of components may be named thousands of times, so avoid computing its depth again.
+        // A batch may name a path of thousands of components thousands of times. Use the depth of the previous
+        // directory if it has the same path.
         let same = directories
             .last()
             .filter(|last| Arc::ptr_eq(&last.path, path));
@@ -111,7 +114,7 @@ impl Directories {
         Ok(())
     }
 
-    /// Charges other memory for remembered directories.
+    /// Charges additional memory that is used for remembered directories.
     ///
     /// # Errors
     /// Returns an error if the directories would use more memory than the key allows.
@@ -128,7 +131,7 @@ impl Directories {
         std::mem::take(&mut state.directories)
     }
 
-    /// Takes all directories, deepest first, so that each is set before its parents.
+    /// Takes all directories, deepest first, so that the metadata of each directory is set before that of its parents.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
         let mut state = self.0.lock();
         let mut directories = std::mem::take(&mut state.directories);

@@ -36,13 +36,13 @@ pub(crate) struct FileSystems {
     lease: Lease,
     /// Time after which a flush counts as late.
     late_after: Duration,
-    /// A late flush that may still be in progress.
+    /// The late flush that was in progress at the last call, if any.
     late: Lock<Option<Flushing>>,
-    /// The thread that flushes, started with the first flush. `None` if the thread could not be started.
+    /// Queue of the thread that flushes. The thread is started with the first flush. `None` if it could not be started.
     flusher: OnceLock<Option<Sender<FlushWork>>>,
 }
 
-/// The file systems to flush, and the flush that completes when they have been flushed.
+/// The file systems to flush, and the handle on which the result of the flush is reported.
 type FlushWork = (Vec<FileSystem>, Flushing);
 
 #[derive(Clone, Debug)]
@@ -119,21 +119,21 @@ struct Progress {
     changed: Condvar,
 }
 
-/// The reason why a flush has not covered everything.
+/// The reason why a flush did not cover all written data.
 #[derive(Debug)]
 pub(crate) enum Unflushed {
     Failed,
-    /// The flush takes long, for example because another process has written much data to the same file system.
-    /// Contains the flush that will cover everything written so far, if one has begun.
+    /// The flush takes long, for example because another process has written much data to the same file system. If a
+    /// flush has begun that will cover all data written so far, this variant contains it.
     Late(Option<Flushing>),
 }
 
-/// Time after which a flush counts as late. It exceeds the time that storage needs to write one transfer's page cache,
-/// but not the time that it may need for the data of all other processes.
+/// Time after which a flush counts as late. It is longer than storage needs to write the page cache of one transfer. It
+/// may be shorter than storage needs to write the data of all other processes.
 const LATE_AFTER: Duration = Duration::from_secs(20);
 
 impl FileSystems {
-    /// Creates an empty set for a transfer that changes its target under this lease.
+    /// Creates an empty set. The transfer changes its target under `lease`.
     pub(crate) fn under(lease: Lease) -> Self {
         Self {
             known: Lock::default(),
@@ -169,7 +169,8 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
         ..
     } = file_system;
     rustix::fs::syncfs(directory)?;
-    // A file system that has always been read-only contains none of our data.
+    // Skip the check if the file system was read-only from the start, because it then contains no data of this
+    // transfer.
     let stayed_read_only = [*first_seen, Writable::now(directory)] == [Writable::No; 2];
     if stayed_read_only {
         Ok(())
@@ -178,13 +179,15 @@ fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     }
 }
 
-/// Makes a change, to check whether the file system still accepts any. A file system that has aborted its journal
-/// reports success for `syncfs`, and for `fsync` of anything that has not changed since. It never reports the names
-/// that were lost with the journal, or reports them only to the process that happened to flush when the journal failed.
+/// Checks with a small change whether the file system still accepts changes.
+///
+/// A file system that has aborted its journal reports success for `syncfs`, and for `fsync` of any file that has not
+/// changed since. It may never report the names that were lost with the journal, or it may report them only to the
+/// process that was flushing when the journal failed.
 fn probe_writable(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map(drop);
-    // The fallback if unnamed files are not supported or cannot be created in this directory.
+    // If an unnamed file cannot be created in this directory, change the times of the directory instead.
     let changed = made.or_else(|error| {
         if is_dead(error) {
             Err(error)
@@ -192,11 +195,12 @@ fn probe_writable(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
             change_times(lease, directory)
         }
     });
-    // If a directory of another user cannot be changed, this says nothing about its file system.
+    // Ignore other errors. A directory of another user may refuse the change although its file system is writable.
     changed.or_else(|error| if is_dead(error) { Err(error) } else { Ok(()) })
 }
 
-/// Sets a directory's times to their current values and flushes it. This is a change that leaves no trace.
+/// Sets the times of a directory to their current values and flushes the directory. This is a change that nobody can
+/// see afterwards.
 fn change_times(lease: &Lease, directory: &OwnedFd) -> Result<(), Errno> {
     renew_times(lease.permit()?, directory)?;
     rustix::fs::fsync(directory)
@@ -231,7 +235,7 @@ impl Flushing {
 }
 
 impl FileSystems {
-    /// Registers the file system of a directory. Must be called before anything is written to it.
+    /// Registers the file system of a directory. Must be called before data is written to that file system.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be inspected or its descriptor cannot be duplicated.
@@ -248,14 +252,16 @@ impl FileSystems {
             lease: self.lease.clone(),
             first_seen: Writable::now(&directory),
         };
-        // Keep the descriptor of the first thread, because it has seen more errors.
+        // If two threads register the same file system, keep the first descriptor, because it was open earlier and
+        // reports more errors.
         Ok(self.known.lock().entry(device).or_insert(file_system).flush)
     }
 
-    /// Flushes the file systems that can be flushed as a whole, or starts to.
+    /// Flushes the file systems that can be flushed as a whole. If that takes longer than `late_after`, the flush
+    /// continues and counts as late.
     ///
     /// # Errors
-    /// Returns an error if this flush or an earlier late flush has failed or is late.
+    /// Returns an error if this flush, or an earlier late flush, has failed or is late.
     pub(crate) fn flush(&self) -> Result<(), Unflushed> {
         let mut late = self.late.lock();
         if let Some(before) = late.take() {
@@ -277,10 +283,10 @@ impl FileSystems {
         }
     }
 
-    /// Flushes all file systems, however long it takes.
+    /// Flushes all file systems and waits for the result without a timeout.
     ///
     /// # Errors
-    /// Returns the error of a flush that has failed.
+    /// Returns the error of the first flush that has failed.
     pub(crate) fn flush_without_timeout(&self) -> Result<(), Errno> {
         let mut late = self.late.lock();
         for flushing in late
@@ -306,7 +312,7 @@ impl FileSystems {
         flushing
     }
 
-    /// Returns the file systems that are flushed in this way.
+    /// Returns the registered file systems that are flushed in the way `flush`.
     fn known(&self, flush: Flush) -> Vec<FileSystem> {
         self.known
             .lock()
@@ -316,7 +322,7 @@ impl FileSystems {
             .collect()
     }
 
-    /// Returns whether any file system is flushed file by file.
+    /// Returns whether the files of any registered file system are flushed individually.
     pub(crate) fn has_per_file_flush(&self) -> bool {
         self.known
             .lock()

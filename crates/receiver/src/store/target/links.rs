@@ -19,8 +19,8 @@ use zmove_types::{FileNumber, Name};
 use crate::rights::quota::{Charge, Quota};
 use zmove_types::Lock;
 
-/// The files with several names that were found under a requested name. Each file uses a few bytes, which are charged
-/// to the quota until the end of the transfer.
+/// The files with several names at the target that a name of the transfer has claimed. The record of a file uses a few
+/// bytes, which are charged to the quota until the end of the transfer.
 #[derive(Debug)]
 pub(crate) struct Claims(Lock<State>);
 
@@ -30,7 +30,7 @@ struct State {
     held: Charge,
 }
 
-/// Memory of a file in the set in bytes, including the set's spare capacity.
+/// Memory in bytes for one file in the set, including the set's spare capacity.
 const FILE_BYTES: usize = 2 * size_of::<FileNumber>() + 2;
 
 impl Claims {
@@ -41,8 +41,8 @@ impl Claims {
         }))
     }
 
-    /// Returns whether a name leads to a file that another name has claimed. Otherwise this name claims the file. If
-    /// there is no memory for the claim, the file counts as claimed by another name.
+    /// Claims the file to which a name leads. Returns `true` if another name has already claimed the file, or if there
+    /// is no memory for the claim. A file with only one name needs no claim.
     pub(crate) fn is_claimed(
         &self,
         directory: &OwnedFd,

@@ -22,7 +22,7 @@ use zmove_types::Lock;
 pub(crate) struct MetadataPolicy {
     pub(crate) rules: Rules,
     accounts: Arc<dyn Accounts>,
-    /// IDs of the received user names, or `None` for names that are unknown on this host.
+    /// IDs of the received user names. `None` marks a name that is unknown on this host.
     users: Lock<HashMap<Box<str>, Option<u32>>>,
     groups: Lock<HashMap<Box<str>, Option<u32>>>,
     lacks: Lock<BTreeMap<(MetadataKinds, NotKeptReason), u64>>,
@@ -30,7 +30,7 @@ pub(crate) struct MetadataPolicy {
     entry_reports: Option<Reports>,
 }
 
-/// Maximum number of names to remember of each kind. Other names are looked up each time.
+/// Maximum number of user names, and of group names, to remember. Further names are looked up each time.
 const NAMES_MAX: usize = 4096;
 
 impl MetadataPolicy {
@@ -49,7 +49,8 @@ impl MetadataPolicy {
         }
     }
 
-    /// Returns the metadata that an entry must get, including `mtime` if it is set too.
+    /// Returns the metadata to set on an entry. `mtime` is the modification time to set, or `None` to leave it
+    /// unchanged.
     pub(crate) fn wanted<'a>(
         &self,
         metadata: &'a Metadata,
@@ -79,7 +80,8 @@ impl MetadataPolicy {
         }
     }
 
-    /// Counts the metadata that an entry of a directory, or the directory itself, did not get.
+    /// Counts the metadata that could not be set on an entry. Reports the entry to the sender if the sender asked for
+    /// that.
     pub(crate) fn note(
         &self,
         wanted: &WantedMetadata<'_>,
@@ -115,7 +117,7 @@ impl MetadataPolicy {
         }
     }
 
-    /// Counts the metadata that an entry would not get.
+    /// Counts metadata that cannot be set on an entry, without an attempt to set it.
     pub(crate) fn count_expected(&self, misses: &[MetadataFailure]) {
         self.count(&self.miss_reasons(misses));
     }
@@ -144,7 +146,7 @@ impl MetadataPolicy {
     }
 }
 
-/// Returns the reason why an entry did not get a kind of metadata.
+/// Returns the reason why one kind of metadata could not be set.
 fn miss_reason(owning: OwnerPermission, miss: &MetadataFailure) -> NotKeptReason {
     let rights = MetadataKinds::OWNERSHIP
         .and(MetadataKinds::PRIVILEGED)
@@ -162,7 +164,8 @@ fn miss_reason(owning: OwnerPermission, miss: &MetadataFailure) -> NotKeptReason
     }
 }
 
-/// Returns the ID of a user or group on this host: the ID of its name if the name is known, or else the received ID.
+/// Returns the ID of a user or group on this host. If the name of the account is known on this host, this is the ID of
+/// that name. Otherwise it is the received ID.
 fn number(
     known: &Lock<HashMap<Box<str>, Option<u32>>>,
     account: &Account,
@@ -182,7 +185,8 @@ fn number(
     found.unwrap_or(account.id)
 }
 
-/// An entry of a directory, or the directory itself.
+/// The location of an entry: the path of its directory and its name. Without a name, the location is the directory
+/// itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EntryLocation<'a>(pub(crate) &'a RelPath, pub(crate) Option<&'a Name>);
 

@@ -1,8 +1,9 @@
-//! Symbolic links and special files. Each of their names is sent as a complete entry. Names other than the first also
-//! carry the path of the first name. If that path does not lead to the same entry, a separate entry is created.
+//! Symbolic links and special files. If such an entry has several names, each name is sent as a complete entry. All
+//! names except the first also carry the path of the first name. If that path does not lead to the same entry, a
+//! separate entry is created.
 //!
-//! **Invariant:** the metadata of an existing entry with other names is never changed, because those names may belong
-//! to anyone.
+//! **Invariant:** the metadata of an existing entry with several names is never changed, because the other names may
+//! belong to anyone.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,8 +25,8 @@ use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::{TargetTree, is_same_entry};
 
 impl TargetTree {
-    /// Ensures that a name leads to a symbolic link or special file. Metadata that cannot be preserved is counted. A
-    /// name other than the first becomes a hard link to the entry in `first`, if possible.
+    /// Ensures that a name leads to a symbolic link or special file. Counts the metadata that cannot be preserved. If
+    /// `first` is given, tries to create a hard link to the entry in `first`.
     pub(crate) fn place_non_regular(
         &self,
         place: NameAt<'_>,
@@ -80,8 +81,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Returns whether a name already leads to a matching entry that also has other names and lacks no metadata that it
-    /// can get.
+    /// Returns whether the existing entry can stay. This is the case if it has several names, matches the source, and
+    /// already has all metadata that this receiver could set.
     fn stays(
         &self,
         NameAt { directory, name }: NameAt<'_>,
@@ -134,7 +135,8 @@ impl TargetTree {
         stays
     }
 
-    /// Creates a symbolic link or special file under its name. In a job, it is first created under another name.
+    /// Creates a symbolic link or special file under its name. In a job of several receivers, creates it under a
+    /// temporary name first. Returns `false` if the entry was not created.
     fn have_non_regular(
         &self,
         place: NameAt<'_>,
@@ -171,8 +173,8 @@ impl TargetTree {
         }
     }
 
-    /// Creates a symbolic link or special file, or keeps a matching one that exists and has no other name. Returns
-    /// `false` if it cannot be created here, or if another entry must not be replaced.
+    /// Creates a symbolic link or special file. Keeps an existing entry that matches and has only this name. Returns
+    /// `false` if the entry cannot be created on this host, or if a different existing entry must not be replaced.
     fn make_non_regular(
         &self,
         place: NameAt<'_>,
@@ -251,15 +253,16 @@ impl TargetTree {
         Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
     }
 
-    /// Sets the owner of a symbolic link, and the attributes that only root may set. Metadata that it does not get is
-    /// counted.
+    /// Sets the owner of a symbolic link and those attributes that only root may set. Counts the metadata that could
+    /// not be set.
     fn own_link(
         &self,
         NameAt { directory, name }: NameAt<'_>,
         metadata: &Metadata,
         at: EntryLocation<'_>,
     ) -> io::Result<()> {
-        // Its modification time is already set.
+        // Set the modification time again only if an access time is set, because the modification time was already set
+        // on creation.
         let mtime = metadata
             .extra
             .as_ref()

@@ -13,7 +13,7 @@ use crate::store::publishing::publisher::covers;
 use crate::store::target::file_systems::Flush;
 use crate::store::transfer::Transfer;
 
-/// The directories that one thread has open. See the module.
+/// The directories that one thread has open. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct OpenDirectories<'a> {
     transfer: &'a Transfer,
@@ -24,7 +24,7 @@ pub(crate) struct OpenDirectories<'a> {
 #[derive(Debug)]
 struct Kept {
     opened: Opened,
-    /// The memory of its path, charged to the key's quota.
+    /// Charge for the memory of the path against the key's quota.
     _path: Charge,
 }
 
@@ -52,7 +52,8 @@ impl<'a> OpenDirectories<'a> {
         self.open.get(path).map(|kept| kept.opened.clone())
     }
 
-    /// Opens an existing directory of the target, which may be in a staging directory.
+    /// Returns an existing directory of the target. Opens it if this thread does not have it open. The directory may
+    /// still be inside a staging directory.
     pub(crate) fn open_existing(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if let Some(Kept { opened, .. }) = self.open.get(path) {
             return Ok(Arc::clone(&opened.directory));
@@ -61,12 +62,12 @@ impl<'a> OpenDirectories<'a> {
         Ok(self.remember(path, directory)?.directory)
     }
 
-    /// Closes a directory and all directories below it, because other directories may have their paths now.
+    /// Closes a directory and all directories below it, because their paths may now lead to different directories.
     pub(crate) fn close_below(&mut self, path: &RelPath) {
         self.open.retain(|open, _| !covers(path, open));
     }
 
-    /// Opens the directory that exists under the final name of a staging directory.
+    /// Opens the directory at the final path of a staging directory.
     pub(crate) fn open_published(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         let Some((parent, name)) = path.split() else {
             return self.open_existing(path);
@@ -77,7 +78,7 @@ impl<'a> OpenDirectories<'a> {
             .ensure_directory(&RelPath::from(&name))
     }
 
-    /// Keeps a directory open, if the key's quota has enough memory for its path.
+    /// Keeps a directory open for later calls, if the key's quota has enough memory for its path.
     pub(crate) fn remember(
         &mut self,
         path: &RelPath,
@@ -96,7 +97,7 @@ impl<'a> OpenDirectories<'a> {
         Ok(opened)
     }
 
-    /// Keeps a directory open that another thread has opened.
+    /// Keeps open a directory that another thread has opened.
     pub(crate) fn adopt(&mut self, path: &RelPath, opened: Opened) {
         if !self.open.contains_key(path) {
             self.keep(path, opened);
@@ -118,12 +119,12 @@ impl<'a> OpenDirectories<'a> {
         }
     }
 
-    /// Opens an existing directory again, without looking for it among the open ones.
+    /// Opens an existing directory, even if this thread already has it open.
     pub(crate) fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).open_directory(&rest),
-            // Another host may just have created the directory and this host may not see it yet. Trying to create it
-            // finds it.
+            // Another host may have just created the directory, and this host may not see it yet. An attempt to create
+            // the directory makes it visible.
             None if self.transfer.target.shared_job.is_some() => self.open_or_make(path),
             None => self.transfer.target.tree.open_directory(path),
         }
@@ -140,8 +141,8 @@ impl<'a> OpenDirectories<'a> {
         }
     }
 
-    /// Closes a directory if its path now leads to another directory or to none. Returns whether the path may have
-    /// changed, which includes a directory that is not open here and so cannot be compared.
+    /// Closes a directory if its path no longer leads to it. Returns whether the path may have changed. If this thread
+    /// does not have the directory open, the path cannot be compared, so the result is `true`.
     pub(crate) fn close_if_replaced(&mut self, path: &RelPath) -> bool {
         let Some(Kept { opened, .. }) = self.open.get(path) else {
             return true;

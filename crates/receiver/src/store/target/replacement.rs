@@ -1,10 +1,15 @@
-//! Directories that give way, which means that they are replaced by an entry of the same name that is not a directory.
-//! An empty directory is replaced unless the opening forbids all replacement. A directory with entries is replaced
-//! together with them if the opening allows that.
+//! Decides whether a directory gives way, which means that it is replaced by an entry of the same name that is not a
+//! directory. An empty directory gives way unless the opening forbids all replacement. A directory with entries gives
+//! way, together with its entries, only if the opening allows that.
 //!
-//! **Invariant:** before anything in a directory is removed, all of it has been listed. The directory is left unchanged
-//! if a rule protects it or an entry in it, if something is mounted in it, if a name in it is reserved, if it cannot be
-//! listed, or if it contains more entries than may still be removed.
+//! **Invariant:** before anything in a directory is removed, all of its contents have been listed. The directory is
+//! left unchanged in each of these cases:
+//!
+//! - A rule protects the directory or an entry in it.
+//! - Another file system is mounted in it.
+//! - It contains a reserved name.
+//! - It cannot be listed.
+//! - It contains more entries than this transfer may still remove.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +25,7 @@ use zmove_wire::{DirectoryReplacement, Open};
 use crate::comparison::selection::selection;
 use crate::store::failure::{PROTECTED, REMOVED_ENOUGH, RESERVED};
 
-/// The rules that decide which directories give way.
+/// The rules that decide whether a directory may be replaced by another kind of entry.
 #[derive(Debug)]
 pub(crate) struct ReplacementRules {
     in_the_way: DirectoryReplacement,
@@ -29,15 +34,15 @@ pub(crate) struct ReplacementRules {
     budget: Arc<RemovalBudget>,
 }
 
-/// Maximum number of directories in the queue while one directory is inspected.
+/// Maximum number of directories that wait to be inspected while one directory with its contents is inspected.
 const WAITING_MAX: usize = 1 << 16;
 
 impl ReplacementRules {
-    /// Creates the rules from an opening. Removals are limited by `budget`.
+    /// Creates the rules from an opening. `budget` limits the number of removed entries.
     pub(crate) fn of(open: &Open, budget: Arc<RemovalBudget>) -> Self {
         let (in_the_way, rules) = match selection(&open.protected, 0..=u64::MAX) {
             Ok(rules) => (open.in_the_way, rules),
-            // A rule that cannot be parsed may protect anything.
+            // If the rules cannot be parsed, keep every directory, because the rules may protect any entry.
             Err(_unreadable) => (DirectoryReplacement::Stays, None),
         };
         Self {
@@ -47,10 +52,10 @@ impl ReplacementRules {
         }
     }
 
-    /// Returns whether a directory gives way. Inspects everything in it and changes nothing.
+    /// Returns whether a directory may be replaced. Inspects all of its contents and changes nothing.
     ///
     /// # Errors
-    /// Returns the reason why the directory is kept although the opening allows its replacement.
+    /// Returns the reason why the directory must be kept although the opening allows its replacement.
     pub(crate) fn may_replace(&self, tree: &Tree, path: &RelPath) -> io::Result<bool> {
         if self.in_the_way == DirectoryReplacement::Stays {
             return Ok(false);
@@ -113,7 +118,7 @@ impl ReplacementRules {
     }
 }
 
-/// Returns the budget of entries that an opening allows to be removed.
+/// Returns the budget for the number of entries that the opening allows this transfer to remove.
 pub(crate) fn removals_of(open: &Open) -> Arc<RemovalBudget> {
     Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX)))
 }

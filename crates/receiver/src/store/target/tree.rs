@@ -40,26 +40,27 @@ use crate::store::target::replacement::ReplacementRules;
 /// The opened target of one transfer, shared by its threads.
 #[derive(Debug)]
 pub(crate) struct TargetTree {
-    /// The rules of the transfer, and the knowledge gained about the target so far.
+    /// The rules of the transfer, and the properties of the target that were found so far.
     pub(crate) view: Comparator,
-    /// The directory that paths are relative to.
+    /// The target directory. All paths are relative to it.
     pub(crate) tree: Tree,
-    /// Whether any entry that will be written already existed.
+    /// Whether any of the entries to write existed when the target was opened.
     pub(crate) state: TargetState,
-    /// Whether the directory was created here with access for its owner only. Its final mode has not been received yet.
-    pub(crate) is_closed: bool,
-    /// The previous mode of the directory, if its owner had to be given access. Its final mode has not been received
+    /// Whether this session created the directory with access for its owner only. The final mode has not been received
     /// yet.
+    pub(crate) is_closed: bool,
+    /// The previous mode of the directory, if this session changed the mode to give the owner access. The final mode
+    /// has not been received yet.
     pub(crate) mode_before: Option<Mode>,
     pub(crate) part_names: LastingNames,
-    /// The kinds of metadata that each file system has been shown to preserve.
+    /// Kinds of metadata that each file system has preserved so far when they were set.
     pub(crate) proven: ProvenKinds,
     /// The files whose contents were compared.
     pub(crate) compared: ComparedFiles,
-    /// The report counters of this side.
+    /// Counters of the receiver for the final report.
     pub(crate) counters: AtomicCounters,
     pub(crate) file_systems: FileSystems,
-    /// The directories whose mode and time are set at the end.
+    /// Directories whose mode and time are set at the end of the transfer.
     pub(crate) directories: Directories,
     /// Maximum number of directories that each writer may keep open.
     pub(crate) directories_each: usize,
@@ -125,12 +126,14 @@ impl TargetTree {
         Some(&self.shared_job.as_ref()?.session)
     }
 
-    /// Returns the directory in which an entry for `directory` is created before it is renamed into place.
+    /// Returns the directory in which an entry of `directory` is created under a hidden name before it is renamed into
+    /// place.
     pub(crate) fn staging_parent<'a>(&'a self, directory: &'a Arc<OwnedFd>) -> &'a Arc<OwnedFd> {
         self.job().map_or(directory, |job| job.own())
     }
 
-    /// Returns the metadata of a file that will get this name, which an existing file may already have.
+    /// Returns the metadata to set on a file that will be stored under this name. If modes are not preserved, the mode
+    /// of an existing file under this name is used.
     pub(crate) fn of_file<'a>(
         &self,
         NameAt { directory, name }: NameAt<'_>,
@@ -160,7 +163,7 @@ impl TargetTree {
             .unwrap_or_else(|_| head.path.clone())
     }
 
-    /// Opens the entry at the final path of a file that is about to be stored, like [`open_old`].
+    /// Opens the existing entry at the final path of a file that is about to be stored. See [`open_old`].
     ///
     /// # Errors
     /// Returns an I/O error if the entry cannot be opened.
@@ -214,8 +217,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Returns the mode with which to create a file that will get this metadata. Until the file has its owner and
-    /// access control list, the group bits of its mode would apply to the wrong group.
+    /// Returns the mode with which to create a file. The mode excludes the rights of group and others until the owner,
+    /// group and access control list are set, because these rights would apply to the wrong group until then.
     pub(crate) fn first_mode(
         &self,
         metadata: &Metadata,
@@ -230,13 +233,13 @@ impl TargetTree {
         }
     }
 
-    /// Returns whether new files of a directory inherit an access control list from it that they must not keep.
+    /// Returns whether new files in a directory inherit an access control list that must be replaced.
     fn has_default_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
         self.view.policy.rules.kinds.has_any(MetadataKinds::ACLS)
             && new_files.has_default_acl(directory.as_fd())
     }
 
-    /// Sets all metadata of a file or directory. Returns and counts any metadata that could not be set.
+    /// Sets all metadata of a file or directory. Counts and returns the metadata that could not be set.
     fn set_whole(
         &self,
         permit: Permit<'_>,
@@ -250,8 +253,8 @@ impl TargetTree {
         Ok(misses)
     }
 
-    /// Sets the metadata of a file that was changed in place. The mode and time of another user's file can only be set
-    /// by that user.
+    /// Sets the metadata of a file that was changed in place. Fails if the file belongs to another user, because only
+    /// that user may set its mode and time.
     pub(crate) fn set_metadata_in_place(
         &self,
         file: &File,
@@ -271,7 +274,7 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Sets the metadata of a directory to which nothing more is added.
+    /// Sets the metadata of a directory. Call this function when nothing more is added to the directory.
     pub(crate) fn set_directory(
         &self,
         directory: &OwnedFd,
@@ -311,7 +314,7 @@ impl TargetTree {
         self.compared.record_update(directory, name).map_err(cannot)
     }
 
-    /// Sets the metadata of an existing file.
+    /// Sets the metadata of an existing file if the file has not changed since it was compared.
     fn set_existing_metadata(
         &self,
         NameAt { directory, name }: NameAt<'_>,
@@ -319,7 +322,8 @@ impl TargetTree {
         wanted: &WantedMetadata<'_>,
         at: EntryLocation<'_>,
     ) -> io::Result<()> {
-        // In a job, another session may rename a file into place in the meantime, so the file is created anew there.
+        // In a job, another session may rename a file into place between the comparison and this change. Fail, so that
+        // the file is sent and created again.
         if self.shared_job.is_some() {
             return Err(Errno::BUSY.into());
         }
@@ -340,8 +344,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Flushes a file or directory that was changed under its final name, if its file system cannot be flushed as a
-    /// whole at the end of the transfer.
+    /// Flushes a file or directory that was changed under its final name. Does nothing if the whole file system is
+    /// flushed at the end of the transfer.
     pub(crate) fn flush_if_per_file(&self, changed: impl AsFd) -> io::Result<()> {
         if self.is_flushed_per_file(&changed)? {
             flush(changed)
@@ -354,8 +358,8 @@ impl TargetTree {
         Ok(self.view.policy.rules.flushes() && self.file_systems.note(changed)? == Flush::PerFile)
     }
 
-    /// Returns whether a file does not need to be stored, because the existing entry of its name may not be replaced or
-    /// is a file with the same size and time.
+    /// Returns whether a file does not need to be stored. This is the case if an existing entry of the same name must
+    /// not be replaced, or if it is a file with the same size and time.
     pub(crate) fn has(&self, directory: &OwnedFd, path: &RelPath, file: &FileEntry) -> bool {
         let place = NameAt::new(directory, self.view.name(path, &file.name));
         let Ok(there) = FileIdentity::at(directory, place.name) else {
@@ -376,8 +380,8 @@ impl TargetTree {
         matches!(verdict, Verdict::Same | Verdict::Stays)
     }
 
-    /// Returns whether an existing file matches a complete new file in all preserved metadata. The new file is about to
-    /// get the name of the existing file.
+    /// Returns whether the existing file at `place` matches the complete new file at `whole` in all preserved metadata.
+    /// The new file is about to be renamed to `place`.
     pub(crate) fn looks_like(
         &self,
         place @ NameAt { directory, name }: NameAt<'_>,
@@ -422,9 +426,9 @@ impl TargetTree {
             && xattrs == wanted_xattrs
     }
 
-    /// [Compares](Comparator::file) a file with its source to decide what must be sent. If only metadata differs, it is
-    /// set as far as it is known. If that fails, the file counts as different, and sending it again will report the
-    /// cause.
+    /// [Compares](Comparator::file) a file with its source to decide what must be sent. If only metadata differs, sets
+    /// the metadata that is known here. If that fails, the file counts as different. The sender then sends the file
+    /// again, and the failure is reported at that time.
     pub(crate) fn compare(
         &self,
         place: NameAt<'_>,
@@ -448,7 +452,8 @@ impl TargetTree {
         verdict
     }
 
-    /// Sets the differing metadata of a file, as far as it is known here.
+    /// Sets the metadata that differs. If the differing metadata is not known here, returns a verdict that makes the
+    /// sender send it.
     fn set_differences(
         &self,
         place: NameAt<'_>,
@@ -461,13 +466,14 @@ impl TargetTree {
     ) -> Verdict {
         let metadata = self.view.policy.rules.metadata_of_kept(metadata, there);
         let mut wanted = self.view.policy.wanted(&metadata, None);
-        // When the owner of a file changes, the kernel removes its capabilities. They must then be set again.
+        // If the owner changes, the extended attributes must be set too, because the kernel then removes the
+        // capabilities of the file.
         let keeps_xattrs =
             !differences.has_any(Differences::XATTRS) && !wanted.changes_owner(there.ids);
         if keeps_xattrs {
             wanted.kinds = MetadataKinds::NONE;
         } else if matches!(xattrs, SourceXattrs::Digest(Some(_))) && self.shared_job.is_none() {
-            // Only the sender knows the extended attributes.
+            // The receiver has only a digest of the extended attributes, so the sender must send them.
             return Verdict::Set(differences);
         }
         match self.set_existing_metadata(place, there, &wanted, at) {
@@ -476,8 +482,8 @@ impl TargetTree {
         }
     }
 
-    /// Returns whether an existing entry must be kept because of `--update` or `--ignore-existing`. It may have been
-    /// created since the sender was answered.
+    /// Returns whether an existing entry must be kept because of `--update` or `--ignore-existing`. The entry may have
+    /// been created after the sender received the answer for this name.
     pub(crate) fn may_not_be_replaced(
         &self,
         directory: &OwnedFd,
@@ -489,8 +495,8 @@ impl TargetTree {
                 .is_ok_and(|there| self.view.must_keep(directory, &there, mtime))
     }
 
-    /// Creates a hard link. If that is not possible, an existing complete copy is kept and counted. A comparison by
-    /// contents is left to the sender.
+    /// Creates a hard link. If the link cannot be created, keeps an existing complete copy and counts the missing link.
+    /// If files are compared by contents, returns the error instead, and the sender decides.
     pub(crate) fn place_link(
         &self,
         NameAt {
@@ -561,8 +567,8 @@ impl TargetTree {
         Ok(linked)
     }
 
-    /// Places an entry that is not a directory. If a directory has its name and gives way, the directory is removed and
-    /// the entry is placed again.
+    /// Places an entry that is not a directory by calling `place`. If a directory of that name exists and may be
+    /// replaced, removes the directory and calls `place` again.
     pub(crate) fn place_over_directory<T>(
         &self,
         EntryLocation(directory, name): EntryLocation<'_>,
@@ -583,9 +589,9 @@ impl TargetTree {
         }
     }
 
-    /// Removes a directory that gives way. Returns whether it did.
+    /// Removes a directory if the rules allow its replacement. Returns whether the directory was removed.
     fn clear(&self, directory: &RelPath, name: &Name) -> io::Result<bool> {
-        // In a job, this could remove entries that another session has created.
+        // In a job, keep the directory, because another session may have created entries in it.
         if self.shared_job.is_some() {
             return Ok(false);
         }
@@ -601,7 +607,7 @@ impl TargetTree {
     }
 }
 
-/// Returns whether the error means that the system cannot create this hard link, or any hard link.
+/// Returns whether the error means that the system cannot create this hard link, or cannot create any hard link.
 fn is_link_unsupported(error: Errno) -> bool {
     matches!(
         error,
@@ -619,7 +625,7 @@ fn flush(changed: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(&changed))?)
 }
 
-/// Flushes a file's data if `now` is set.
+/// Flushes the data of a file, if `now` is `true`.
 pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     if now {
         file.sync_data().map_err(with_operation(Operation::Flush))?;
@@ -634,7 +640,7 @@ pub(crate) fn check_close(staged: &Staged) -> Result<(), Failure> {
         .map_err(with_operation(Operation::Write))
 }
 
-/// Opens the existing entry under the name of a file that is about to be stored. The entry may not be a regular file.
+/// Opens the existing entry that has the name of a file that is about to be stored. The entry may be of any kind.
 /// Symbolic links are not followed, and opening does not block.
 ///
 /// # Errors
@@ -644,8 +650,8 @@ pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<Fil
     Ok(open_beneath(directory, &RelPath::from(name), flags)?.into())
 }
 
-/// Returns the root hash by which an existing file of `bytes` bytes is compared. Returns `None` if the file cannot be
-/// read, or `stop` ended the read. If holes are preserved, the holes of a large file are not read.
+/// Returns the root hash of the contents of an existing file of `bytes` bytes, for a comparison. Returns `None` if the
+/// file cannot be read or if `stop` has returned `true`. If holes are preserved, the holes of a large file are skipped.
 pub(crate) fn contents_root(
     (directory, name): (BorrowedFd<'_>, &Name),
     bytes: u64,
