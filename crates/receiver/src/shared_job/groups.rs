@@ -1,16 +1,16 @@
-//! The groups of large files that count, by the part that they were written to. A group counts if a journal of the job
-//! lists it as flushed.
+//! The groups of large files that count as received in a job, by the part (the temporary file) to which they were
+//! written. A group counts if a journal of the job lists it as flushed.
 //!
-//! The groups are kept from the first commit that a session is asked for until their file is renamed into place. If
-//! there is no memory for more, groups are dropped if another receiver has renamed their file into place or has given
-//! it up.
+//! A session reads the groups when it is first asked to commit a file, and keeps them until their file is renamed into
+//! place. If there is no memory for further groups, it forgets the groups of files that another receiver has renamed
+//! into place or given up.
 //!
-//! Sessions keep writing to their journals, and orders are repeated until all groups exist. The position up to which
-//! each journal was read is therefore remembered. A journal that ends in the middle of a record is read up to that
-//! record.
+//! Other sessions keep writing to their journals, and the sender repeats a commit until all groups exist. The session
+//! therefore remembers the position up to which it has read each journal. If a journal ends in the middle of a record,
+//! that record is read later.
 //!
-//! **Invariant:** one order reads at most [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, one record at a time. The
-//! memory kept for a record is charged to the key before the next record is read.
+//! **Invariant:** for one order, at most [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes are read, one record at a time.
+//! The memory kept for a record is charged to the key before the next record is read.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Seek, SeekFrom};

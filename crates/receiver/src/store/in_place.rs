@@ -1,27 +1,29 @@
 //! `--inplace`: existing files are overwritten in place and keep their inode.
 //!
-//! The rest of the receiver treats such a file like any other `Staged` file. Its commit only checks that the name still
-//! leads to the file. It has no part and no journal, because a later run compares the file itself. Group `i` is only
-//! ever compared with, and written at, its own offset, so groups may arrive in any order. Groups that the sender
-//! reports as unchanged are read back from the file, hashed, and left alone. `--delta auto` always compares groups in
-//! this mode, even for a local target, so that unchanged blocks are not rewritten on the underlying storage.
+//! The rest of the receiver treats such a file like any other `Staged` file. The commit of the file only checks that
+//! the name still leads to it. The file has no part (temporary file) and no journal, because a later run compares the
+//! file itself. Group `i` is compared with, and written at, its own offset only, so groups may arrive in any order.
+//! Groups that the sender reports as unchanged are read back from the file, hashed, and not written. With `--delta
+//! auto`, groups are always compared in this mode, even for a local target, so that unchanged blocks are not rewritten
+//! on the underlying storage.
 //!
-//! The data is flushed before the file's length and time are set, even for small files: unlike newly allocated blocks,
-//! overwritten blocks are not ordered before the inode. A file that already has the right length and time but must be
-//! changed (`--checksum`) is first extended and flushed, so that it looks unfinished.
+//! The data is flushed before the length and time of the file are set, even for small files. Unlike newly allocated
+//! blocks, overwritten blocks may reach the disk after the inode. With `--checksum`, a file may already have the right
+//! length and time although its contents must be changed. Such a file is first extended and flushed, so that it looks
+//! unfinished.
 //!
-//! Staging directories are only used for new directories and are not affected. If somebody else creates a file in such
-//! a directory before the directory is renamed into place, a rename replaces that file. A transfer does not resume an
-//! existing file from an earlier part, because the part would replace the file. The part is removed once the file has
-//! been changed.
+//! Staging directories are used only for new directories, so `--inplace` does not affect them. If somebody else creates
+//! a file in such a directory before it is renamed into place, that file is replaced by a rename. A transfer does not
+//! resume an existing file from an earlier part, because the part would replace the file. The part is removed once the
+//! file has been changed.
 //!
 //! With `--update`, an in-place push does not restart automatically when its connections are lost. The restarted push
-//! could succeed although a file is unfinished: after each write the oldest possible time is set, but the process may
-//! be killed between the two.
+//! could succeed although a file is unfinished. The reason is that after each write the oldest possible time is set on
+//! the file, but the process may be killed between the write and the change of the time.
 //!
 //! **Invariant:** a file with several names is never changed in place. Its other names would look finished as soon as
-//! this one does, although they may be different files at the source. A later session, for example after an
-//! interruption, would consider them up to date.
+//! this name does, although they may be different files at the source. A later session, for example after an
+//! interruption, would consider those files up to date.
 //!
 //! A file that does not exist, or cannot be changed in place, is staged and renamed into place as usual.
 

@@ -1,4 +1,4 @@
-//! The large files of one transfer while their groups arrive, in any order and on any lane.
+//! The large files of one transfer while their groups arrive. Groups may arrive in any order and over any lane.
 //!
 //! ```text
 //!  declared ──first group──► open ──last group──► committing ──► gone
@@ -6,9 +6,9 @@
 //!      └──── abandoned, failed, contradicted ──► dead (its groups are dropped)
 //! ```
 //!
-//! **Invariant:** a file becomes [`Complete`] exactly once, after each of its groups that contains data has been
-//! written once. Groups that are holes are not needed. For a file without any data, one such group is sent
-//! nevertheless, to trigger the completion.
+//! **Invariant:** a file becomes [`Complete`] exactly once, after each group that contains data has been written once.
+//! Groups that are holes are not needed. If a file contains no data, the sender nevertheless sends one of its hole
+//! groups, to complete the file.
 
 pub(crate) mod delta;
 pub(crate) mod received_hashes;

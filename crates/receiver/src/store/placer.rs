@@ -1,17 +1,18 @@
-//! The placer, one for each writer. It puts the entries of a verified batch into place, one at a time. An entry that
-//! fails gets its own fault.
+//! Places the entries of verified batches at the target, one entry at a time. Each writer has its own placer. An entry
+//! that fails gets its own fault.
 //!
-//! If this transfer has created a directory and nothing has been added to it yet, its files are created in a staging
-//! directory under their own names. All other files are created under hidden names in the directory where they will
-//! stay. Both get their final names from the [publisher](crate::store::publishing::publisher). When storage latency is
-//! high, some files are created in a side directory instead and linked to their final names immediately ([`side`]).
+//! In a directory that this transfer has created and to which nothing has been added yet, files are created in a
+//! staging directory under their own names. All other files are created under hidden names in their final directory.
+//! The [publisher](crate::store::publishing::publisher) renames both into place. When storage latency is high, some
+//! files are instead created in a side directory and linked to their final names immediately ([`side`]).
 //!
 //! In a job of several receivers, all files are created in a directory of the session, and directories are created
 //! under their final names.
 //!
-//! An entry that would replace a directory is refused unless that directory gives way (`target/replacement.rs`). A
-//! directory that replaces a file or a link does so when it is published, as with rsync. With `--ignore-existing` it
-//! does not replace it, and all entries below it fail.
+//! If an entry would replace a directory, it is refused unless the rules allow the replacement
+//! (`target/replacement.rs`). If a directory would replace a file or a link, the replacement happens when the directory
+//! is published, as with rsync. With `--ignore-existing`, the existing file or link stays, and all entries below the
+//! directory fail.
 
 mod runs;
 mod side;

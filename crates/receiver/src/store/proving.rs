@@ -1,10 +1,12 @@
-//! `--verify media`: before a file is renamed into place, it is flushed and read back from the storage, bypassing the
-//! page cache. Its hashes must match the received ones.
+//! `--verify media`: before a file is renamed into place, it is flushed and read back from the storage past the page
+//! cache. The hashes of the stored data must match the received hashes.
 //!
-//! The publisher reads small files back after their generation has been flushed (`publishing`). Large files are read
-//! back here, once they are complete and have been flushed individually. Files changed in place are read back while
-//! they still have their temporary length. **Invariant:** with [`Proof::Media`], a file is reported as complete only if
-//! the storage has returned the data that was received for it.
+//! The publisher reads small files back after their generation has been flushed (`publishing`). This module reads large
+//! files back after they are complete and have been flushed individually. Files changed in place are read back while
+//! they still have their temporary length.
+//!
+//! **Invariant:** with [`Proof::Media`], a file is reported as complete only if the storage has returned the data that
+//! was received for it.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,18 +1,18 @@
-//! One publishing cycle: flush, check the files that a failed flush leaves in doubt, rename files into place, report.
-//! The thread `zmove-publish` also flushes between cycles, for part of the time, so that little is left to flush at the
-//! end.
+//! One publishing cycle: flush the file systems, check files if the flush has failed, rename files into place, and
+//! report the results. The thread `zmove-publish` also flushes between cycles, for part of the time, so that little is
+//! left to flush at the end.
 //!
-//! When a flush fails, each file of the current generation, and of the next one, which was being written during the
-//! flush, is flushed individually and read back, bypassing the page cache. Files that are not on the storage are
-//! removed and reported as failed. The others are renamed into place. A bad block therefore fails no other file of the
-//! push.
+//! After a failed flush, each file of the current generation is flushed individually and read back past the page cache.
+//! The same applies to the next generation, which was being written during the flush. Files that are not on the storage
+//! are removed and reported as failed. All other files are renamed into place. A bad block therefore affects only the
+//! files that use it.
 //!
-//! The same happens while a flush takes long, until it ends, because `syncfs` also writes data that other processes
-//! have written to the file system. It does not happen earlier: on storage that needs seconds for a flush, one flush
-//! for all files is faster than one for each file.
+//! Files are also checked individually while a flush is late, until that flush ends. A flush may be late because
+//! `syncfs` also writes data that other processes have written to the file system. Before a flush is late, files are
+//! not checked: on storage that needs seconds for a flush, one flush for all files is faster than one for each file.
 //!
-//! `--update` and `--ignore-existing` are checked again before a file is renamed into place. The latter also uses
-//! `RENAME_NOREPLACE`.
+//! `--update` and `--ignore-existing` are checked again before a file is renamed into place. With `--ignore-existing`,
+//! the rename also uses `RENAME_NOREPLACE`.
 
 mod lost;
 pub(crate) mod publisher;

@@ -1,7 +1,9 @@
-//! The entries of one batch that wait to be placed, grouped into runs of one directory.
+//! The entries of one batch that wait to be placed. The entries of each directory are handed out to threads in runs of
+//! a few entries.
 //!
-//! A thread stays with its directory unless another directory has fewer threads. The kernel serializes the creation of
-//! files in a directory, and each thread has to open every directory that it adds entries to.
+//! A thread takes its next run from the same directory, unless fewer threads work in another directory. There are two
+//! reasons: the kernel serializes the creation of files in a directory, and a thread has to open each directory to
+//! which it adds entries.
 
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
-//! Side directories: when storage latency is high, files for an existing directory are created in hidden directories
-//! inside it. Each is linked from there to its final name as soon as it has been flushed.
+//! Side directories: hidden directories inside an existing directory, used when storage latency is high. New files are
+//! created in a side directory, flushed, and then immediately linked to their final names.
 //!
 //! The kernel creates and renames entries of a directory one at a time, and holds the directory's lock while it waits
-//! for the storage. A file that is created under a hidden name in the final directory takes this lock twice, for four
-//! or five requests. A file that is linked takes it once, for two requests. Meanwhile, other threads can use the final
-//! directory.
+//! for the storage. Creating a file under a hidden name in the final directory takes this lock twice, for four or five
+//! storage requests. Linking a file into the final directory takes the lock once, for two requests. While a file is
+//! created in a side directory, other threads can use the final directory.
 //!
-//! Side directories are used only if each file is flushed individually, or nothing is flushed. Otherwise a file must
-//! not get its name before the flush of the whole file system. They are also used only if no entry has the file's name,
-//! since a link replaces nothing.
+//! Side directories are used only if each file is flushed individually or nothing is flushed. Otherwise, a file must
+//! not have its final name before the whole file system has been flushed. Side directories are also used only if no
+//! entry with the name of the file exists, because a link cannot replace an entry.
 //!
 //! **Invariant:** a file that has not been flushed has no name outside of its side directory (except with `--durability
 //! none`).

@@ -1,5 +1,6 @@
-//! Publishing: files are renamed into place after a successful flush that began after their last write. Writers hand
-//! their files over here, and the thread `zmove-publish` takes them ([`publishing`](crate::store::publishing)).
+//! Publishing: a file is renamed into place after a successful flush that began after the last write to the file.
+//! Writers hand their files over to the [`Publisher`]. The thread `zmove-publish` takes them from it
+//! ([`publishing`](crate::store::publishing)).
 //!
 //! ```text
 //!  written ──► unpublished ──flush──► named ──► reported to the sender
@@ -11,24 +12,28 @@
 //!
 //! Everything written since the last cycle forms one *generation*: files under hidden names in existing directories,
 //! staging directories that become new directories with one rename, and complete large files. The publisher takes the
-//! generation, flushes the file systems, and renames everything into place. It does so at regular intervals. It does so
-//! earlier if nothing more arrives, if many entries wait, if there is no space (replaced files are then freed and the
-//! write is retried), if the sender requests removals, and at the end.
+//! generation, flushes the file systems, and renames everything into place. A cycle begins at regular intervals. It
+//! begins earlier in these cases:
 //!
-//! The order has two reasons. With default options, ext4 journals a file's size when write-back is submitted, not when
-//! the data is on the disk. A power cut could therefore leave the right name, size and time over zeros. In addition,
-//! the kernel reports a failed write-back only once and then treats the pages as clean. Such a file seems correct, even
-//! when its contents are read, until it must be read from the disk.
+//! - No further files arrive, or many entries wait to be published.
+//! - There is no space. The cycle frees the files that are replaced, and the failed write is then retried.
+//! - The sender requests removals, or the transfer ends.
 //!
-//! Files that were flushed individually in a side directory already have their names. The publisher only knows their
-//! directories, which are flushed with the others (`placer/side.rs`).
+//! Files are flushed before they are renamed for two reasons. First, with default options, ext4 journals the size of a
+//! file when write-back is submitted, not when the data is on the disk. A power cut could therefore leave a file with
+//! the right name, size and time that contains only zeros. Second, the kernel reports a failed write-back only once and
+//! then treats the pages as clean. The file seems correct, even when its contents are read, until they must be read
+//! from the disk.
 //!
-//! A batch is reported twice: as *stored*, which makes room for the next batch, and as *published*, which is the final
+//! Files that were flushed individually in a side directory already have their final names (`placer/side.rs`). The
+//! publisher knows only the directories of these files and flushes them with the other directories.
+//!
+//! A batch is reported twice. The report *stored* makes room for the next batch. The report *published* is the final
 //! result.
 //!
 //! **Invariant:** in a directory that is reachable by name, a file that has not been flushed has a hidden name (except
-//! with `--durability none`). A power cut or a failed flush can therefore lose names that were never given, but cannot
-//! leave data that only looks right.
+//! with `--durability none`). After a power cut or a failed flush, files may therefore be missing, but no file under
+//! its final name contains wrong data.
 //!
 //! **Invariant:** an item is reported as published only when all of its files and all their parent directories have
 //! their final names. A staging directory never belongs to a later generation than an entry below it.

@@ -1,10 +1,11 @@
-//! The directories of a transfer whose mode and time are set at its end, deepest first, when nothing more is added to
-//! them.
+//! The directories of a transfer whose mode and time are set at the end of the transfer, deepest first, when nothing
+//! more is added to them.
 //!
-//! All directories, including a new target, are created with mode 0700. Nobody else can therefore read a directory that
-//! is private at the source, a read-only directory can be filled, and each directory has the source's time in the end.
-//! A new target that has received no mode by then gets the mode of any new directory. Directories above the target, and
-//! a target that cannot receive a mode, have the usual mode from the start.
+//! All directories, including a new target, are created with mode 0700, for three reasons. Nobody else can read a
+//! directory that is private at the source. Entries can be added to a directory that will be read-only. Each directory
+//! has the time of its source in the end. If a new target has received no mode by the end, it gets the mode of any new
+//! directory. Directories above the target, and a target that cannot receive a mode, have the usual mode from the
+//! start.
 //!
 //! There may be millions of directories, and a peer may name one path in thousands of entries. Paths are therefore
 //! shared instead of copied, and their memory is charged to the quota.

@@ -1,14 +1,15 @@
-//! Hard links: additional names for files that this transfer has published or found equal, and files that have more
-//! names at the target than at the source.
+//! Hard links: further names of files that this transfer has published or found equal. Also handles files that have
+//! more names at the target than at the source.
 //!
-//! A sender asks about one name of each of its files, and sends the other names after that one has been published. Two
-//! names that it asks about are therefore two files. If both lead to the same file at the target, only the first name
-//! may keep it. The second is needed and created anew. Names that the sender does not ask about do not count, so that
-//! users can keep older states of a tree as hard links. A file with such names is never changed, not even its metadata
-//! (see [`Comparator`](crate::comparison::entries::Comparator)).
+//! For each of its files, a sender asks the receiver about one name. It sends the other names after the file has been
+//! published under that name. Two names about which the sender asks therefore belong to two different files. If both
+//! names lead to the same file at the target, only the first name may keep that file. For the second name, a new file
+//! is created. Names about which the sender does not ask are ignored, so that users can keep older states of a tree as
+//! hard links. A file with such names is never changed, not even its metadata (see
+//! [`Comparator`](crate::comparison::entries::Comparator)).
 //!
-//! A link is sent with the size and time of its file. If its first name leads to another file, or to none because the
-//! file has failed, no link is created, and the sender then sends the file itself.
+//! A link is sent with the size and time of its file. No link is created if the first name leads to a different file,
+//! or to no file because that file has failed. The sender then sends the file itself.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
