@@ -1,16 +1,16 @@
-//! A session's part in a shared job: several receivers on different hosts write into one directory of a shared file
-//! system.
+//! One session of a shared job. In a shared job, several receivers on different hosts write into one directory of a
+//! shared file system.
 //!
 //! | hazard between hosts | protection |
 //! |---|---|
-//! | a stopped receiver continues later | its lease has ended, and no hidden entries remain after the job |
-//! | a flush covers only one client | each receiver flushes what it wrote before it reports it as done |
-//! | no host knows who has written which groups | a journal per session in the job's directory, read by all |
-//! | two receivers rename a large file into place | both rename the same inode, and a mark replaces the part |
+//! | a receiver that was stopped continues later | its lease has ended, and no hidden entries remain after the job |
+//! | a flush covers one client only | each receiver flushes its own data before it reports the data as done |
+//! | no host knows who has written which groups | each session has a journal in the job's directory, and all read it |
+//! | no host knows who has written which groups | each session has a journal in the job, and all read it |
 //!
-//! **Invariant:** everything that a journal says stays true, whatever happens to its writer later. A group counts once
-//! its writer has flushed it, and a file is committed once all of its groups count. A truncated journal contains less,
-//! but nothing that is wrong.
+//! **Invariant:** every record of a journal stays true, whatever happens to its writer later. A group counts as
+//! received once its writer has flushed it, and a file is committed once all of its groups count. A truncated journal
+//! contains fewer records, but no wrong ones.
 //!
 //! Options for which this cannot be guaranteed are refused: changing or removing existing entries (`--inplace`,
 //! `--delete`, metadata only), using old versions, and reading files back.

@@ -1,5 +1,5 @@
-//! Commits a large file that several receivers have written. The commit happens exactly once, on the receiver that is
-//! asked to do it.
+//! Commits a large file that several receivers have written. The commit happens exactly once, on the receiver that the
+//! sender asks for it. A *part* is the temporary file that holds the received groups.
 //!
 //! ```text
 //!  part ─┬─ committed ────────────────────────────────────────────────────────────────────────┐
@@ -8,11 +8,11 @@
 //!        └─ not begun ──► all groups are reported as missing
 //! ```
 //!
-//! **Invariant:** a file is renamed into place only after each of its groups has been flushed by its writer into the
-//! very part that is renamed, according to the journals of the job. A part is created only once in a job. A receiver
-//! that comes second, or repeats an order whose answer was lost, finds the mark
-//! ([`JobSession::find_part`](zmove_disk::JobSession)), and also the part until it is renamed. A part that has been
-//! renamed is never found again, because other users may have changed it.
+//! **Invariant:** a file is renamed into place only if the journals of the job list each of its groups as flushed into
+//! the same part that is renamed. A part is created only once in a job. Before the rename, a mark (a marker file)
+//! replaces the name of the part. If a second receiver commits the file, or an order is repeated because its answer was
+//! lost, [`JobSession::find_part`](zmove_disk::JobSession) finds the mark, and also the part until it is renamed. A
+//! part that has been renamed is never found again, because other users may have changed the file.
 
 use std::fs::File;
 use std::io;
@@ -225,8 +225,8 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
     part.sync_all().map_err(with_operation(Operation::Flush))
 }
 
-/// Returns the ranges of groups with data that are missing from `received`. A file may have a billion groups, so only
-/// the groups in `received` are iterated.
+/// Returns the ranges of groups with data that `received` does not contain. A file may have a billion groups, so this
+/// function iterates only over the groups in `received`.
 fn missing(head: &FileHead, received: Option<&ReceivedHashes>) -> Vec<GroupRange> {
     let mut counted: Vec<_> = received
         .iter()
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(missing_of(5, None, &[0, 2, 4]), [(1, 1), (3, 1)]);
         assert_eq!(missing_of(5, None, &[1, 2]), [(0, 1), (3, 2)]);
         assert_eq!(missing_of(5, None, &[4, 3, 2, 1, 0]), []);
-        // The expected ranges show that groups are handled as ranges, not one at a time.
+        // The result contains two ranges, so the function cannot have iterated over all groups.
         assert_eq!(
             missing_of(4_000_000_000, None, &[7]),
             [(0, 7), (8, 3_999_999_992)]

@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(world.counted(), [(0, 1)]);
         world.flush(3).unwrap();
         assert_eq!(world.counted(), [(0, 1), (1, 2), (2, 3)]);
-        // Writing the same bytes again keeps a group safe. Writing other bytes does not.
+        // A group still counts after the same bytes were written again, but not after other bytes were written.
         world.write(0, &[1, 9]).unwrap();
         assert_eq!(world.counted(), [(0, 1), (2, 3)]);
         world.flush(world.end).unwrap();

@@ -21,7 +21,7 @@ use crate::shared_job::journals;
 use crate::shared_job::other_jobs::FoundJob;
 use crate::shared_job::takeover::take_over;
 
-/// One session's part in a job.
+/// The state of one session that takes part in a job of several receivers.
 #[derive(Debug)]
 pub(crate) struct SharedJobSession {
     pub(crate) directory: SharedJobDirectory,

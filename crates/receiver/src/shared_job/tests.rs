@@ -228,7 +228,7 @@ fn journals_of(root: &Path) -> Vec<PathBuf> {
     paths.filter(is_journal).collect()
 }
 
-/// Reads the journals again and returns the groups of a part that count.
+/// Reads the journals again and returns the groups of a part that count as received.
 fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
     let mut groups = FlushedGroups::new(&Quota::default());
     let directory = OwnedFd::from(std::fs::File::open(journals).unwrap());
@@ -240,8 +240,8 @@ fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
         .collect()
 }
 
-/// One receiver dies after it has flushed half of the groups. Others receive the rest, and both commit at the same
-/// time.
+/// One receiver dies after it has flushed half of the groups. Two other receivers receive the remaining groups, and
+/// both commit the file at the same time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
     for seed in 0..4_u64 {
@@ -272,7 +272,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         assert!(!home.path().join("d/e/large").exists());
         one.declare(1, &head);
         other.declare(9, &head);
-        // One group arrives again, and one arrives twice.
+        // Send one of the received groups again, and one missing group twice.
         order[3..6]
             .iter()
             .for_each(|group| one.chunk(1, *group, &contents));
@@ -370,8 +370,8 @@ async fn groups_count_when_they_are_flushed() {
     mover.finish().await;
 }
 
-/// Work is assigned again after the file has been committed and somebody has removed it. A new part could get the inode
-/// of the first one, whose groups count.
+/// The file is assigned again after it has been committed and somebody has removed it. A new temporary file could get
+/// the inode number of the first one, whose groups are recorded as received.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     let home = tempfile::tempdir().unwrap();
@@ -399,7 +399,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     late.finish().await;
 }
 
-/// A commit is ordered every second until all groups exist.
+/// The sender orders a commit every second until all groups exist.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_been_read_of_a_journal_is_not_read_again() {
     let home = tempfile::tempdir().unwrap();
@@ -434,8 +434,8 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     mover.finish().await;
 }
 
-/// Another receiver has done the same work and committed the file. Late groups are ignored, and flushing the earlier
-/// ones sets the file's time again.
+/// Another receiver has received the same groups and committed the file. Groups that arrive after the commit are
+/// ignored. The flush of earlier groups restores the time of the file.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time() {
     let home = tempfile::tempdir().unwrap();
@@ -566,7 +566,7 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     mover.finish().await;
 }
 
-/// Anyone who could write there could forge the records that the receivers of a job rely on.
+/// Anyone who could write into the job's directory could forge the records on which the receivers of the job rely.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_transfer_writes_into_the_directory_of_a_job() {
     let home = tempfile::tempdir().unwrap();
@@ -590,7 +590,7 @@ async fn no_transfer_writes_into_the_directory_of_a_job() {
     of_the_job.finish().await;
 }
 
-/// Two receivers create the same new directories, and one of them loses a directory that it has open.
+/// Two receivers create the same new directories. A directory that one of them has open is removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     let home = tempfile::tempdir().unwrap();
@@ -839,7 +839,7 @@ fn flushed_part(
     (staged, (part, inode))
 }
 
-/// Another receiver has renamed the file into place or has given it up, so this one is not asked to commit it.
+/// Another receiver has committed or given up each file, so the sender does not ask this receiver to commit it.
 #[test]
 fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() {
     const GROUPS: usize = 80;
@@ -900,7 +900,8 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     );
 }
 
-/// The files wait elsewhere to be renamed, and then move into the directory that exists under the path at that time.
+/// The files wait under hidden names in the session's directory. They are then renamed into the directory that exists
+/// at the final path at that time.
 #[test]
 fn a_directory_that_goes_before_its_files_are_named_is_made_again() {
     let home = tempfile::tempdir().unwrap();
@@ -970,8 +971,8 @@ fn small_entries() -> Vec<BatchEntry> {
     ]
 }
 
-/// Entries inherit nothing from the job's directory, but a group and an access control list from the target's
-/// directories.
+/// Entries inherit nothing from the job's directory. They inherit a group and an access control list from the
+/// directories of the target.
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_have_what_an_ordinary_push_would_give_them() {
     let keeping = |kinds| PreserveOptions {

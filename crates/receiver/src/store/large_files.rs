@@ -588,7 +588,7 @@ mod tests {
         }
     }
 
-    /// At most one group of a hole is sent. Any further group does not complete the file again.
+    /// If a file consists of holes, one group completes it. A further group does not complete it again.
     #[test]
     fn a_file_is_whole_when_its_data_is() {
         let home = tempfile::tempdir().unwrap();
@@ -644,8 +644,8 @@ mod tests {
         );
     }
 
-    /// A declaration of 75 bytes can claim this, and a lane's own thread processes it. Iterating over the groups would
-    /// take minutes.
+    /// A declaration of 75 bytes can claim this number of groups, and the thread of a lane processes the declaration.
+    /// Iterating over the groups would take minutes.
     #[test]
     fn a_file_of_four_thousand_million_groups_is_declared_at_once() {
         let groups = u64::from(u32::MAX);

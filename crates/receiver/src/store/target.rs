@@ -1,10 +1,10 @@
-//! Resolves the target that a client requests to the directory where its entries are stored.
+//! Resolves the target that a client requests to the directory in which its entries are stored.
 //!
-//! **Invariant:** for a client with roots, every directory that is created or opened here lies below one of the roots.
-//! It is reached from the root's descriptor without following links.
+//! **Invariant:** if the client may only write below roots, every directory that this module creates or opens is below
+//! one of the roots. The directory is reached from the descriptor of the root without following links.
 //!
 //! If access to a root is denied although its mode allows it, the root did not exist when the daemon was confined. The
-//! client is then told that the daemon must be restarted.
+//! refusal then tells the client that the daemon must be restarted.
 
 mod blocking;
 pub(crate) mod compared;
@@ -710,7 +710,7 @@ mod tests {
         );
     }
 
-    /// The parent directory does not need to be readable and is not the cause.
+    /// The parent directory does not cause the error, because it does not need to be readable.
     #[test]
     fn a_target_that_may_not_be_listed_is_named_itself() {
         let home = tempfile::tempdir().unwrap();
@@ -736,7 +736,7 @@ mod tests {
             .unwrap();
     }
 
-    /// The owner of the directory above a root could replace the root by a link to any directory.
+    /// The owner of the directory above a root could replace the root by a link that leads to any directory.
     #[test]
     fn a_root_that_another_user_has_made_a_link_is_refused() {
         let home = tempfile::tempdir().unwrap();
@@ -859,7 +859,7 @@ mod tests {
             !resolve("above/new", directory()),
             "it is not of this transfer"
         );
-        // These targets do not receive a mode.
+        // A target that directly contains named entries does not receive a mode.
         assert!(!resolve(
             "tops",
             TargetShape::Directory {

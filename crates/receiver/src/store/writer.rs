@@ -559,7 +559,7 @@ mod tests {
         assert_eq!((names("target"), names("journal")), (1, 1));
     }
 
-    /// There may be only one turn.
+    /// The key allows only one turn (share of CPU time) at a time.
     #[test]
     fn a_writer_gives_its_place_to_those_who_place_its_batch() {
         let home = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use zmove_disk::Staged;
 
 use super::*;
 
-/// Creates the part of a file of two groups and writes all of its groups.
+/// Creates the temporary file of a large file with two groups and writes both groups.
 fn write_part(transfer: &Transfer, head: &FileHead, contents: &[u8]) -> Arc<Staged> {
     transfer
         .files
@@ -23,7 +23,8 @@ fn write_part(transfer: &Transfer, head: &FileHead, contents: &[u8]) -> Arc<Stag
     part
 }
 
-/// A receiver was stopped before it had published the part, and another one has written to the part since.
+/// A receiver was stopped before it had renamed the temporary file into place. Another receiver has written to that
+/// file since.
 #[test]
 fn a_part_that_was_about_to_be_published_is_committed_with_the_time_of_its_source() {
     let home = tempfile::tempdir().unwrap();
@@ -50,7 +51,7 @@ fn a_part_that_was_about_to_be_published_is_committed_with_the_time_of_its_sourc
     assert!(!there.exists(), "once is enough");
 }
 
-/// Otherwise a push of many large files would keep groups in memory that are never needed again.
+/// If these groups were kept, a push of many large files would fill the memory with groups that are never needed again.
 #[test]
 fn the_groups_of_a_file_that_has_its_name_are_forgotten() {
     let home = tempfile::tempdir().unwrap();

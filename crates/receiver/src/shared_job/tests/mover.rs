@@ -19,7 +19,7 @@ pub(super) struct Mover {
 }
 
 impl Mover {
-    /// Stores the first group of a file and settles it.
+    /// Stores the first group of a file and orders the receiver to flush it.
     pub(super) async fn first_group(&mut self, head: &FileHead, contents: &[u8]) {
         self.declare(1, head);
         self.chunk(1, 0, contents);

@@ -1,4 +1,4 @@
-//! Orders that are refused or delayed.
+//! Orders (requests of the sender in a job) that are refused or delayed.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use zmove_wire::Overwrite;
 use super::*;
 use crate::rights::top_names::TopNames;
 
-/// The file was created after the sender asked about existing entries.
+/// The existing file was created after the sender had asked about existing entries.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_does_not_replace_what_is_kept_there() {
     let contents = contents(1, 1);
@@ -65,7 +65,7 @@ fn a_part_gets_no_attributes_once_the_sender_has_gone() {
     assert_eq!(FileIdentity::of(part.file()).unwrap(), before);
 }
 
-/// A node may only write entries that its head's push sends.
+/// A node may only write entries that are sent by the push of the node that leads the job.
 #[test]
 fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
     let home = tempfile::tempdir().unwrap();
@@ -102,7 +102,7 @@ fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
     }
 }
 
-/// The session and the job have ended, and somebody has changed the directories since.
+/// The session and the job have ended, and somebody has changed the directories since their end.
 #[test]
 fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let home = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let are_set = modes.map(|mode| mode == 0o750);
     assert_eq!(are_set, [true, true, false, false]);
 
-    // The order itself checks this too.
+    // The order must fail too, because it performs the same check before each directory.
     let groups = vec![DirectoryGroup {
         directory: path("d3"),
         entries: vec![BatchEntry::Itself(metadata())],

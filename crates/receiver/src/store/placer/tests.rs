@@ -62,7 +62,8 @@ pub(crate) fn transfer_of_key(
     transfer_by(&config, number, home, journals)
 }
 
-/// Returns the result of `work`. Panics if a thread waits for another thread while it holds the only turn.
+/// Returns the result of `work`. Panics if a thread waits for another thread while it holds the only turn (share of CPU
+/// time).
 #[track_caller]
 pub(crate) fn without_a_standstill<T: Send>(
     transfer: &Transfer,
@@ -72,7 +73,7 @@ pub(crate) fn without_a_standstill<T: Send>(
         let (done_in, done) = crossbeam_channel::bounded(1);
         scope.spawn(move || done_in.send(work()));
         let done = done.recv_timeout(Duration::from_secs(120));
-        // Threads that wait for a turn give up.
+        // Make the threads that wait for a turn give up.
         transfer.stopping.store(true, Ordering::Relaxed);
         done.expect("nobody waits for who waits")
     })
@@ -106,7 +107,7 @@ fn path(text: &str) -> RelPath {
     RelPath::from_bytes(text.as_bytes()).unwrap()
 }
 
-/// Sets this mode, and the modification time that all test metadata has.
+/// Sets the mode of a file, and the modification time that all metadata of these tests has.
 fn dress(path: &Path, mode: u32) {
     let file = File::open(path).unwrap();
     WantedMetadata::mode_and_time(&metadata(mode))
@@ -196,7 +197,7 @@ fn two_transfers_that_fill_one_new_directory_both_succeed() {
     let (first, second) = (transfer(home.path()), transfer(home.path()));
     let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
     assert_eq!(place(&mut maker, directory_entry("", "d")), []);
-    // The guest opens the directory while the maker may still replace it by a staging directory.
+    // The second placer opens the directory while the first placer may still replace it by a staging directory.
     assert_eq!(place(&mut guest, directory_entry("", "d")), []);
     assert_eq!(place(&mut maker, files("d", "f", 8)), []);
     assert_eq!(place(&mut guest, files("d", "g", 9)), []);
@@ -329,7 +330,7 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
         .into_hidden_name()
         .unwrap();
     let own = own.as_os_str().to_str().unwrap();
-    // Change the name to that of an earlier process with the same process number.
+    // Replace the process in the name by an earlier process with the same process number.
     let mut parts: Vec<_> = own.split('-').collect();
     parts[5] = "1";
     std::fs::write(directory.join(parts.join("-")), "left").unwrap();
@@ -412,7 +413,8 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     );
 }
 
-/// The thread that creates a directory may report it only after another thread has put a file into it or far below it.
+/// After a thread has created a directory, another thread may put a file into it, or far below it, before the first
+/// thread reports the new directory.
 #[test]
 fn a_directory_that_is_used_is_not_fresh() {
     for below in ["d", "d/x/y/z"] {
@@ -579,7 +581,7 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
     }
 }
 
-/// The entries below already have their final names, but their parent directory does not get its own.
+/// The entries below the directory already have their final names, but the directory cannot be renamed to its own.
 #[test]
 fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
     let home = tempfile::tempdir().unwrap();
@@ -929,7 +931,7 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let whole = begin(&mut placer, files("d", "f", 8));
-    // The guard is dropped without `leave`, as when its writer panics.
+    // Drop the guard without a call of `leave`, as in a writer that panics.
     drop(
         placer
             .staging(
@@ -990,7 +992,7 @@ fn a_file_that_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the
     let written = transfer.publisher.take_generation().files;
     let failed_flushes = transfer.publisher.failed_flushes();
     transfer.publisher.suspect();
-    // Everything that belonged to a generation by then has been checked.
+    // Take and drop the generation, as if all of its files had been checked.
     drop(transfer.publisher.take_generation());
     let hidden = names(&home.path().join("there")).remove(0);
     std::fs::write(home.path().join("there").join(hidden), "0").unwrap();
@@ -1080,7 +1082,7 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     );
 }
 
-/// Nothing in a directory is compared or published before the state of each job there is known.
+/// The receiver compares and publishes nothing in a directory until it knows the state of each job in that directory.
 #[test]
 fn whoever_comes_while_a_directory_is_swept_waits() {
     let publisher = Publisher::default();

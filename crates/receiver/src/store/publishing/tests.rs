@@ -28,7 +28,7 @@ fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
     let mut transfer = transfer_with_journals(home, Some(journals.to_owned()));
     transfer.target.view.policy.rules.durability = Durability::End;
     transfer.target.file_systems = FileSystems::flushed_by(move || {
-        // A test that has failed no longer controls its flushes.
+        // If the test has failed, it no longer controls the flushes.
         if begins.send(()).is_ok() {
             ended.recv().unwrap_or(Ok(()))
         } else {
@@ -39,7 +39,7 @@ fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
 }
 
 impl HeldFlush {
-    /// Publishes, and calls `meanwhile` during the flush, which then ends with `result`.
+    /// Publishes all written files. Calls `meanwhile` during the flush and then ends the flush with `result`.
     fn publish<T>(
         &self,
         transfer: &Transfer,
@@ -56,7 +56,7 @@ impl HeldFlush {
     }
 }
 
-/// A failed flush may also have failed for data of the next generation, and the kernel reports that only once.
+/// A failed flush may also have failed for data of the next generation. The kernel reports the failure only once.
 #[test]
 fn what_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storage() {
     let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -162,7 +162,8 @@ mod tests {
         let name = Name::from_bytes(b"f").unwrap();
         let identity = FileIdentity::at(&directory, &name).unwrap();
         let compared = ComparedFiles::new(&Quota::default());
-        // The clock may have been set back since, and the change may be as recent as any other.
+        // If the clock was set back after the change, the change time is in the future, and the change may be very
+        // recent.
         for (seconds, is_remembered) in [(-3600, true), (3600, false)] {
             let ctime = Timestamp {
                 seconds: identity.ctime.seconds + seconds,

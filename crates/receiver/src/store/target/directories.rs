@@ -173,7 +173,7 @@ mod tests {
         let mut more = 0;
         loop {
             let its_own = Arc::new(RelPath::clone(&path));
-            // The batch of the path and a run of that batch hold references too.
+            // The batch that named the path, and a run of that batch, also hold references to the path.
             let _others = [Arc::clone(&its_own), Arc::clone(&its_own)];
             if directories
                 .remember(&its_own, None, Metadata::default())

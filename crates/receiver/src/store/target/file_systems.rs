@@ -333,7 +333,7 @@ impl FileSystems {
 
 #[cfg(test)]
 impl FileSystems {
-    /// Returns whether a flush would flush anything.
+    /// Returns whether any file system has been registered.
     pub(crate) fn knows_any(&self) -> bool {
         !self.known.lock().is_empty()
     }
@@ -373,7 +373,7 @@ mod tests {
 
     use super::*;
 
-    /// A file system does not report that it has become read-only since the last write.
+    /// A file system may have become read-only since the last write. The flush of such a file system reports no error.
     #[test]
     fn a_file_system_that_has_become_read_only_is_not_flushed() {
         let script = "mount -t tmpfs none /mnt && mkdir /mnt/d && echo ready && read -r _ &&

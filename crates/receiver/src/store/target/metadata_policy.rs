@@ -17,7 +17,7 @@ use crate::store::reports::Reports;
 use crate::store::rules::Rules;
 use zmove_types::Lock;
 
-/// The policy for preserving metadata, and the counts of metadata that was not preserved. See the module.
+/// The policy for preserving metadata, and the counts of metadata that was not preserved. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct MetadataPolicy {
     pub(crate) rules: Rules,
@@ -307,7 +307,7 @@ mod tests {
         );
     }
 
-    /// Without its group, a program would lend the privileges of the receiver's group.
+    /// If a setgid program kept the bit without its group, it would give users the privileges of the receiver's group.
     #[test]
     fn each_of_setuid_and_setgid_needs_what_it_lends_to_be_kept() {
         let metadata = Metadata {

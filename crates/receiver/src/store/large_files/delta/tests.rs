@@ -48,7 +48,7 @@ impl World {
         self.home.path().join("target/large")
     }
 
-    /// Writes the old version, whose groups consist of these bytes.
+    /// Writes the old version. Group number `i` consists of the byte `groups[i]`, repeated.
     fn write_old(&self, groups: &[u8]) {
         let contents: Vec<_> = groups.iter().flat_map(|byte| block(*byte)).collect();
         std::fs::write(self.old(), contents).unwrap();
@@ -61,8 +61,8 @@ impl World {
         transfer
     }
 
-    /// Runs a transfer that breaks after these groups were received. The groups in `besides` are written but not
-    /// journaled.
+    /// Runs a transfer that is interrupted after it has received `groups`. The groups in `besides` are written too, but
+    /// not recorded in the journal.
     fn break_off(&self, groups: &[(u32, u8)], besides: &[(u32, u8)]) {
         let transfer = self.transfer(1);
         let directory = transfer
@@ -115,7 +115,7 @@ impl World {
         self.request_of(self.source.bytes)
     }
 
-    /// Returns a request about the file as if it had this size.
+    /// Returns a request about the file that claims a size of `bytes` bytes.
     fn request_of(&self, bytes: u64) -> Vec<EntryGroup> {
         let SourceVersion {
             mtime,
@@ -139,7 +139,7 @@ impl World {
         }]
     }
 
-    /// Offers the file and declares it. Returns the file and the groups that are held.
+    /// Offers and declares the file. Returns the file and the groups that the receiver already has.
     fn declare(&self, transfer: &Transfer) -> (Arc<LargeFile>, Vec<u32>) {
         let groups = self.request();
         let comparison = compare_all(transfer, 9, &groups);
@@ -166,7 +166,7 @@ impl World {
     }
 }
 
-/// Copies a group whose hash value was sent into the part. Returns `None` if no hash value was sent.
+/// Copies a group of the old version into the new file. Returns `None` if no hash value was sent for the group.
 fn copy_group(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
     let old_version = file.old_version.as_ref().unwrap();
     let cv = old_version.cv(index)?;
@@ -239,7 +239,8 @@ fn of_an_old_version_that_is_replaced_or_gone_only_what_is_still_there_is_kept()
         },
     ] {
         let world = World::new();
-        // The other group is that of a part that started as a clone, or was written but not journaled.
+        // The second group is in the part (the temporary file) but not in the journal. It may come from a clone, or
+        // from a write that was not recorded.
         world.break_off(&[(1, 12)], &[(2, 3)]);
         let transfer = world.transfer(2);
         let (file, _) = world.declare(&transfer);
@@ -278,7 +279,7 @@ fn a_part_alone_goes_on_as_what_it_is() {
         (vec![Verdict::Resume], 0)
     );
     world.write_old(&[1, 2, 3, 4]);
-    // The next transfer takes over its journals.
+    // End the transfer, so that the next transfer can take over its journals.
     drop(transfer);
     let mut never = world.transfer(3);
     never.target.view.policy.rules.delta = false;
@@ -307,7 +308,7 @@ fn groups_that_are_holes_in_the_old_version_are_not_looked_at() {
     assert_eq!(groups(GROUP_BYTES), [(0, whole)]);
 }
 
-/// The length is only a claim of the request.
+/// The request claims a length that the file does not have.
 #[test]
 fn a_request_of_four_thousand_million_groups_costs_what_is_there() {
     let world = World::new();
