@@ -6,7 +6,7 @@
 //! | a receiver that was stopped continues later | its lease has ended, and no hidden entries remain after the job |
 //! | a flush covers one client only | each receiver flushes its own data before it reports the data as done |
 //! | no host knows who has written which groups | each session has a journal in the job's directory, and all read it |
-//! | no host knows who has written which groups | each session has a journal in the job, and all read it |
+//! | two receivers rename a large file into place | both rename the same inode, and a marker replaces the hidden file |
 //!
 //! **Invariant:** every record of a journal stays true, whatever happens to its writer later. A group counts as
 //! received once its writer has flushed it, and a file is committed once all of its groups count. A truncated journal

@@ -39,7 +39,7 @@ use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::NewFile;
 use crate::store::transfer::Transfer;
 
-/// A file that is about to be renamed into place.
+/// A large file to commit, and the directory and names that the commit needs.
 struct Commit<'a> {
     head: &'a FileHead,
     parent: RelPath,
@@ -49,7 +49,7 @@ struct Commit<'a> {
 }
 
 impl SharedJobSession {
-    /// Renames a file into place.
+    /// Commits a large file that several receivers have written: renames it into place if no group is missing.
     pub(crate) fn commit(
         &self,
         transfer: &Transfer,
@@ -185,7 +185,7 @@ impl SharedJobSession {
         Ok(SharedJobResult::Committed { inode })
     }
 
-    /// Returns the groups of a part that the journals do not list as flushed.
+    /// Returns the groups that the journals do not list as flushed into this part (temporary file).
     fn missing_of(&self, head: &FileHead, part: &PartKey) -> io::Result<Vec<GroupRange>> {
         let mut groups = self.groups.lock();
         groups.read_new_records(self.directory.fd(), &self.session)?;

@@ -26,7 +26,7 @@ use crate::rights::quota::{Charge, Quota};
 use crate::shared_job::journals::{OpenedJournal, journals_in};
 use crate::store::large_files::received_hashes::ReceivedHashes;
 
-/// A part, identified by its name and inode number.
+/// The key of a part (the temporary file of a large file): its name and inode number.
 pub(crate) type PartKey = (Name, u64);
 
 /// The groups that count as received because a journal of the job lists them as flushed.
@@ -75,7 +75,7 @@ const JOURNALS_MAX: usize = 1 << 16;
 const BYTES_MAX: u64 = 1 << 40;
 /// Memory in bytes for one journal that has been read, without its records.
 const JOURNAL_BYTES: usize = 256;
-/// Memory of a part that a session writes to, in bytes.
+/// Memory in bytes for one part (temporary file) that a session writes to.
 const JOURNALED_PART_BYTES: usize = 256;
 /// Memory in bytes for one unflushed group, including the spare capacity of a queue that has just grown.
 const GROUP_BYTES: usize = 2 * size_of::<UnflushedGroup>();
@@ -143,7 +143,7 @@ impl FlushedGroups {
         self.groups.of.get(part)
     }
 
-    /// Forgets the groups of a part that was renamed into place.
+    /// Forgets the groups of a part (temporary file) after it was renamed into place.
     pub(crate) fn forget(&mut self, part: &PartKey) {
         self.groups.of.remove(part);
     }

@@ -15,7 +15,7 @@ use crate::resume::journal::{Journal, UnfinishedFile};
 use crate::shared_job::groups::PartKey;
 use crate::shared_job::journals;
 
-/// Takes over the parts of a dead job. Journals longer than `bytes_max` are ignored.
+/// Takes over the parts (temporary files) of a dead job. Journals longer than `bytes_max` are ignored.
 ///
 /// # Errors
 /// Returns an I/O error if a part cannot be moved or recorded. Everything taken over before the error remains valid.

@@ -204,7 +204,7 @@ fn job_directory(root: &Path) -> PathBuf {
     root.join(format!(".zmove-job-{JOB}"))
 }
 
-/// Returns the directory that contains the parts of large files.
+/// Returns the directory that contains the temporary files of large files.
 fn parts_directory(root: &Path) -> PathBuf {
     let entries = std::fs::read_dir(job_directory(root)).unwrap();
     let mut paths = entries.map(|entry| entry.unwrap().path());
@@ -807,7 +807,8 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     assert_eq!(groups, BTreeMap::from([(0, Cv([1; 32]))]));
 }
 
-/// Creates a part with `record_groups` flushed groups, and records them in the journal.
+/// Creates the temporary file of a large file with `record_groups` flushed groups, and records these groups in the
+/// journal.
 fn flushed_part(
     session: &JobSession,
     journal: &Journal,

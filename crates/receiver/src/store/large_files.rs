@@ -390,7 +390,7 @@ impl LargeFile {
         self.state.lock().staged.take()
     }
 
-    /// Returns the space that the file still needs, or `None` if it has no part.
+    /// Returns the space that the file still needs, or `None` if the file has no part (no temporary file).
     pub(crate) fn missing_space(&self) -> Option<MissingSpace> {
         // Keep the lock and take no reference to the part. The thread that completes the file must hold the only
         // reference.
@@ -459,7 +459,8 @@ impl LargeFile {
         self.state.lock().written.is_empty()
     }
 
-    /// Returns the current identity of the part, or `None` if the part does not exist or cannot be inspected.
+    /// Returns the current identity of the file's part (its temporary file). Returns `None` if the part does not exist
+    /// or cannot be inspected.
     pub(crate) fn identity(&self) -> Option<FileIdentity> {
         FileIdentity::of(self.state.lock().staged.as_ref()?.file()).ok()
     }

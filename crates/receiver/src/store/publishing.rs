@@ -236,8 +236,8 @@ impl Generation {
                 named.large.push((file, published.err()));
             }
         }
-        // Publish the deepest directories first. A directory that cannot be renamed into place takes its published
-        // children along with it.
+        // Publish the deepest directories first. If a directory cannot be renamed into place, the directories below it,
+        // which are already published, are lost with it.
         let mut staging: Vec<_> = self.staging.into_iter().collect();
         staging.sort_by_key(|(path, _)| Reverse(path.depth()));
         let mut lost = LostEntries::default();
@@ -504,11 +504,11 @@ fn by_directory(mut files: Vec<HiddenFile>) -> Vec<Vec<HiddenFile>> {
     groups
 }
 
-/// A directory, its files that were renamed into place, and the batches of the files that could not be.
+/// A directory, the files that were renamed into place in it, and the batches of the files for which the rename failed.
 type RenamedFiles = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
 
-/// Renames files in these directories into place. Each directory is handled by one thread, because the kernel
-/// serializes renames in a directory.
+/// Renames files under hidden names into place. One thread handles each directory, because the kernel serializes
+/// renames in a directory.
 fn rename_hidden_files(
     transfer: &Transfer,
     waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>,

@@ -21,7 +21,7 @@ use crate::store::large_files::LargeFile;
 use crate::store::publishing::make_room;
 use crate::store::transfer::Transfer;
 
-/// Maximum time to wait for writers to close a part that was removed.
+/// Maximum time to wait until writers have closed a part (temporary file) that was removed.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -77,7 +77,7 @@ impl Transfer {
         true
     }
 
-    /// Removes the part of a retired file and waits until its space is free.
+    /// Removes the part (temporary file) of a retired file and waits until its space is free.
     fn release(&self, file: &LargeFile) {
         let part = file.give_up_and_take_part(|part| self.parts.remove(file.id, part));
         self.parts.ended(file.id);

@@ -10,7 +10,7 @@ use crate::store::large_files::LargeFile;
 /// The parts that may be removed to free space.
 #[derive(Debug, Default)]
 pub(crate) struct SpareParts {
-    /// Files that failed for lack of space and whose parts still exist.
+    /// Files that failed for lack of space and whose parts (temporary files) still exist.
     failed: Lock<Vec<Arc<LargeFile>>>,
     /// Held by a thread while it removes parts, so that several threads do not remove more parts than necessary.
     releasing: Lock<()>,

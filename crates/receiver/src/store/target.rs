@@ -39,7 +39,7 @@ use crate::shared_job::other_jobs::{FoundJob, OtherJobs, ignore_denied};
 use crate::shared_job::session::{SharedJobSession, not_in_progress};
 use crate::store::failure::entry_operation;
 
-/// The part of the file system that a client may write to.
+/// The directories of the file system to which a client may write.
 #[derive(Clone, Debug)]
 pub enum WriteAccess {
     /// The client may write wherever this process may write. Used if the target is local to the process of the user.

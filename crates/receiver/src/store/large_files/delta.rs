@@ -1,15 +1,17 @@
 //! Delta transfer of large files that have changed: groups that the target already has are not sent.
 //!
-//! The receiver hashes the groups of the old version and sends their hash values. The sender reads its own file, sends
-//! the groups that differ, and only names the others. A named group is read from the old version and hashed again
-//! before it counts. If the old version changes in between, the group must be sent, but no wrong byte is stored.
+//! The receiver hashes the groups of the old version and sends the hash values to the sender. The sender reads its own
+//! file. It sends the groups that differ, and only reports the other groups as unchanged. The receiver reads such an
+//! unchanged group from the old version and hashes it again before the group counts as received. If the old version
+//! changes in between, the group must be sent, but no wrong byte is stored.
 //!
-//! The new file is created next to the old one. On file systems with reflinks (XFS, Btrfs) it starts as a clone. On
-//! other file systems the named groups are copied. If an earlier transfer has left a part of the new file, only groups
-//! that are missing from the part are taken from the old version.
+//! The new file is created next to the old version. On file systems with reflinks (XFS, Btrfs), the new file starts as
+//! a clone. On other file systems, unchanged groups are copied. If an earlier transfer has left a part (temporary file)
+//! of the new file, only groups that are missing from the part are taken from the old version.
 //!
-//! The sender requests delta transfer (`--delta auto`) unless the target is local, or the previous transfer on this
-//! path was faster than one thread can read and hash. In that case sending a file is faster than comparing it.
+//! The sender requests delta transfer (`--delta auto`) except in two cases: the target is local, or the previous
+//! transfer on this path was faster than one thread can read and hash. In these cases, sending a file is faster than
+//! comparing it.
 
 #[cfg(test)]
 mod tests;
@@ -149,7 +151,8 @@ impl OldVersion {
             return Ok(false);
         };
         let file_io = old_versions.file_io.as_ref();
-        // The part may have started as a clone, so it may already contain the group.
+        // The part (the temporary file of an earlier transfer) may have started as a clone, so it may already contain
+        // the group.
         let of_part = || GroupSources {
             in_place: is_read_from_storage(new),
             old: open_old()

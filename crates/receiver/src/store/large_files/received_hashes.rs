@@ -43,8 +43,8 @@ impl ReceivedHashes {
         }
     }
 
-    /// Returns the root hash of a file of `bytes` bytes. Groups without a value are taken as holes. Returns `None` if
-    /// there are too many holes to hash.
+    /// Returns the root hash of a file of `bytes` bytes. Groups without a recorded hash value count as holes. Returns
+    /// `None` if there are too many holes to hash.
     pub(crate) fn root(&self, bytes: u64) -> Option<Root> {
         let groups = GroupSpan::count(bytes)?;
         if groups as usize > self.values.len() + HOLES_MAX {
@@ -62,8 +62,8 @@ impl ReceivedHashes {
     }
 }
 
-/// Memory of a group whose hash value is kept, in bytes. This applies to groups of a part, of an old version of a file,
-/// and of a file being received.
+/// Memory in bytes for one group whose hash value is kept. The group may belong to a file being received, to its
+/// temporary file, or to the old version of a file.
 pub(crate) const GROUP_KEPT_BYTES: usize = 64;
 /// Maximum number of hole groups to hash for a root, which takes about a second. A file may have a billion of them.
 const HOLES_MAX: usize = 512;

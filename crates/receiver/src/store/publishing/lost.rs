@@ -1,5 +1,6 @@
 //! Entries of staging directories that could not be renamed into place because somebody else has created an entry under
-//! the name of their directory. Each is reported once, after all other entries have their final names.
+//! the name of their directory. Each lost entry is reported once, after all other entries have received their final
+//! names.
 
 use std::collections::HashMap;
 use std::iter::successors;

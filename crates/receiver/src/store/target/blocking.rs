@@ -1,5 +1,5 @@
-//! Finds the entry that prevents a target from being a directory, so that the refusal can name it. A user who sees
-//! "File exists" would look at the target, not at a file above it.
+//! Finds the entry that prevents a target from being a directory, so that the refusal can name that entry. If the
+//! refusal only said "File exists", the user would look at the target and not at a file above it.
 
 use std::iter::successors;
 use std::path::Path;

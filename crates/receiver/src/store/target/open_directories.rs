@@ -1,4 +1,5 @@
-//! The directories of the target that one thread has open, either under their final names or in a staging directory.
+//! The directories of the target that one thread has open. A directory may be open under its final name or inside a
+//! staging directory.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,4 +1,5 @@
-//! Resuming from a part of a changed file next to the file's old version.
+//! Tests of a transfer that resumes from the temporary file of a changed file while the file's old version still
+//! exists.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
