@@ -1,5 +1,5 @@
-//! The journals of all sessions of a job, in the job's directory. Each is one file, `journal-PROCESS-TRANSFER`, with
-//! one writer.
+//! The journals of all sessions of a job. Each journal is a file `journal-PROCESS-TRANSFER` in the job's directory and
+//! has only one writer.
 
 use std::fs::File;
 use std::io;

@@ -559,7 +559,8 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// Creates a symbolic link or special file, or a hard link to one that has already been created.
+    /// Creates a symbolic link or special file. If the entry has several names and another name already exists, creates
+    /// a hard link to that name.
     fn place_non_regular(
         &mut self,
         directory: &OwnedFd,

@@ -37,7 +37,7 @@ pub(super) struct PlacedEntry<'d> {
     pub(super) entry: BatchEntry,
 }
 
-/// Entries of one directory for one thread.
+/// A few entries of one directory, which one thread places.
 pub(super) struct Run<'d> {
     group: usize,
     pub(super) path: Arc<RelPath>,
@@ -93,7 +93,8 @@ const STAGED_FILES_MIN: usize = 8;
 const ENTRIES_PER_RUN: usize = 8;
 
 impl<'d> Runs<'d> {
-    /// Creates the runs of these groups. The contents of their files are stored one after another in `data`.
+    /// Creates the waiting entries from the groups of a batch. The contents of the files are stored one after another
+    /// in `data`.
     pub(super) fn new(groups: Vec<DirectoryGroup>, data: &'d [u8]) -> Self {
         let mut rest = data;
         let mut numbers = 0..;

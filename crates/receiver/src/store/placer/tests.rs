@@ -330,7 +330,7 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
         .into_hidden_name()
         .unwrap();
     let own = own.as_os_str().to_str().unwrap();
-    // Replace the process in the name by an earlier process with the same process number.
+    // Change the name to a name that an earlier process with the same process number would have used.
     let mut parts: Vec<_> = own.split('-').collect();
     parts[5] = "1";
     std::fs::write(directory.join(parts.join("-")), "left").unwrap();
@@ -508,8 +508,8 @@ fn a_guessed_file_that_is_there_by_now_stays() {
     }
 }
 
-/// Two transfers may send the same tree at the same time. Metadata that the existing file already has must not be set
-/// again.
+/// Two transfers may send the same tree at the same time. If the existing file already has the right metadata, this
+/// metadata must not be set again.
 #[test]
 fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs_beside_goes() {
     for (mode, stays) in [(0o4755, b"y"), (0o644, b"x")] {

@@ -123,8 +123,8 @@ struct Progress {
 #[derive(Debug)]
 pub(crate) enum Unflushed {
     Failed,
-    /// The flush takes long, for example because another process has written much data to the same file system. If a
-    /// flush has begun that will cover all data written so far, this variant contains it.
+    /// The flush takes long, for example because another process has written much data to the same file system. The
+    /// value is the flush that will cover all data written so far, or `None` if no such flush has begun.
     Late(Option<Flushing>),
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct ReplacementRules {
     budget: Arc<RemovalBudget>,
 }
 
-/// Maximum number of directories that wait to be inspected while one directory with its contents is inspected.
+/// Maximum number of directories in the queue of directories to inspect.
 const WAITING_MAX: usize = 1 << 16;
 
 impl ReplacementRules {
