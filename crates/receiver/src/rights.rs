@@ -1,4 +1,4 @@
-//! Permissions of a peer: its grants, its quota, and the names that it may use at the top of the target.
+//! Permissions of a peer: its grants, its quota, and the paths that it may use in the target.
 
 pub(crate) mod grant;
 pub(crate) mod quota;

@@ -1,9 +1,9 @@
-//! The short sweep of the target's storage that a probe may request once.
+//! The short measurement ("sweep") of the target's storage, which a probe may request once.
 //!
 //! **Invariant:** the sweep works in its own hidden directory below the target, which was opened beneath the key's
 //! root. That directory is removed however the probe ends.
 //!
-//! The receiver runs the sweep, because only this side has opened the directory beneath the key's root. The
+//! The receiver runs the sweep, because only the receiver has opened the directory beneath the key's root. The
 //! configuration supplies the function that measures.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::error::SessionError;
 /// The sweep of one probe.
 #[derive(Debug)]
 pub(super) struct Sweeping {
-    /// `None` if the target does not exist, or once the sweep has started.
+    /// The target to measure. `None` if the target does not exist, or once the sweep has started.
     place: Option<SweepTarget>,
     measure: Option<MeasureStorage>,
     asked: bool,

@@ -76,7 +76,7 @@ pub use writer::{Journal, JournalLimits, Mark};
 pub struct Begin {
     /// The transfer that wrote the journal.
     pub transfer: TransferId,
-    /// The fingerprint of the client's key; empty if there was no network.
+    /// The fingerprint of the client's key. Empty if the transfer used no network.
     pub owner: Vec<u8>,
     /// The path of the target directory, for messages and for removing parts later.
     pub target: Vec<u8>,

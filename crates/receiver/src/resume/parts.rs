@@ -1,20 +1,21 @@
-//! Parts of large files, and their records in journals. A part is a file that is not yet complete.
+//! Parts of large files, and their records in journals. A part is the hidden file that holds the groups of an
+//! incomplete large file.
 //!
-//! A large file is written under a hidden name that persists if the transfer is interrupted, and each of its groups is
+//! A large file is written under a hidden name that persists if the transfer is interrupted. Each of its groups is
 //! journaled after it has been written. A later transfer of the same owner to the same target resumes from these groups
-//! if it requests exactly the same source file (size, both times, inode).
+//! if it requests exactly the same source file (size, modification and change time, inode).
 //!
-//! Groups that had been flushed are trusted. Other groups are read back and compared, because a reboot or the removal
-//! of a device loses them. With rolling flushes these are few; with `--durability none` these are all groups. All
-//! groups of a part are also read back if its change time differs from the one that its transfer recorded at the end.
-//! In that case, either another program has written to the part, or the receiver was killed before it could record the
-//! time.
+//! Groups that had been flushed are trusted. All other groups are read back and compared, because a reboot or the
+//! removal of a device loses unflushed data. With rolling flushes, only a few groups are unflushed. With `--durability
+//! none`, all groups are. All groups of a part are also read back if its change time differs from the one that its
+//! transfer recorded at the end. In that case, either another program has written to the part, or the receiver was
+//! killed before it could record the time.
 //!
-//! If a journal cannot be written, the transfer continues without it, and the daemon logs that.
+//! If a journal cannot be written, the transfer continues without it, and the daemon logs the error.
 //!
 //! **Invariant:** a group that is reported to a sender as held has the reported hash. It was written and journaled.
-//! Since then, either nothing has changed it (it was flushed, and the part is as its transfer left it), or it has been
-//! read back from the storage and hashed again.
+//! Since then, either it was flushed and the part is unchanged, or the group has been read back from the storage and
+//! hashed again.
 
 pub(crate) mod shared;
 
@@ -51,9 +52,9 @@ use zmove_types::Lock;
 /// All parts of one transfer.
 #[derive(Debug)]
 pub(crate) struct PartStore {
-    /// The directory of the journals; `None` if no journal is kept.
+    /// The directory that contains the journals. `None` if no journal is kept.
     journals: Option<PathBuf>,
-    /// The lease for writing to parts that a later transfer may take over.
+    /// The lease that permits writing to parts. A later transfer may take over these parts when the lease has ended.
     lease: Lease,
     begin: Begin,
     /// Whether flushes no longer prove that groups are durable, because a part is not flushed with the target directory
@@ -68,15 +69,16 @@ pub(crate) struct PartStore {
 #[derive(Debug, Default)]
 struct PartsState {
     journal: Option<Arc<Journal>>,
-    /// The reason why nothing more is journaled. The existing journal and its parts stay locked.
+    /// The error that stopped journaling. The existing journal and its parts stay locked.
     trouble: Option<JournalError>,
     /// Parts of earlier transfers, by final path.
     earlier: HashMap<RelPath, Earlier>,
     /// Older parts of files that also have a newer part.
     older: Vec<(RelPath, Earlier)>,
-    /// Journals of earlier transfers, locked until this transfer ends or they list no more files.
+    /// Journals of earlier transfers. Each stays locked until this transfer ends or the journal lists no more files.
     orphans: Vec<Option<Orphan>>,
-    /// Parts whose groups were reported to the sender as held, until it declares the file.
+    /// Parts whose groups were reported to the sender as held. A part is removed from this map when the sender declares
+    /// its file.
     prepared: HashMap<RelPath, Prepared>,
     /// Files that were given up but whose parts could not be removed.
     staying: HashSet<FileId>,
@@ -101,12 +103,12 @@ struct Prepared {
 #[derive(Debug)]
 pub(crate) struct ResumedPart {
     pub(crate) staged: Staged,
-    /// The existing groups, with their values.
+    /// The groups that the part already contains, with their chaining values.
     pub(crate) groups: Vec<(u32, Cv)>,
 }
 
-/// Maximum number of threads that read back one part. A key hashes with at most as many threads as there are cores; the
-/// others wait for the storage.
+/// Maximum number of threads that read back one part. At most one thread per core hashes for a key at any time, while
+/// further threads wait for the storage.
 const READERS_MAX: usize = 4;
 
 /// Files smaller than this are sent again completely, because a journal would cost more than it saves.
@@ -126,7 +128,7 @@ impl PartStore {
         let mut state = PartsState::default();
         if let Some(directory) = &journals {
             let ours = |other: &Begin| {
-                // Device numbers may change at a reboot.
+                // Device numbers may change at a reboot, so a matching path is sufficient.
                 let same_place = other.device == begin.device || other.target == begin.target;
                 same_place && (&other.owner, other.inode) == (&begin.owner, begin.inode)
             };
@@ -181,11 +183,11 @@ impl PartStore {
         self.state.lock().trouble.as_ref().map(ToString::to_string)
     }
 
-    /// Returns the groups of a file that are held and need not be sent, with their values. At least one group is always
-    /// left out, because the arrival of the last group completes the file.
+    /// Returns the groups of a file that are already stored and need not be sent, with their chaining values. At least
+    /// one group is always left out, because the arrival of the last group completes the file.
     ///
-    /// Each thread that reads groups back calls `hashing` first, and stops when the function returned by `hashing`
-    /// returns true.
+    /// Each thread that reads groups back calls `hashing` first. The thread stops when the function returned by
+    /// `hashing` returns true.
     pub(crate) fn claim<Stop: Fn() -> bool>(
         &self,
         path: &RelPath,
@@ -212,7 +214,8 @@ impl PartStore {
         staged.attach(descriptors);
         let groups = &mut earlier.file.groups;
         if there.bytes == source.bytes && earlier.file.part.source == *source {
-            // Groups that were not flushed are also lost if a device was disconnected and reconnected.
+            // Groups that were not flushed may be lost even without a reboot, if a device was disconnected and
+            // reconnected.
             let is_trusted = |flushed: bool| is_untouched && flushed;
             let doubtful = groups
                 .iter()
@@ -243,8 +246,9 @@ impl PartStore {
         held
     }
 
-    /// Returns the given groups that are stored correctly. Several threads read them, because a killed process may have
-    /// left any number. Returns `None` if the memory for reading cannot be reserved.
+    /// Returns those of the given groups that are stored correctly. Several threads read the groups, because a killed
+    /// process may have left any number of unflushed groups. Returns `None` if the memory for reading cannot be
+    /// reserved.
     fn find<Stop: Fn() -> bool>(
         &self,
         staged: &Staged,
@@ -295,7 +299,8 @@ impl PartStore {
         if earlier.file.part.source != source_of(head) {
             return None;
         }
-        // The part may have begun as a copy of an old version, with data where the new one has holes.
+        // The part may have begun as a copy of an old version of the file. The old version may have data where the new
+        // version has holes.
         if head
             .data
             .as_ref()
@@ -394,8 +399,8 @@ impl PartStore {
     /// Records that a group has been written.
     ///
     /// # Errors
-    /// In a shared job, if the record cannot be written, for example because the journal is full. The group then does
-    /// not count.
+    /// In a shared job, returns an error if the record cannot be written, for example because the journal is full. The
+    /// group then counts as not written.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) -> io::Result<()> {
         let Some(shared) = &self.shared else {
             self.record(|journal| journal.record_groups(id.0, group, &[cv]));
@@ -410,8 +415,8 @@ impl PartStore {
         self.record_work(|journal| journal.record_groups(id.0, group, &[cv]))
     }
 
-    /// Releases the storage that is preallocated for the journal of a session in a shared job. The session is about to
-    /// end.
+    /// Releases the storage that is preallocated for the journal of a session in a shared job. Call this when the
+    /// session is about to end.
     pub(crate) fn release_allocation(&self) {
         // If this fails, removing the journal frees the space.
         let _best_effort = self.running().map(|journal| journal.release_allocation());
@@ -451,20 +456,22 @@ impl PartStore {
         }
     }
 
-    /// Returns the position of the journal. Call this before a flush.
+    /// Returns the current position in the journal. Call this before a flush, and pass the position to
+    /// [`flushed`](Self::flushed) after the flush.
     pub(crate) fn mark(&self) -> Option<Mark> {
         self.running().map(|journal| journal.mark())
     }
 
-    /// Records that everything written to the target's own file system before `mark` has been flushed.
+    /// Records that all writes to the target's own file system before `mark` have been flushed.
     pub(crate) fn flushed(&self, mark: Mark) {
         if !self.unflushed.load(Ordering::Relaxed) {
             self.record(|journal| journal.record_flushed(mark));
         }
     }
 
-    /// Records that a flush has failed. From then on, flushes prove nothing: the kernel reports a write error only once
-    /// and may discard the data, and the next flush may succeed although it should cover that data.
+    /// Records that a flush has failed. From then on, a successful flush does not prove that data is durable. The
+    /// kernel reports a write error only once and may discard the data, so the next flush can succeed without that
+    /// data.
     pub(crate) fn flush_failed(&self) {
         self.shared.iter().for_each(SharedParts::flush_failed);
         self.unflushed.store(true, Ordering::Relaxed);
@@ -473,8 +480,8 @@ impl PartStore {
     /// Removes the journals without unfinished files at the end of the transfer.
     pub(crate) fn finish(&self) {
         if let Some(shared) = &self.shared {
-            // Groups that cannot be flushed do not count. Flush nevertheless, because others may already have published
-            // the file.
+            // Groups that cannot be flushed count as not written. Flush nevertheless, because other receivers may
+            // already have published the file.
             let _does_not_count = shared.flush();
             return;
         }
@@ -484,16 +491,16 @@ impl PartStore {
             .orphans
             .iter_mut()
             .filter_map(|orphan| orphan.take_if(is_empty));
-        // A journal that cannot be removed no longer lists any files.
+        // If a journal cannot be removed, that is harmless, because it no longer lists any files.
         emptied.for_each(|orphan| drop(orphan.remove()));
         if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
             let _of_nothing = journal.remove();
         }
     }
 
-    /// Checks whether the target's flush covers a part. Must be called before anything about the part is journaled. A
-    /// part on another file system is not flushed with the target, and on a file system that is flushed file by file, a
-    /// part is flushed only when it is complete.
+    /// Checks whether a flush of the target also flushes a part. Must be called before anything about the part is
+    /// journaled. A part on another file system is not flushed with the target. On a file system that is flushed file
+    /// by file, a part is flushed only when it is complete.
     fn look_where(&self, staged: &Staged) {
         let is_with_target =
             rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
@@ -502,8 +509,8 @@ impl PartStore {
         }
     }
 
-    /// Removes parts from which no transfer will resume because their file has been published in another way, as a
-    /// smaller file or in a batch. Must be called before directories get their times.
+    /// Removes parts that no transfer will resume, because their file has been published as a smaller file or in a
+    /// batch. Must be called before the modification times of directories are set.
     pub(crate) fn drop_overtaken(&self, target: &Tree) {
         let paths: Vec<_> = self.state.lock().earlier.keys().cloned().collect();
         for path in paths {
@@ -595,7 +602,7 @@ impl PartsState {
 
     fn find_earlier(&mut self, orphans: impl Iterator<Item = Orphan>) {
         let mut orphans: Vec<_> = orphans.collect();
-        // If two parts have the same path, the one that was written last counts.
+        // If two parts have the same path, use the one that was written last.
         orphans.sort_by_key(Orphan::modified);
         for (number, orphan) in orphans.into_iter().enumerate() {
             let files = orphan.unfinished().files.clone();
@@ -608,7 +615,8 @@ impl PartsState {
                     file,
                 };
                 match self.earlier.insert(path.clone(), earlier) {
-                    // The transfer that took over the part was killed before it could record that.
+                    // The transfer that took over this part was killed before it could record that in the older
+                    // journal.
                     Some(before) if before.file.part.inode == inode => self.forget(&before),
                     Some(before) => self.older.push((path, before)),
                     None => {}
@@ -690,8 +698,8 @@ pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity
     there.is_some_and(|there| moment(&there) > moment(part))
 }
 
-/// Returns whether a part is unchanged since its transfer recorded that it had finished writing. A file system that
-/// stores whole seconds cannot show that, because another program may have written in the same second.
+/// Returns whether a part is unchanged since its transfer recorded that it had finished writing. Returns false if the
+/// file system stores whole seconds, because another program may have written in the same second.
 fn is_as_left(file: &UnfinishedFile, there: &FileIdentity) -> bool {
     file.left == Some(there.ctime) && there.ctime.nanos > 0
 }

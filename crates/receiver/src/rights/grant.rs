@@ -1,9 +1,9 @@
 //! Transfers opened by a grant. Such a transfer uses the permissions of the key that issued the grant instead of the
-//! sender's, limited to a number of bytes and entries.
+//! sender's. The grant also limits the number of bytes and entries.
 //!
 //! **Invariant:** data beyond the limits is refused before it is stored. Data that is sent again because it was damaged
-//! or lost in transit counts once. A directory counts once in a session, when it is first named as an entry or on the
-//! path to one, because it is created if it does not exist.
+//! or lost in transit counts once. A directory counts once in a session, when it is first named as an entry or in the
+//! path of an entry, because the receiver creates missing directories.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -31,7 +31,7 @@ pub trait Grants: fmt::Debug + Send + Sync {
     /// Takes up the grant on which an opening relies. May block on file access.
     ///
     /// # Errors
-    /// There is no such grant, or it is not valid for this peer, this opening or the current time.
+    /// The grant does not exist, or it is not valid for this peer, this opening or the current time.
     fn redeem(&self, open: &Open) -> Result<RedeemedGrant, Refusal>;
 
     /// Records the files that a session has stored so far, so that they stay counted even if this process is killed.
@@ -68,7 +68,7 @@ pub struct Rights {
     pub set_ids: SetIds,
     /// Whether the sender may set owners, create devices and set privileged attributes. Default: no.
     pub owning: OwnerPermission,
-    /// Whether the sender may open jobs that several receivers write together. Default: yes, for transfers within one
+    /// Whether the sender may lead jobs that several receivers write together. Default: yes, for transfers within one
     /// process.
     pub leading: LeaderPermission,
     /// Maximum rate of the sender's lanes. The sender is notified of it, so that it can limit itself. Default: none.
@@ -100,8 +100,8 @@ pub enum SetIds {
     Carried,
 }
 
-/// Whether a key may lead jobs that several receivers write together. The head of a job begins it, ends it and signs
-/// the grants of its nodes.
+/// Whether a key may lead jobs that several receivers write together. The node that leads a job begins it, ends it, and
+/// signs the grants of the other nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeaderPermission {
     /// Openings of such jobs are refused.
@@ -128,7 +128,7 @@ pub struct RedeemedGrant {
     pub rights: Rights,
     /// The quota against which the session's resources are charged.
     pub quota: Quota,
-    /// The names that the sender may use at the top of the target.
+    /// The names that the sender may use as the first component of a path in the target.
     pub top_names: TopNames,
     /// The limit on data that may be stored; `None` for no limit.
     pub allowance: Option<Arc<Allowance>>,
@@ -150,7 +150,7 @@ pub struct Amount {
 pub struct Allowance {
     most: Amount,
     state: Lock<AllowanceState>,
-    /// Keyed randomly, so that a sender cannot choose directory names with equal hashes.
+    /// The random hash keys. They prevent a sender from choosing directory names with equal hashes.
     hashes: RandomState,
 }
 
@@ -160,7 +160,7 @@ pub(crate) const DIRECTORY_BYTES: usize = 32;
 #[derive(Debug)]
 struct AllowanceState {
     stored: Amount,
-    /// Received data that is not stored yet, by item or large file. `sum` is its total.
+    /// Received data that is not stored yet, by item or large file. The total is in `sum`.
     pending: HashMap<PendingId, Received>,
     sum: Amount,
     /// Hashes of the paths of directories that have been named.
@@ -257,7 +257,7 @@ impl Allowance {
         self.state.lock().stored
     }
 
-    /// Records received data, unless it exceeds the allowance.
+    /// Charges received data against the allowance. Fails if the allowance would be exceeded.
     pub(crate) fn charge(&self, what: PendingId, taken: Received) -> Result<(), WireError> {
         let mut state = self.state.lock();
         self.check(state.stored.with(state.sum).with(taken.amount()))?;

@@ -1,15 +1,22 @@
 //! The quota of one key: the resources that its transfers use together, except for buffers and lanes, and the key's
 //! limits on them (see `docs/REFERENCE.md`).
 //!
-//! The following are charged against the quota: messages, from decoding until they are answered (`messages`); heads of
-//! batches, until their entries are placed; remembered directories and files; paths of open directories; answers to a
-//! peer that does not read; descriptors of large files; and threads that inspect the target. A task that would exceed a
-//! limit fails. Nothing waits for quota, so no key waits for another.
+//! The following are charged against the quota:
+//!
+//! - messages, from decoding until they are answered (`messages`)
+//! - lists of the entries in a batch, until the entries are placed
+//! - remembered directories and files
+//! - paths of open directories
+//! - answers to a peer that does not read
+//! - descriptors of large files
+//! - threads that inspect the target
+//!
+//! A task that would exceed a limit fails. Nothing waits for quota, so no key waits for another key.
 //!
 //! With io_uring, each key has its own ring, because storage that does not respond keeps slots of the ring occupied.
 //!
-//! **Invariant:** everything that is kept is charged, and is released by dropping its [`Charge`], so that no exit path
-//! of a task can forget to release it.
+//! **Invariant:** every resource that is kept is charged, and is released by dropping its [`Charge`], so that no exit
+//! path of a task can forget the release.
 
 pub(crate) mod limits;
 pub(crate) mod messages;
@@ -64,8 +71,8 @@ struct QuotaState {
 struct Gauge {
     used: AtomicUsize,
     max: AtomicUsize,
-    /// The gauge that contains this one and others. Each must leave some of it to the others; see
-    /// [`add_for_child`](Self::add_for_child).
+    /// The gauge that limits this gauge and its siblings together. Each sibling must leave some of the total free for
+    /// the other siblings; see [`add_for_child`](Self::add_for_child).
     parent: Option<Arc<Self>>,
 }
 
@@ -192,7 +199,7 @@ impl Quota {
         self.0.files.charge(1)
     }
 
-    /// Reserves the descriptors of a staging directory and memory for its path. Returns `None` if a limit would be
+    /// Reserves the descriptors of a staging directory and the memory for its path. Returns `None` if a limit would be
     /// exceeded.
     pub(crate) fn charge_staging(&self, path: &RelPath) -> Option<StagingCharge> {
         let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
@@ -202,8 +209,8 @@ impl Quota {
         ])
     }
 
-    /// Reserves the descriptors of a staging directory whose files could also be renamed into place one by one. Returns
-    /// `None` unless most descriptors are free for large files, which cannot do without them.
+    /// Reserves the descriptors of an optional staging directory, whose files could also be renamed into place one by
+    /// one. Returns `None` unless most descriptors are free for large files, which always need descriptors.
     pub(crate) fn charge_spare_staging(&self, path: &RelPath) -> Option<StagingCharge> {
         self.leaves_most_descriptors()
             .then(|| self.charge_staging(path))?
@@ -228,20 +235,21 @@ impl Quota {
         )
     }
 
-    /// Returns a turn for a thread that hashes, lists or writes for a session, until `stopping` is set.
+    /// Returns a turn (a share of CPU time) for a thread that hashes, lists or writes for a session. The turn ends when
+    /// `stopping` is set.
     pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
         self.0.storage_threads.turn(task, stopping)
     }
 
-    /// Sets the initial number of this key's threads to the number that was useful on a file system before, unless
-    /// threads have already started.
+    /// Sets the initial number of this key's threads to the number that was useful in earlier transfers on a file
+    /// system. Has no effect if threads have already started.
     pub(crate) fn recall_threads(&self, of: &FileSystemThreadCounts) {
         let all = self.work_and_threads();
         all.into_iter()
             .for_each(|(work, threads)| of.recall(work, threads));
     }
 
-    /// Remembers the number of this key's threads that was useful on a file system.
+    /// Remembers the number of this key's threads that was useful on a file system, for later transfers.
     pub(crate) fn keep_threads(&self, of: &FileSystemThreadCounts) {
         self.work_and_threads()
             .into_iter()
@@ -280,8 +288,8 @@ impl Quota {
             .run_parallel(task, name, stopping, || self.charge_helper(), work)
     }
 
-    /// Runs `work`, which renames files into place, like [`run_parallel`](Self::side_by_side) but with separate turns:
-    /// writers may hold all other turns while they wait for this work.
+    /// Runs `work`, which renames files into place, like [`run_parallel`](Self::run_parallel). The threads use separate
+    /// turns (shares of CPU time), because writers may hold all other turns while they wait for this work.
     pub(crate) fn name_side_by_side<T: Send>(
         &self,
         work: impl Fn(&Turn<'_>) -> T + Sync,
@@ -293,12 +301,12 @@ impl Quota {
     }
 
     /// Runs `work`, which removes the leftovers of a session that has ended, on as many threads as the session used for
-    /// writing; see [`run_parallel`](Self::side_by_side).
+    /// writing; see [`run_parallel`](Self::run_parallel).
     pub(crate) fn discard_side_by_side(&self, work: impl Fn(&Turn<'_>) + Sync) {
         self.run_parallel(Task::Write, "zmove-discard", &NEVER, work);
     }
 
-    /// Returns a turn for a thread that renames files into place.
+    /// Returns a turn (a share of CPU time) for a thread that renames files into place.
     pub(crate) fn naming_turn(&self) -> Turn<'_> {
         self.0.naming_threads.turn(Task::Write, &NEVER)
     }
@@ -319,8 +327,8 @@ impl Quota {
         *self.0.room.lock()
     }
 
-    /// Returns the number of directories that each of the `writers` of a transfer may keep open. With the maximum
-    /// number of transfers, the key's transfers use half of its descriptors for them.
+    /// Returns the number of directories that each of the `writers` of a transfer may keep open. Even with the maximum
+    /// number of transfers, open directories use at most half of the key's descriptors.
     pub(crate) fn directories_each(&self, writers: usize) -> usize {
         let writers = self
             .0
@@ -430,8 +438,8 @@ impl Gauge {
         fits
     }
 
-    /// Adds `amount` for a part that then uses `part` in total, unless that is more than half of what the other parts
-    /// leave free. Each additional part therefore finds some space.
+    /// Adds `amount` for a child gauge that then uses `part` in total. Returns false if `part` would be more than half
+    /// of the amount that the other children leave free. Each additional child therefore finds some space.
     fn add_for_child(&self, amount: usize, part: usize) -> bool {
         let max = self.max();
         let more = |used: usize| {
@@ -444,7 +452,7 @@ impl Gauge {
             .is_ok()
     }
 
-    /// Returns the current limit of this gauge, given the usage of the other parts.
+    /// Returns the current limit of this gauge, given the usage of its siblings.
     fn most(&self) -> usize {
         let max = self.max();
         let Some(parent) = &self.parent else {

@@ -1,11 +1,10 @@
 //! Removes journals from which no transfer has resumed, and the part files that they list.
 //!
-//! The target directory is identified by its device and inode. Device numbers may change at a reboot. After one, the
+//! The target directory is identified by its device and inode. After a reboot, device numbers may differ, so the
 //! directory is identified by its inode and the birth times of the parts.
 //!
-//! **Invariant:** only part files are removed. Their directory, name, inode and birth time match the journal. They are
-//! reached without following a link beneath the target directory that the journal lists, and no running transfer uses
-//! them.
+//! **Invariant:** only part files are removed. Their directory, name, inode and birth time match the journal. The code
+//! opens them below the target directory that the journal lists and follows no links. No running transfer uses them.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -33,8 +32,8 @@ pub struct CleanRule {
     pub unreachable: Unreachable,
     /// Whether anything is actually removed.
     pub mode: CleanMode,
-    /// Directories below which part files are removed; `None` for everywhere. The paths are absolute and contain
-    /// neither `..` nor links.
+    /// Directories below which part files may be removed. `None` allows all directories. The paths are absolute and
+    /// contain neither `..` nor links.
     pub roots: Option<Vec<PathBuf>>,
 }
 
@@ -196,7 +195,7 @@ fn clean_parts(
     files.collect()
 }
 
-/// Returns whether a path without links leads to one of the roots or below it.
+/// Returns whether a path without links is one of the roots or is below one.
 fn is_below(path: &Path, roots: &[PathBuf]) -> bool {
     let real = path.canonicalize();
     real.is_ok_and(|real| real == path && roots.iter().any(|root| real.starts_with(root)))

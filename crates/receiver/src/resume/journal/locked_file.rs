@@ -36,7 +36,7 @@ impl LockedFile {
             }
             let file = create_at(CWD, path, Mode::RUSR | Mode::WUSR)
                 .map_err(JournalError::io("create", path))?;
-            // Until it is locked, the new file looks as if a dead writer had left it behind.
+            // Until the new file is locked, another process may mistake it for a file that a dead writer left behind.
             if lock(&file).map_err(JournalError::io("lock", path))? {
                 return Ok(Self {
                     file: HeldFile(file),
@@ -109,7 +109,7 @@ pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
     Ok((there.regular && is_own).then(|| File::from(file)))
 }
 
-/// Returns whether another process holds the file to write it or to take it over.
+/// Returns whether another process holds the lock of the file, to write the file or to take it over.
 pub(super) fn is_in_use(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => rustix::fs::flock(file, FlockOperation::Unlock)

@@ -22,7 +22,8 @@ pub struct Orphan {
     end: u64,
 }
 
-/// A journal that was taken over, or the path of a journal that is unusable and was left unchanged.
+/// The result of taking over a journal. For an unusable journal, which is left unchanged, contains its path and the
+/// error.
 pub type Taken = Result<Orphan, (PathBuf, JournalError)>;
 
 /// A journal found in a directory.
@@ -63,15 +64,15 @@ impl Orphan {
         }))
     }
 
-    /// Records that a file has been taken over or is of no use, so that it is not found again. Cuts off an incomplete
-    /// record at the end of the journal.
+    /// Records that a file has been taken over or is no longer needed, so that later transfers do not find it in this
+    /// journal. Cuts off an incomplete record at the end of the journal.
     ///
     /// # Errors
     /// The system's error.
     pub fn record_end(&mut self, file: u64) -> Result<(), JournalError> {
         let record = Record::Ended { file }.encode()?;
         let journal = &self.held.file;
-        // Preserve the modification time: nothing should have been written to the journal's parts after that time.
+        // Preserve the modification time, because it tells when the parts in the journal were last written.
         let written = journal
             .set_len(self.end)
             .and_then(|()| journal.write_all_at(&record, self.end));
@@ -190,7 +191,8 @@ fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orpha
     }
 }
 
-/// Returns the journals of a directory. First removes those whose writer died while creating or rewriting them.
+/// Returns the journals of a directory. First removes incomplete journals whose writer died while it was creating or
+/// rewriting them.
 fn sweep(directory: &Path) -> Result<Vec<NamedJournal>, JournalError> {
     let mut journals = entries(directory)?;
     for left in journals.extract_if(.., |named| named.is_new) {

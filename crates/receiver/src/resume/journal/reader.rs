@@ -23,9 +23,11 @@ pub(super) struct Replay {
 #[derive(Debug)]
 struct ReplayedFile {
     part: PartFile,
-    /// The groups, each with its value and the end offset of its record; zero for a group that was already flushed.
+    /// Each group with its chaining value and the end offset of its record. The offset is zero for a group that was
+    /// already flushed when it was recorded.
     groups: BTreeMap<u32, (Cv, u64)>,
-    /// The change time of the part when its transfer had finished writing to it, if nothing was written after that.
+    /// The change time of the part when its transfer finished writing to it. `None` if something was written to the
+    /// part after that.
     left: Option<Timestamp>,
 }
 

@@ -22,7 +22,7 @@ use super::{Begin, FILES_MAX, JournalError, PartFile, UnfinishedFile};
 
 use zmove_types::Lock;
 
-/// The journal of a running transfer. It is not removed on drop, so that another run can use it; see
+/// The journal of a running transfer. The file is not removed on drop, so that another run can resume from it; see
 /// [`remove`](Self::remove).
 #[derive(Debug)]
 pub struct Journal {
@@ -52,7 +52,7 @@ pub struct JournalLimits {
     pub bytes: u64,
 }
 
-/// A position in a journal. It covers everything that was journaled before the mark was taken.
+/// A position in a journal. All records that were added before [`Journal::mark`] was called are before this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     generation: u64,
@@ -112,7 +112,7 @@ impl Journal {
         )
     }
 
-    /// Like [`create`](Self::create), but only if the owner's limits allow another journal.
+    /// Like [`create`](Self::create), but fails if the limits of the owner do not allow another journal.
     ///
     /// # Errors
     /// Same as [`create`](Self::create), and [`JournalError::NoRoom`].
@@ -254,8 +254,8 @@ impl Journal {
     /// The system's error.
     pub fn record_flushed(&self, upto: Mark) -> Result<(), JournalError> {
         let mut state = self.state.lock();
-        // The journal may have been rewritten since the mark was taken. Ignore such a mark: the next flush covers its
-        // groups.
+        // The journal may have been rewritten since this position was taken. Ignore such a position: the next flush
+        // covers its groups.
         if upto.generation != state.generation || upto.position <= state.flushed {
             return Ok(());
         }
@@ -297,11 +297,11 @@ impl Journal {
     }
 
     /// Takes over a file from another journal under its number in this transfer, and flushes this journal, so that the
-    /// other one can be removed. The caller omits groups that it does not trust: after a reboot, those that were not
-    /// flushed.
+    /// other journal can be removed. The caller omits groups that it does not trust, such as groups that were not
+    /// flushed before a reboot.
     ///
     /// # Errors
-    /// Same as [`part`](Self::record_part).
+    /// Same as [`record_part`](Self::record_part).
     pub fn adopt(&self, file: u64, unfinished: &UnfinishedFile) -> Result<(), JournalError> {
         self.record_part(file, &unfinished.part)?;
         let mut state = self.state.lock();
@@ -317,7 +317,7 @@ impl Journal {
         self.state.lock().files.is_empty()
     }
 
-    /// Removes the journal when no file is unfinished. Records added later are lost.
+    /// Removes the journal. Call this only when no file is unfinished. Records added later are lost.
     ///
     /// # Errors
     /// The system's error.
@@ -445,8 +445,8 @@ impl JournalState {
         Ok(())
     }
 
-    /// Preallocates storage for further records while some is free, so that failed files can still be recorded when the
-    /// target is full.
+    /// Preallocates storage for further records while the file system has free space, so that failed files can still be
+    /// recorded when the target is full.
     fn preallocate(&mut self, bytes: u64) {
         if self.end + bytes + self.allocate_ahead / 2 > self.allocated_until {
             let free = rustix::fs::fstatvfs(&**self.file)
@@ -474,7 +474,7 @@ fn check_room(directory: &Path, begin: &Begin, room: JournalLimits) -> Result<()
             limit: room.journals as u64,
         });
     }
-    // A journal that was removed in the meantime has no size.
+    // A journal that another process has just removed counts as empty.
     let bytes: u64 = own
         .iter()
         .filter_map(|named| fs::symlink_metadata(&named.path).ok())

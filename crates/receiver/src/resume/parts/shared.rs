@@ -1,5 +1,6 @@
-//! The parts of a job that several receivers write. Each part is stored in a directory of the job, under a name that
-//! all receivers derive in the same way. An order renames it into place ([`commit`](crate::shared_job)).
+//! The parts (incomplete large files) of a job that several receivers write. Each part is stored in a directory of the
+//! job, under a name that all receivers derive in the same way. A request from the node that leads the job renames the
+//! part into place ([`commit`](crate::shared_job)).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,10 +26,11 @@ pub(crate) struct SharedParts {
     lease: Lease,
     pub(crate) session: Arc<JobSession>,
     pub(super) written: Lock<HashMap<FileId, SharedPart>>,
-    /// Held during a flush, because parts are marked as clean before they are flushed.
+    /// Held during a flush. A part is marked as clean before it is flushed, so a second flush at the same time could
+    /// return too early.
     flushing: Lock<()>,
     flush_failed: AtomicBool,
-    /// Whether parts have been opened since their names were last flushed.
+    /// Whether parts have been opened since the directory of the parts was last flushed.
     are_new: AtomicBool,
 }
 
@@ -145,7 +147,7 @@ impl SharedParts {
         }
     }
 
-    /// Gives up a part that cannot grow because the storage is full, so that other files can use its space.
+    /// Gives up a part that cannot grow because the storage is full, so that other files can use the space of the part.
     pub(crate) fn give_up(&self, id: FileId, reason: Errno) {
         let part = self.written.lock().get(&id).cloned();
         if let Some(SharedPart { name, file, .. }) = part {
@@ -164,9 +166,9 @@ impl SharedParts {
         self.flush_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Flushes each part that has been written to. Each is flushed separately, because a flush on another host would
-    /// not cover data written here. Once a flush has failed, all later ones fail too, so it does not matter that the
-    /// part was marked as clean.
+    /// Flushes each part that has been written to. Each part is flushed separately, because a flush on another host
+    /// would not cover data written on this host. Once a flush has failed, all later flushes fail too, so it does not
+    /// matter that the part was marked as clean.
     pub(super) fn flush(&self) -> io::Result<()> {
         let _alone = self.flushing.lock();
         let mut parts = self.written.lock();
@@ -174,8 +176,8 @@ impl SharedParts {
         let dirty: Vec<_> = parts.values_mut().filter_map(take).collect();
         drop(parts);
         dirty.iter().try_for_each(|part| self.flush_part(part))?;
-        // If a crash lost the name of a part, another part would be created, and the groups recorded for the lost part
-        // would be attributed to it.
+        // Flush the names too. If a crash lost the name of a part, a receiver would create another part under that
+        // name, and the groups recorded for the lost part would be attributed to the new part.
         if self.are_new.swap(false, Ordering::Relaxed) {
             self.session
                 .flush_part_names()
@@ -210,8 +212,8 @@ impl SharedParts {
         part.map_or(Ok(()), |part| self.keep_time(&part))
     }
 
-    /// Restores the modification time of a part that was renamed into place. Work that is handed out twice is written
-    /// twice with the same bytes, but each write changes the time.
+    /// Restores the modification time of a part that was renamed into place. If the job assigns the same groups twice,
+    /// they are written twice with the same bytes, but each write changes the time.
     fn keep_time(&self, part: &SharedPart) -> io::Result<()> {
         if self.session.has_part(&part.name, &part.file)? {
             Ok(())
