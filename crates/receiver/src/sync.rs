@@ -2,7 +2,7 @@
 
 use std::thread;
 
-/// Runs `work` on this thread and on one more thread for each of `helpers`, and returns all results.
+/// Runs `work` on this thread and on one additional thread for each of `helpers`, and returns all results.
 ///
 /// Each call of `work` runs until no work is left. If a thread cannot be started, the remaining helpers are not used. A
 /// helper is dropped when its thread ends.

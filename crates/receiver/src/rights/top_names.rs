@@ -1,9 +1,10 @@
-//! The names that a sender may use at the top of the target. They are restricted if this side requested certain
-//! sources, or if the sender announced a single file. A sender may not write, compare, list or remove anything else. If
-//! this side has listed the paths that it wants, the restriction also applies below the top.
+//! The paths that a sender may use in the target, restricted by their first component (a "top name"). They are
+//! restricted if this side requested certain sources, or if the sender announced a single file. A sender may not write,
+//! compare, list or remove anything else. If this side has listed the paths that it wants, the complete paths are
+//! checked.
 //!
 //! A single file may be renamed to the name of the target. Paths are then relative to the directory that contains the
-//! target. The user has not named that directory, so the sender may write only this one file there.
+//! target. The user has not named that directory, so the sender may write only this one file in it.
 //!
 //! No sender may use the directories of shared jobs, at any depth.
 //!
@@ -18,30 +19,31 @@ use zmove_wire::{
     Batch, BatchEntry, EntryGroup, Question, SourceKind, TargetShape, ToReceiver, WireError,
 };
 
-/// The names that a sender may use at the top of the target. Default: any name, and the target itself.
+/// The names that a sender may use as the first component of a path in the target. Default: any name, and the target
+/// itself.
 #[derive(Clone, Default)]
 pub struct TopNames {
     /// The requested names; `None` allows any name.
     wanted: Option<Arc<WantedNames>>,
-    /// Whether the target itself may get the mode and time of a source.
+    /// Whether the sender may set the mode and time of the target directory itself.
     itself: bool,
-    /// Whether only a single file is expected: no directory, and nothing in one.
+    /// Whether the sender may write only a single file. Directories and paths with several components are then refused.
     single: bool,
 }
 
-/// A function that returns whether a name at the top was requested.
+/// A function that returns whether this side requested the given first component of a path.
 type IsAsked = dyn Fn(&[u8]) -> bool + Send + Sync;
 
 /// The requested names.
 enum WantedNames {
-    /// Everything below the top-level names for which this function returns true.
+    /// All paths whose first component makes this function return true.
     Tops(Box<IsAsked>),
-    /// The paths of a list.
+    /// Only the paths of a list.
     Listed(Arc<ListedPaths>),
 }
 
-/// The paths of a list, and the directories that lead to them. A listed directory does not include its contents. The
-/// paths are stored as hashes.
+/// The paths of a list, and the directories that lead to them. Listing a directory does not include the contents of the
+/// directory. The paths are stored as hashes.
 #[derive(Debug, Default)]
 pub struct ListedPaths {
     paths: HashOnlySet,
@@ -49,7 +51,7 @@ pub struct ListedPaths {
 }
 
 impl ListedPaths {
-    /// Adds a path in the form that a user may write.
+    /// Adds a path as a user may write it, for example with a trailing slash or with `.` components.
     pub fn add(&mut self, path: &[u8]) {
         let parts = path
             .split(|&byte| byte == b'/')
@@ -97,7 +99,7 @@ impl TopNames {
         }
     }
 
-    /// Allows only the paths of a list, at the top and below.
+    /// Allows only the paths of a list.
     #[must_use]
     pub fn listed(paths: Arc<ListedPaths>) -> Self {
         Self {
@@ -107,7 +109,7 @@ impl TopNames {
         }
     }
 
-    /// Restricts the names to those that a sender which announced this shape may use.
+    /// Restricts the names further to the names that a sender may use after it has announced this shape of the target.
     #[must_use]
     pub(crate) fn of_shape(self, shape: &TargetShape) -> Self {
         let TargetShape::Single { name } = shape else {

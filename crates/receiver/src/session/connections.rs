@@ -18,8 +18,8 @@ pub struct SessionReport {
     pub items: u64,
     /// Number of entries that failed.
     pub faults: u64,
-    /// The reason why no journal could be kept, if any. Without a journal, an interrupted transfer cannot resume its
-    /// large files.
+    /// The reason why no journal could be kept, if the journal failed. Without a journal, an interrupted transfer
+    /// cannot resume its large files.
     pub journal_trouble: Option<String>,
     /// The purpose of the session, if it stores nothing.
     pub looked: Option<InspectionKind>,
@@ -95,7 +95,8 @@ impl Connections {
         let said = async {
             self.send_last(&ToSender::Refused(refusal_of(&error)))
                 .await?;
-            // Read what the peer still sends. Closing with unread data could destroy the refusal in transit.
+            // Read and discard the remaining messages of the peer. Closing a connection with unread data could destroy
+            // the refusal in transit.
             while self.inbox.recv().await.is_some() {}
             Ok::<_, ControlError>(())
         };

@@ -24,7 +24,7 @@ use zmove_types::Lock;
 /// Finishes a transfer. Returns the duration of the flush, and the outcomes to report before the end.
 ///
 /// # Errors
-/// Returns an error if the flush fails. In that case, no file can be reported as durable.
+/// Returns an error if a flush fails. In that case, no file can be reported as durable.
 pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<ThreadReport>)> {
     let target = &transfer.target;
     let incomplete = |file: Arc<LargeFile>| {
@@ -32,21 +32,24 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<ThreadRep
         ThreadReport::File(cause.of_file(file.id))
     };
     let unfinished = transfer.files.retire_all().into_iter();
-    // In a job of several receivers, an order completes a file, and another receiver may get that order.
+    // In a job of several receivers, a file is completed by a request from the node that leads the job, possibly at
+    // another receiver. The file is therefore not reported as incomplete here.
     let mut outcomes: Vec<_> = unfinished
         .filter(|_| target.shared_job.is_none())
         .map(incomplete)
         .collect();
     // A batch is reported as stored just before it is passed to the publisher. Wait until all batches have been passed.
     transfer.publisher.wait_until_placed();
-    // The kernel reports a write error to only one flush. Stop the publisher, so that only the flushes below are left.
+    // The kernel reports a write error to only one flush. Stop the publisher, so that no flush other than the ones
+    // below can consume the error.
     transfer.publisher.stop();
     publish_all(transfer);
-    // Files that have been published since may have made parts of earlier transfers obsolete.
+    // Files that have just been published may have made parts of earlier transfers obsolete.
     transfer.parts.drop_overtaken(&target.tree);
     let directories = match target.shared_job {
         None => target.directories.take_bottom_up(),
-        // Other sessions of the job continue to write there. An order sets the metadata when they are done.
+        // Other sessions of the job continue to write to these directories. When they are done, the node that leads the
+        // job requests that the metadata be set.
         Some(_) => Vec::new(),
     };
     for level in directories.chunk_by(|one, next| one.depth == next.depth) {
@@ -67,8 +70,8 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<ThreadRep
     Ok((started.elapsed(), outcomes))
 }
 
-/// Sets the mode of the target directory if the source has not sent one: the mode that it had before it was opened up,
-/// or the usual mode of a new directory if this transfer created it.
+/// Sets the mode of the target directory if the source has not sent a mode. An existing directory gets the mode that it
+/// had before it was made accessible. A directory that this transfer created gets the usual mode of a new directory.
 fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
     let set = match target.mode_before {
@@ -84,7 +87,8 @@ fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     Ok(None)
 }
 
-/// Finishes directories of the same depth. None contains another, so several threads can work on them.
+/// Finishes directories of the same depth. Several threads can work on them, because no directory of that depth
+/// contains another.
 fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fault>> {
     let parts = Lock::new(level.chunks(PART_DIRECTORIES));
     let done = transfer.run_parallel(Task::Write, "zmove-finish", |turn| {
@@ -98,7 +102,7 @@ fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fau
     Ok(done.into_iter().collect::<io::Result<Vec<_>>>()?.concat())
 }
 
-/// Number of directories that a thread takes at a time. Directories with the same parent are adjacent.
+/// Number of directories that a thread takes at a time. Directories with the same parent are adjacent in the list.
 const PART_DIRECTORIES: usize = 16;
 
 fn finish_part(
@@ -126,8 +130,9 @@ fn finish_part(
                 .map(|()| opened)
         };
         match opened.and_then(set) {
-            // This also adds the directory's file system to the final flush. The directory may be the only change
-            // there. If files are flushed one by one, only this call makes its links and subdirectories durable.
+            // Opening the directory also adds its file system to the final flush. The directory may be the only change
+            // in that file system. If files are flushed one by one, only this call makes the links and subdirectories
+            // in the directory durable.
             Ok(directory) => {
                 target.flush_if_per_file(&directory)?;
             }
@@ -146,11 +151,13 @@ fn finish_part(
     Ok(faults)
 }
 
-/// Opens remembered directories in order. Of several directories with the same parent, only the first is opened by its
-/// path from the root, because thousands of directories may share a parent whose path has thousands of components.
+/// Opens remembered directories in order. Only the first directory of a parent is opened by its path from the root. The
+/// others are opened relative to the parent, because thousands of directories may share a parent whose path has
+/// thousands of components.
 struct Opener<'a> {
     tree: &'a Tree,
-    /// The parent path of the directory opened last, and the open parent once a second directory in it was requested.
+    /// The parent path of the directory opened last. The parent itself is opened when a second directory in it is
+    /// requested.
     last: Option<(&'a Arc<RelPath>, Option<Tree>)>,
 }
 

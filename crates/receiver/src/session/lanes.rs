@@ -49,11 +49,11 @@ fn receive_all(
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
         *has_delivered = true;
         watch.set_bytes_in_progress(0);
-        // A socket that has been shut down still returns data that arrived before.
+        // A socket that has been shut down still returns data that arrived before the shutdown.
         if transfer.stopping.load(Ordering::Relaxed) {
             return Err(LaneError::Stopped);
         }
-        // An item may arrive twice, or after it was given up.
+        // An item may arrive twice, or after the sender has given it up.
         let has_item = !matches!(frame.header.kind, FrameKind::Declare | FrameKind::Filler);
         if has_item && !transfer.accept_item(frame.header.item.0)? {
             continue;
@@ -105,8 +105,8 @@ fn receive_all(
     Ok(())
 }
 
-/// Declares a large file. A damaged declaration counts as not received: the chunk after it is then reported as damaged,
-/// and the sender resends both.
+/// Declares a large file. A damaged declaration counts as not received. The next chunk on the lane is then reported as
+/// damaged, and the sender resends both the declaration and the chunk.
 fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     let Some((id, head)) = check_declaration(frame)? else {
         return Ok(());
@@ -118,7 +118,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     }
     transfer.top_names.check(&head.path)?;
     let mut allowed = Ok(());
-    // Each lane carries a declaration, but this closure runs only for the first declaration of a file.
+    // Each lane carries its own declaration of a file, but this closure runs only for the first declaration.
     let old_version = |head: &FileHead| {
         allowed = transfer.charge_parents(&head.path);
         if allowed.is_ok() {

@@ -15,7 +15,8 @@ use crate::error::SessionError;
 /// Tracks the lost lanes of one transfer.
 #[derive(Debug, Default)]
 pub(crate) struct LostLanes {
-    /// Lanes that the sender reported before this side noticed their loss, minus lost lanes that it has not reported.
+    /// Number of lanes that the sender reported before this side noticed their loss. Negative if this side has noticed
+    /// losses that the sender has not reported.
     ahead: i64,
     waiting: Option<(Instant, SessionError)>,
 }

@@ -1,4 +1,4 @@
-//! The opening of a transfer: the request of the peer, the permission that it relies on, and the target.
+//! The opening of a transfer: the request of the peer, the grant that it uses, and the target.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub enum Opening {
     Sent,
     /// This side ordered the transfer and supplies the opening. The peer must not send one.
     Ordered {
-        /// The opening. Its `shape` is replaced by the one that `shape` delivers.
+        /// The opening. Its `shape` field is replaced by the shape received from the channel below.
         open: Box<Open>,
         /// The shape of the peer's sources.
         shape: oneshot::Receiver<TargetShape>,
@@ -125,8 +125,8 @@ impl OpenTarget {
     /// Returns the description of the target that is sent to the sender.
     pub(super) fn opened(&self, lanes_max: u16) -> Opened {
         let Self { target, parts, .. } = self;
-        // The sender asks about files only if the target is populated, and its answers include the groups that are
-        // already held.
+        // A sender asks about files only if the target is reported as populated. The replies also report the groups
+        // that earlier transfers have stored, so report a populated target if such groups exist.
         let state = if parts.has_earlier() {
             TargetState::Populated
         } else {
@@ -140,7 +140,8 @@ impl OpenTarget {
     }
 }
 
-/// Opens the target. Then drops the list of top-level names, which may be very long and is no longer needed.
+/// Opens the target. Then drops the opening's list of top names (first components of paths), which may be very long and
+/// is no longer needed.
 pub(super) async fn resolve(
     mut open: Open,
     transfer: TransferId,
@@ -148,7 +149,8 @@ pub(super) async fn resolve(
     lease: Lease,
     other_jobs: OtherJobs,
 ) -> Result<OpenTarget, Refusal> {
-    // Several sessions of a shared job run at the same time, so they do not wait for each other.
+    // Several sessions of a shared job run at the same time, so a session of such a job does not wait for earlier
+    // sessions.
     if let Some(earlier) = open.earlier.as_ref().filter(|_| open.shared_job.is_none()) {
         wait_for_earlier(earlier, &other_jobs).await?;
     }
@@ -160,16 +162,16 @@ pub(super) async fn resolve(
             ..
         } = config.rights;
         if open.shared_job.is_some() {
-            // A node's permissions are those of the head that signed its grant, so this check covers all sessions of a
-            // job.
+            // A node has the permissions of the node that leads the job and that signed its grant, so this check covers
+            // all sessions of a job.
             if leading == LeaderPermission::Denied {
                 return Err(Refusal::new(RefusalCode::Denied, LEADING_DENIED));
             }
             check(&open)?;
         }
         let quota = config.quota;
-        // A job waits only before it begins. If a job that is under way stopped its heartbeat for that long, others
-        // would take it for dead.
+        // A job waits only before it begins. If a running job stopped its heartbeat for the duration of the wait, other
+        // receivers would consider the job dead.
         let waits = !is_under_way(&open);
         if waits {
             wait_for_jobs_above(&open, &access, &other_jobs)?;
@@ -186,7 +188,7 @@ pub(super) async fn resolve(
                 PartStore::new(config.journals, transfer, owner, &target.tree, &quota)
             }
             Some(part) => {
-                // Messages about the owner also name the node. The device is left out because device numbers differ
+                // The owner also contains the node, for messages. The device is left out because device numbers differ
                 // between hosts.
                 let owner = format!("{owner} {}", part.node);
                 let begin = Begin {

@@ -1,5 +1,5 @@
-//! Outstanding requests and orders of a peer, by kind. Each kind has its own limit, because directory listings use much
-//! more memory than verdicts.
+//! Outstanding requests of a peer, by kind. Each kind has its own limit, because directory listings use much more
+//! memory than verdicts.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl OpenRequests {
         )
     }
 
-    /// Counts an order about a shared job as outstanding.
+    /// Counts a request about a shared job as outstanding.
     pub(super) fn order(&self) -> Result<PendingRequest, SessionError> {
         let what = "an order before the replies to earlier orders";
         count(&self.orders, JOB_ORDERS_OUTSTANDING_MAX, what)

@@ -45,7 +45,8 @@ use crate::store::writer::{WriterJob, write_all};
 /// The task that runs [`finish::finish`].
 type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<ThreadReport>)>>;
 
-/// Maximum number of outcomes handled before the next send, so that many receipts are sent in one message.
+/// Maximum number of outcomes handled before the next message is sent. Handling many outcomes first combines their
+/// receipts in one message.
 const OUTCOMES_PER_TURN: usize = 1024;
 
 /// The threads of one transfer.
@@ -83,7 +84,7 @@ impl SessionThreads {
         }
     }
 
-    /// Starts the publisher and `wanted` writers, or fewer writers if no more threads can be started.
+    /// Starts the publisher and `wanted` writers. Starts fewer writers if the system cannot start more threads.
     fn start_writers(
         &mut self,
         transfer: &Arc<Transfer>,
@@ -138,10 +139,10 @@ impl SessionThreads {
         })
     }
 
-    /// Returns the times of the writers when all work is done and finishing has taken `finishing`.
+    /// Returns the times of the writers when all work is done. `finishing` is the duration of finishing the target.
     ///
-    /// A writer records a wait only when it ends, so time that no writer has recorded counts as waiting. All writers
-    /// count as busy while directories and storage are being finished.
+    /// A writer records a wait only when the wait ends, so time that no writer has recorded counts as waiting. All
+    /// writers count as busy while the target's directories are finished and its storage is flushed.
     fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
         let busy = booked.busy + finishing * self.writers;
         let waited = (self.started.elapsed() * self.writers).saturating_sub(busy + booked.blocked);
@@ -182,7 +183,7 @@ pub(super) struct RunningSession {
     lanes_max: usize,
     /// The grants of the peer, if the transfer was opened by one.
     pub(super) grants: Option<Arc<dyn Grants>>,
-    /// For such a transfer: the totals last recorded, as stored files and remaining removals.
+    /// For a transfer opened by a grant: the totals last recorded, as stored files and remaining removals.
     noted: Option<(Stored, u64)>,
 }
 
@@ -219,7 +220,7 @@ impl RunningSession {
     pub(super) async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                // A sender that replaces a lane dials the new one while the old one is still ending.
+                // A sender that replaces a lane dials the new lane while the old lane is still ending.
                 Some(lane) = self.connections.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
                     self.threads.add_lane(&self.transfer, lane)?;
                 }
@@ -240,8 +241,8 @@ impl RunningSession {
         }
     }
 
-    /// Records stored and removed entries before the sender is notified, so that they stay counted even if this process
-    /// is killed. The sender does not resend a file once it knows that the file is stored.
+    /// Records stored and removed entries before the sender is notified. They then stay counted even if this process is
+    /// killed. The order matters, because a sender never resends a file that was reported as stored.
     async fn note_stored(&mut self) {
         let stored = self.transfer.meter.stored_total();
         let so_far = (stored, self.transfer.removals.left());
@@ -250,7 +251,7 @@ impl RunningSession {
         {
             self.noted = Some(so_far);
             let noting = tokio::task::spawn_blocking(move || grants.note(stored));
-            // A panic has already been reported. Only less is counted in that case.
+            // A panic has already been reported. If the task panicked, some entries are not counted.
             let _best_effort = noting.await;
         }
     }
@@ -259,8 +260,8 @@ impl RunningSession {
         &mut self,
         ChargedMessage { message, held }: ChargedMessage,
     ) -> Result<(), SessionError> {
-        // Checked here rather than during decoding: the names that a grant or the target's shape allows are known only
-        // after the first messages.
+        // Check the names here and not during decoding, because the allowed names are known only after the first
+        // messages.
         self.transfer.top_names.check_message(&message)?;
         match message {
             ToReceiver::Open(_) => Err(SessionError::out_of_order("a second opening")),
@@ -292,8 +293,8 @@ impl RunningSession {
         }
     }
 
-    /// Reports the items of a lost lane that have not arrived. Items that have arrived are already being stored or are
-    /// stored.
+    /// Reports the items of a lost lane that were not received. Items that were received are already stored or queued
+    /// for a writer.
     fn take_lost(&mut self, items: Vec<u64>) -> Result<(), SessionError> {
         within("lost items", items.len(), ITEMS_OUTSTANDING_MAX)?;
         self.lost.note_reported();
@@ -326,7 +327,7 @@ impl RunningSession {
                     let mut budget = WorkBudget::new(transfer.turn(Task::Read), &mut held);
                     let tree = Some(&transfer.target.tree);
                     let names = extraneous(tree, &ranges, &transfer.aliased, &mut budget);
-                    // Release the core first, because reporting may have to wait.
+                    // End the turn (the share of CPU time) first, because reporting may have to wait.
                     drop(budget);
                     let answer = Answer::Extraneous(names);
                     let reply = ThreadReport::reply(number, answer);
@@ -374,7 +375,7 @@ impl RunningSession {
             ));
         }
         if request.order == SharedJobOrder::Ping {
-            // A ping must not wait behind work that waits for storage.
+            // Answer a ping immediately. It must not wait for work that waits for storage.
             let answer = SharedJobAnswer {
                 number: request.number,
                 result: SharedJobResult::Done,
@@ -438,7 +439,8 @@ impl RunningSession {
                     faults,
                 })?;
             }
-            // These faults include the ones reported when the item was stored. The sender counts each fault once.
+            // These faults include the faults that were reported when the item was stored. The sender counts each fault
+            // once.
             ThreadReport::Published(item, faults) => {
                 self.transfer
                     .settle(PendingId::Item(item.0), Fate::StoredExcept(&faults));
@@ -623,7 +625,7 @@ impl RunningSession {
             .flatten()
     }
 
-    /// Handles an outcome reported after all data has arrived. A broken lane is no longer an error.
+    /// Handles an outcome reported after all data has arrived. A broken lane is no longer an error at this point.
     fn take_last(&mut self, report: ChargedReport) -> Result<(), SessionError> {
         if matches!(report.outcome, ThreadReport::LaneEnded { .. }) {
             Ok(())
@@ -648,7 +650,7 @@ impl RunningSession {
     ) -> Result<SessionReport, SessionError> {
         self.transfer.stopping.store(true, Ordering::Relaxed);
         self.transfer.stop_waiting();
-        // Nothing more is published, and threads that wait for an echo continue.
+        // From here on, nothing more is published, and threads that wait for an echo of the sender continue.
         drop(kept);
         self.connections.end_session(&ended).await;
         self.transfer.pool.close();

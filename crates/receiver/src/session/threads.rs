@@ -1,7 +1,8 @@
 //! The threads of one session, for its lanes and for requests about its target, and the handling of their panics.
 //!
 //! These threads belong to the session and not to the runtime, because work on a huge target or on storage that hangs
-//! must not delay other sessions. They hash and list in turns ([`Turn`](zmove_disk::Turn)).
+//! must not delay other sessions. Before a thread hashes or lists, it waits for a turn, which is a share of CPU time
+//! ([`Turn`](zmove_disk::Turn)).
 //!
 //! **Invariant:** a session waits for its threads before it ends, and no work starts after that.
 
@@ -56,13 +57,13 @@ pub(crate) struct Workers {
     /// Queued work. The limits on outstanding requests of the peer bound its length.
     queue: Sender<QueuedWork>,
     waiting: Receiver<QueuedWork>,
-    /// Number of pieces of work that have not ended.
+    /// Number of tasks that are queued or running.
     under_way: Arc<AtomicUsize>,
     ended: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// One piece of work.
+/// One queued task.
 type QueuedWork = Box<dyn FnOnce() + Send>;
 
 /// Maximum number of threads, equal to the maximum number of outstanding requests, so that all of them can wait for

@@ -48,10 +48,11 @@ pub(crate) struct UnchangedGroup {
 }
 
 impl VerifiedBatch {
-    /// Verifies the head, and then every file. Returns a report for the sender if either is damaged.
+    /// Verifies the head of the frame (the list of entries), and then every file. Returns a report for the sender if
+    /// the head or a file is damaged.
     ///
-    /// Files with holes need a turn, since the sender can make this side hash their zeros at no cost of its own. They
-    /// are not hashed if the session is ending.
+    /// A batch with holes needs a turn (a share of CPU time), because this side must hash the zeros of the holes
+    /// although the sender sends no data for them. Such a batch is not hashed if the session is ending.
     ///
     /// # Errors
     /// [`WireError`] if the head arrived undamaged but is not a valid batch, or needs more memory than the key's quota
@@ -139,8 +140,8 @@ fn extra_bytes(batch: &Batch) -> usize {
 }
 
 impl VerifiedChunk {
-    /// Verifies one group of a file, or its data if the file has holes. A file with holes needs a turn, as for [a
-    /// batch](VerifiedBatch::check).
+    /// Verifies one group of a file, or only its data if the file has holes. A file with holes needs a turn (a share of
+    /// CPU time), as for [a batch](VerifiedBatch::check).
     ///
     /// # Errors
     /// A report for the sender if the group does not exist, has the wrong length or does not match its hash.
@@ -175,11 +176,12 @@ impl VerifiedChunk {
 }
 
 impl UnchangedGroup {
-    /// Verifies a frame that names one group of a file of `file_bytes` bytes. `told` returns the value that this
-    /// receiver reported for a group.
+    /// Verifies a frame that states that one group of a file of `file_bytes` bytes is unchanged. `told` returns the
+    /// value that this receiver reported for a group.
     ///
     /// # Errors
-    /// A report for the sender if its value differs from the reported one, or if none was reported.
+    /// A report for the sender if the value in the frame differs from the reported value, or if this receiver reported
+    /// no value.
     pub(crate) fn check(
         header: &FrameHeader,
         file_bytes: u64,

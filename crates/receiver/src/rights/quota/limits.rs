@@ -12,8 +12,9 @@ use zmove_wire::limits::{LANES_MAX, LANES_UNREQUESTED_MAX};
 /// names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that have not proved a key. A further connection waits, or replaces one from a network that exceeds
-    /// its share. Default: 256. Each takes about 40 KiB, and up to 1 MiB of kernel memory for unread data.
+    /// Maximum number of connections that have not proved a key. A further connection waits, or replaces a connection
+    /// from a network that exceeds its share. Default: 256. Each connection takes about 40 KiB, and up to 1 MiB of
+    /// kernel memory for unread data.
     pub unproven: usize,
     /// How long a peer may take to prove its key, and then to send its greeting. Default: [`GREETING_TIMEOUT`].
     pub unproven_time: Duration,
@@ -23,10 +24,11 @@ pub struct Limits {
     pub transfers: usize,
     /// Concurrent transfers of one key. Default: 32.
     pub transfers_per_identity: usize,
-    /// Transfers of one key that wait in the queue. Further ones are refused. Default: 256. Each takes about 40 KiB.
+    /// Maximum number of transfers of one key in the queue. Further transfers are refused. Default: 256. Each queued
+    /// transfer takes about 40 KiB.
     pub queued_per_identity: usize,
-    /// Lanes of all transfers together. Each uses a thread and, over TCP, a descriptor. A new transfer may use one
-    /// eighth of the remaining lanes, but at least 8. Default: 4096.
+    /// Maximum number of lanes of all transfers together. Each lane uses a thread and, over TCP, a descriptor. A new
+    /// transfer may use one eighth of the remaining lanes, but at least 8. Default: 4096.
     pub lanes: usize,
     /// Lanes of all transfers of one key. Default: 1088, which gives each of the key's transfers its share.
     pub lanes_per_identity: usize,
@@ -51,7 +53,7 @@ pub struct Limits {
     pub journal_bytes_per_identity: ByteCount,
 }
 
-/// The lanes and buffers that one transfer may use.
+/// The maximum number of lanes and buffers of one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portion {
     /// Maximum number of lanes.
@@ -60,7 +62,7 @@ pub struct Portion {
     pub buffers: usize,
 }
 
-/// A new transfer may use 1/8 of the remaining lanes, which leaves some for later transfers.
+/// A new transfer may use 1/8 of the remaining lanes, so that some lanes are left for later transfers.
 const SHARES: usize = 8;
 /// Number of buffers for data waiting for writers, in addition to one buffer for each lane.
 pub(crate) const BUFFERS_BESIDE_LANES: usize = 8;
@@ -102,7 +104,8 @@ pub fn files_of_process() -> usize {
 
 impl Limits {
     /// Returns these limits, lowered to fit the number of descriptors of this process, and the name and value of each
-    /// limit that was lowered. Half of the descriptors are for connections, and one key may use at most half of these.
+    /// limit that was lowered. Half of the descriptors are reserved for connections. One key may use at most half of
+    /// the reserved descriptors.
     #[must_use]
     pub fn within_process(self) -> (Self, Vec<(&'static str, usize)>) {
         self.within(files_of_process())
@@ -119,7 +122,7 @@ impl Limits {
         };
         let lanes_min = usize::from(LANES_UNREQUESTED_MAX);
         lower("unproven", &mut self.unproven, 8, 1);
-        // The lanes of a new transfer do not belong to it until they have sent their greetings.
+        // The lanes of a new transfer count against this limit until they have sent their greetings.
         lower(
             "waiting_per_identity",
             &mut self.waiting_per_identity,
@@ -137,7 +140,7 @@ impl Limits {
         (self, lowered)
     }
 
-    /// Returns the portion of a transfer that begins while `lanes_left` lanes are left.
+    /// Returns the lanes and buffers for a transfer that begins while `lanes_left` lanes are left.
     #[must_use]
     pub fn portion(&self, lanes_left: usize) -> Portion {
         let least = LANES_UNREQUESTED_MAX;

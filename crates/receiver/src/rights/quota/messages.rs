@@ -24,12 +24,12 @@ pub(crate) struct ChargedMessage {
 /// The messages of one session, in the order of arrival.
 pub(crate) type Messages = Inbox<ChargedMessage>;
 
-/// Reads the messages of a session and charges their memory against `quota`. Once the opening has named its grant,
-/// another key's quota takes the place of the first one.
+/// Reads the messages of a session and charges their memory against `quota`. If the opening names a grant, the session
+/// replaces `quota` with the quota of the key that issued the grant.
 ///
-/// A message for which the key has no memory left ends the session. So does an opening beyond `openings_max`, which is
-/// 1, or 0 if this side ordered the transfer. Queued openings would keep their names in memory, while those of the
-/// first opening are dropped once the target is open.
+/// The session ends if the key has no memory left for a message. The session also ends if the peer sends more than
+/// `openings_max` openings, which is 1, or 0 if this side ordered the transfer. The names in queued openings would stay
+/// in memory, while the names in the first opening are dropped once the target is open.
 pub(crate) fn messages(
     reader: ControlReader,
     quota: Arc<Lock<Quota>>,
@@ -53,9 +53,9 @@ pub(crate) fn messages(
     reader.into_inbox(decode, MESSAGES_MAX)
 }
 
-/// Decodes a message on this thread. While it decodes a large message, another thread runs the runtime's other tasks.
-/// The operating system thus shares the processors among all decoders, and decoding does not occupy the blocking
-/// threads, which all keys share.
+/// Decodes a message on this thread. During the decoding of a large message, another thread runs the other tasks of the
+/// runtime. The operating system thus shares the processors among all threads that decode, and the blocking threads,
+/// which all keys share, stay free.
 fn decode_off_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
     if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() {
@@ -65,7 +65,7 @@ fn decode_off_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Maximum number of bytes to decode without another thread for other tasks: about 300 µs of work.
+/// Maximum size of a message that is decoded without moving other tasks to another thread: about 300 µs of work.
 const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum number of messages in the queue.

@@ -1,17 +1,18 @@
-//! The windows of lanes, which limit the bytes waiting in this process. They are charged against the key's quota. Only
-//! the first lanes of a transfer get wide windows.
+//! The receive windows of lanes, which limit the bytes waiting in this process. They are charged against the key's
+//! quota. Only the first lanes of a transfer get wide windows.
 //!
-//! Only QUIC lanes have such windows. **Invariant:** at most [`WIDE_LANES`] of a transfer's current lanes are wide, as
-//! counted by the transfer. A lane that its transfer has not accepted yet has no window.
+//! Only QUIC lanes have such windows. **Invariant:** at most [`WIDE_LANES`] of a transfer's current lanes have a wide
+//! window. A lane that its transfer has not accepted yet has no window.
 
 use zmove_transport::{LaneSource, LaneWindow};
 
 use crate::rights::quota::{Charge, Quota};
 
-/// Maximum number of lanes with a wide window. A sender with more lanes needs less for each.
+/// Maximum number of lanes with a wide window. With more lanes, a sender needs a smaller window for each lane.
 const WIDE_LANES: usize = 8;
 
-/// Opens the window of a lane that joins `others` lanes, as wide as the key's quota allows. Returns the reservation.
+/// Opens the window of a lane. The transfer already has `others` lanes. The window is as wide as the key's quota
+/// allows. Returns the reservation.
 pub(crate) fn open_window(
     source: &mut dyn LaneSource,
     others: usize,

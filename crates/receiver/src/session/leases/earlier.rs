@@ -22,7 +22,7 @@ pub(crate) async fn wait_for_earlier(
         return Ok(());
     }
     let began = Instant::now();
-    // The peer may send any number, so limit the wait.
+    // The peer may send any duration, so limit the wait.
     let lease_left = Duration::from_millis(earlier.lease_left_ms.into()).min(LEASE_MAX);
     let mut has_notified = false;
     while began.elapsed() < lease_left && !has_process_ended(&earlier.process) {
@@ -48,7 +48,7 @@ fn wait_notice(left: Duration) -> String {
 
 /// Interval at which the earlier process is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Waits shorter than this are not reported, because a receiver that is about to end does so in this time.
+/// Waits shorter than this are not reported. A receiver that is about to end usually ends in this time.
 const NOTICE_DELAY: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

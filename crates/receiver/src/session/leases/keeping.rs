@@ -28,7 +28,7 @@ pub(crate) struct KeptLease {
 #[derive(Clone, Debug)]
 pub(crate) struct SenderLiveness {
     pub(crate) lease: Lease,
-    /// The connection and its pongs, if the kernel does not report the end of that connection.
+    /// The connection and its pongs. `None` if the kernel reports the end of the connection.
     unreported: Option<Unreported>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum Echo {
     Received,
     /// No echo was received in time.
     Late,
-    /// The connection has ended, and its session knows that.
+    /// The connection has ended, and its session has noticed that.
     Ended,
 }
 
@@ -50,13 +50,13 @@ struct Unreported {
 
 /// Interval between pings to the sender.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which the process records that it is running.
+/// Interval at which the lease records that this process is not suspended.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
 const _: () = assert!(TICK_INTERVAL.as_millis() * 4 < SUSPENSION_MAX.as_millis());
-/// Time that a sender may take to echo one ping, in addition to [`ROUND_TRIPS`]. Allows for delays in scheduling at its
-/// host.
+/// Time that a sender may take to echo one ping, in addition to [`ROUND_TRIPS`]. This time allows for scheduling delays
+/// at the sender's host.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(1);
-/// Number of round trips in which a lost ping is retransmitted.
+/// Number of round trips that are sufficient to retransmit a lost ping.
 const ROUND_TRIPS: u32 = 4;
 
 impl KeptLease {
@@ -84,7 +84,7 @@ impl KeptLease {
             pongs: pinger.pongs(),
         });
         let lease = Lease::timed(boot_clock(), ask, socket);
-        // This ping is sent with the first message of this side, so its echo arrives with the opening.
+        // The ping is sent together with the first message of this side, so its echo arrives together with the opening.
         lease.send_ping();
         Self {
             pinging: Some(tokio::spawn(keep(lease.clone(), pinger))),

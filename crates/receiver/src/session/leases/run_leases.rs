@@ -72,7 +72,7 @@ impl RunLease {
     /// Waits until a newer transfer of this run has started.
     pub async fn superseded(&self) {
         let mut over = self.over.clone();
-        // This lease holds the sending end, so the wait cannot end in any other way.
+        // This lease holds the sending half of the channel, so the wait ends only when the flag is set.
         let _over = over.wait_for(|over| *over).await;
     }
 }

@@ -1,13 +1,14 @@
-//! Tracks the sessions of this process by target, so that a new session does not meet a dead one at its target.
+//! Tracks the sessions of this process by target, so that a new session does not conflict with an earlier session whose
+//! sender is dead.
 //!
 //! The kernel reports the loss of a sender over TCP or ssh, but not over QUIC. When a session begins, QUIC sessions at
 //! overlapping targets therefore publish nothing until their senders have echoed a new ping ([`SenderLiveness`]).
-//! Whether targets overlap is decided by their positions in their file systems ([`Region`]), because the root of one
-//! key may be inside that of another, and because links and bind mounts give the same directory several paths.
+//! Targets are compared by their positions in their file systems ([`Region`]) and not by their paths. The root of one
+//! key may be inside the root of another key, and links and bind mounts give the same directory several paths.
 //!
 //! A session of the same owner ends as if it had been cut off if its sender does not echo in time. The new session
 //! waits for ending sessions of the same owner, because it may take over their parts and journals. This wait is
-//! limited: a session that hangs in its storage no longer has a lease.
+//! limited, because a session that hangs in its storage cannot publish without a lease.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,8 +30,8 @@ pub struct TargetSessions(Arc<Lock<Vec<TargetSession>>>);
 #[derive(Clone, Debug)]
 struct TargetSession {
     owner: String,
-    /// The location of the target and of the file systems mounted below it. Empty if the target will be refused; `None`
-    /// if the location is unknown.
+    /// The regions of the target and of the file systems mounted below it. Empty if the target will be refused. `None`
+    /// if the regions are unknown.
     target: Option<Vec<Region>>,
     sender: SenderLiveness,
     /// Ends the session when `true` is sent. The channel has no receivers once the session has ended.
@@ -101,8 +102,8 @@ impl TargetSession {
         own.iter().any(meets)
     }
 
-    /// Ends a session whose sender does not echo a ping, and waits for its end. A session whose connection has ended is
-    /// not told to end, because it may be completing normally.
+    /// Ends a session whose sender does not echo a ping, and waits for its end. If the connection of the session has
+    /// already ended, only waits, because the session may be completing normally.
     async fn confirm_or_end(self) {
         let echo = self.sender.echo().await;
         if echo == Echo::Late {
@@ -114,8 +115,8 @@ impl TargetSession {
     }
 }
 
-/// Returns the regions of a target; `None` if they cannot be determined in time. If the storage hangs, the opening
-/// reports that later.
+/// Returns the regions of a target, or `None` if they cannot be determined in time. If the storage hangs, the opening
+/// of the target reports that later.
 async fn regions_of_target(target: Option<PathBuf>) -> Option<Vec<Region>> {
     let Some(path) = target else {
         return Some(Vec::new());
@@ -141,7 +142,7 @@ impl ActiveSession {
     /// Waits until another session has determined that this one has lost its sender.
     pub(crate) async fn wait_until_lost(&self) {
         let mut lost = self.lost.clone();
-        // This value holds the sending end, so the wait cannot end in any other way.
+        // This value holds the sending half of the channel, so the wait ends only when the flag is set.
         let _lost = lost.wait_for(|lost| *lost).await;
     }
 }
