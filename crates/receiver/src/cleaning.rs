@@ -23,8 +23,8 @@ use crate::session::connections::{Connections, InspectionKind, SessionReport, op
 use crate::session::leases::keeping::KeptLease;
 use crate::store::target::{InspectedTarget, WriteAccess};
 
-/// Maximum number of results queued for a peer that does not read its control connection. Beyond that, the threads
-/// wait.
+/// Maximum number of results queued for a peer that does not read its control connection. When the queue is full, the
+/// threads wait.
 const RESULTS_WAITING_MAX: usize = 256;
 
 /// Cleans the whole tree. Even a preview requires a key that may write to the target.
@@ -60,7 +60,7 @@ pub(crate) async fn run(
         error = stop => Err(error),
     };
     if ended.is_err() {
-        // The threads stop waiting for an echo and stop watching jobs.
+        // Setting the flag makes the threads stop waiting for an echo and stop watching jobs.
         stopping.store(true, Ordering::Relaxed);
         drop(kept);
         if !cleaning.is_finished() {

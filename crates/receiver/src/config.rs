@@ -40,7 +40,8 @@ pub struct SweepTarget {
     pub direct: Direct,
 }
 
-/// Measures storage within the bounds of the order, until the flag is set. Removes everything that it has written.
+/// The type of a function that measures storage within the limits of the [`SweepOrder`]. The function stops when the
+/// flag is set, and removes everything that it has written.
 pub type MeasureStorage = fn(SweepTarget, SweepOrder, &AtomicBool) -> Swept;
 
 /// Configuration of one receiving session.
@@ -68,7 +69,7 @@ pub struct ReceiverConfig {
     pub parts_kept: Duration,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
-    /// Whether large files bypass the page cache. Default: if that is expected to be faster.
+    /// Whether large files bypass the page cache. Default: only if bypassing is expected to be faster.
     pub direct: Direct,
     /// Measurements of target storage from earlier transfers. Default: empty, and new measurements are discarded.
     pub storage: ThreadCountCache,
@@ -77,7 +78,7 @@ pub struct ReceiverConfig {
     pub measure_storage: Option<MeasureStorage>,
     /// Permissions of the sender. Default: those of this process, except that it may not set owners.
     pub rights: Rights,
-    /// Mapping of user and group names to this host's IDs. Default: no names are mapped, so numeric IDs are used.
+    /// Mapping of user and group names to this host's IDs. Default: an empty mapping, so numeric IDs are used.
     pub accounts: Arc<dyn Accounts>,
     /// Registry of this process's sessions by target. Default: a registry of its own. Clones of a configuration share
     /// one.
@@ -100,7 +101,7 @@ pub struct ReceiverConfig {
     pub named: Option<Arc<dyn NamedFiles>>,
     /// Totals received by the sessions of the run, to which this session adds. Default: not recorded.
     pub delivery_log: Option<Arc<Lock<DeliveryLog>>>,
-    /// The session's counters. Default: new counters that nobody reads. Sessions must not share counters.
+    /// The session's counters. Default: new counters that no other code reads. Sessions must not share counters.
     pub meter: Arc<TransferMeter>,
 }
 

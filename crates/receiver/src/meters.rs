@@ -1,7 +1,7 @@
-//! Counters of a transfer at a daemon: the data it has moved and its current state.
+//! Counters of a transfer at a daemon: the amount of data moved, and the current state.
 //!
-//! **Invariant:** a thread that moves data counts without taking a lock. Each transfer has its own meter of relaxed
-//! atomics, and the daemon adds the meters up when they are read.
+//! **Invariant:** a thread that moves data updates counters without taking a lock. Each transfer has its own meter of
+//! relaxed atomics, and the daemon adds the meters up when it reads them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ pub struct TransferMeter {
     named_bytes: AtomicCounter,
     sent_bytes: AtomicCounter,
     sent_files: AtomicCounter,
-    /// Files found by the scan so far, if the sender runs on this side or reports them.
+    /// Files found by the scan so far. Set if the sender runs on this side or reports them.
     found: Lock<Option<FoundSoFar>>,
     lanes: AtomicUsize,
     queued: AtomicUsize,
@@ -70,8 +70,8 @@ pub struct Failures {
     pub first: Option<RelPath>,
 }
 
-/// Maximum number of combinations of operation and cause that one transfer counts separately. Further ones are added to
-/// the last.
+/// Maximum number of combinations of operation and cause that one transfer counts separately. Failures with further
+/// combinations are added to the last one.
 const FAILURES_MAX: usize = 64;
 
 impl TransferMeter {
@@ -127,7 +127,7 @@ impl TransferMeter {
         self.change_failures(operation, code, |failures| failures.count += 1);
     }
 
-    /// Records the path of a failed entry. The entry itself is counted when the sender is notified.
+    /// Records the path of a failed entry. The entry itself is counted later, when the sender is notified.
     pub(crate) fn failed_at(
         &self,
         operation: Operation,
@@ -245,8 +245,7 @@ impl TransferMeter {
         *self.found.lock() = Some(found);
     }
 
-    /// Files found by the scan so far; `None` if no sender on this side has found any and a remote one has not reported
-    /// any.
+    /// Files found by the scan so far. `None` if neither a sender on this side nor a remote sender has reported any.
     #[must_use]
     pub fn found(&self) -> Option<FoundSoFar> {
         *self.found.lock()

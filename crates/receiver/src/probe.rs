@@ -100,7 +100,7 @@ struct Probe {
     reports: Reports,
     outcomes: mpsc::Receiver<ChargedReport>,
     lanes_max: usize,
-    /// Samples that wait for lanes to end, each with the number of lanes that must have ended.
+    /// Samples to take when a certain number of lanes have ended, each with that number.
     waiting: Vec<(u64, u32)>,
     sweeping: Sweeping,
 }

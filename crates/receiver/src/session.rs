@@ -100,7 +100,7 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    // Boxed, so that a caller's future does not contain the state of a whole session.
+    // Box the future, so that a caller's future does not contain the state of a whole session.
     Box::pin(run(session, stop)).await
 }
 
@@ -181,7 +181,7 @@ struct BegunSession {
 }
 
 /// Greets the peer, reads its opening, acquires the lease of its run and determines its permissions. The memory of
-/// messages is charged against `booked_on`.
+/// messages is charged against the quota in `booked_on`.
 async fn begin(
     connections: &mut Connections,
     transfer: TransferId,
@@ -197,7 +197,8 @@ async fn begin(
     charge_rules(&open.protected, &mut rules_held)?;
     config.meter.set_target(&open.target);
     let lease = run_leases.acquire(open.run).await;
-    // Wait for the lease first: by then, the previous session has counted what it stored.
+    // Acquire the lease before taking up the grant. The previous session has then recorded everything that it stored
+    // under the grant.
     let taken_up = take_up(&config, &open).await;
     if let Some(grant) = taken_up.map_err(SessionError::Refused)? {
         config = by_grant(config, grant);
@@ -268,7 +269,7 @@ async fn receive(
     let Rights { access, owner, .. } = &config.rights;
     let path = access.path_of(&session.open.target);
     let sessions = config.target_sessions.clone();
-    // When this is dropped, sessions that wait for this one continue.
+    // Dropping this value lets the sessions that wait for this session continue.
     let working = sessions.begin(owner, path, &session.kept).await;
     let stop = async {
         tokio::select! {
@@ -332,8 +333,8 @@ async fn receive_files(
         Err(error) => return Err(connections.refuse(error).await),
     };
     let mut running = RunningSession::new(connections, outcomes, transfer, threads, &open, config);
-    // Move `kept` here, so that it is dropped before the transfer. Code that drops files after that does not wait for
-    // an echo.
+    // Move `kept` here, so that it is dropped before the transfer. After that, code that drops files does not wait for
+    // an echo of the sender.
     let kept = kept;
     let ended = tokio::select! {
         ended = running.drive(cpu_time()) => ended,
@@ -348,7 +349,7 @@ async fn receive_files(
             .into_iter()
             .for_each(|grants| grants.ended(meter.stored_total()));
     };
-    // A panic has already been reported. Only less is recorded in that case.
+    // A panic has already been reported. If the task panicked, some measurements are not recorded.
     let _best_effort = tokio::task::spawn_blocking(remember).await;
     ended
 }
@@ -356,7 +357,8 @@ async fn receive_files(
 /// Opens the target, and reports the reason for any wait to the sender.
 ///
 /// If `stop` resolves, the lease ends, so that threads waiting for an echo of the sender continue. The function still
-/// waits until the opening has been given up, because the next session may begin as soon as this one has returned.
+/// waits until the opening of the target has been abandoned, because the next session may begin as soon as this
+/// function has returned.
 async fn open_target(
     connections: &mut Connections,
     open: Open,
@@ -390,8 +392,8 @@ async fn open_target(
     }
 }
 
-/// Unlocks the journals of a transfer if its session is dropped before it has ended, because threads of the session may
-/// hang and keep the locks.
+/// Unlocks the journals of a transfer when it is dropped. This matters if the session is dropped before it has ended,
+/// because its threads may hang and keep the locks.
 struct UnlockJournals(Weak<Transfer>);
 
 impl Drop for UnlockJournals {

@@ -1,8 +1,8 @@
-//! The walk of a cleanup, and its watch over the shared jobs that it finds.
+//! The scan of the tree for a cleanup, and the watch over the shared jobs that the scan finds.
 //!
-//! Like a push, the walk enters all directories of the tree except those with hidden names, and it crosses mount
-//! points. It also treats the hidden names in these directories as a push does. After the walk, all jobs are watched at
-//! the same time.
+//! Like a push, the scan enters all directories of the tree except those with hidden names, and it crosses mount
+//! points. The scan recognizes the hidden names of leftovers by the same rules as a push. After the scan, all jobs are
+//! watched at the same time.
 //!
 //! **Invariant:** a cleanup removes only entries whose creator has ended, parts whose retention period is over, and
 //! directories of dead jobs of this user. It follows no links. Each removal takes a permit.
@@ -40,11 +40,11 @@ pub(super) struct Cleaner {
     quota: Quota,
     stopping: Arc<AtomicBool>,
     messages: Sender<ToSender>,
-    /// Directories still to be entered. The newest is entered first, which keeps this list short.
+    /// Directories that the scan must still enter. The newest directory is entered first, which keeps this list short.
     pending: Lock<Vec<(RelPath, Charge)>>,
     /// The jobs that were found, with the directories that contain them.
     jobs: Lock<Vec<(RelPath, SharedJobId, Charge)>>,
-    /// Parts of running transfers, read when the first part was found.
+    /// Parts of running transfers. They are read from the journals when the scan finds the first part.
     in_use: OnceLock<PartsInUse>,
 }
 
@@ -53,8 +53,8 @@ type PartsInUse = Option<HashSet<(u64, Timestamp)>>;
 
 /// Memory for a remembered path, in addition to its bytes.
 const KEPT_BYTES: usize = 128;
-/// Maximum number of directories below a leftover that wait to be measured. The sizes of further directories are not
-/// counted.
+/// Maximum number of directories below a leftover that wait to be measured. Further directories are not measured, and
+/// their sizes are not counted.
 const MEASURED_MAX: usize = 65_536;
 /// The unit of `stx_blocks`, in bytes.
 const BLOCK_BYTES: u64 = 512;
@@ -81,7 +81,7 @@ impl Cleaner {
         }
     }
 
-    /// Cleans the whole tree. Blocks.
+    /// Cleans the whole tree. Blocks until the cleanup is complete.
     pub(super) fn clean(self) {
         self.enter_later(RelPath::root());
         let stopping = &self.stopping;
@@ -163,7 +163,7 @@ impl Cleaner {
         let changed = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
         let until = Duration::from_secs(changed).saturating_add(self.parts_kept);
         let is_kept = unix_now() < until;
-        // A transfer may just have taken over this old part, so read the journals again.
+        // A running transfer may just have taken over this old part, so read the journals again.
         let anew = (!is_kept).then(|| self.find_parts_in_use());
         let in_use = anew
             .as_ref()

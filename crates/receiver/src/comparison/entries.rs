@@ -5,13 +5,13 @@
 //! transfers, and remembers the files whose contents it compares. In an inspection, [`inspection`] opens directories
 //! without changing them.
 //!
-//! A file is equal if it is a regular file of the same size whose modification time is the source's, as the target's
-//! file system stores it. With `--checksum`, the BLAKE3 hash decides instead of the time, and the sender compares it
-//! with its own.
+//! A file is equal if it is a regular file of the same size whose modification time equals the source's modification
+//! time, as far as the target's file system can store that time. With `--checksum`, the BLAKE3 hash decides instead of
+//! the time, and the sender compares the hash with its own.
 //!
 //! With `--update` and `--ignore-existing`, an existing file may stay regardless of its contents. The receiver applies
-//! both options here, when guessed files arrive, when links and directories are placed, and again when a file is
-//! renamed into place.
+//! both options here, when files arrive that were sent without asking, when links and directories are placed, and again
+//! when a file is renamed into place.
 //!
 //! **Invariant:** a [`Comparator`] does not change the target, except that a transfer may use a hidden file to find out
 //! how a file system stores times.
@@ -38,7 +38,7 @@ use crate::store::target::renamed;
 /// The rules for comparing entries with those at the target, and the properties of the target learned so far.
 #[derive(Debug)]
 pub(crate) struct Comparator {
-    /// For a single entry: its name at the source and its name at the target.
+    /// For a single entry with a different name at the target: its name at the source and its name at the target.
     pub(crate) rename: Option<(Name, Name)>,
     pub(crate) times: TimeResolutions,
     pub(crate) policy: MetadataPolicy,
@@ -82,8 +82,8 @@ impl Comparator {
             .must_keep(there, || self.times.stored_time(directory, mtime))
     }
 
-    /// Returns whether another name in the sender's requests leads to the same file as this one. Call this once for
-    /// each name, after everything else was found to match.
+    /// Returns whether another name in the sender's requests leads to the same file as this name. Call this once for
+    /// each name, after all other properties of the file were found to match.
     pub(crate) fn is_claimed(
         &self,
         directory: &OwnedFd,
@@ -94,8 +94,8 @@ impl Comparator {
             && self.claims.is_claimed(directory, name, there)
     }
 
-    /// Compares a source file with the existing regular file of its name. If contents decide and the sizes are equal,
-    /// `contents` returns the verdict from the other differences. Without `contents`, size and time decide.
+    /// Compares a source file with the existing regular file of its name. If `contents` is given and the sizes are
+    /// equal, it receives the metadata differences and returns the verdict. Without `contents`, size and time decide.
     pub(crate) fn file(
         &self,
         purpose: Purpose,
@@ -108,7 +108,7 @@ impl Comparator {
             return Verdict::Stays;
         }
         let all = purpose != Purpose::Send;
-        // A file with other names may stay only if all its metadata matches.
+        // A file with several names may stay only if all its metadata matches.
         let is_shared = there.names > 1;
         let mut differences =
             Differences::default().add_if_unequal(Differences::SIZE, &there.bytes, &source.bytes);
@@ -153,10 +153,10 @@ impl Comparator {
         }
     }
 
-    /// Returns whether a file with differences must be replaced because it has other names.
+    /// Returns whether a file with differences must be replaced because it has several names (hard links).
     ///
-    /// Other names may belong to snapshots of the tree, so a difference is fixed in a new file. A difference that
-    /// cannot be fixed does not count; otherwise, each transfer would send the file again.
+    /// Another name may belong to a snapshot of the tree, so a difference is fixed in a new file. Differences that
+    /// cannot be fixed are ignored, because each transfer would otherwise send the file again.
     fn needs_new_file(
         &self,
         entry: NameAt<'_>,
@@ -178,7 +178,7 @@ impl Comparator {
             others = others.and(Differences::TIME);
         }
         if lacks_xattrs && !gets_xattrs {
-            // Without its access control list, a file has a different mode.
+            // A file without its access control list has different permission bits, so ignore those too.
             others = others.and(Differences::MODE);
         }
         !differences.without(others).is_empty()
@@ -226,8 +226,8 @@ impl Comparator {
             .add_if_unequal(Differences::XATTRS, &has_xattrs, &true)
     }
 
-    /// Returns whether a transfer would leave all owners of an entry unchanged because it is not permitted to set
-    /// others. Counts the owners that it cannot set.
+    /// Returns whether a transfer would leave the owner and group of an entry unchanged, because it is not permitted to
+    /// set different ones. Counts the owners that it cannot set.
     fn keeps_all_owners(&self, there: &FileIdentity, wanted: &WantedMetadata<'_>) -> bool {
         let misses = wanted.unsettable_owners(there.ids);
         self.policy.count_expected(&misses);
@@ -240,7 +240,7 @@ impl Comparator {
 pub(crate) enum SourceXattrs<'a> {
     /// The attributes are part of the metadata.
     Known,
-    /// A digest of the attributes, or `None` if there are none.
+    /// Only a digest of the attributes is known. `None` means that the source has no attributes.
     Digest(Option<&'a XattrDigest>),
 }
 

@@ -1,9 +1,9 @@
-//! Entries that exist only at the target. They are reported when the sender lists its names, and removed when the
-//! sender requests that with `Remove`.
+//! Entries that exist only at the target. The receiver reports them when the sender lists the names of the source, and
+//! removes them when the sender requests that with `Remove`.
 //!
 //! **Invariant:** only names that the sender has requested are removed. Nothing is removed outside the target, through
-//! a link, or if a name that stays leads to the same entry under another spelling. The number of removals stays within
-//! the budget of the run.
+//! a link, or if a source name leads to the same entry under another spelling. The number of removals stays within the
+//! budget of the run.
 
 pub(crate) mod aliased;
 mod work_budget;
@@ -27,8 +27,8 @@ use crate::store::transfer::Transfer;
 
 /// Removes the listed names. Returns the number of entries removed.
 pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
-    // Publish first: an entry to be removed may be the only remaining source of one that is about to be published
-    // elsewhere.
+    // Publish first. An entry to be removed may be the only remaining source of an entry that is about to be published
+    // in another directory.
     publish_all(transfer);
     let mut removed = 0;
     let budget = &*transfer.removals;
@@ -62,10 +62,10 @@ pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
     removed
 }
 
-/// Returns the entries in these ranges that the source does not name. If the target does not exist, there are none.
+/// Returns the entries in these ranges that do not exist at the source. Returns none if the target does not exist.
 ///
-/// Their memory is reserved. A directory whose names do not fit is reported as a directory that cannot be listed. If
-/// the session ends first, the answer is incomplete.
+/// The memory for the names is reserved. If that fails, the directory is reported as a directory that cannot be listed.
+/// If the session ends first, the answer is incomplete.
 pub(crate) fn extraneous(
     tree: Option<&Tree>,
     ranges: &[NameRange],
@@ -122,7 +122,8 @@ struct AnswerRoom {
     name_bytes: usize,
 }
 
-/// The first names of a range that the source does not have. Each has a flag that tells whether it is a directory.
+/// The first names of a range that the source does not have. The flag of each name tells whether the name belongs to a
+/// directory.
 #[derive(Default)]
 struct ExtraNames {
     names: BinaryHeap<(Name, bool)>,
@@ -132,7 +133,7 @@ struct ExtraNames {
 }
 
 impl ExtraNames {
-    /// Adds a name. If there is no space, drops the last names, but always keeps at least one.
+    /// Adds a name. If the answer has no space for all names, drops the last names, but always keeps at least one.
     fn take(
         &mut self,
         name: Name,
@@ -154,7 +155,7 @@ impl ExtraNames {
         Ok(())
     }
 
-    /// Returns whether the names before the last one already fill `room`. The last name may exceed it.
+    /// Returns whether the names before the last name already fill `room`. The last name may exceed `room`.
     fn has_bytes_over(&self, room: usize) -> bool {
         let last = self
             .names
@@ -193,7 +194,8 @@ fn first_extra(
             };
         }
     };
-    // One flag for each name that stays: true while it has not been listed in this spelling. One byte each is reserved.
+    // One flag for each name of the source, initially true. A flag is cleared when the listing contains the name in the
+    // same spelling. Each flag takes one byte.
     budget.grow(range.names.len())?;
     let mut unlisted = vec![true; range.names.len()];
     let charged = budget.charged();

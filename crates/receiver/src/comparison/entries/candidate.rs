@@ -19,8 +19,8 @@ use crate::store::transfer::Transfer;
 
 /// A large file at the target that has changed at the source.
 ///
-/// Its path is assembled only when the file is processed. One request may contain thousands of candidates, all in one
-/// directory with a long path, or even all for the same file.
+/// The path of the file is assembled only when the file is processed. One request may contain thousands of candidates,
+/// all in one directory with a long path, or even all for the same file.
 #[derive(Debug)]
 pub(crate) struct DeltaCandidate<'r> {
     pub(crate) request: u64,
@@ -29,7 +29,7 @@ pub(crate) struct DeltaCandidate<'r> {
     pub(crate) directory: &'r RelPath,
     pub(crate) name: &'r Name,
     pub(crate) bytes: u64,
-    /// The groups that an earlier transfer has stored.
+    /// Indexes of the groups that an earlier transfer has stored.
     pub(crate) held: BTreeSet<u32>,
 }
 
@@ -40,10 +40,10 @@ impl DeltaCandidate<'_> {
         bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
     }
 
-    /// Hashes the old version and sends the values in several messages. The last message completes the request if
-    /// `answers` is set.
+    /// Hashes the groups of the old version and sends the chaining values in several messages. If `answers` is set, the
+    /// last message completes the request.
     pub(crate) fn send_hashes(self, transfer: &Transfer, mut answers: Option<PendingRequest>) {
-        // If no memory is left for the values, none are sent, and the sender sends the whole file.
+        // If no memory is left for the values, send no values. The sender then sends the whole file.
         let path = self
             .directory
             .join(self.name)
@@ -56,7 +56,8 @@ impl DeltaCandidate<'_> {
         let mut pieces = runs(&cvs).peekable();
         let Self { request, file, .. } = self;
         if held.is_some() {
-            // Add the values before sending them: the sender may declare the file as soon as it has all of them.
+            // Store the values before sending them, because the sender may declare the file as soon as it has received
+            // them all.
             transfer.old_versions.add(path, cvs, held);
         }
         loop {
@@ -91,7 +92,7 @@ impl DeltaCandidate<'_> {
             if held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;
             }
-            // A shorter version has no further groups, and an unreadable version has none at all.
+            // If the old version is shorter, it has no further groups. If it is unreadable, it has no groups at all.
             let Some(cv) = transfer.old_versions.hash_group(&old, span) else {
                 break;
             };

@@ -45,13 +45,13 @@ pub(crate) struct Inspection {
     tree: Option<Tree>,
     /// Whether the target exists but its mode denies access to its owner.
     is_closed: bool,
-    /// Decides which directories a source entry of the same name would replace.
+    /// The rules that decide which directories a source entry of the same name would replace.
     replacement: ReplacementRules,
-    /// Entries that a source name also reaches under another spelling.
+    /// Entries of the target that a source name also reaches under another spelling.
     aliased: AliasedEntries,
-    /// Reads files from the storage. Only for a verification.
+    /// The reader that reads files from the storage. Set only for a verification.
     storage: Option<StorageReader>,
-    /// A list of files to compare with instead of the target.
+    /// A list of files to compare with the source instead of the target.
     listed: Option<Arc<ListedFiles>>,
     reports: Reports,
     pub(crate) stopping: AtomicBool,
@@ -136,8 +136,8 @@ impl Inspection {
         verdicts
     }
 
-    /// Opens a directory of the target. Returns `None` if it does not exist or its name belongs to something else, and
-    /// an error if it cannot be opened.
+    /// Opens a directory of the target. Returns `None` if the directory does not exist or if another kind of entry has
+    /// its name. Returns an error if the directory cannot be opened.
     fn open_directory(&self, path: &RelPath) -> Result<Option<Arc<OwnedFd>>, FaultCode> {
         let Some(tree) = &self.tree else {
             return Ok(None);
@@ -145,8 +145,8 @@ impl Inspection {
         let rules = &self.view.policy.rules;
         match tree.open_for_inspection(path) {
             Ok(Some(directory)) => Ok(Some(directory)),
-            // The directory's mode denies access to its owner. A transfer that sets modes would change that, so the
-            // entries in the directory count as new.
+            // The directory's mode denies access to its owner. A transfer that sets modes would make the directory
+            // accessible, so the entries in the directory count as new.
             Ok(None) if rules.kinds.has_any(MetadataKinds::MODE) => Ok(None),
             Ok(None) => Err(FaultCode::os(&Errno::ACCESS.into())),
             Err(error) => match Errno::from_io_error(&error) {
@@ -348,8 +348,8 @@ impl Inspection {
         }
     }
 
-    /// Returns the verdict on a directory. `directory` is the directory itself or its parent; it identifies the file
-    /// system that stores the times.
+    /// Returns the verdict on a directory. `directory` is the directory itself or its parent. It identifies the file
+    /// system that stores the directory's times.
     fn compare_directory(
         &self,
         directory: &OwnedFd,
@@ -482,8 +482,8 @@ impl Inspection {
         }
     }
 
-    /// Returns the differences of an entry in everything except contents. `directory` is its parent, or the entry
-    /// itself if it is a directory.
+    /// Returns all differences of an entry except those in its contents. `directory` is the parent of the entry, or the
+    /// entry itself if it is a directory.
     fn compare_with_time(
         &self,
         directory: &OwnedFd,

@@ -158,7 +158,8 @@ impl ListedFiles {
         listed.was_found.store(true, Ordering::Relaxed);
         match entry.kind {
             SourceKind::File { .. } => Verdict::Contents(Differences::default(), listed.root.0),
-            // Hard links were not requested, so only a file entry can match a listed file.
+            // Hard links are not requested in a verification against a list, so only a file entry can match a listed
+            // file.
             _ => Verdict::Replace(Differences::TYPE),
         }
     }

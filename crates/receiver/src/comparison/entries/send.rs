@@ -57,8 +57,8 @@ pub(crate) struct Comparison<'r> {
     pub(crate) changed: Vec<DeltaCandidate<'r>>,
 }
 
-/// Compares all entries of one request. Uses several threads if the storage is slow. Entries that are not regular files
-/// count as needed, and so do those not yet examined when the session ends.
+/// Compares all entries of one request. Uses several threads if the storage is slow. The result reports entries that
+/// are not regular files as needed. If the session ends first, the entries not yet examined are reported as needed too.
 pub(crate) fn compare_all<'r>(
     transfer: &'r Transfer,
     number: u64,
@@ -160,7 +160,7 @@ impl<'r> ComparedPart<'r> {
         let Some(SourceMark { inode, ctime }) = mark.filter(|_| is_needed) else {
             return compared;
         };
-        // Release the core, because the search may wait for other threads that need turns.
+        // Pause the turn (the share of CPU time), because the search may wait for other threads that need turns.
         turn.pause();
         let source = SourceVersion {
             bytes,
@@ -171,7 +171,8 @@ impl<'r> ComparedPart<'r> {
         self.look_for_more(number, directory, &entry.name, &source, compared)
     }
 
-    /// Looks for data that need not be sent of a large file: parts of earlier transfers, and an old version.
+    /// Looks for data of a large file that need not be sent: groups in parts of earlier transfers, and groups of an old
+    /// version.
     fn look_for_more(
         &mut self,
         number: u32,
@@ -188,7 +189,7 @@ impl<'r> ComparedPart<'r> {
             return compared;
         };
         let held = if transfer.target.will_change_in_place(opened, name) {
-            // A file that is to be changed in place must not be replaced by a part.
+            // An existing file that is to be changed in place must not be replaced by a part of an earlier transfer.
             BTreeMap::new()
         } else {
             let until = || {
@@ -253,8 +254,8 @@ fn compare(
         metadata,
         xattrs: SourceXattrs::Digest(xattrs.as_deref()),
     };
-    // Files that cannot be remembered count as different. Otherwise, a file that somebody else has modified since could
-    // be given the source's time.
+    // A file that cannot be remembered counts as different. If it counted as equal, the transfer could set the source's
+    // time on a file that another program has modified since the comparison.
     let is_remembered = || target.compared.remember(directory, name, &there);
     let contents = |differences| {
         let root = is_remembered().then(|| {

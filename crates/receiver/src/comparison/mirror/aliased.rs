@@ -1,13 +1,13 @@
-//! Entries that must not be removed because a name of the source reaches them under another spelling. On file systems
-//! that ignore letter case or treat two encodings of a letter as equal, a file that was just sent exists under the name
-//! of an older file.
+//! Entries that must not be removed because a name of the source reaches them under another spelling. Some file systems
+//! ignore letter case or treat two encodings of a letter as equal. On such a file system, a file that was just sent may
+//! exist under the name of an older file.
 //!
-//! Such a name is missing from the listing of its directory, although a lookup finds an entry. Device and inode number
-//! identify that entry, so no table of letters is needed. An earlier message may already have reported the entry as
-//! extra.
+//! The name of the source is then missing from the listing of its directory, although a lookup of the name finds an
+//! entry. The device and inode number identify that entry, so no table of equivalent letters is needed. An earlier
+//! message may already have reported the entry as extra.
 //!
-//! **Invariant:** once such an entry has been found, neither it nor anything below it is removed in this session. If it
-//! cannot be found in the listing, its directory counts as one that cannot be listed.
+//! **Invariant:** once such an entry has been found, neither the entry nor anything below it is removed in this
+//! session. If the entry cannot be found in the listing, its directory counts as a directory that cannot be listed.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -23,7 +23,8 @@ use crate::comparison::mirror::work_budget::WorkBudget;
 use crate::rights::quota::{Charge, Quota};
 use zmove_types::Lock;
 
-/// The entries that a session spares. A source name and the entry that it reaches may arrive in different messages.
+/// The entries that a session must not remove. The source name and the name that is to be removed may arrive in
+/// different messages.
 #[derive(Debug)]
 pub(crate) struct AliasedEntries {
     state: Lock<AliasedState>,
@@ -137,8 +138,8 @@ impl AliasedEntries {
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {
                 found.elsewhere.remove(&inode);
             }
-            // Another program has created an entry of this name in the meantime. The directory now lists it in this
-            // spelling.
+            // The listing contains this name, so another program has created an entry with this spelling after the
+            // first listing.
             found.names.remove(&name);
         }
         Ok(found)
@@ -150,8 +151,8 @@ impl AliasedEntries {
         inode.is_some_and(|inode| self.has_inode(inode))
     }
 
-    /// Returns a function that tells whether an entry of the directory at `path` stays. All entries stay if that cannot
-    /// be determined: a directory on the path cannot be opened, or `has_ended` returns true for one of them.
+    /// Returns a function that tells whether an entry of the directory at `path` stays. The function returns true for
+    /// all entries if a directory on the path cannot be opened or stays itself, or if `has_ended` returns true.
     pub(crate) fn among(
         &self,
         tree: &Tree,
@@ -175,7 +176,7 @@ impl AliasedEntries {
     /// the depth.
     ///
     /// # Errors
-    /// All entries of the directory stay.
+    /// Returns an error if all entries of the directory must stay.
     fn enter(
         &self,
         tree: &Tree,

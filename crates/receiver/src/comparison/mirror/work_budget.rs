@@ -1,6 +1,6 @@
-//! The resources of a thread that lists directories of any size: turns on the cores, and reserved memory.
+//! The resources of a thread that lists directories of any size: its turn (a share of CPU time) and reserved memory.
 //!
-//! **Invariant:** after at most [`ENTRIES_PER_TURN`] entries, other threads of the same key may get the core, and the
+//! **Invariant:** after at most [`ENTRIES_PER_TURN`] entries, other threads of the same key may use the core, and the
 //! thread checks whether the session has ended.
 
 use std::io;
@@ -10,7 +10,7 @@ use zmove_disk::Turn;
 
 use crate::rights::quota::Charge;
 
-/// The turn and the memory reservation of one thread.
+/// The turn (share of CPU time) and the memory reservation of one thread.
 #[derive(Debug)]
 pub(crate) struct WorkBudget<'a> {
     turn: Turn<'a>,
@@ -31,7 +31,7 @@ impl<'a> WorkBudget<'a> {
         }
     }
 
-    /// Waits for a turn. Returns whether the session has ended.
+    /// Waits for a turn (a share of CPU time). Returns whether the session has ended.
     pub(super) fn is_over(&self) -> bool {
         self.turn.is_over()
     }
