@@ -1,4 +1,5 @@
-//! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
+//! The heads of two kinds of frames. A head is the part of a frame that describes the data: in a batch frame, many
+//! small entries, grouped by directory; in a declare frame, one large file.
 //!
 //! Like a [message](crate::message), a head has only one encoding. **Invariant:** a decoded [`Batch`] is consistent:
 //! the lengths of its files add up to the frame's data, every path is a [`RelPath`], and all counts are within the
@@ -37,7 +38,7 @@ pub struct DirectoryGroup {
 /// One entry of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BatchEntry {
-    /// The metadata of the group's directory itself.
+    /// The metadata to set for the group's directory itself.
     Itself(Metadata),
     /// A directory, which may be empty.
     Directory(Name, Metadata),
@@ -45,11 +46,11 @@ pub enum BatchEntry {
     Symlink(Name, Metadata, #[serde(with = "bytes")] Box<[u8]>),
     /// A regular file whose bytes are in the frame's data.
     File(FileEntry),
-    /// A file whose contents are already correct. Only its metadata is set.
+    /// A file with correct contents at the target. Only the metadata is set.
     Retouch(Name, Metadata),
     /// A FIFO, socket or device.
     Special(Name, Metadata, Special),
-    /// Another name of a file.
+    /// A hard link: another name of a file.
     Link(LinkEntry),
 }
 
@@ -58,9 +59,9 @@ pub enum BatchEntry {
 pub struct LinkEntry {
     /// The name in the group's directory.
     pub name: Name,
-    /// Mode and time of the file, by which it is recognized under its first name.
+    /// Mode and time of the file. The receiver uses them to recognize the file under its first name.
     pub metadata: Metadata,
-    /// The file's size in bytes, for the same purpose.
+    /// The file's size in bytes, also for recognizing the file.
     pub bytes: u64,
     /// The path of the first name below the target root.
     pub first: RelPath,
@@ -141,7 +142,7 @@ impl Batch {
         self.groups.iter().map(|group| group.entries.len()).sum()
     }
 
-    /// Makes consecutive entries share their metadata other than mode and time, if it is equal.
+    /// Makes consecutive entries with equal additional metadata (everything except mode and time) share one copy of it.
     fn share_extras(&mut self) {
         let mut last = None;
         for entry in self.groups.iter_mut().flat_map(|group| &mut group.entries) {
@@ -154,8 +155,8 @@ impl Batch {
         }
     }
 
-    /// Checks the entries and the size of their data. The files including their holes must not be longer than the data
-    /// of a frame without holes, because the zeros of holes are hashed although they are not sent.
+    /// Checks the entries and the size of their data. The total length of the files, including holes, must not exceed
+    /// the maximum data of a frame. Holes count because the receiver hashes their zeros, although they are not sent.
     fn check(&self, data_bytes: u32) -> Result<(), WireError> {
         let entries = self.groups.iter().flat_map(|group| &group.entries);
         if !entries.clone().all(BatchEntry::is_valid) {
@@ -177,8 +178,8 @@ impl Batch {
     }
 }
 
-/// Splits groups into batches in the same order. Each group contains only a directory itself. No head is longer than
-/// [`DIRECTORY_HEAD_BYTES`], except for that of a single directory.
+/// Splits groups into batches and preserves their order. Each group must contain only the directory itself. No batch
+/// has a head longer than [`DIRECTORY_HEAD_BYTES`], unless a single directory exceeds that size.
 pub fn directory_batches(
     groups: impl IntoIterator<Item = DirectoryGroup>,
 ) -> impl Iterator<Item = Batch> {
@@ -199,9 +200,10 @@ pub fn directory_batches(
     })
 }
 
-/// Maximum size of a head with several directories, in bytes.
+/// Maximum size of a head with several directories, in bytes. A head with one directory may be longer.
 pub const DIRECTORY_HEAD_BYTES: usize = 512 << 10;
-/// Maximum number of directories in one head, because setting them takes time.
+/// Maximum number of directories in one batch. The number is limited because setting the metadata of a directory takes
+/// time.
 const DIRECTORIES_AT_ONCE: usize = 256;
 
 /// Returns an upper bound for the size of a directory in a head.

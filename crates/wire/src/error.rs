@@ -44,7 +44,7 @@ pub enum WireError {
     /// necessary, or some bytes have no meaning.
     #[error("decode a control message or a header: it is not in its canonical form")]
     OtherForm,
-    /// A critical extension is unknown. Ignoring it would misinterpret the message.
+    /// A critical extension is unknown. A peer that ignored it would misinterpret the message.
     #[error("decode: unknown extension {number} of {what}: install the same release on both hosts")]
     UnknownExtension {
         /// The value that the extension belongs to.
@@ -52,7 +52,7 @@ pub enum WireError {
         /// The extension's number.
         number: u16,
     },
-    /// This side did not request a name.
+    /// A name or path was not requested by this side.
     #[error("it names an entry that was not requested")]
     Unasked,
     /// A path leads into the directory of a shared job.

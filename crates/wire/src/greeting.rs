@@ -1,7 +1,8 @@
 //! The greeting that opens every connection.
 //!
 //! A greeting is 40 bytes long. Its magic number and its version have the same position in every version of the
-//! protocol, so programs that speak different versions can report that. **Invariant:** only this file reads a version.
+//! protocol. Programs that speak different versions can therefore report the mismatch. **Invariant:** only this file
+//! reads a version.
 
 use thiserror::Error;
 use zmove_types::{LaneId, TransferId};
@@ -12,13 +13,14 @@ use crate::frame::field;
 pub const PROTOCOL_VERSION: u16 = 1;
 /// The name of the protocol in TLS (ALPN).
 pub const PROTOCOL_NAME: &[u8] = b"zmove/1";
-/// The ALPN name that all versions support, used if two versions have no other name in common. The server then sends
-/// its greeting and closes.
+/// The ALPN name that all versions support. Two peers use it if they have no other name in common. The server then
+/// sends its greeting and closes the connection.
 pub const ANY_PROTOCOL_NAME: &[u8] = b"zmove";
-/// The ALPN name of a path check. The server then sends [`PATH_CHECK_BYTES`] and closes.
+/// The ALPN name of a path check, which tests whether large packets pass. The server then sends [`PATH_CHECK_BYTES`]
+/// and closes the connection.
 pub const PATH_CHECK_NAME: &[u8] = b"zmove-path";
-/// Number of bytes that the server of a path check sends, and the minimum that its client sends in its hello. This is
-/// more than the largest packet of any Ethernet.
+/// Number of bytes that the server of a path check sends, and minimum size of the client's hello. Both exceed the
+/// largest packet of any Ethernet.
 pub const PATH_CHECK_BYTES: usize = 12 << 10;
 
 /// The purpose of a connection.
@@ -28,7 +30,7 @@ pub enum Role {
     Control,
     /// Data frames from sender to receiver.
     Lane(LaneId),
-    /// Control messages in both directions. The receiver has dialed, and the host is to send.
+    /// Control messages in both directions. The receiver has dialed, and the dialed host acts as the sender.
     Fetch,
 }
 

@@ -1,10 +1,10 @@
-//! The control messages: postcard after a length of 4 bytes, little-endian.
+//! The control messages. Each is encoded with postcard and preceded by its length (4 bytes, little-endian).
 //!
 //! A message has only one encoding. Bytes that decode to a message but differ from its encoding are refused. The
-//! messages in which two peers agree on a transfer ([`Open`], [`Opened`] and [`Fetch`]) grow by
-//! [extensions](crate::extensions). All others are fixed, and new contents get a new tag. **Invariant:** variants and
-//! fields are never changed or reordered; the tests pin their encoding. Paths and names are parsed during decoding, so
-//! a decoded message contains only valid ones.
+//! messages in which two peers agree on a transfer ([`Open`], [`Opened`] and [`Fetch`]) can grow by
+//! [extensions](crate::extensions). The contents of all other messages are fixed, so new contents require a message
+//! with a new tag. **Invariant:** variants and fields are never changed or reordered; the tests pin their encoding.
+//! Paths and names are parsed during decoding, so a decoded message contains only valid ones.
 
 use std::fmt;
 
@@ -77,8 +77,7 @@ pub enum ToReceiver {
         /// The ID of the large file.
         file: u64,
     },
-    /// Everything has been sent: this number of items, with this number of mismatches answered. Sent again when either
-    /// number changes.
+    /// The announcement that everything has been sent. Sent again when one of the two numbers changes.
     Announce {
         /// Total number of items issued.
         items: u64,
@@ -88,7 +87,7 @@ pub enum ToReceiver {
     /// The connection of a lane was lost. The receiver must report items of the lane that have not arrived as
     /// mismatches.
     LaneLost {
-        /// Items that were sent on the lane and have no receipt, at most
+        /// Items that were sent on the lane and not acknowledged, at most
         /// [`ITEMS_OUTSTANDING_MAX`](crate::limits::ITEMS_OUTSTANDING_MAX).
         #[serde(
             deserialize_with = "list::at_most::<{ crate::limits::ITEMS_OUTSTANDING_MAX }, _, _>"
@@ -106,11 +105,12 @@ pub enum ToReceiver {
     },
     /// An order to measure the target's storage. Only for probes.
     Sweep(SweepOrder),
-    /// Information in addition to the transfer, for a receiver that has dialed.
+    /// Events and results for the user of a receiver that has dialed. They do not affect the transfer.
     Relay(Relay),
-    /// The files found by the scan so far. The last message counts, and none follows [`Announce`](Self::Announce).
+    /// Totals of the files found by the scan so far. Each message replaces the previous one. Not sent after
+    /// [`Announce`](Self::Announce).
     Found(FoundSoFar),
-    /// An order about the job to which the session belongs.
+    /// A request about the shared job to which the session belongs.
     SharedJob(SharedJobRequest),
 }
 
@@ -123,18 +123,18 @@ pub enum ToSender {
     Refused(Refusal),
     /// The reply to a request.
     Reply(Reply),
-    /// Receipts for items. Their data was verified and written to the kernel, or failed. Files have not been renamed
-    /// into place yet.
+    /// Receipts for items whose data was verified and written to the kernel, or that failed. The files have not been
+    /// renamed into place yet.
     Stored(Stored),
     /// A failure that belongs to no item, such as setting a directory's metadata, or a commit.
     Fault(Fault),
     /// Everything is committed and flushed as requested. The transfer has ended.
     Finished(Finished),
-    /// Groups of one file in a request that the target already has.
+    /// Chaining values of groups that the target already has of one file in a request.
     Held(Held),
     /// The names of a [`Remove`] were removed, except for those reported as faults.
     Removed {
-        /// The number of the message that this answers.
+        /// The number of the [`Remove`] message that this message answers.
         remove: u64,
         /// Number of removed entries, including everything below them.
         entries: u64,
@@ -143,28 +143,29 @@ pub enum ToSender {
     Sampled(Sampled),
     /// The result of measuring the target's storage.
     Swept(Swept),
-    /// The report counters of the receiver, if any is above 0. Sent before the end. The last message counts.
+    /// The report counters of the receiver. Sent before the end if any counter is above 0. If sent again, the new
+    /// message replaces the previous one.
     Counters(CounterList),
-    /// The files of these batches were renamed into place and flushed as requested, except for those in `faults`. Sent
+    /// Batches whose files were renamed into place and flushed as requested, except for the files in `faults`. Sent
     /// once for each batch that was stored.
     Published {
         /// The batches.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
         items: Vec<PublishedItem>,
     },
-    /// The transfer is queued. Lanes must be dialed after [`Opened`](Self::Opened); lanes established earlier are
-    /// closed.
+    /// The transfer is queued. The sender must dial lanes only after [`Opened`](Self::Opened); the receiver closes
+    /// lanes that were established earlier.
     Waiting(Waiting),
-    /// The answer to an order about a job.
+    /// The answer to a request about a shared job.
     SharedJob(SharedJobAnswer),
-    /// Metadata that was not preserved, by kind and reason. Sent before the end, to a sender that has requested to
-    /// preserve something.
+    /// Counts of metadata that was not preserved, by kind and reason. Sent before the end, if the sender has requested
+    /// to preserve additional metadata.
     NotKept {
         /// The counts.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
         counts: Vec<NotKept>,
     },
-    /// Entries that lack something. Sent if the sender has requested their names.
+    /// Entries that lack metadata. Sent if the sender has requested the paths of such entries.
     Missed {
         /// The entries.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
@@ -175,21 +176,21 @@ pub enum ToSender {
         /// The limit for all data connections of the key together.
         bytes_per_second: u64,
     },
-    /// The host accepts the order of a receiver that has dialed. From then on, it sends the messages of a sender
-    /// ([`ToReceiver`]), and receives those of a receiver.
+    /// The host accepts the order of a receiver that has dialed. After this message, the host acts as the sender: it
+    /// sends [`ToReceiver`] messages and receives [`ToSender`] messages.
     Fetching(Fetching),
     /// The requested grant.
     Granted(GrantToken),
     /// An order for a copy was accepted. All further messages to its client are [`Relay`]s.
     Copy(CopyState),
-    /// A receipt for everything received by the grant of the opening. Sent before the end.
+    /// A receipt for all files received under the grant of the opening. Sent before the end.
     Receipt(SignedReceipt),
     /// The result of a copy.
     Result(CopyResult),
-    /// A lane that the receiver has dialed could not be established, or was lost before it carried anything. The sender
-    /// may not know of this lane, and stops waiting for it.
+    /// A lane that the receiver has dialed could not be established, or was lost before it carried any data. The sender
+    /// may never have seen this lane, and must stop waiting for it.
     LaneFailed,
-    /// The receiver is waiting, and the user should know the reason. Sent before [`Opened`](Self::Opened) or later.
+    /// The reason why the receiver is waiting, for display to the user. Sent before [`Opened`](Self::Opened) or later.
     HeldUp {
         /// The reason, in one line.
         #[serde(
@@ -202,10 +203,10 @@ pub enum ToSender {
     Leftover(Leftover),
 }
 
-/// The position of a transfer in the queue, and the reason for it.
+/// The position of a transfer in the queue, and the reason why the transfer is queued.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// Number of transfers of the same key ahead of it.
+    /// Number of transfers of the same key that are ahead in the queue.
     pub ahead: u32,
     /// The reason, in one line.
     #[serde(
@@ -240,7 +241,8 @@ pub struct Stored {
 pub struct StoredItem {
     /// The ID of the item.
     pub item: u64,
-    /// Whether the item, or part of it, was damaged or lost in transit, so that the sender must handle it.
+    /// Whether the item, or part of it, was damaged or lost in transit. The sender must then resend the item or give it
+    /// up.
     pub mismatch: bool,
     /// The entries that failed. For a mismatch, the entries that arrived damaged.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::BATCH_ENTRIES_MAX }, _, _>")]
@@ -273,17 +275,18 @@ pub struct EntryFault {
 pub struct FileDone {
     /// The ID of the large file.
     pub file: u64,
-    /// The operation that failed and the cause, if one did.
+    /// The operation that failed and the cause; `None` if the file is complete.
     pub fault: Option<(Operation, FaultCode)>,
 }
 
 /// The receiver's statistics at the end of a transfer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finished {
-    /// Times of the receiving lanes. Waiting for the path counts as starved, and waiting for the writers as blocked.
+    /// Times of the receiving lanes. Time spent waiting for data from the network counts as starved. Time spent waiting
+    /// for the writers counts as blocked.
     pub receive: StageReport,
-    /// Times of the writers. Waiting for lanes counts as starved, until the end. The work that finishes the target,
-    /// including the last flush, counts as busy for all writers.
+    /// Times of the writers. Until the data is complete, time spent waiting for lanes counts as starved. The work that
+    /// finishes the target, including the last flush, counts as busy for all writers.
     pub store: StageReport,
     /// The duration of the last flush, in microseconds.
     pub flush_us: u64,
@@ -296,9 +299,9 @@ pub struct Finished {
 pub struct StageReport {
     /// Time spent working.
     pub busy_us: u64,
-    /// Time spent waiting for upstream.
+    /// Time spent waiting for input from the previous stage.
     pub starved_us: u64,
-    /// Time spent waiting for downstream.
+    /// Time spent waiting for the next stage to accept output.
     pub blocked_us: u64,
     /// Time spent waiting for a rate limit.
     pub paced_us: u64,
@@ -316,7 +319,7 @@ pub fn encode_message<M: Serialize>(message: &M) -> Vec<u8> {
     bytes
 }
 
-/// Encodes a message or a head of about `expected_bytes` bytes, without a length.
+/// Encodes a message or the head of a frame without a length. `expected_bytes` is the expected size of the encoding.
 pub(crate) fn encode_head<H: Serialize>(head: &H, expected_bytes: usize) -> Vec<u8> {
     let bytes = Vec::with_capacity(expected_bytes);
     postcard::to_extend(head, bytes).expect("plain data always serialises")
@@ -330,8 +333,9 @@ pub fn decode_message<M: Serialize + DeserializeOwned>(bytes: &[u8]) -> Result<M
     decode_message_within(bytes, |_strings| Ok(()))
 }
 
-/// Decodes one message. Before names and paths are decoded, `room` is called with their number and must grant memory
-/// for them. Apart from these and the message's bytes, decoding uses no memory that grows with the message.
+/// Decodes one message. Before names and paths are decoded, `room` is called with the number of strings and must grant
+/// memory for them. Apart from these strings and the bytes of the message, decoding uses no memory that grows with the
+/// message.
 ///
 /// # Errors
 /// Same as [`decode_message`], and any error of `room`.

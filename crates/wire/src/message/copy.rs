@@ -28,9 +28,10 @@ pub struct CopyOrder {
     pub streams: Option<u16>,
     /// The transport.
     pub transport: TransportChoice,
-    /// Whether lanes are unencrypted.
+    /// Whether lanes are sent unencrypted.
     pub clear: bool,
-    /// How long to redial the host with the target after connections were lost, in seconds.
+    /// How long the copying host tries to reconnect to the host with the target after connections were lost, in
+    /// seconds.
     pub patience_secs: u64,
 }
 
@@ -75,7 +76,7 @@ pub enum TransportChoice {
 pub enum CopyState {
     /// Everything is ready except for the grant, which [`ToSource::Begin`](super::ToSource) must deliver.
     Ready,
-    /// The copy with this ID is running or has ended. Reports about it follow.
+    /// The copy with this ID is already running or has ended. Reports about the copy follow.
     Follows {
         /// The ID of the copy.
         id: [u8; 16],
@@ -98,9 +99,9 @@ pub struct GrantOrder {
     pub id: [u8; 16],
     /// The key of the host that has the sources.
     pub source: [u8; 32],
-    /// The only opening that the grant permits, except for its shape and run.
+    /// The only opening that the grant permits. Its shape and run may differ.
     pub open: Open,
-    /// The sources. Only their names may be used at the top of the target; an empty list allows any name.
+    /// The sources. Only their names may be the first component of a path at the target; an empty list allows any name.
     #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
     pub sources: Vec<SourcePath>,
     /// Maximum number of bytes of file contents.
@@ -109,7 +110,7 @@ pub struct GrantOrder {
     pub entries_max: Option<u64>,
 }
 
-/// A record of the files that a host has received by a grant.
+/// A record of the files that a host has received under a grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
     /// The ID of the copy.

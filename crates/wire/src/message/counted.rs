@@ -1,8 +1,8 @@
 //! Counts the names and paths of a message while they are decoded.
 //!
-//! Each element of a list that may be long begins with a name or a path, and every string of a message passes through
-//! here. Counting them limits the memory of all lists in a message, at any level of nesting, before memory for the next
-//! element is allocated.
+//! In a list that may be long, each element begins with a name or a path, and the decoder of this module sees every
+//! string of a message. Before it decodes a string, it checks the count and requests memory. This limits the memory of
+//! all lists in a message, at any level of nesting.
 
 use postcard::de_flavors::{Flavor, Slice};
 use postcard::{Error, Result};
@@ -10,7 +10,8 @@ use postcard::{Error, Result};
 use crate::error::WireError;
 use crate::limits::{MESSAGE_STRINGS_MAX, within};
 
-/// The bytes of a message. `R` grants memory for a number of further strings, or refuses.
+/// A decoder for the bytes of a message. `room` is called with a number of further strings, and grants or refuses
+/// memory for them.
 pub(super) struct StringCounter<'de, R> {
     bytes: Slice<'de>,
     room: R,
@@ -20,7 +21,7 @@ pub(super) struct StringCounter<'de, R> {
     refused: Option<WireError>,
 }
 
-/// Number of strings that are requested at a time.
+/// Number of strings for which memory is requested in one call of `room`.
 const GRANT_STRINGS: usize = 32;
 
 impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> StringCounter<'de, R> {

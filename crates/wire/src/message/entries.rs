@@ -1,4 +1,4 @@
-//! Questions about entries of the target, their answers, and the orders that follow from them.
+//! Questions about entries of the target, the answers, and the resulting requests to remove entries.
 
 pub(crate) mod kept;
 pub(crate) mod mirror;

@@ -1,5 +1,5 @@
-//! Failures sent over the wire: a numeric operation and cause with the path, never the text of an error from another
-//! host.
+//! Failures sent over the wire: a numeric operation and cause, with the path. The error text of another host is never
+//! sent.
 
 use std::fmt;
 use std::io;
@@ -89,7 +89,7 @@ pub enum FaultCode {
     /// Not a failure: the file was assumed to be missing, but exists with the same size and time.
     #[error("it already exists")]
     AlreadyThere,
-    /// Another process has locked the file, as programs do while they change a file in place.
+    /// Another process has locked the file. Programs lock a file while they change it in place.
     #[error("another transfer or program has locked it")]
     Locked,
     /// The name of a file that was changed in place now belongs to another file, or no longer exists.
@@ -103,7 +103,7 @@ pub enum FaultCode {
         "names that begin with .zmove- may belong to a running transfer; remove it if no transfer is running"
     )]
     Reserved,
-    /// The entry stays, because another file system is mounted on it.
+    /// The entry stays, because another file system is mounted there.
     #[error("a file system is mounted there")]
     Mounted,
     /// When read back from the storage, the file did not match the hash with which it was received. Reported only to a
@@ -113,7 +113,7 @@ pub enum FaultCode {
     )]
     NotOnMedia,
     /// The entry stays, because the maximum number of entries has been removed. Reported only if the receiver itself
-    /// has such a limit: in a pull, or if the opening contains one.
+    /// has such a limit: in a pull, or if the opening contains a limit.
     #[error("the limit of removed entries is reached (--max-delete)")]
     RemovedEnough,
     /// The job has ended, and this receiver changes nothing more in it. Reported only in a shared job.
@@ -146,7 +146,7 @@ impl Refusal {
         self.code == RefusalCode::Full
     }
 
-    /// Returns whether another session may succeed without a change of settings.
+    /// Returns whether a retry may succeed without a change of settings.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         use RefusalCode::{Broken, Busy, Full, Stopping};
@@ -167,7 +167,7 @@ impl Refusal {
 pub enum RefusalCode {
     /// The client's key is not in `authorized_keys`.
     UnknownKey,
-    /// The key's permissions do not allow this, or do not allow it at this target.
+    /// The key's permissions do not allow the request, or do not allow it at this target.
     Denied,
     /// The target does not meet the requirements of the transfer.
     Target,
@@ -183,7 +183,7 @@ pub enum RefusalCode {
     Broken,
     /// The receiver has no capacity, not even in its queue. The sender should retry.
     Full,
-    /// The job of several receivers is not in progress at this target, and the opening may not begin it there.
+    /// The job of several receivers is not running at this target, and the opening may not begin the job.
     NotUnderWay,
 }
 

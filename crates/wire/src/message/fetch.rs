@@ -1,8 +1,8 @@
-//! The messages of a receiver that has dialed, with its request for files. They are sent before the host sends its
-//! first message as the sender.
+//! The messages of a receiver that has dialed, with its request for files. They are sent before the dialed host sends
+//! its first message as the sender.
 //!
 //! **Invariant:** each list has its own limit, and a [`Fetch`] is no longer than
-//! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX), which the host checks before it reads the message.
+//! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX). The host checks that limit before it reads the message.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::{Account, Timestamp};
@@ -40,7 +40,8 @@ pub enum ToSource {
 /// The order of a receiver that has dialed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetch {
-    /// The rules for writing at the receiver. The target is empty, and the shape is ignored.
+    /// The opening for the transfer, with the rules for writing at the receiver. Its target is empty, and its shape is
+    /// ignored.
     pub open: Open,
     /// The sources, as the user wrote them.
     #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
@@ -52,18 +53,19 @@ pub struct Fetch {
     pub sizes: (u64, u64),
     /// Whether file systems mounted below the sources are excluded.
     pub one_file_system: bool,
-    /// The format of a list of paths to send instead of the contents of the only source. The list follows in further
-    /// messages.
+    /// The format of a list of paths. The host sends only the listed paths of the only source. The list follows in
+    /// further messages. `None` to send all contents.
     pub list: Option<ListOrder>,
     /// The removals of entries that exist only at the target; `None` if none are removed.
     pub removals: Option<RemovalOrder>,
     /// The owners and groups to send for entries.
     pub owners: OwnerOrder,
-    /// The treatment of blocks of zeros.
+    /// Whether blocks of zeros are sent or become holes.
     pub zeros: Zeros,
-    /// The umask whose permission bits are used instead of the entries' modes.
+    /// The umask from which permission bits are computed, instead of using the modes of the entries. `None` to use the
+    /// modes.
     pub umask: Option<u32>,
-    /// The modification time of all entries, used instead of their own.
+    /// The modification time to use for all entries. `None` to use the time of each entry.
     pub mtime: Option<Timestamp>,
     /// Rate limit for all data connections together, in bytes per second.
     pub rate_max: Option<u64>,
@@ -133,13 +135,13 @@ pub struct ListOrder {
 /// The removals of a mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemovalOrder {
-    /// Whether entries are removed if part of the source is missing at the target.
+    /// Whether entries are removed if part of the source could not be read or stored.
     pub after_errors: AfterErrors,
     /// Maximum number of files and directories to remove. Default: no limit. The deepest are removed first, and the
     /// others stay.
     pub entries_max: Option<u64>,
-    /// The treatment of a source directory without entries. Default: refused if the directory at the target has
-    /// entries.
+    /// Whether an empty source directory may empty its mirror. Default: the removal is refused if the directory at the
+    /// target has entries.
     pub empty_sources: EmptySources,
 }
 
@@ -205,13 +207,14 @@ pub enum AccountMatch {
     Ids(u32, u32),
 }
 
-/// The treatment of allocated zeros.
+/// Whether zeros that are allocated at the source are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Zeros {
     /// Zeros are sent like any other data.
     #[default]
     Sent,
-    /// Blocks of 4 KiB of zeros become holes if holes are preserved. Each file is read one more time for that.
+    /// Blocks of 4 KiB of zeros become holes if holes are preserved. To find these blocks, the sender reads each file
+    /// one additional time.
     MadeHoles,
 }
 
@@ -220,7 +223,7 @@ pub enum Zeros {
 pub struct LaneOrder {
     /// Number of lanes dialed, in addition to the control connection.
     pub dialled: u16,
-    /// Minimum number of lanes that suits the path, if the sender may change the number.
+    /// Minimum number of lanes that suits the path. `None` if the sender may not change the number of lanes.
     pub least: Option<u16>,
     /// Maximum number of lanes that the receiver accepts.
     pub most: u16,

@@ -1,8 +1,7 @@
-//! Checks that a message is in its only encoding.
+//! Checks that a message has the only valid encoding.
 //!
-//! Postcard also decodes numbers that use more bytes than necessary, and some decoders could ignore unknown contents. A
-//! peer could use that to hide a message from other readers of its bytes, or to make two readers see different
-//! messages.
+//! Postcard also decodes numbers that use more bytes than necessary, and some decoders could ignore unknown contents.
+//! Without this check, a peer could hide data in a message, or make two readers interpret the same bytes differently.
 
 use postcard::ser_flavors::Flavor;
 use postcard::{Error, Result, serialize_with_flavor};

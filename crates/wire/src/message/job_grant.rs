@@ -1,9 +1,10 @@
-//! The grant with which a node takes part in a job of many nodes. The head of the job signs it with a key that the
-//! receivers trust, so the receivers need not know the keys of the nodes.
+//! The grant with which a node takes part in a job of many nodes. The head (the node that leads the job) signs the
+//! grant with a key that the receivers trust, so the receivers need not know the keys of the other nodes.
 //!
-//! A grant is not a message. A node presents it as the last of its certificates on every connection, because nothing
-//! else is read from a peer with an unknown key. Certificates are DER, so none begins like a grant. **Invariant:** only
-//! the holder of the key that a grant names can use it, and only for the opening that it contains.
+//! A grant is not a message. A node presents it as the last of its certificates on every connection, because a receiver
+//! reads nothing else from a peer with an unknown key. Certificates are DER, and no DER certificate begins with the
+//! same bytes as a grant. **Invariant:** only the holder of the key that a grant names can use the grant, and only for
+//! the opening that the grant contains.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,12 +23,12 @@ pub struct JobGrant {
     /// The keys of the receivers that accept the grant.
     #[serde(deserialize_with = "list::at_most::<JOB_GRANT_RECEIVERS_MAX, _, _>")]
     pub receivers: Vec<[u8; 32]>,
-    /// The only opening that the grant permits, except for its run and the name of its node. At the top of the target,
-    /// the node may use only the names in this opening; an empty list allows any name.
+    /// The only opening that the grant permits. Its run and the name of its node may differ. The node may use only the
+    /// names in this opening as the first component of a path; an empty list allows any name.
     pub open: Open,
-    /// The start of its validity, in seconds since 1970.
+    /// The time from which the grant is valid, in seconds since 1970.
     pub not_before: u64,
-    /// The end of its validity, in seconds since 1970.
+    /// The time until which the grant is valid, in seconds since 1970.
     pub not_after: u64,
 }
 
@@ -42,15 +43,15 @@ impl JobGrant {
     }
 }
 
-/// A grant with the signature of the head.
+/// A grant with the signature of the head (the node that leads the job).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SignedJobGrant {
-    /// The decoded grant. It is sent as `text`.
+    /// The decoded grant. The encoded grant is in `text`.
     #[serde(skip)]
     pub grant: JobGrant,
     /// The signed bytes: the encoded grant.
     pub text: Vec<u8>,
-    /// The certificates of the head, its own first.
+    /// The certificates of the node that leads the job. The certificate of its own key is the first.
     pub certificates: Vec<Vec<u8>>,
     /// The signature of the text.
     pub signature: Vec<u8>,

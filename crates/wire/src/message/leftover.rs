@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::RelPath;
 
-/// An entry without a final name, whose session has ended.
+/// An entry that was not renamed into place and whose session has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leftover {
     /// The path of the entry from the target root.

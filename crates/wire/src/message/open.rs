@@ -23,8 +23,8 @@ pub struct Open {
     /// Whether only the groups of a changed large file that differ from the old version are sent
     /// ([`Verdict::Delta`](super::Verdict::Delta)).
     pub delta: bool,
-    /// The run that the transfer belongs to: the ID of the run's first transfer. An earlier transfer of the same run
-    /// and key is ended first.
+    /// The run that the transfer belongs to, identified by the ID of the run's first transfer. The receiver first ends
+    /// an earlier transfer of the same run and key.
     pub run: [u8; 16],
     /// An interrupted session of the run, if its receiver may still publish.
     pub earlier: Option<EarlierSession>,
@@ -38,24 +38,25 @@ pub struct Open {
     pub inplace: bool,
     /// The metadata to preserve.
     pub keeping: PreserveOptions,
-    /// Whether an inspection compares contents as read from the storage, and groups of large files by
-    /// [hashes](super::Question::Hash).
+    /// Whether an inspection verifies contents by reading them from the storage. Groups of large files are compared by
+    /// [hash](super::Question::Hash).
     pub verify: bool,
-    /// The verification that a file must pass before it is renamed into place.
+    /// The verification that a received file must pass before it is renamed into place.
     pub proof: Proof,
     /// The grant by which the transfer is opened, if it uses the permissions of a key other than the sender's.
     pub grant: Option<GrantToken>,
-    /// Maximum number of entries that the receiver removes in the whole run, regardless of the sender's requests;
-    /// `None` for no limit.
+    /// Maximum number of entries that the receiver removes in the whole run, regardless of the sender's requests.
+    /// `None` means no limit.
     pub removals_max: Option<u64>,
-    /// The state of the target, if the receiver orders the transfer and knows that the target is empty. Files may then
-    /// be sent before the receiver has answered the opening.
+    /// The state of the target, if this is a receiver's order and the receiver knows that the target is empty. The
+    /// sender may then send files before it receives the answer to the opening.
     pub known_state: Option<TargetState>,
-    /// The session's part in a job of several receivers.
+    /// The job of several receivers that the session belongs to, if any.
     pub shared_job: Option<Box<SharedJobOpening>>,
     /// Which directories are replaced by a file or link of the same name.
     pub in_the_way: DirectoryReplacement,
-    /// The rules of the selection, in order. A directory is not replaced if the rules exclude it or any entry in it.
+    /// The selection rules that protect directories, in order. A directory is not replaced if the rules exclude the
+    /// directory or any entry in it.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::SELECTION_RULES_MAX }, _, _>")]
     pub protected: Vec<RuleText>,
     /// Fields that later releases have added.
@@ -77,8 +78,8 @@ impl Extensible for Open {
 }
 
 impl Open {
-    /// Creates the opening of a push into a directory without any options: files of a different size or time are
-    /// replaced, and nothing is flushed.
+    /// Creates the opening of a push into a directory, with default options: existing files of a different size or time
+    /// are replaced, and nothing is flushed.
     #[must_use]
     pub const fn new(target: Vec<u8>, run: [u8; 16]) -> Self {
         Self {
@@ -125,12 +126,13 @@ pub struct EarlierSession {
 pub enum TargetShape {
     /// A directory that receives entries.
     Directory {
-        /// Names at the top of the directory that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX). An
-        /// empty list allows any name.
+        /// Names in the directory that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX). Each is the
+        /// first component of a path. An empty list allows any name.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::TOPS_MAX }, _, _>")]
         tops: Vec<Name>,
     },
-    /// A single entry. It is placed into the target if that is a directory. Otherwise, it gets the name of the target.
+    /// A single entry. If the target is a directory, the entry is placed into it. Otherwise, the entry gets the name of
+    /// the target.
     Single {
         /// The entry's name at the source.
         name: Name,
@@ -189,7 +191,7 @@ pub enum DirectoryReplacement {
     Goes,
 }
 
-/// The guarantee that a zero exit code gives for the target's storage.
+/// The data that is guaranteed to be on stable storage when the command returns exit code 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Durability {
     /// Nothing is flushed.
@@ -210,10 +212,11 @@ pub struct Opened {
     pub lanes_max: u16,
     /// The name that a single entry gets, if it differs from the entry's own name.
     pub single_name: Option<Name>,
-    /// Number of bytes that the receiver's user can still store in the file system of the target, if limited.
+    /// Number of bytes that the receiver's user can still store in the file system of the target. `None` if unknown or
+    /// unlimited.
     pub free_bytes: Option<u64>,
-    /// The ID of the receiver's process, for the [`EarlierSession`] of a later opening. No other process on any host
-    /// has ever had this ID.
+    /// The ID of the receiver's process, which a later opening sends as part of [`EarlierSession`]. The ID is unique
+    /// across hosts and time.
     #[serde(
         serialize_with = "bytes::cut::<PROCESS_CHARS_MAX, _>",
         deserialize_with = "bytes::text::<PROCESS_CHARS_MAX, _>"

@@ -10,7 +10,7 @@ use super::list;
 pub enum SampleTime {
     /// When the receiver reads the request.
     Now,
-    /// When this number of lanes have ended, counted over the whole probe.
+    /// When this number of lanes have ended since the probe began.
     Ended(u32),
 }
 
@@ -21,7 +21,8 @@ pub struct Sampled {
     pub sample: u64,
     /// The time of the sample, in microseconds since [`Opened`](super::Opened) was sent.
     pub clock_us: u64,
-    /// The time at which the first frame was complete, on the same clock.
+    /// The time at which the first frame was complete, in microseconds since [`Opened`](super::Opened) was sent. `None`
+    /// if no frame is complete.
     pub first_us: Option<u64>,
     /// Bytes of filler received.
     pub bytes: u64,
@@ -46,7 +47,7 @@ pub struct Swept {
     /// The results by file size, from the smallest to the largest.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::SWEEP_SIZES_MAX }, _, _>")]
     pub sizes: Vec<SweptSize>,
-    /// Whether everything that was planned was measured, at least in part.
+    /// Whether everything planned was measured, at least partially.
     pub complete: bool,
     /// The operation that failed and the cause, if one did. `sizes` is then empty.
     pub fault: Option<(Operation, FaultCode)>,

@@ -1,7 +1,7 @@
-//! Information that a dialed sender sends in addition to the transfer: its events, the hashes of files, and its account
-//! at the end. A user who has requested files thus sees the same as a user who pushes.
+//! Information that a dialed sender sends in addition to the transfer: its events, the hashes of files, and the summary
+//! at the end. With this information, a user who has requested files sees the same output as a user who pushes.
 //!
-//! **Invariant:** nothing here changes the data that the receiver writes.
+//! **Invariant:** nothing in this module changes the data that the receiver writes.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::{Event, RelPath, Root};
@@ -18,13 +18,13 @@ pub enum Relay {
     Hashed(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
     /// Number of additional lanes requested.
     Lanes(u16),
-    /// The account after a successful end.
+    /// The summary of the transfer, sent after a successful end.
     Account(Box<TransferAccount>),
     /// The reason why the sender cannot continue.
     Broken(Refusal),
     /// Hashes, computed at the sender, of files that existed at the target with the same size and time.
     Looked(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
-    /// Another session of a copy begins. Counts start at zero again.
+    /// Another session of a copy begins. Event counts start at zero again.
     SessionBegins,
 }
 
@@ -37,7 +37,7 @@ pub struct FileHash {
     pub root: Root,
 }
 
-/// A number of regular files and of their bytes.
+/// A number of regular files, and their total size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileTotal {
     /// Number of files.
@@ -59,7 +59,8 @@ impl FileTotal {
         self.bytes = self.bytes.saturating_sub(less.bytes);
     }
 
-    /// Subtracts files that were found again. Returns the remainder of `found`, which is new.
+    /// Subtracts the files in `found` from this total. Returns the part of `found` that exceeds this total, which is
+    /// the number of new files.
     #[must_use]
     pub const fn subtract_found(&mut self, found: Self) -> Self {
         let before = *self;
@@ -101,8 +102,8 @@ impl TransferProgress {
         self.skipped.add(more.skipped);
     }
 
-    /// Returns the progress since `before`. If any part is lower than before, counting has restarted and all progress
-    /// is returned.
+    /// Returns the progress since `before`. If any count is lower than in `before`, counting has restarted, and all
+    /// progress is returned.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;

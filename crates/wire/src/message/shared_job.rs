@@ -1,8 +1,10 @@
 //! A job that several receivers on different hosts write into one directory of a shared file system. The opening
-//! identifies the job, and orders on the control connection complete its work.
+//! identifies the job. The node that leads the job sends requests ("orders") on the control connection to complete its
+//! work.
 //!
-//! Work is done when everything that belongs to it has been flushed and renamed into place, which an order requests.
-//! Large files arrive in groups over several sessions. Another order renames them into place.
+//! Work is complete when everything that belongs to it has been flushed and renamed into place, which
+//! [`SharedJobOrder::Settle`] requests. The groups of a large file arrive over several sessions, and
+//! [`SharedJobOrder::Commit`] renames the file into place.
 
 use std::fmt;
 
@@ -15,15 +17,15 @@ use crate::limits::{
     BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSED_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX,
 };
 
-/// A session's part in a shared job.
+/// The membership of a session in a shared job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobOpening {
     /// The ID of the job.
     pub job: SharedJobId,
     /// Whether the job may begin with this session.
     pub beginning: Beginning,
-    /// Whether the sender leads the job. In that case, the receiver writes a heartbeat, which shows others that the job
-    /// is alive.
+    /// Whether the sender leads the job. In that case, the receiver writes a heartbeat file, which shows other
+    /// receivers that the job is alive.
     pub leads: bool,
     /// The sender's node.
     pub node: NodeName,
@@ -56,7 +58,7 @@ impl<'de> Deserialize<'de> for NodeName {
     }
 }
 
-/// An order about the job of a session.
+/// A request about the shared job of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobRequest {
     /// The number of the order, for its answer.
@@ -65,7 +67,7 @@ pub struct SharedJobRequest {
     pub order: SharedJobOrder,
 }
 
-/// An order from the sender to a receiver of a shared job.
+/// An operation that the sender requests from a receiver of a shared job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobOrder {
     /// Renames into place and flushes everything that was reported as stored, so that the queue can forget the work.
@@ -81,7 +83,7 @@ pub enum SharedJobOrder {
     },
     /// Sets mode and time of directories into which nothing more is written.
     SetDirectories {
-        /// The head of a batch that contains only directories themselves.
+        /// The encoded head of a batch. Each entry is a directory itself.
         #[serde(
             serialize_with = "bytes::serialize",
             deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
@@ -183,13 +185,13 @@ impl GroupRange {
     }
 }
 
-/// The result of an order.
+/// The result of a requested operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobResult {
-    /// The order was carried out. The effects of *commit* and *set directories* are on stable storage before the answer
+    /// The operation is complete. The effects of *commit* and *set directories* are on stable storage before the answer
     /// is sent.
     Done,
-    /// The order failed.
+    /// The operation failed.
     Failed(Operation, FaultCode),
     /// The file was renamed into place.
     Committed {
@@ -201,7 +203,7 @@ pub enum SharedJobResult {
     Missing(
         #[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<GroupRange>,
     ),
-    /// The directories whose mode or time could not be set.
+    /// The directories whose metadata was set. Contains those whose mode or time could not be set.
     DirectoriesSet(
         #[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>,
     ),

@@ -1,5 +1,5 @@
-//! The summary of a transfer: its results, and the limit on its rate. A dialed sender sends it after a successful end,
-//! so that a user who has requested files sees the same as a user who pushes.
+//! The summary of a transfer: its results, and the limit on its rate. A dialed sender sends the summary after a
+//! successful end. A user who has requested files thus sees the same output as a user who pushes.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use zmove_types::{ByteCount, Counters, percent};
 use super::{NotKept, SignedReceipt, counters::CounterList, list};
 use crate::limits::{LANES_MAX, MISSED_MAX};
 
-/// The account of one push.
+/// The summary of one push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// The report counters. They are sent in [`TransferAccount`].
@@ -21,7 +21,7 @@ pub struct Summary {
     pub not_kept: Vec<NotKept>,
     /// Time from the start of the command to the receiver's last message.
     pub elapsed: Duration,
-    /// The part of `elapsed` that the bottleneck and the path describe: the time since the last reconnect.
+    /// The part of `elapsed` to which `bottleneck` and `path` refer: the time since the last reconnect.
     pub measured: Duration,
     /// Time from the start of the command to the first data on a lane.
     pub first_byte: Option<Duration>,
@@ -31,15 +31,15 @@ pub struct Summary {
     pub sender_cpu: Duration,
     /// CPU time of the receiver's process.
     pub receiver_cpu: Duration,
-    /// The limit on the rate.
+    /// The stage or setting that limited the rate.
     pub bottleneck: Bottleneck,
-    /// The kernel's report on the path, if its TCP carried the lanes.
+    /// The kernel's statistics on the path, if TCP of this host carried the lanes.
     pub path: Option<PathReport>,
     /// Whether only a preview was requested.
     pub is_preview: bool,
-    /// The settings that suited the path, if the number of lanes was not fixed.
+    /// The best settings found for the path, if the user did not fix the number of lanes.
     pub learnt: Option<LearnedSettings>,
-    /// The best performance of the path; `None` within one host.
+    /// The best rate and round-trip time of the path. `None` if both sides are on the same host.
     pub at_best: Option<BestRate>,
     /// The receipt that the receiver has signed, if the transfer was opened by a grant.
     pub receipt: Option<Box<SignedReceipt>>,
@@ -96,7 +96,7 @@ pub struct LearnedSettings {
 /// The best performance of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BestRate {
-    /// Rate acknowledged on all lanes together, over the best round trip.
+    /// Maximum of the acknowledged rate of all lanes together, measured over one round trip.
     pub bytes_per_second: u64,
     /// Shortest round-trip time.
     pub round_trip: Duration,
@@ -112,16 +112,16 @@ impl BestRate {
 }
 
 impl Summary {
-    /// Returns advice on the path, if the path was the limit and the kernel reports the reason.
+    /// Returns advice on the path, if the path limited the rate and the kernel's statistics show the reason.
     #[must_use]
     pub fn finding(&self) -> Option<PathAdvice> {
         let finding = self.path.as_ref()?.finding(self.bottleneck.limit);
-        // Do not advise a measure that has already been taken.
+        // Do not advise changing the congestion control if the path already uses one that ignores packet loss.
         let done = self.learnt.is_some_and(|learnt| learnt.loss_tolerant);
         finding.filter(|finding| !(done && matches!(finding, PathAdvice::Loss(_))))
     }
 
-    /// Reduces the lanes to three: those that have carried the least, the median and the most.
+    /// Keeps the values of only three lanes: those with the fewest, the median and the most acknowledged bytes.
     fn shortened(mut self) -> Self {
         if let Some(path) = &mut self.path
             && let [least, .., most] = path.bytes_acked[..]
@@ -132,7 +132,7 @@ impl Summary {
         self
     }
 
-    /// Returns the share of the time without any data in transit, from 0 to 1.
+    /// Returns the share of the time during which no data was in transit, from 0 to 1.
     #[must_use]
     pub fn path_idle(&self) -> Option<f64> {
         Some(self.path.as_ref()?.idle_share(self.measured))
@@ -214,8 +214,8 @@ pub struct PathReport {
     pub bytes_retransmitted: u64,
     /// Segments retransmitted.
     pub segments_retransmitted: u64,
-    /// Time for which lanes had data in transit or waiting to be sent, summed over the lanes. Includes the next two
-    /// fields.
+    /// Time for which lanes had data in transit or waiting to be sent, summed over the lanes. Includes the times of the
+    /// next two fields.
     pub busy: Duration,
     /// The part of this time for which the receiver's window was full.
     pub receive_window_limited: Duration,
@@ -234,18 +234,20 @@ pub struct PathReport {
     pub by_quic: bool,
 }
 
-/// A property of the path that costs time, for which there is advice.
+/// A property of the path that reduces the rate and that a user can improve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum PathAdvice {
-    /// The receiver's windows are too small for the path. Contains the percentage of the path's time for which they
-    /// were full.
+    /// The receiver's windows are too small for the path. Contains the share of the lanes' busy time, in percent, for
+    /// which the windows were full.
     ReceiveWindow(u8),
-    /// The sender's socket buffers are too small for the path. Contains the percentage of the path's time.
+    /// The sender's socket buffers are too small for the path. Contains the share of the lanes' busy time, in percent,
+    /// for which they were too small.
     SendBuffer(u8),
-    /// Data had to be retransmitted. Contains the share of all data sent.
+    /// Data had to be retransmitted. Contains the share of the data sent, from 0 to 1.
     Loss(f64),
-    /// Data had to be retransmitted over QUIC, whose congestion control tolerates the loss of single packets.
+    /// Data had to be retransmitted over QUIC, whose congestion control tolerates the loss of single packets. Contains
+    /// the share of the data sent, from 0 to 1.
     DatagramLoss(f64),
 }
 
@@ -284,8 +286,8 @@ impl PathReport {
         1.0 - share(self.busy_longest, elapsed).min(1.0)
     }
 
-    /// Returns advice on the path if `limit` is the path. With any other limit, full windows and waits are only its
-    /// symptoms.
+    /// Returns advice on the path if `limit` is the path. With any other limit, full windows and waits are only
+    /// symptoms of that limit.
     fn finding(&self, limit: Limit) -> Option<PathAdvice> {
         if limit != Limit::Path {
             return None;
@@ -293,7 +295,7 @@ impl PathReport {
         let window = self.receive_window_share();
         let buffer = self.send_buffer_share();
         if window >= REPORTED_SHARE_MIN && self.by_quic {
-            // The receiver is slow to process received data, so there is no setting to advise.
+            // With QUIC, a full window means that the receiver is slow to process data. There is no setting to advise.
             None
         } else if window >= REPORTED_SHARE_MIN && window >= buffer {
             Some(PathAdvice::ReceiveWindow(percent(window)))
@@ -311,9 +313,10 @@ impl PathReport {
     }
 }
 
-/// Minimum share of the path's time that is worth advice.
+/// Minimum share of the lanes' busy time for which advice is given.
 const REPORTED_SHARE_MIN: f64 = 0.2;
-/// Minimum loss that affects a long path: one segment in a thousand.
+/// Minimum share of retransmitted data for which advice is given: one segment in a thousand, which reduces the rate of
+/// a long path.
 const REPORTED_LOSS_MIN: f64 = 0.001;
 
 fn share(part: Duration, whole: Duration) -> f64 {

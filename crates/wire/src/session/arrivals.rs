@@ -1,8 +1,8 @@
 //! The set of items that have been received or given up.
 //!
-//! **Invariant:** an item is accepted at most once. An item that its sender has given up either was accepted before,
-//! and its receipt is in transit, or will never be accepted. It can therefore be sent again under another number
-//! without being stored twice.
+//! **Invariant:** an item is accepted at most once. If the sender has given up an item, there are two cases: either the
+//! item was accepted before and its receipt is in transit, or the item will never be accepted. The sender can therefore
+//! send the work again as an item with another number, and nothing is stored twice.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The receiver's ledger of one transfer. It tracks the received items and decides when to finish.
 //!
-//! **Invariant:** [`ReceiverAction::Finish`] is returned at most once, and only after the sender has announced that
-//! nothing else will be sent: every announced item is settled, and every mismatch has been answered.
+//! **Invariant:** [`ReceiverAction::Finish`] is returned at most once, and only after the sender has announced that it
+//! has sent everything. At that time, every announced item is settled and every mismatch has been answered.
 
 use std::collections::VecDeque;
 
@@ -34,8 +34,8 @@ pub enum ReceiverAction {
 }
 
 impl ReceiverTransfer {
-    /// Records an item that a writer has finished. Returns whether it is new. If the item arrives again on another
-    /// lane, only its first result counts.
+    /// Records an item that a writer has finished. Returns whether the item is new. If the item arrives again on
+    /// another lane, only the first result counts.
     ///
     /// # Errors
     /// [`WireError::OverLimit`] if the received items leave more gaps than a sender may have items in flight.
@@ -61,12 +61,12 @@ impl ReceiverTransfer {
         self.unsent.files.push(file);
     }
 
-    /// Queues another message to send.
+    /// Queues a message that is not a receipt.
     pub fn queue_message(&mut self, message: ToSender) {
         self.other.push_back(message);
     }
 
-    /// Records the sender's announcement that everything is in flight.
+    /// Records the sender's announcement that everything has been sent.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] if a number is lower than in an earlier announcement, or if the sender counts more

@@ -26,12 +26,12 @@ use crate::limits::{
 };
 use crate::message::ToReceiver;
 
-/// The items in flight to the receiver. `W` describes the work of an item in enough detail to repeat it, and may
-/// contain other information about the item.
+/// The items in flight to the receiver. `W` describes the work of an item in enough detail to repeat the work. A `W`
+/// may also contain other data about the item.
 #[derive(Debug)]
 pub struct SenderTransfer<W> {
     plan_ended: bool,
-    /// Whether the receiver must not finish yet, even if everything is in flight.
+    /// Whether the announcement is withheld, so that the receiver does not finish yet.
     withheld: bool,
     unfinished: u64,
     issued: u64,
@@ -53,9 +53,10 @@ struct OutstandingItem<W> {
 /// The receiver's report that completes an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinalReport {
-    /// The report that the item is stored: for a group of a large file.
+    /// The item is complete when the receiver reports it as stored. Used for a group of a large file.
     Stored,
-    /// The report that the item is published: for a batch. The sender keeps this load in memory until then.
+    /// The item is complete when the receiver reports it as published. Used for a batch. The sender keeps the given
+    /// amount of data in memory until that report.
     Published(UnpublishedLoad),
 }
 
@@ -64,7 +65,7 @@ pub enum FinalReport {
 pub struct UnpublishedLoad {
     /// Number of entries in the batch.
     pub entries: u64,
-    /// Bytes of the entries' names and of the other data kept for each.
+    /// Bytes of the entries' names, and of other data that the sender keeps for each entry.
     pub name_bytes: u64,
 }
 
@@ -82,12 +83,12 @@ pub enum ItemReceipt<'a, W> {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Resend<W> {
-    /// The work must be read and sent again. It already counts as begun, so its reader only calls
-    /// [`end`](SenderTransfer::end).
+    /// The work must be read and sent again. The work already counts as begun, so its reader calls only
+    /// [`end`](SenderTransfer::end) and not [`begin`](SenderTransfer::begin).
     Again {
         /// The work.
         work: W,
-        /// The tries to pass to [`issue`](SenderTransfer::issue): the number of times that the work arrived damaged.
+        /// The number of times that the work has arrived damaged. Pass it to [`issue`](SenderTransfer::issue).
         tries: u8,
     },
     /// The work arrived damaged every time. Its files have failed.
@@ -111,12 +112,12 @@ impl<W> Default for SenderTransfer<W> {
 }
 
 impl<W> SenderTransfer<W> {
-    /// Adds pieces of work to the plan. Must be called before a reader can take them.
+    /// Adds pieces of work to the plan. Must be called before a reader can take these pieces.
     pub fn begin(&mut self, pieces: u64) {
         self.unfinished += pieces;
     }
 
-    /// Ends one piece of work, which has produced either all its items or none.
+    /// Ends one piece of work. The piece must have produced either all its items or none.
     pub fn end(&mut self) {
         self.unfinished = self
             .unfinished
@@ -144,7 +145,7 @@ impl<W> SenderTransfer<W> {
         item
     }
 
-    /// Returns whether no more items may be issued until others are settled.
+    /// Returns whether the sender must wait for items to be settled before it may issue another item.
     #[must_use]
     pub fn is_full(&self) -> bool {
         let items = (self.outstanding.len() + self.unpublished.len()) as u64;
@@ -154,24 +155,24 @@ impl<W> SenderTransfer<W> {
             || self.load.name_bytes >= UNPUBLISHED_NAME_BYTES_MAX
     }
 
-    /// Ends the plan: the scan and the requests are complete, and only resends can follow.
+    /// Records that the plan is complete: the scan and the requests have ended, and only resends can follow.
     pub fn plan_ended(&mut self) {
         self.plan_ended = true;
     }
 
-    /// Withholds the announcement until [`release`](Self::release) is called, for work that is done after everything is
-    /// settled.
+    /// Withholds the announcement until [`release`](Self::release) is called. Use this if the sender has work to do
+    /// after all items are settled.
     pub fn withhold(&mut self) {
         self.withheld = true;
     }
 
-    /// Ends the effect of [`withhold`](Self::withhold) when that work is done.
+    /// Allows the announcement again after [`withhold`](Self::withhold).
     pub fn release(&mut self) {
         self.withheld = false;
     }
 
-    /// Records the receipt for an item that the receiver has stored, even if some of its files have failed. Returns its
-    /// work.
+    /// Records the receipt for an item that the receiver has stored, even if some files of the item have failed.
+    /// Returns the work of the item.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] if no such item is outstanding.
@@ -190,7 +191,7 @@ impl<W> SenderTransfer<W> {
         Ok(ItemReceipt::Unpublished(work))
     }
 
-    /// Records that the receiver has published a batch, except for entries that failed. Returns its work.
+    /// Records that the receiver has published a batch, except for entries that failed. Returns the work of the batch.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] if the item is not stored and unpublished.
@@ -249,7 +250,8 @@ impl<W> SenderTransfer<W> {
         self.load.name_bytes -= load.name_bytes;
     }
 
-    /// Returns the message that announces that everything is in flight, once for each change.
+    /// Returns the message that announces that everything has been sent. Returns the message only if it differs from
+    /// the previous announcement.
     #[must_use]
     pub fn announcement(&mut self) -> Option<ToReceiver> {
         let now = (self.issued, self.mismatches);
@@ -305,7 +307,7 @@ impl<W> SenderTransfer<W> {
             .chain(unpublished)
     }
 
-    /// Returns whether all work has become items. Some of them may be in flight.
+    /// Returns whether all planned work has been issued as items. Some of these items may still be in flight.
     #[must_use]
     pub fn is_all_issued(&self) -> bool {
         self.plan_ended && self.unfinished == 0

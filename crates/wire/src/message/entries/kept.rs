@@ -13,9 +13,9 @@ use crate::limits::MISSED_MAX;
 pub struct PreserveOptions {
     /// The kinds of metadata.
     pub kinds: MetadataKinds,
-    /// Whether the receiver reports the path of each entry that lacks something.
+    /// Whether the receiver reports the path of each entry that lacks metadata.
     pub named: bool,
-    /// Whether a transfer counts as partial if entries lack something. The sender reports that.
+    /// Whether the sender reports a transfer as partial if entries lack metadata.
     pub strict: bool,
 }
 
@@ -57,7 +57,7 @@ pub enum NotKeptReason {
     Unread,
     /// Another error of the system, as a Linux `errno`.
     Os(i32),
-    /// The file system cannot store the value and has the nearest possible one instead.
+    /// The file system cannot represent the value, so the nearest possible value was stored.
     BeyondRange,
 }
 
@@ -109,7 +109,7 @@ impl NotKept {
 pub struct Missed {
     /// The path of the entry.
     pub path: RelPath,
-    /// The kinds of metadata that the entry lacks, with the reasons. In each, the number of entries is 1.
+    /// The kinds of metadata that the entry lacks, with the reasons. The count in each element is 1.
     #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]
     pub lacks: Vec<NotKept>,
 }

@@ -25,19 +25,19 @@ pub struct Request {
 /// The question of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// Which of these files must be sent. Only if the session may write.
+    /// The question which of these files must be sent. Allowed only if the session may write.
     Send(
         #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<EntryGroup>,
     ),
-    /// How these entries differ. Only if the session may not write.
+    /// The question how these entries differ. Allowed only if the session may not write.
     Report(
         #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<EntryGroup>,
     ),
-    /// The hashes of these groups, as read from the storage. Only in a verification.
+    /// The question which hashes these groups have, as read from the storage. Allowed only in a verification.
     Hash(FileGroups),
-    /// The names in these ranges that the source does not have.
+    /// The question which names in these ranges of the target do not exist at the source.
     Extraneous(
         #[serde(deserialize_with = "list::at_most::<{ LISTED_RANGES_MAX }, _, _>")] Vec<NameRange>,
     ),
@@ -48,7 +48,7 @@ pub enum Question {
 pub struct EntryGroup {
     /// The directory's path from the target root.
     pub directory: RelPath,
-    /// The metadata to set for the directory itself; `None` if the question does not concern it.
+    /// The metadata to compare with the directory itself. `None` if the request does not concern the directory itself.
     pub itself: Option<SourceMetadata>,
     /// The entries.
     #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
@@ -73,8 +73,8 @@ pub enum SourceKind {
     File {
         /// The file's size in bytes.
         bytes: u64,
-        /// The identity and state of the file. Present only for a file larger than one group, and only if the question
-        /// is which files to send.
+        /// The inode and change time of the file. Present only for a file larger than one group in a
+        /// [`Question::Send`].
         mark: Option<SourceMark>,
     },
     /// A directory.
@@ -108,7 +108,8 @@ pub struct SourceMetadata {
     pub xattrs: Option<Box<XattrDigest>>,
 }
 
-/// Together with size and modification time, identifies a source file and its state. Users cannot set a change time.
+/// The inode and change time of a source file. Together with size and modification time, they identify the file and its
+/// contents, because users cannot set a change time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceMark {
     /// The inode number of the source file.
@@ -128,14 +129,14 @@ pub struct FileGroups {
     pub count: u32,
 }
 
-/// All names of one directory in a range, sorted by their bytes.
+/// A range of names in one directory, with all names of the source in that range, sorted by their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NameRange {
     /// The directory's path from the target root.
     pub directory: RelPath,
     /// The name after which the range begins; `None` for the beginning of the directory.
     pub after: Option<Name>,
-    /// The names.
+    /// The names at the source.
     #[serde(deserialize_with = "list::at_most::<{ LISTED_NAMES_MAX }, _, _>")]
     pub names: Vec<Name>,
     /// Whether the range extends to the end of the directory. Otherwise, it ends with the last of the names.
@@ -154,8 +155,8 @@ pub struct Reply {
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// The answer to [`Question::Send`] and [`Question::Report`]: one verdict for each entry, and for each group's
-    /// directory that the question concerns, in the order of the request.
+    /// The answer to [`Question::Send`] and [`Question::Report`], in the order of the request: one verdict for each
+    /// entry, and one for each directory whose metadata the request contains.
     Verdicts(
         #[serde(deserialize_with = "list::at_most::<{ 2 * REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<Verdict>,
@@ -169,11 +170,11 @@ pub enum Answer {
 /// The hashes of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupHashes {
-    /// The chaining values, in order; `None` for a group that is a hole. There are fewer than requested if the file
-    /// ends or could not be read.
+    /// The chaining values, in order. A value is `None` if the group is a hole. The list is shorter than requested if
+    /// the file ends or could not be read.
     #[serde(deserialize_with = "list::at_most::<{ HASHED_GROUPS_MAX }, _, _>")]
     pub values: Vec<Option<[u8; 32]>>,
-    /// The reason why the rest could not be read, if any.
+    /// The error that ended reading early; `None` if all values are present.
     pub fault: Option<FaultCode>,
 }
 
@@ -183,7 +184,8 @@ pub struct ExtraneousNames {
     /// The names, sorted within each range and ordered by range, at most [`EXTRANEOUS_NAMES_MAX`].
     #[serde(deserialize_with = "list::at_most::<{ EXTRANEOUS_NAMES_MAX }, _, _>")]
     pub names: Vec<ExtraneousName>,
-    /// The range, and the last name in it, at which an incomplete answer ends; `None` if the answer is complete.
+    /// The position at which an incomplete answer ends: the index of a range, and the last name returned from it.
+    /// `None` if the answer is complete.
     pub rest: Option<(u32, Name)>,
     /// Ranges whose directory could not be listed.
     #[serde(deserialize_with = "list::at_most::<{ LISTED_RANGES_MAX }, _, _>")]
@@ -201,8 +203,9 @@ pub struct ExtraneousName {
     pub directory: bool,
 }
 
-/// Chaining values of consecutive groups of one file at the target. Before the reply to the request, these are groups
-/// of a part from an earlier transfer. After the reply, these are groups of the old version, for [`Verdict::Delta`].
+/// Chaining values of consecutive groups of one file at the target. Messages before the reply to the request are about
+/// groups of an earlier transfer's part. Messages after the reply are about groups of the old version, for
+/// [`Verdict::Delta`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The number of the request.

@@ -11,7 +11,7 @@ use crate::message::fault::{FaultCode, Operation};
 pub enum Verdict {
     /// The entry at the target matches.
     Same,
-    /// The existing entry must not be replaced.
+    /// The existing entry must not be replaced and stays unchanged.
     Stays,
     /// The target does not have the entry.
     New,
@@ -19,16 +19,17 @@ pub enum Verdict {
     Replace(Differences),
     /// The existing entry differs in these properties, which must be set.
     Set(Differences),
-    /// A file of the same size exists, with this root hash and these other differences. Its contents decide.
+    /// A regular file of the same size exists, with this root hash and these metadata differences. The sender must
+    /// compare the hash with its own.
     Contents(Differences, [u8; 32]),
     /// The transfer would fail for the entry.
     Fails(Operation, FaultCode),
-    /// An earlier transfer has stored groups of exactly this file, as reported by [`Held`](crate::Held). Only the other
-    /// groups must be sent.
+    /// An earlier transfer has stored groups of exactly this version of the file. [`Held`](crate::Held) reports these
+    /// groups, and only the others must be sent.
     Resume,
-    /// Another version of the file exists. [`Held`](crate::Held) will report its groups, and groups that are equal need
-    /// not be sent. As with [`Resume`](Self::Resume), groups that [`Held`](crate::Held) has already reported need not
-    /// be sent either.
+    /// Another version of the file exists. After the reply, [`Held`](crate::Held) reports the groups of that version,
+    /// and groups that are equal need not be sent. Groups of an earlier transfer that [`Held`](crate::Held) has already
+    /// reported need not be sent either, as with [`Resume`](Self::Resume).
     Delta,
 }
 
@@ -43,7 +44,8 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict on an existing file with these other differences, after its contents have been compared.
+    /// Returns the verdict on an existing file after its contents have been compared. `differences` are the differences
+    /// in its metadata.
     #[must_use]
     pub fn compared(differences: Differences, is_same: bool) -> Self {
         if is_same {
@@ -85,7 +87,7 @@ impl Differences {
     pub const TYPE: Self = Self(32);
     /// The owner or group.
     pub const OWNER: Self = Self(64);
-    /// Extended attributes, including access control lists. From this value on, the encoded number takes two bytes.
+    /// Extended attributes, including access control lists. Encoding this or a higher value takes two bytes.
     pub const XATTRS: Self = Self(128);
     /// The hard links of the file: a name is missing, or a name of a different file leads to it.
     pub const LINKS: Self = Self(256);
@@ -114,7 +116,7 @@ impl Differences {
         Self(self.0 & !others.0)
     }
 
-    /// Adds `one` to these differences if the two values differ.
+    /// Adds the difference `one` if the value at the target differs from the value at the source.
     #[must_use]
     pub fn add_if_unequal<T: PartialEq>(self, one: Self, there: &T, source: &T) -> Self {
         if there == source { self } else { self.and(one) }
