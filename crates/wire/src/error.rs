@@ -37,11 +37,11 @@ pub enum WireError {
     /// A control message cannot be decoded.
     #[error("decode a control message")]
     Message,
-    /// The head of a frame cannot be decoded, or is inconsistent.
+    /// The head of a frame (the part that describes its data) cannot be decoded, or is inconsistent.
     #[error("decode a frame header")]
     Head,
-    /// The bytes of a control message or a head differ from its canonical encoding: a number uses more bytes than
-    /// necessary, or some bytes have no meaning.
+    /// The bytes of a control message or of a frame's head differ from the canonical encoding: a number uses more bytes
+    /// than necessary, or some bytes have no meaning.
     #[error("decode a control message or a header: it is not in its canonical form")]
     OtherForm,
     /// A critical extension is unknown. A peer that ignored it would misinterpret the message.

@@ -42,7 +42,7 @@ fn the_examples_of_the_document_are_what_the_codec_makes() {
         }]),
         ..open
     }));
-    // The block replaces the empty one. The length at the beginning differs.
+    // This block replaces the empty block, so the length at the beginning differs.
     let block = extended[opening.len() - 1..].to_vec();
     assert_eq!(examples(), [echo, opening, block]);
 }

@@ -1,8 +1,8 @@
-//! Numbered extensions, the only way in which the protocol grows.
+//! Numbered extensions. All changes to the protocol are made through extensions or new message tags.
 //!
-//! A message that can grow ends with a list of extensions, also if it is nested in another one. A peer skips an
-//! extension with an unknown number unless the extension is critical. In that case, the peer refuses the message. No
-//! message has an extension yet.
+//! A message that can grow ends with a list of extensions, even if it is nested in another message. A peer skips an
+//! extension with an unknown number unless the extension is critical. If it is critical, the peer refuses the message.
+//! No message has an extension yet.
 //!
 //! **Invariant:** the numbers in a list ascend, so a list has only one encoding.
 
@@ -24,8 +24,8 @@ pub struct Extensions(pub Vec<Extension>);
 pub struct Extension {
     /// The number, which is specific to one kind of message.
     pub number: u16,
-    /// Whether a peer must understand the extension. Grants, limits and intents are always critical, because a peer
-    /// that ignored one would exceed its permissions.
+    /// Whether a peer must understand the extension. Extensions that carry grants, limits or intents are always
+    /// critical, because a peer that ignored them would exceed its permissions.
     pub critical: bool,
     /// The value.
     #[serde(
@@ -75,7 +75,8 @@ thread_local! {
     static EXTENSION_ERROR: Cell<Option<WireError>> = const { Cell::new(None) };
 }
 
-/// Returns the error of the extension that caused the last decoding on this thread to fail, if one did.
+/// Returns the error for the extension that made the last decoding on this thread fail. Returns `None` if no extension
+/// did.
 pub(crate) fn take_extension_error() -> Option<WireError> {
     EXTENSION_ERROR.take()
 }

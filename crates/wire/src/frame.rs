@@ -20,39 +20,41 @@ use crate::limits::{FILLER_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX
 /// The kind of a frame, with its number on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FrameKind {
-    /// Many small entries: a head that describes them, followed by their data.
+    /// Many small entries. The head describes the entries, and the data contains their contents.
     #[default]
     Batch = 1,
-    /// A large file whose chunks will follow on this lane: a head that describes it, and no data.
+    /// A large file whose chunks will follow on this lane. The head describes the file, and the frame has no data.
     Declare = 2,
     /// One group of a large file.
     Chunk = 3,
-    /// A batch that was sent before the sender knew the state of the target. Existing files are left unchanged.
+    /// A batch that was sent before the sender knew which files exist at the target. The receiver leaves existing files
+    /// unchanged.
     Guess = 4,
-    /// One group of a large file that equals the group that the receiver has reported for the old version of the file.
-    /// No head, no data.
+    /// Notice that one group of a large file equals the group that the receiver has reported for the old version of the
+    /// file. The frame has neither head nor data.
     Same = 5,
-    /// Bytes of a probe, which are counted and discarded. No head, and at most [`FILLER_BYTES_MAX`] of data.
+    /// Bytes of a probe, which are counted and discarded. The frame has no head, and at most [`FILLER_BYTES_MAX`] of
+    /// data.
     Filler = 6,
 }
 
 /// The header of one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// The kind of content that follows.
+    /// The kind of the frame.
     pub kind: FrameKind,
-    /// Length of the head in bytes.
+    /// Length of the head (the part that describes the data), in bytes.
     pub head_bytes: u32,
     /// Length of the data in bytes.
     pub data_bytes: u32,
     /// The group's index in its file (chunk, same).
     pub group: u32,
-    /// The item to which the receipt will refer (batch, chunk, guess, same).
+    /// The item that the frame carries and that its receipt will name (batch, chunk, guess, same).
     pub item: ItemId,
     /// The large file (declare, chunk, same).
     pub file: FileId,
-    /// The seal over the [`prefix`](Self::prefix) and a hash: the hash of the head (batch, guess, declare), of the data
-    /// (chunk, filler), or of the named group (same); see `zmove_chunk::seal`.
+    /// The seal over the [`prefix`](Self::prefix) and a hash. Depending on the kind, this is the hash of the head
+    /// (batch, guess, declare), of the data (chunk, filler), or of the unchanged group (same). See `zmove_chunk::seal`.
     pub digest: [u8; 32],
 }
 

@@ -6,57 +6,62 @@ use crate::error::WireError;
 
 /// Maximum size of a control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// Maximum number of strings in all lists of one control message. A [request](crate::Question::Extraneous) has the
-/// most: its names, and two more for each range. A receiver may need about 128 bytes for each string in addition to its
-/// contents: 33 MiB for one message.
+/// Maximum number of strings in all lists of one control message. A [request for extraneous
+/// names](crate::Question::Extraneous) has the most strings: its names, and two additional strings for each range. A
+/// receiver may need about 128 bytes for each string in addition to its contents, which is 33 MiB for one message.
 pub const MESSAGE_STRINGS_MAX: usize = LISTED_NAMES_MAX + 2 * LISTED_RANGES_MAX;
 /// Maximum number of entries in one batch frame.
 pub const BATCH_ENTRIES_MAX: usize = 2048;
 /// Maximum size of the data in one batch or chunk frame, in bytes: one group.
 #[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
 pub const FRAME_DATA_BYTES_MAX: usize = GROUP_BYTES as usize;
-/// Maximum size of a frame's head (everything between header and data), in bytes.
+/// Maximum size of the head of a frame, in bytes. The head is the part between the header and the data.
 pub const FRAME_HEAD_BYTES_MAX: usize = 2 << 20;
-/// Size of a batch head, in bytes, at which a sender closes the batch. Names of users and groups are not counted. One
-/// more entry still fits the maximum, even if these names have their maximum length.
+/// Size of a batch head, in bytes, at which a sender closes the batch. Names of users and groups are not included. The
+/// margin is large enough for one further entry, even if these names have their maximum length.
 pub const BATCH_HEAD_BYTES_TARGET: usize = 768 << 10;
 /// Maximum length of a symbolic link's target, in bytes (Linux `PATH_MAX`).
 pub const SYMLINK_BYTES_MAX: usize = 4096;
-/// Maximum number of items that one message acknowledges. Each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
+/// Maximum number of items that one message acknowledges. Each item has at most [`BATCH_ENTRIES_MAX`] faults of a few
+/// bytes.
 pub const STORED_ITEMS_MAX: usize = 128;
-/// Maximum number of items in flight, which the receiver has not acknowledged. At this limit, a sender stops reading.
+/// Maximum number of items in flight, which are sent but not acknowledged. At this limit, a sender stops reading files.
 pub const ITEMS_OUTSTANDING_MAX: usize = 256;
-/// Maximum number of items that are in flight or stored but not published, if the receiver reports
-/// [`Published`](crate::ToSender::Published). At this limit, a sender stops reading. A receiver publishes before it
-/// holds half as many, and after some time any number that it holds.
+/// Maximum number of items that are in flight, or stored but not published, if the receiver reports
+/// [`Published`](crate::ToSender::Published). At this limit, a sender stops reading files. A receiver publishes the
+/// items that it holds before it holds half of this number, and after a certain time even if it holds fewer.
 pub const UNPUBLISHED_ITEMS_MAX: u64 = 65_536;
-/// Maximum number of entries in the items counted by [`UNPUBLISHED_ITEMS_MAX`]. A receiver holds at most half as many.
+/// Maximum number of entries in the items counted by [`UNPUBLISHED_ITEMS_MAX`]. A receiver holds at most half of this
+/// number.
 pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
-/// Maximum memory in bytes that a sender uses for the names of these entries and the other data that it keeps for each.
+/// Maximum memory, in bytes, that a sender uses for unpublished entries: their names and other data kept for each
+/// entry.
 pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
 /// Maximum number of extensions of one message.
 pub const EXTENSIONS_MAX: usize = 32;
 /// Maximum size of an extension's value, in bytes.
 pub const EXTENSION_BYTES_MAX: usize = 32 << 10;
-/// Maximum number of entries that one message reports as lacking something, and maximum number of kinds and reasons.
+/// Maximum number of entries that one message reports as lacking metadata. Also the maximum number of counts, by kind
+/// and reason, in one message.
 pub const MISSED_MAX: usize = 1024;
 /// Maximum number of large files that are declared but neither complete nor given up. Each may keep a file open.
 pub const FILES_UNFINISHED_MAX: usize = 4096;
-/// Maximum number of large files that a sender has begun without a final report. At this limit, it begins no others.
+/// Maximum number of large files that a sender has begun without receiving their results. At this limit, it begins no
+/// further files.
 pub const FILES_BEGUN_MAX: u64 = 2048;
-/// Maximum number of names that a transfer may announce for the top of its target.
+/// Maximum number of names that a transfer may announce as first components of paths in its target.
 pub const TOPS_MAX: usize = 262_144;
 /// Maximum number of chaining values in one message: 2 MiB in total.
 pub const HELD_GROUPS_MAX: usize = 65_536;
 /// Maximum number of entries in one [`Request`](crate::Request).
 pub const REQUESTED_ENTRIES_MAX: usize = 4096;
-/// Maximum number of bytes of paths, names and links of the entries in one [`Request`](crate::Request). One more entry
-/// still fits the longest message, even if all names of users and groups have their maximum length.
+/// Maximum number of bytes of paths, names and links of the entries in one [`Request`](crate::Request). The longest
+/// message has space for one further entry, even if all names of users and groups have their maximum length.
 pub const REQUESTED_NAME_BYTES_MAX: usize = 2 << 20;
 /// Maximum number of requests about entries without a reply.
 pub const REQUESTS_OUTSTANDING_MAX: usize = 32;
-/// Maximum number of groups to hash in one [request](crate::Question::Hash): 64 MiB, so that several threads share a
-/// file.
+/// Maximum number of groups to hash in one [request](crate::Question::Hash). The limit of 64 MiB lets several threads
+/// share the work for one file.
 pub const HASHED_GROUPS_MAX: usize = 16;
 /// Maximum number of [requests for hashes](crate::Question::Hash) without a reply.
 pub const HASHES_OUTSTANDING_MAX: usize = 32;
@@ -64,18 +69,20 @@ pub const HASHES_OUTSTANDING_MAX: usize = 32;
 pub const LISTED_NAMES_MAX: usize = 262_144;
 /// Maximum number of ranges in one [request](crate::Question::Extraneous).
 pub const LISTED_RANGES_MAX: usize = 4096;
-/// Maximum number of bytes of paths and names in these ranges. One more of each still fits the longest message.
+/// Maximum number of bytes of paths and names in these ranges. The longest message has space for one further path and
+/// name.
 pub const LISTED_NAME_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of [requests for extraneous names](crate::Question::Extraneous) without a reply.
 pub const LISTINGS_OUTSTANDING_MAX: usize = 8;
 /// Maximum number of names in one [`ExtraneousNames`](crate::ExtraneousNames).
 pub const EXTRANEOUS_NAMES_MAX: usize = 65_536;
-/// Maximum number of bytes of names in one [`ExtraneousNames`](crate::ExtraneousNames). One more name still fits.
+/// Maximum number of bytes of names in one [`ExtraneousNames`](crate::ExtraneousNames). The longest message has space
+/// for one further name.
 pub const EXTRANEOUS_NAME_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of names that one message removes.
 pub const REMOVE_NAMES_MAX: usize = 1024;
-/// Maximum number of bytes of paths and names in one [`Remove`](crate::Remove). One more of each still fits the longest
-/// message.
+/// Maximum number of bytes of paths and names in one [`Remove`](crate::Remove). The longest message has space for one
+/// further path and name.
 pub const REMOVE_NAME_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of [`Remove`](crate::Remove) messages without an answer.
 pub const REMOVES_OUTSTANDING_MAX: usize = 8;
@@ -94,7 +101,7 @@ pub const GUESSED_BYTES_MAX: u64 = 1 << 20;
 pub const RESENDS_MAX: u8 = 3;
 /// Maximum duration of a probe, in seconds.
 pub const PROBE_SECONDS_MAX: u64 = 300;
-/// Maximum number of bytes in one probe, as much as 100 Gbit/s carry in 88 s.
+/// Maximum number of bytes in one probe. A path of 100 Gbit/s carries this amount in 88 s.
 pub const PROBE_BYTES_MAX: u64 = 1 << 40;
 /// Maximum size of the data in one frame of filler, in bytes.
 pub const FILLER_BYTES_MAX: usize = 256 << 10;
@@ -107,7 +114,8 @@ pub const SWEEP_MILLIS_MAX: u64 = 10_000;
 /// Maximum number of file sizes in the answer to a sweep.
 pub const SWEEP_SIZES_MAX: usize = 64;
 
-/// Maximum size of a message from a receiver that has dialed, in bytes. A whole selection fits.
+/// Maximum size of a message from a receiver that has dialed, in bytes. A selection of the maximum size fits into one
+/// message.
 pub const FETCH_BYTES_MAX: usize = 2 << 20;
 /// Maximum number of sources of one [`Fetch`](crate::Fetch).
 pub const FETCH_SOURCES_MAX: usize = 4096;
@@ -116,18 +124,18 @@ pub const FETCH_SOURCE_BYTES_MAX: usize = 4096;
 /// Maximum number of rules in a selection of one [`Fetch`](crate::Fetch), or of rules that an [`Open`](crate::Open)
 /// protects.
 pub const SELECTION_RULES_MAX: usize = 4096;
-/// Maximum total size of the patterns of such a selection, in bytes.
+/// Maximum total size of the patterns in one selection, in bytes.
 pub const SELECTION_RULE_BYTES_MAX: usize = 256 << 10;
-/// Maximum number of mappings of users, and of groups.
+/// Maximum number of mappings of users. Also the maximum number of mappings of groups.
 pub const FETCH_MAPPINGS_MAX: usize = 1024;
 /// Maximum size of the list of paths of one [`Fetch`](crate::Fetch), in bytes.
 pub const FETCH_LIST_BYTES_MAX: u64 = 64 << 20;
-/// Maximum number of bytes of that list in one message.
+/// Maximum number of bytes of a list of paths in one message.
 pub const FETCH_LIST_PART_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of names that the globs of one [`Fetch`](crate::Fetch) may match.
 pub const FETCH_MATCHES_MAX: usize = 65_536;
-/// Maximum size of a [`Receipt`](crate::Receipt), in bytes, with space for a target of 4096 bytes. The host that has
-/// sent keeps receipts that another host has signed.
+/// Maximum size of a [`Receipt`](crate::Receipt), in bytes, with space for a target of 4096 bytes. The limit is needed
+/// because the sending host keeps receipts that the receiving host has signed.
 pub const RECEIPT_BYTES_MAX: usize = 8 << 10;
 /// Maximum size of the certificate sent with a receipt, in bytes.
 pub const CERTIFICATE_BYTES_MAX: usize = 16 << 10;
@@ -137,7 +145,8 @@ pub const SIGNATURE_BYTES_MAX: usize = 1 << 10;
 pub const JOB_GRANT_BYTES_MAX: usize = 16 << 10;
 /// Maximum number of receivers of one [`JobGrant`](crate::JobGrant).
 pub const JOB_GRANT_RECEIVERS_MAX: usize = 256;
-/// Maximum number of certificates of the head that are sent with a [`JobGrant`](crate::JobGrant).
+/// Maximum number of certificates in a signed [`JobGrant`](crate::JobGrant). These are the certificates of the node
+/// that leads the job.
 pub const JOB_GRANT_CERTIFICATES_MAX: usize = 5;
 /// Maximum number of events in one [`Relay`](crate::Relay).
 pub const TOLD_MAX: usize = 1024;
@@ -146,11 +155,11 @@ pub const REASON_CHARS_MAX: usize = 4096;
 /// Maximum number of hashes in one [`Relay`](crate::Relay).
 pub const HASHED_MAX: usize = 1024;
 
-/// Maximum number of orders about a job, other than pings, that have no answer in one session.
+/// Maximum number of requests about a shared job, other than pings, without an answer in one session.
 pub const JOB_ORDERS_OUTSTANDING_MAX: usize = 64;
-/// Maximum length of the name of a job's node, in bytes.
+/// Maximum length of the name of a node in a shared job, in bytes.
 pub const NODE_BYTES_MAX: usize = 64;
-/// Maximum number of ranges of missing groups in the answer to one order.
+/// Maximum number of ranges of missing groups in one answer.
 pub const MISSING_RANGES_MAX: usize = 1024;
 
 /// Checks a length or a count against its limit.

@@ -130,7 +130,7 @@ pub enum ToSender {
     Fault(Fault),
     /// Everything is committed and flushed as requested. The transfer has ended.
     Finished(Finished),
-    /// Chaining values of groups that the target already has of one file in a request.
+    /// Chaining values of groups that the target already has. All groups belong to one file of a request.
     Held(Held),
     /// The names of a [`Remove`] were removed, except for those reported as faults.
     Removed {
@@ -325,7 +325,7 @@ pub(crate) fn encode_head<H: Serialize>(head: &H, expected_bytes: usize) -> Vec<
     postcard::to_extend(head, bytes).expect("plain data always serialises")
 }
 
-/// Decodes a message from exactly its bytes, without the length.
+/// Decodes a message from `bytes`, which must not contain the length.
 ///
 /// # Errors
 /// [`WireError`] if the bytes are not exactly one message.

@@ -49,7 +49,7 @@ use crate::store::target::file_systems::Flush;
 use crate::sync::run_on_several;
 use zmove_types::Lock;
 
-/// All parts of one transfer.
+/// The partial files (parts) of one transfer.
 #[derive(Debug)]
 pub(crate) struct PartStore {
     /// The directory that contains the journals. `None` if no journal is kept.
@@ -688,8 +688,7 @@ fn overtaken(target: &Tree, path: &RelPath, part: &PartFile) -> Option<Staged> {
     is_overtaken(&directory, &path.file_name()?, &identity).then_some(staged)
 }
 
-/// Returns whether the part's final path contains a file that was placed there or changed after the part was last
-/// written.
+/// Returns whether a file with the part's final name was created or changed after the part was last written.
 pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity) -> bool {
     let moment = |identity: &FileIdentity| (identity.ctime.seconds, identity.ctime.nanos);
     let there = FileIdentity::at(directory, name)

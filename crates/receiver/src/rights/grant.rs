@@ -22,8 +22,8 @@ use crate::store::target::WriteAccess;
 
 /// The grants that the peer of one session may use.
 pub trait Grants: fmt::Debug + Send + Sync {
-    /// Returns whether an opening relies on one of these grants: it names a grant, or the peer may not open a transfer
-    /// without one.
+    /// Returns whether an opening relies on one of these grants. This is the case if the opening names a grant, or if
+    /// the peer may not open a transfer without a grant.
     fn covers(&self, open: &Open) -> bool {
         open.grant.is_some()
     }

@@ -36,7 +36,7 @@ pub struct CopyOrder {
 }
 
 impl CopyOrder {
-    /// Returns the order without its ID. Repetitions of an order are equal apart from the ID.
+    /// Returns the order without its ID, so that repeated orders compare equal.
     #[must_use]
     pub fn anew(&self) -> Self {
         Self {

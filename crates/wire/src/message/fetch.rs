@@ -37,7 +37,7 @@ pub enum ToSource {
     },
 }
 
-/// The order of a receiver that has dialed.
+/// The request of a receiver that has dialed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetch {
     /// The opening for the transfer, with the rules for writing at the receiver. Its target is empty, and its shape is
@@ -85,7 +85,7 @@ impl Extensible for Fetch {
 }
 
 impl Fetch {
-    /// Creates an order for all contents of the sources, unchanged.
+    /// Creates a request for all contents of the sources, without any changes to them.
     #[must_use]
     pub fn new(open: Open, sources: Vec<SourcePath>) -> Self {
         Self {

@@ -61,9 +61,9 @@ impl<'de> Deserialize<'de> for NodeName {
 /// A request about the shared job of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobRequest {
-    /// The number of the order, for its answer.
+    /// The number of the request, which the answer repeats.
     pub number: u64,
-    /// The order.
+    /// The requested operation.
     pub order: SharedJobOrder,
 }
 
@@ -153,12 +153,12 @@ impl From<WorkCounts> for Counters {
     }
 }
 
-/// The answer to an order.
+/// The answer to a request about a shared job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobAnswer {
-    /// The number of the order.
+    /// The number of the request.
     pub number: u64,
-    /// The result of the order.
+    /// The result of the operation.
     pub result: SharedJobResult,
 }
 
@@ -178,7 +178,7 @@ impl GroupRange {
         Self { first, count }
     }
 
-    /// Returns the index after the last group, or the maximum index if there is no such index.
+    /// Returns the index after the last group. Returns the maximum index if the sum would exceed it.
     #[must_use]
     pub const fn end(self) -> u32 {
         self.first.saturating_add(self.count)
@@ -198,8 +198,8 @@ pub enum SharedJobResult {
         /// The inode number of the file.
         inode: u64,
     },
-    /// Groups of the file that have not been recorded. If the answer has the maximum number of ranges, there may be
-    /// more.
+    /// Groups of the file that have not been recorded. If the answer contains the maximum number of ranges, further
+    /// groups may be missing.
     Missing(
         #[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<GroupRange>,
     ),
@@ -208,7 +208,7 @@ pub enum SharedJobResult {
         #[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>,
     ),
     /// Everything that was reported as stored is on stable storage. Contains the metadata that was not preserved since
-    /// the previous order, by kind and reason.
+    /// the previous *settle*, by kind and reason.
     Settled(#[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")] Vec<NotKept>),
 }
 

@@ -33,7 +33,7 @@ pub struct Summary {
     pub receiver_cpu: Duration,
     /// The stage or setting that limited the rate.
     pub bottleneck: Bottleneck,
-    /// The kernel's statistics on the path, if TCP of this host carried the lanes.
+    /// Statistics of the lanes' connections, if available.
     pub path: Option<PathReport>,
     /// Whether only a preview was requested.
     pub is_preview: bool,
@@ -84,7 +84,7 @@ impl From<TransferAccount> for Summary {
     }
 }
 
-/// Settings found by a push for the next one on the same path.
+/// Settings found by a push, for the next push on the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LearnedSettings {
     /// The number of lanes that suited the path.
@@ -96,7 +96,7 @@ pub struct LearnedSettings {
 /// The best performance of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BestRate {
-    /// Maximum of the acknowledged rate of all lanes together, measured over one round trip.
+    /// Maximum rate at which data was acknowledged on all lanes together, in bytes per second.
     pub bytes_per_second: u64,
     /// Shortest round-trip time.
     pub round_trip: Duration,
@@ -146,7 +146,7 @@ pub struct Bottleneck {
     pub limit: Limit,
     /// The share of the time for which this limit applied, in percent.
     pub percent: u8,
-    /// The share of the time for each limit, in percent, in the order of [`Limit::ALL`].
+    /// The share of the time for each limit, in percent. The elements are in the order of [`Limit::ALL`].
     pub shares: [u8; Limit::ALL.len()],
 }
 

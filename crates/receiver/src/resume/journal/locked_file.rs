@@ -96,15 +96,16 @@ pub(super) fn unlock(file: &File) {
     let _best_effort = rustix::fs::flock(file, FlockOperation::Unlock);
 }
 
-/// Opens an existing file. Returns `None` if it does not exist, or if it is not a regular file of this user with only
-/// one name.
+/// Opens an existing file. Returns `None` if the file does not exist, is not a regular file, belongs to another user,
+/// or has several names.
 pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
     let file = match open_at(CWD, path, OFlags::RDWR | OFlags::NONBLOCK) {
         Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR) => return Ok(None),
         opened => opened.map_err(JournalError::io("open", path))?,
     };
     let there = FileIdentity::of(&file).map_err(JournalError::io("inspect", path))?;
-    // Another user who can write to the directory may have linked any file here, so reject files with a second name.
+    // Another user who can write to the directory may have created a hard link here to any file, so reject files with
+    // several names.
     let is_own = there.ids.user == rustix::process::geteuid().as_raw() && there.names <= 1;
     Ok((there.regular && is_own).then(|| File::from(file)))
 }
@@ -153,6 +154,6 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
 /// this time.
 const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(1);
 const LOCK_TRIES_MAX: usize = 100;
-/// Maximum number of attempts to create a file. An attempt fails if another process mistakes the new file for one left
-/// behind by a dead writer.
+/// Maximum number of attempts to create a file. An attempt fails if another process mistakes the new file for a
+/// leftover of a dead writer.
 const CREATE_TRIES_MAX: usize = 16;

@@ -123,8 +123,8 @@ pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
     Ok(take_all(paths, |_| true))
 }
 
-/// Like [`orphans`], but takes only journals with the owner and target directory of `begin` whose first record is
-/// `wanted`.
+/// Like [`orphans`], but takes only journals with the owner and target directory of `begin` for whose first record
+/// `wanted` returns true.
 ///
 /// Other journals are not locked, so that their own transfers can take them over. Journals of other owners and targets
 /// are not even opened, because there may be very many.

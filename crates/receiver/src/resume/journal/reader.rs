@@ -34,7 +34,7 @@ struct ReplayedFile {
 /// Reads a journal up to its end or to the first incomplete record. Nothing after that record is used.
 ///
 /// # Errors
-/// The outer result contains a system error, and the inner one the reason why the journal is unusable.
+/// The outer result contains a system error. The inner result contains the reason why the journal is unusable.
 pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalError>> {
     let mut records = Records {
         source: BufReader::new(source),
@@ -154,7 +154,8 @@ impl Replay {
         }
     }
 
-    /// Applies the record between `start` and `end`. Returns `false` if no writer would write such a record there.
+    /// Applies the record between `start` and `end`. Returns `false` if a writer would never write such a record at
+    /// that position.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
             Record::Begin(..) => return false,

@@ -87,8 +87,8 @@ struct JournalState {
 const OWNER_SHARES: u64 = 4;
 /// Minimum size in bytes at which a journal is rewritten.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
-/// Number of bytes preallocated beyond the end of a job session's journal. A smaller reserve would let fewer work items
-/// be recorded as ended when the target is full. A larger one would take space from files until the job ends.
+/// Number of bytes preallocated beyond the end of a job session's journal. With a smaller reserve, fewer work items
+/// could be recorded as ended when the target is full. A larger reserve would take space from files until the job ends.
 const ALLOCATE_AHEAD_BYTES: u64 = 256 << 10;
 /// A journal preallocates at most 1/16 of the free space, because every session has a journal.
 const ALLOCATE_SHARE: u64 = 16;
@@ -358,8 +358,8 @@ impl Journal {
         state.compact_at = COMPACT_BYTES_MIN.max(state.end * 2);
     }
 
-    /// Replaces the journal by one that contains only the unfinished files. Returns `None` if the present journal does
-    /// not list the expected files.
+    /// Replaces the journal by a new journal that contains only the unfinished files. Returns `None` if the present
+    /// journal does not list the expected files.
     fn rewrite(&self, state: &JournalState) -> Result<Option<JournalState>, JournalError> {
         let read = || {
             let mut file: &File = &state.file;
