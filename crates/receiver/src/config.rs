@@ -80,13 +80,13 @@ pub struct ReceiverConfig {
     pub rights: Rights,
     /// Mapping of user and group names to this host's IDs. Default: an empty mapping, so numeric IDs are used.
     pub accounts: Arc<dyn Accounts>,
-    /// Registry of this process's sessions by target. Default: a registry of its own. Clones of a configuration share
-    /// one.
+    /// Registry of this process's sessions by target. Default: a new registry that only clones of this configuration
+    /// share.
     pub target_sessions: TargetSessions,
     /// The quota against which the session's memory, descriptors and threads are charged. Default: a separate quota
     /// with the default limits.
     pub quota: Quota,
-    /// Names that the sender may use at the top of the target. Default: any.
+    /// Names that the sender may use as the first component of a path in the target. Default: any name.
     pub top_names: TopNames,
     /// List of files that a verification compares with the source instead of a target. Default: none; the target is
     /// used.
@@ -99,7 +99,7 @@ pub struct ReceiverConfig {
     pub removals: Option<Arc<RemovalBudget>>,
     /// The listener that is notified of files that are renamed into place. Default: none.
     pub named: Option<Arc<dyn NamedFiles>>,
-    /// Totals received by the sessions of the run, to which this session adds. Default: not recorded.
+    /// Totals received by all sessions of the run. This session adds its own. Default: the totals are not recorded.
     pub delivery_log: Option<Arc<Lock<DeliveryLog>>>,
     /// The session's counters. Default: new counters that no other code reads. Sessions must not share counters.
     pub meter: Arc<TransferMeter>,

@@ -176,7 +176,7 @@ struct BegunSession {
     /// Memory reserved for the opening's rules until the session ends.
     rules_held: Charge,
     lease: RunLease,
-    /// The settings, with the permissions by which the session was opened.
+    /// The settings of the session, including the permissions from the grant, if the opening names one.
     config: ReceiverConfig,
 }
 

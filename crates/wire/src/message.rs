@@ -72,7 +72,8 @@ pub enum ToReceiver {
     Open(Open),
     /// A question about entries of the target.
     Request(Request),
-    /// A large file changed or vanished while it was read. The groups received so far must be discarded.
+    /// The sender gave up a large file, because it changed or vanished while it was read. The receiver must discard the
+    /// groups received so far.
     Abandon {
         /// The ID of the large file.
         file: u64,
@@ -100,7 +101,7 @@ pub enum ToReceiver {
     Sample {
         /// The number of the request, for its answer.
         sample: u64,
-        /// The moment at which the receiver takes the sample.
+        /// The time at which the receiver takes the sample.
         when: SampleTime,
     },
     /// An order to measure the target's storage. Only for probes.

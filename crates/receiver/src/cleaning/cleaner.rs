@@ -188,7 +188,8 @@ impl Cleaner {
         )
     }
 
-    /// Removes an entry, unless this is a preview, and reports it. Entries that no longer exist are not reported.
+    /// Removes an entry and reports the removal. In a preview, only reports the entry. Does not report entries that no
+    /// longer exist.
     fn remove(&self, directory: &RelPath, name: &Name, kind: LeftoverKind, bytes: u64) {
         let Ok(path) = directory.join(name) else {
             return;
@@ -217,7 +218,7 @@ impl Cleaner {
         }));
     }
 
-    /// Waits until each job is known to be alive or dead, and removes the directories of dead jobs.
+    /// Waits until each job is known to be alive or dead, and then removes the directories of dead jobs.
     fn clean_jobs(&self) {
         let began = Instant::now();
         let mut watched = Vec::new();
@@ -247,7 +248,7 @@ impl Cleaner {
         }
     }
 
-    /// Checks a job again. Returns whether its state is still unclear.
+    /// Checks a job again. Returns whether it is still unknown if the job is alive.
     fn is_unclear(&self, directory: &RelPath, job: &mut WatchedJob) -> bool {
         if self.stopping.load(Ordering::Relaxed) {
             return true;

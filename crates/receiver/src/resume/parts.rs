@@ -57,8 +57,8 @@ pub(crate) struct PartStore {
     /// The lease that permits writing to parts. A later transfer may take over these parts when the lease has ended.
     lease: Lease,
     begin: Begin,
-    /// Whether flushes no longer prove that groups are durable, because a part is not flushed with the target directory
-    /// or a flush has failed.
+    /// Whether a successful flush does not prove that groups are durable. This is the case if a flush of the target
+    /// does not cover a part, or if a flush has failed.
     unflushed: AtomicBool,
     quota: Quota,
     /// In a shared job: parts that other receivers also write.
@@ -71,16 +71,16 @@ struct PartsState {
     journal: Option<Arc<Journal>>,
     /// The error that stopped journaling. The existing journal and its parts stay locked.
     trouble: Option<JournalError>,
-    /// Parts of earlier transfers, by final path.
+    /// The newest part of each file that earlier transfers left, by the final path of the file.
     earlier: HashMap<RelPath, Earlier>,
-    /// Older parts of files that also have a newer part.
+    /// Older parts of files that also have a newer part in `earlier`.
     older: Vec<(RelPath, Earlier)>,
     /// Journals of earlier transfers. Each stays locked until this transfer ends or the journal lists no more files.
     orphans: Vec<Option<Orphan>>,
     /// Parts whose groups were reported to the sender as held. A part is removed from this map when the sender declares
     /// its file.
     prepared: HashMap<RelPath, Prepared>,
-    /// Files that were given up but whose parts could not be removed.
+    /// Files that have ended but whose parts still exist, because they could not be removed.
     staying: HashSet<FileId>,
     /// Memory reserved for this state.
     held: Option<Charge>,
@@ -370,7 +370,7 @@ impl PartStore {
         Ok(staged)
     }
 
-    /// Adds a record to the journal of a session in a shared job. The session's work cannot continue without the
+    /// Adds a record to the journal of a session in a shared job. The session cannot continue its work without the
     /// record.
     ///
     /// # Errors
@@ -477,7 +477,7 @@ impl PartStore {
         self.unflushed.store(true, Ordering::Relaxed);
     }
 
-    /// Removes the journals without unfinished files at the end of the transfer.
+    /// Removes the journals that list no unfinished files. Call this at the end of the transfer.
     pub(crate) fn finish(&self) {
         if let Some(shared) = &self.shared {
             // Groups that cannot be flushed count as not written. Flush nevertheless, because other receivers may
@@ -535,8 +535,8 @@ impl PartStore {
         self.remove_earlier(earlier, &part)
     }
 
-    /// Removes the part first and then its record. In the reverse order, the part could stay forever. Returns whether
-    /// the part was removed.
+    /// Removes the part first and then its record. With the reverse order, a crash between the two steps would leave
+    /// the part forever. Returns whether the part was removed.
     fn remove_earlier(&self, earlier: &Earlier, part: &Staged) -> bool {
         let removed = part.remove().is_ok();
         if removed {
@@ -634,8 +634,8 @@ impl PartsState {
     }
 }
 
-/// Returns the first record of a transfer's journal. The path of the target is used for messages and for removing parts
-/// later.
+/// Returns the first record of a transfer's journal. The record contains the path of the target for messages and for
+/// removing parts later.
 pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd()))
         .unwrap_or_default();

@@ -185,7 +185,7 @@ pub(crate) enum Received {
     File,
 }
 
-/// The result for received data.
+/// Whether received data was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate<'a> {
     Stored,
@@ -215,7 +215,7 @@ impl Received {
         }
     }
 
-    /// Returns the amount that was stored, given the result.
+    /// Returns the amount of this data that was stored.
     fn stored(&self, fate: Fate<'_>) -> Amount {
         let faults = match fate {
             Fate::Dropped => return Amount::default(),
@@ -290,7 +290,7 @@ impl Allowance {
         Ok(state.directories.len() - before)
     }
 
-    /// Records the directory of this name in `path`, and appends the name to `path`.
+    /// Records the subdirectory of this name in `path`, and appends the name to `path`.
     fn charge_directory(
         &self,
         state: &mut AllowanceState,

@@ -93,7 +93,7 @@ pub(crate) type StagingCharge = [Charge; 2];
 /// directory, and two of the version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
 
-/// All keys together may use 1/2 of the process's descriptors. The others are for connections, lanes and files that are
+/// All keys together may use 1/2 of the process's descriptors. The rest is for connections, lanes and files that are
 /// open only briefly.
 const SHARES_OF_PROCESS: usize = 2;
 
@@ -101,8 +101,8 @@ const SHARES_OF_PROCESS: usize = 2;
 /// otherwise have no memory left for messages.
 const WINDOW_SHARE: usize = 2;
 
-/// Number of descriptors that a thread which inspects entries or helps to write has open at the same time: of a file,
-/// its directory and the parent.
+/// Number of descriptors that a thread opens at the same time while it inspects entries or helps to write: a file, its
+/// directory, and the parent of that directory.
 const DESCRIPTORS_PER_THREAD: usize = 3;
 
 /// Number of descriptors of a staging directory: its own and that of its parent.
@@ -193,7 +193,7 @@ impl Quota {
             .ok_or_else(|| Errno::MFILE.into())
     }
 
-    /// Reserves one descriptor that stays open. Returns `None` if a limit would be exceeded.
+    /// Reserves one descriptor that stays open for a long time. Returns `None` if a limit would be exceeded.
     #[must_use]
     pub fn charge_descriptor(&self) -> Option<Charge> {
         self.0.files.charge(1)
@@ -493,7 +493,7 @@ impl Charge {
         self.gauge.release(less);
     }
 
-    /// Takes over another reservation of the same gauge.
+    /// Adds another reservation of the same gauge to this reservation.
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(
             Arc::ptr_eq(&self.gauge, &other.gauge),

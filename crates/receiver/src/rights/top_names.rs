@@ -152,7 +152,8 @@ impl TopNames {
         }
     }
 
-    /// Checks names in a directory. The directory's path has already been checked for directories of shared jobs.
+    /// Checks names in a directory. The caller must already have checked that the directory does not belong to a shared
+    /// job.
     fn check_in<'a>(
         &self,
         directory: &RelPath,

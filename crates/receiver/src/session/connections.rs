@@ -21,14 +21,14 @@ pub struct SessionReport {
     /// The reason why no journal could be kept, if the journal failed. Without a journal, an interrupted transfer
     /// cannot resume its large files.
     pub journal_trouble: Option<String>,
-    /// The purpose of the session, if it stores nothing.
+    /// The purpose of the session. `None` if the session stores data.
     pub looked: Option<InspectionKind>,
 }
 
 /// The purpose of a session that stores nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InspectionKind {
-    /// To report what a transfer would do.
+    /// To report the changes that a transfer would make.
     Preview,
     /// To compare the target with the source.
     Verification,

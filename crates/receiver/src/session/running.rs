@@ -352,7 +352,7 @@ impl RunningSession {
         })
     }
 
-    /// Starts to remove the listed names.
+    /// Starts a task that removes the listed names.
     fn remove(&mut self, remove: Remove, held: Charge) -> Result<(), SessionError> {
         remove.check()?;
         let open = self.requests.remove()?;

@@ -39,7 +39,7 @@ pub(crate) struct VerifiedChunk {
     data: Buffer,
 }
 
-/// A group that the sender does not send because its hash equals the value that this receiver reported.
+/// A group that the sender does not send, because the hash of the group equals the value that this receiver reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnchangedGroup {
     pub(crate) item: ItemId,

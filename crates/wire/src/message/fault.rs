@@ -86,7 +86,8 @@ pub enum FaultCode {
     /// The file's declarations on different lanes contradict each other.
     #[error("it was declared twice with different properties")]
     Contradiction,
-    /// Not a failure: the file was assumed to be missing, but exists with the same size and time.
+    /// The file already exists at the target with the same size and time, although the sender assumed that it was
+    /// missing. This is not a failure.
     #[error("it already exists")]
     AlreadyThere,
     /// Another process has locked the file. Programs lock a file while they change it in place.
@@ -98,7 +99,7 @@ pub enum FaultCode {
     /// Another program has modified a file while it was being changed in place.
     #[error("another program changed it during the transfer; run the command again")]
     Changed,
-    /// The entry stays, because zmove uses names like this one for unfinished files.
+    /// The entry stays, because its name is one that zmove reserves for unfinished files.
     #[error(
         "names that begin with .zmove- may belong to a running transfer; remove it if no transfer is running"
     )]

@@ -21,7 +21,7 @@ pub struct Leftover {
 pub enum LeftoverKind {
     /// A file, link or special file that was not renamed into place.
     Unfinished,
-    /// A directory in which a session has created entries, or one that was not renamed into place.
+    /// A temporary directory in which a session has created entries, or a directory that was not renamed into place.
     Directory,
     /// The part of a large file from which a later transfer can resume.
     Part,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::fault::{FaultCode, Operation};
 use super::list;
 
-/// The moment at which a sample is taken.
+/// The time at which a sample is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SampleTime {
     /// When the receiver reads the request.

@@ -22,7 +22,8 @@ pub enum Relay {
     Account(Box<TransferAccount>),
     /// The reason why the sender cannot continue.
     Broken(Refusal),
-    /// Hashes, computed at the sender, of files that existed at the target with the same size and time.
+    /// Hashes of files that existed at the target with the same size and time. The sender has computed these hashes
+    /// from its own files.
     Looked(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
     /// Another session of a copy begins. Event counts start at zero again.
     SessionBegins,

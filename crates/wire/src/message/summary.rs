@@ -153,7 +153,7 @@ pub struct Bottleneck {
 /// A possible limit on the rate of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
-    /// No particular limit: dialing, and waiting for replies.
+    /// Start-up, and waiting for replies. No other limit applied.
     #[default]
     StartUp,
     /// Walking the source.

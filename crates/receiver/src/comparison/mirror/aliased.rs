@@ -38,7 +38,7 @@ pub(super) type LookUpName = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 struct AliasedState {
     inodes: HashSet<FileNumber>,
     held: Charge,
-    /// Whether everything is spared, because no more inodes can be remembered.
+    /// Whether all entries must stay, because no memory is left to remember further inodes.
     all: bool,
 }
 
@@ -49,7 +49,7 @@ const INODE_BYTES: usize = 4 * size_of::<FileNumber>();
 #[derive(Debug, Default)]
 struct FoundNames<'a> {
     names: HashMap<&'a Name, FileNumber>,
-    /// The subset of these files that no listed entry of the directory refers to.
+    /// The subset of these files that no listed entry of the directory leads to.
     elsewhere: HashSet<FileNumber>,
 }
 
@@ -72,7 +72,7 @@ impl AliasedEntries {
         }
     }
 
-    /// Returns whether nothing is spared.
+    /// Returns whether no entries were found that must stay.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock();
         state.inodes.is_empty() && !state.all

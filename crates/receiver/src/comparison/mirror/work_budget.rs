@@ -19,7 +19,8 @@ pub(crate) struct WorkBudget<'a> {
     entries: usize,
 }
 
-/// Number of entries per turn: about 100 µs of work if each entry is looked up.
+/// Number of entries that a thread processes in one turn (share of CPU time). This takes about 100 µs if each entry is
+/// looked up.
 const ENTRIES_PER_TURN: usize = 256;
 
 impl<'a> WorkBudget<'a> {

@@ -202,7 +202,7 @@ fn is_below(path: &Path, roots: &[PathBuf]) -> bool {
 }
 
 /// Opens the target directory if its path still leads to the directory in the journal. Device numbers may change at a
-/// reboot; in that case, the birth times of all parts must be known.
+/// reboot. After a reboot, the directory is accepted only if the birth times of all parts are known.
 fn open_target(path: &Path, unfinished: &Unfinished) -> io::Result<Option<Tree>> {
     let begin = &unfinished.begin;
     let tree = Tree::open(path)?;

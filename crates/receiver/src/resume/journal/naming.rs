@@ -1,7 +1,8 @@
-//! The names of journals. They contain the transfer, the owner and the target directory, so that a search for the
-//! journals of one owner opens no others.
+//! The names of journals. A name contains the transfer, the owner and the target directory. A search for the journals
+//! of one owner therefore opens no journals of other owners.
 //!
-//! A name has the form `TRANSFER-OWNER-PLACE.journal`: the ID of the transfer and two hashes, all in hexadecimal.
+//! A name has the form `TRANSFER-OWNER-PLACE.journal`: the ID of the transfer, a hash of the owner, and a hash of the
+//! owner and the target directory. All three are in hexadecimal.
 
 use std::fs;
 use std::io;

@@ -64,8 +64,8 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
     Ok(Ok(replay))
 }
 
-/// Returns the files of a journal that have flushed groups, with only these groups. An unusable journal has no such
-/// files.
+/// Returns the files of a journal that have flushed groups. Groups that were not flushed are omitted. Returns no files
+/// if the journal is unusable.
 ///
 /// # Errors
 /// The system's error.

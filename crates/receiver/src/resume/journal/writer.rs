@@ -33,17 +33,17 @@ pub struct Journal {
     bytes_max: u64,
 }
 
-/// The location of a journal.
+/// The place where a journal is stored.
 #[derive(Debug)]
 enum JournalLocation {
-    /// In this directory, locked.
+    /// In this directory. The journal is locked.
     Own(PathBuf),
-    /// In the directory of a job, where other receivers read it. It is not locked, because no lock would work across
-    /// hosts, and it is only appended to.
+    /// In the directory of a shared job, where other receivers read the journal. The journal is not locked, because a
+    /// lock would not work across hosts. Records are only appended.
     Job(Arc<OwnedFd>),
 }
 
-/// Limits on the journals of one owner, checked when a new one is created.
+/// Limits on the journals of one owner. They are checked when another journal is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalLimits {
     /// Maximum number of journals.
@@ -83,7 +83,7 @@ struct JournalState {
     allocate_ahead: u64,
 }
 
-/// One journal may use 1/4 of the bytes that are allowed for all journals of its owner.
+/// One journal may use at most 1/4 of the bytes that all journals of its owner may use.
 const OWNER_SHARES: u64 = 4;
 /// Minimum size in bytes at which a journal is rewritten.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;

@@ -249,7 +249,7 @@ pub(crate) fn shared_name(path: &RelPath, source: &SourceVersion) -> Name {
 
 #[cfg(test)]
 impl SharedParts {
-    /// Returns whether a part is kept open.
+    /// Returns whether this session keeps a part open.
     pub(crate) fn holds(&self, id: FileId) -> bool {
         self.written.lock().contains_key(&id)
     }

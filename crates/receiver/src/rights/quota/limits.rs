@@ -18,7 +18,8 @@ pub struct Limits {
     pub unproven: usize,
     /// How long a peer may take to prove its key, and then to send its greeting. Default: [`GREETING_TIMEOUT`].
     pub unproven_time: Duration,
-    /// Connections of one key that do not belong to a transfer yet. Default: 512. Each takes about 40 KiB.
+    /// Maximum number of connections of one key that do not belong to a transfer yet. Default: 512. Each connection
+    /// takes about 40 KiB.
     pub waiting_per_identity: usize,
     /// Concurrent transfers. Default: 64.
     pub transfers: usize,
@@ -34,8 +35,8 @@ pub struct Limits {
     pub lanes_per_identity: usize,
     /// Lanes of one transfer, from 8 to 64. Default: 64.
     pub lanes_per_transfer: u16,
-    /// Buffers of one transfer, at least 64 MiB. A transfer gets only as many lanes as leave 8 spare buffers when each
-    /// lane has one. Default: 288 MiB.
+    /// Maximum size of the buffers of one transfer, at least 64 MiB. The number of lanes is limited so that 8 buffers
+    /// are left when each lane uses one buffer. Default: 288 MiB.
     pub memory_per_transfer: ByteCount,
     /// Memory of the transfers of one key in addition to their buffers: messages and batches being processed, and
     /// directories and files remembered until the end. Default: 1 GiB.
@@ -48,8 +49,8 @@ pub struct Limits {
     pub threads_per_identity: usize,
     /// Journals of one key, including those of interrupted transfers. Default: 256.
     pub journals_per_identity: usize,
-    /// Total size of the journals of one key, checked when another is created. Each journal may use a quarter of it.
-    /// Default: 256 MiB.
+    /// Maximum total size of the journals of one key, checked when a journal is created. Each journal may use a quarter
+    /// of this size. Default: 256 MiB.
     pub journal_bytes_per_identity: ByteCount,
 }
 

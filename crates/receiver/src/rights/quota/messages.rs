@@ -71,8 +71,8 @@ const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of messages in the queue.
 const MESSAGES_MAX: usize = 16;
 
-/// Memory used by a list element in a message or batch, in addition to the bytes of its name or path: its fields and
-/// the allocator's overhead.
+/// Memory used by a list element in a message or batch, in bytes. It covers the fields of the element and the
+/// allocator's overhead, but not the bytes of its name or path.
 pub(crate) const ELEMENT_BYTES: usize = 136;
 
 const _: () = {

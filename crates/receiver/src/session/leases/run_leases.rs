@@ -1,8 +1,8 @@
-//! Mutual exclusion between the transfers of one run. A sender that lost its connections starts a new transfer,
-//! possibly before this side has noticed the loss.
+//! Ensures that only one transfer of each run works at a time. A sender that lost its connections starts a new
+//! transfer, possibly before this side has noticed the loss.
 //!
-//! **Invariant:** of the transfers that one key has started for a run, only the latest one works. It begins only after
-//! the threads of all others have ended.
+//! **Invariant:** of the transfers that one key has started for a run, only the latest works. The latest transfer
+//! begins only after the threads of all earlier transfers have ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
