@@ -90,7 +90,7 @@ pub struct FileHead {
     pub path: RelPath,
     /// Mode and time.
     pub metadata: Metadata,
-    /// The file's size in bytes; more than one group.
+    /// The file's size in bytes. Always more than one group.
     pub bytes: u64,
     /// The change time of the source file.
     pub ctime: Timestamp,

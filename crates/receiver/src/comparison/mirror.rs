@@ -233,7 +233,7 @@ fn list(
         budget.count_entry()?;
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
-        // Entries whose names cannot be sent stay.
+        // An entry stays if its name cannot be sent to the sender.
         let Ok(name) = Name::from_bytes(bytes) else {
             continue;
         };

@@ -136,7 +136,7 @@ pub struct RedeemedGrant {
     pub removals: Arc<RemovalBudget>,
 }
 
-/// A number of bytes and entries.
+/// An amount of data: a number of bytes and of entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     /// Bytes of file contents.
@@ -177,7 +177,7 @@ pub(crate) enum PendingId {
 /// Data received for an item or a large file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// The size of each entry in bytes; `None` for a directory, which is counted by its path.
+    /// The size of each entry in bytes. `None` for a directory, because directories are counted by their paths.
     Batch(Box<[Option<u32>]>),
     /// The size of a group in bytes.
     Group(u64),

@@ -43,14 +43,14 @@ pub(crate) struct Connections {
     pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     /// If this side dialed: a notification for each lane that could not be established.
     pub(crate) failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
-    /// Reasons why the session is waiting, as texts for the sender.
+    /// Texts for the sender's user that state why the session is waiting.
     pub(crate) wait_notices: Option<mpsc::UnboundedReceiver<String>>,
 }
 
 /// How long a peer may take to close its end of the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Receives the next value of a channel. Returns `None` if there is no channel or it is closed.
+/// Receives the next value of a channel. Returns `None` if `said` is `None` or the channel is closed.
 pub(crate) async fn next<T>(said: &mut Option<mpsc::UnboundedReceiver<T>>) -> Option<T> {
     said.as_mut()?.recv().await
 }

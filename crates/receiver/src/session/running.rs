@@ -582,7 +582,7 @@ impl RunningSession {
         let finished = loop {
             tokio::select! {
                 finished = self.finishing.as_mut().expect("set just above") => break finished,
-                // Send these reports immediately, because there may be more of them than the queue can hold.
+                // Handle and send these reports immediately, because their number may exceed the capacity of the queue.
                 Some(report) = self.outcomes.recv() => self.take_last(report)?,
             }
             self.send_all().await?;

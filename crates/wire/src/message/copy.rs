@@ -71,7 +71,7 @@ pub enum TransportChoice {
     Quic,
 }
 
-/// The answer to an order that was accepted.
+/// The answer to an accepted order for a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyState {
     /// Everything is ready except for the grant, which [`ToSource::Begin`](super::ToSource) must deliver.

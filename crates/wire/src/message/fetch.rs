@@ -137,8 +137,8 @@ pub struct ListOrder {
 pub struct RemovalOrder {
     /// Whether entries are removed if part of the source could not be read or stored.
     pub after_errors: AfterErrors,
-    /// Maximum number of files and directories to remove. Default: no limit. The deepest are removed first, and the
-    /// others stay.
+    /// Maximum number of files and directories to remove. The deepest entries are removed first, and entries beyond the
+    /// limit stay. Default: no limit.
     pub entries_max: Option<u64>,
     /// Whether an empty source directory may empty its mirror. Default: the removal is refused if the directory at the
     /// target has entries.

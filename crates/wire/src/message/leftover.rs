@@ -39,7 +39,7 @@ pub enum LeftoverFate {
         /// The end of its retention period, in seconds since 1970.
         seconds: u64,
     },
-    /// The leftover stays, because it belongs to a user other than that of the receiver, or contains entries that no
-    /// receiver has created.
+    /// The leftover stays, because it belongs to another user than the receiver's user, or because it contains entries
+    /// that no receiver has created.
     Foreign,
 }

@@ -65,8 +65,8 @@ pub struct Open {
 }
 
 impl Intent {
-    /// Returns whether a session with this intent inspects or transfers entries of sources. Only such a session can be
-    /// ordered from another host.
+    /// Returns whether a session with this intent inspects or transfers entries of sources. Only a session with such an
+    /// intent can be ordered from another host.
     #[must_use]
     pub const fn is_of_transfer(self) -> bool {
         matches!(self, Self::Write | Self::Inspect)

@@ -264,8 +264,8 @@ impl PathReport {
         share(self.send_buffer_limited, self.busy)
     }
 
-    /// Returns the share of the lanes' busy time for which the path itself was the limit, by its congestion window and
-    /// rate.
+    /// Returns the share of the lanes' busy time for which the path itself was the limit, because of its congestion
+    /// window or rate.
     #[must_use]
     pub fn congestion_share(&self) -> f64 {
         let others = self

@@ -13,7 +13,7 @@ use crate::limits::{ITEMS_OUTSTANDING_MAX, within};
 #[derive(Debug, Default)]
 pub struct ReceivedItems {
     pub(super) count: u64,
-    /// The end of each range, by its start. No two ranges touch.
+    /// The end of each range, keyed by the start of the range. No two ranges touch.
     ranges: BTreeMap<u64, u64>,
 }
 

@@ -113,7 +113,8 @@ pub(crate) fn compare_all<'r>(
     comparison
 }
 
-/// Opens a directory that several threads inspect. The first thread opens it and the others wait.
+/// Opens a directory that several threads inspect. The first thread opens the directory, and the other threads wait for
+/// it.
 fn open_once(
     last: &mut Option<(usize, Option<Arc<OwnedFd>>)>,
     place: usize,

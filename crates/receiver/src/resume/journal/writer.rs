@@ -454,7 +454,7 @@ impl JournalState {
             self.allocate_ahead = ALLOCATE_AHEAD_BYTES.min(free / ALLOCATE_SHARE);
             let ahead = bytes + self.allocate_ahead;
             self.allocated_until = self.end + ahead;
-            // Not all file systems support this. If there is no space, the next write reports that.
+            // Not all file systems support preallocation. If there is no free space, the next write reports that.
             let keep_size = FallocateFlags::KEEP_SIZE;
             let _best_effort = rustix::fs::fallocate(&**self.file, keep_size, self.end, ahead);
         }
@@ -516,7 +516,7 @@ fn write_anew(
     Ok(state)
 }
 
-/// Returns the groups of a file as records of consecutive groups: first those that were flushed, then the others.
+/// Returns the groups of a file as records of consecutive groups. Groups that were flushed are returned first.
 pub(super) fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
     let records = [true, false].into_iter().flat_map(|flushed| {
         let groups = unfinished.groups.iter();

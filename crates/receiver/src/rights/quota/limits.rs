@@ -44,8 +44,8 @@ pub struct Limits {
     /// Descriptors of large files and directories opened by the transfers of one key. Default: a quarter of the
     /// process's limit.
     pub files_per_identity: usize,
-    /// Threads that inspect the target for the transfers of one key. Beyond this limit, each transfer gets one thread
-    /// for comparing and one for removing. Default: 256.
+    /// Maximum number of threads that inspect the target for the transfers of one key. Beyond this limit, each transfer
+    /// uses only one thread for comparing and one thread for removing. Default: 256.
     pub threads_per_identity: usize,
     /// Journals of one key, including those of interrupted transfers. Default: 256.
     pub journals_per_identity: usize,

@@ -26,7 +26,7 @@ use crate::session::leases::keeping::{Echo, KeptLease, SenderLiveness};
 #[derive(Clone, Debug, Default)]
 pub struct TargetSessions(Arc<Lock<Vec<TargetSession>>>);
 
-/// A session as seen by later sessions.
+/// The data about one session that later sessions need.
 #[derive(Clone, Debug)]
 struct TargetSession {
     owner: String,
@@ -93,7 +93,7 @@ impl TargetSessions {
 }
 
 impl TargetSession {
-    /// Returns whether one target equals or contains the other. Unknown targets count as overlapping.
+    /// Returns whether one of the two targets equals or contains the other. Unknown targets count as overlapping.
     fn overlaps(&self, other: &Self) -> bool {
         let Some((own, others)) = self.target.as_ref().zip(other.target.as_ref()) else {
             return true;
@@ -139,7 +139,7 @@ fn regions_of(path: &Path) -> Option<Vec<Region>> {
 }
 
 impl ActiveSession {
-    /// Waits until another session has determined that this one has lost its sender.
+    /// Waits until another session has determined that the sender of this session is lost.
     pub(crate) async fn wait_until_lost(&self) {
         let mut lost = self.lost.clone();
         // This value holds the sending half of the channel, so the wait ends only when the flag is set.
