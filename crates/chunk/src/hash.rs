@@ -154,7 +154,7 @@ fn zeros(bytes: usize) -> impl Iterator<Item = &'static [u8]> {
         .map(move |at| &ZEROS[..ZEROS.len().min(bytes - at)])
 }
 
-/// Small enough to stay in the first-level cache.
+/// A block of zeros that is small enough to stay in the first-level CPU cache.
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
 /// Returns the root of everything that `reader` yields, or `None` if `stop` returned `true` before the end.
@@ -175,7 +175,7 @@ pub fn read_root(mut reader: impl Read, stop: impl Fn() -> bool) -> io::Result<O
     Ok(None)
 }
 
-/// Bytes per read. They are hashed while they are in the second-level cache.
+/// Number of bytes per read. The bytes are hashed while they are in the second-level CPU cache.
 const READ_BYTES: usize = 256 << 10;
 
 /// Returns the root of a file whose bytes are all in memory.
@@ -245,11 +245,11 @@ pub fn merge_root(file_bytes: u64, cvs: &[Cv]) -> Root {
     merger.finish()
 }
 
-/// Computes the root of a file of several groups from their chaining values, which are added in order. It holds at most
-/// as many values as the tree is deep.
+/// Computes the root of a file of several groups from their chaining values, which are added in order. The number of
+/// values held is at most the depth of the hash tree.
 #[derive(Clone, Debug, Default)]
 pub struct RootMerger {
-    /// Complete subtrees, each at least as large as the next.
+    /// Hashes of complete subtrees. Each subtree is at least as large as the one after it.
     subtrees: Vec<[u8; 32]>,
     groups: u32,
 }
@@ -257,7 +257,8 @@ pub struct RootMerger {
 impl RootMerger {
     /// Adds the value of the next group.
     pub fn push(&mut self, cv: Cv) {
-        // None of these subtrees is the root, which is known only now that another group follows.
+        // Another group follows, so none of these subtrees is the root of the file, and they can be merged as inner
+        // nodes.
         while self.subtrees.len() > self.groups.count_ones() as usize {
             self.merge(merge_subtrees_non_root);
         }

@@ -38,7 +38,8 @@ struct PlanState<P, F> {
     packs: VecDeque<(usize, P)>,
     packed_entries: usize,
     urgent: VecDeque<Work<P, F>>,
-    /// Large files by size. Among files of equal size, the first has the largest number.
+    /// Large files, sorted by size and then by number. Of several files of equal size, the file that was added first
+    /// has the largest number.
     waiting: BTreeMap<(u64, u64), PendingFile<F>>,
     next_number: u64,
     active: VecDeque<PendingFile<F>>,
@@ -215,8 +216,9 @@ impl<P, F: Clone> Plan<P, F> {
         self.changed.notify_all();
     }
 
-    /// Takes the next work. Waits for work until `stop` returns `true`. `stop` is called whenever the plan changes, and
-    /// its argument is whether the plan has ended.
+    /// Takes the next unit of work, and waits if there is none. Returns `None` if there is no work and `stop` returns
+    /// `true`. `stop` is called whenever the plan changes while this call waits. The argument of `stop` states whether
+    /// the plan has ended.
     pub fn take(&self, stop: impl Fn(bool) -> bool) -> Option<Work<P, F>> {
         let mut state = self.state.lock();
         loop {
@@ -239,8 +241,8 @@ impl<P, F: Clone> Plan<P, F> {
         self.state.lock().packs.len()
     }
 
-    /// Returns the number of waiting packs if they are the last work, that is, if nothing else waits and nothing more
-    /// will be added.
+    /// Returns the number of waiting packs if no other work waits and no more work will be added. Returns `None`
+    /// otherwise.
     pub fn last_packs(&self) -> Option<usize> {
         let state = self.state.lock();
         let files = !state.waiting.is_empty() || !state.active.is_empty();
@@ -275,8 +277,8 @@ impl<P, F: Clone> PlanState<P, F> {
         self.next_number -= 1;
     }
 
-    /// Takes the next work: first repeated work, then packs and groups in turn, so that creating files and transferring
-    /// bytes overlap.
+    /// Takes the next unit of work. Repeated work goes first. Packs and groups then alternate, so that the target
+    /// creates files while the bytes of large files are transferred.
     fn next(&mut self) -> Option<Work<P, F>> {
         if let Some(work) = self.urgent.pop_front() {
             return Some(work);

@@ -44,11 +44,11 @@ pub(crate) struct PushAccount {
 pub(crate) struct MovedCounts {
     /// Files that are now complete.
     pub(crate) files: u64,
-    /// All bytes of the files counted in `files`, regardless of when these bytes were counted.
+    /// All bytes of the files counted in `files`, including bytes that an earlier receipt confirmed.
     pub(crate) whole: BytesByOrigin,
-    /// Bytes of any files that were not counted before.
+    /// Bytes that this receipt is the first to confirm, of complete and incomplete files.
     pub(crate) bytes: u64,
-    /// The part of `bytes` that was already shown to the user.
+    /// Number of the bytes in `bytes` that were already reported to the user.
     pub(crate) shown: u64,
 }
 
@@ -68,8 +68,8 @@ impl PushAccount {
         self.files.lock()
     }
 
-    /// Counts a file that was already at the target, and lists it in the manifest if its `root` is known. If an earlier
-    /// session has sent the file, it counts as moved instead, and this returns `false`.
+    /// Counts a file that was already at the target, and returns `true`. Lists the file in the manifest if its `root`
+    /// is known. If an earlier session sent the file, counts the file as moved instead and returns `false`.
     pub(crate) fn skipped(
         &self,
         path: &RelPath,
@@ -95,7 +95,7 @@ impl PushAccount {
         true
     }
 
-    /// Counts a file that an earlier session has sent as moved. `bytes` is the size of the file.
+    /// Counts a file as moved because an earlier session sent it. `bytes` is the size of the file.
     fn found_moved(&self, bytes: u64, sent: &Unconfirmed) {
         let Some(origins) = sent.origins else {
             return self.linked(bytes);
@@ -128,9 +128,9 @@ impl PushAccount {
         origins
     }
 
-    /// Subtracts bytes that were counted with groups that the target holds, but that turned out to be holes. Holes are
-    /// not part of the bytes moved. `holes` contains the index of each such group and its number of hole bytes. Returns
-    /// the total number of these bytes.
+    /// Subtracts the hole bytes of groups that the target holds. These bytes were counted with the groups before the
+    /// holes were known, but holes are not part of the bytes moved. `holes` contains the index of each such group and
+    /// its number of hole bytes. Returns the total number of bytes in these holes.
     pub(crate) fn not_held(&self, file: &LargeSource, holes: &[(u32, u64)]) -> u64 {
         if holes.is_empty() {
             return 0;
@@ -171,7 +171,8 @@ impl PushAccount {
         self.report(Event::Found { files, bytes });
     }
 
-    /// Records that the scan has ended. `parts` are the files of unfinished transfers that it has skipped.
+    /// Records that the scan has ended. `parts` are the temporary files of unfinished transfers that the scan has
+    /// skipped.
     pub(crate) fn end_scan(&self, parts: &UnfinishedParts) {
         self.has_found_all.store(true, Ordering::Relaxed);
         self.report(Event::ScanEnded);
@@ -192,7 +193,7 @@ impl PushAccount {
         self.report(Event::Warned { message });
     }
 
-    /// Returns the counts of what the scan has found so far.
+    /// Returns the number of files and bytes that the scan has found so far.
     pub(crate) fn found(&self) -> FoundSoFar {
         FoundSoFar {
             files: self.totals.found.get(),
@@ -235,8 +236,8 @@ impl PushAccount {
         self.show(files, bytes.saturating_sub(shown));
     }
 
-    /// Reports the number of files and bytes stored at the target to the user, whether or not the files are renamed
-    /// into place.
+    /// Reports to the user how many files and bytes are stored at the target. The files need not be renamed into place
+    /// yet.
     pub(crate) fn show(&self, files: u64, bytes: u64) {
         self.totals.bytes_stored.add(bytes);
         self.report(Event::Stored { files, bytes });
@@ -260,8 +261,7 @@ impl PushAccount {
         self.count_unsent(0, bytes);
     }
 
-    /// Returns whether the target can store such an entry. An entry that it cannot store is counted as left out or
-    /// failed.
+    /// Returns whether the target can store `entry`. If it cannot, the entry is counted as left out or failed.
     pub(crate) fn can_carry(
         &self,
         extras: &Extras,
@@ -351,7 +351,8 @@ impl PushAccount {
         }
     }
 
-    /// Reports a source directory some entries of which may be missing at the target.
+    /// Reports a source directory that changed during the scan, so that some of its entries may be missing at the
+    /// target.
     pub(crate) fn report_unstable_directory(&self, directory: &Path) {
         self.totals.counters.in_doubt.add(1);
         self.warn(format!(
@@ -371,5 +372,5 @@ impl PushAccount {
     }
 }
 
-/// The constant part of the warning, by which it is recognized.
+/// The part of the warning that is the same in every session. The warning is recognized by this text and reported once.
 const LITTLE_ROOM: &str = "less than the push needs";

@@ -15,7 +15,7 @@ use crate::error::SessionError;
 pub enum CleanEvent {
     /// The receiver has found a leftover. It has also removed it, unless the leftover is to stay.
     Found(Leftover),
-    /// Something could not be examined or removed.
+    /// A file or directory could not be examined or removed.
     Failed(Fault),
     /// The receiver is waiting for the given reason.
     Waits(String),

@@ -34,7 +34,8 @@ pub(crate) async fn open_without_queue(
     writer.send(&greeting.encode()).await?;
     let greeted = async {
         reader.greeting().await?;
-        // A receiver that refuses need not have read the opening. Its answer contains the reason.
+        // A receiver may refuse before it reads the opening, so a failure to send is ignored here. The receiver's
+        // answer contains the reason for the refusal.
         let _refused_early = writer.send(&encode_message(&ToReceiver::Open(open))).await;
         Ok(inbox(reader, Arc::new(NoQuota)))
     };
@@ -147,8 +148,9 @@ impl MessageWriter {
         self.last.is_some()
     }
 
-    /// Ends the conversation. A receiver that has dialed is sent the result of the session, and the connection gets
-    /// `GOODBYE_TIMEOUT` to end. After a failure, any other receiver notices the end of the connection immediately.
+    /// Ends the conversation. A receiver that has dialed is sent the result of the session, and the connection may then
+    /// take up to `GOODBYE_TIMEOUT` to close. After a failure, any other receiver notices the end of the connection
+    /// immediately.
     pub(crate) async fn end(&mut self, ended: Result<&Summary, &SessionError>) {
         let ends_in_order = ended.is_ok() || self.was_dialled();
         if let Some(last) = self.last.take() {

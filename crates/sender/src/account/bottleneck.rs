@@ -150,8 +150,9 @@ impl Times {
         seconds
     }
 
-    /// Divides the sender's own part of the time from the first data to the last. Returns the time for which the stages
-    /// before the lanes were the cause, and the time for which the stages after the lanes were.
+    /// Divides the time from the first data to the last among the limits of the sender. Returns two durations that
+    /// belong to the lanes' waiting time: the time lost to the stages before the lanes, and the time lost to the stages
+    /// after the lanes.
     fn share_sending(&self, streaming: f64, seconds: &mut Seconds) -> (f64, f64) {
         let Stages {
             scan, read, lane, ..
@@ -168,7 +169,8 @@ impl Times {
             return (starved, streaming * lane.share(lane.blocked));
         }
         seconds.add(Limit::SourceReads, starved * read.share(read.busy));
-        // A scan that waits has found more entries than the planner takes, so the receiver's answers are missing.
+        // A scan that is mostly not busy finds entries faster than the planner takes them. The planner then waits for
+        // the receiver's answers.
         let unfed = if scan.share(scan.busy) > 0.5 {
             Limit::Scan
         } else {
@@ -231,7 +233,8 @@ impl Times {
     }
 }
 
-/// The share of busy time from which the writers count as the limit, regardless of the lanes before them.
+/// The writers count as the limit if they are busy for at least this share of the time, however the lanes before them
+/// spend their time.
 const SATURATED: f64 = 0.8;
 
 /// Wall-clock time by limit.

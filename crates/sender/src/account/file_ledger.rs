@@ -19,7 +19,7 @@ use crate::send::sent::{NameRole, Sent, SentFile};
 pub(crate) struct FileLedger {
     pub(crate) manifest: Option<Manifest>,
     pub(crate) delivery_log: DeliveryLog,
-    /// Whether files that stay at the target equal those of the source, as far as they were compared.
+    /// Whether a file that stays at the target is known to equal its source file, as far as the two were compared.
     unchanged_files_are_equal: bool,
     /// The name that the target gave to its only entry, if it differs.
     pub(crate) single_name: Option<Name>,
@@ -60,7 +60,7 @@ impl FileLedger {
         }
     }
 
-    /// Begins a session that replaces files according to this rule.
+    /// Begins a session that replaces files according to `overwrite`.
     pub(crate) fn begin(&mut self, overwrite: Overwrite) {
         self.unchanged_files_are_equal = overwrite == Overwrite::Differing;
     }
@@ -110,7 +110,8 @@ impl FileLedger {
             .and_then(|name| RelPath::root().join(name).ok())
     }
 
-    /// Records a file that is already at the target as moved if an earlier session sent it and got no confirmation.
+    /// Records a file as moved if it is at the target because an earlier session sent it without receiving a
+    /// confirmation.
     pub(crate) fn confirm_earlier(
         &mut self,
         path: &RelPath,

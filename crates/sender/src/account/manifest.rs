@@ -46,7 +46,7 @@ enum LineForm {
     Proofs(Prover),
 }
 
-/// The side that proves received files, and its methods.
+/// The receiver that proves received files, and the methods by which it proves them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prover {
     /// Host of the receiver, which proves the files.
@@ -98,10 +98,10 @@ impl Manifest {
         )?])))
     }
 
-    /// Combines this manifest with another one. Each is written to its own place.
+    /// Combines this manifest with another manifest. Each of the two is written to its own destination.
     ///
     /// # Panics
-    /// Panics if one of them was created by `with_callback`.
+    /// Panics if either manifest was created by `with_callback`.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         match (self.0, other.0) {
@@ -183,7 +183,7 @@ struct ManifestLines {
     earlier: Option<HashSet<NameHash>>,
 }
 
-/// Where the lines of the manifest go when the push succeeds.
+/// The destination of the manifest's lines after a successful push.
 #[derive(Debug)]
 enum ManifestOutput {
     /// The lines are gathered in the file `part`, which is renamed to `path`.
@@ -192,7 +192,7 @@ enum ManifestOutput {
     Stream(File),
 }
 
-/// The type of the place that a manifest's path leads to.
+/// The type of file that a manifest's path refers to.
 enum ManifestPlace {
     /// A regular file, or a path that does not exist yet.
     Name(PathBuf),
@@ -378,7 +378,7 @@ fn descriptor(path: &Path) -> io::Result<File> {
     Ok(held.into())
 }
 
-/// Returns the directory of a resolved path, which always has one.
+/// Returns the parent directory of a resolved path. A resolved path always has a parent.
 fn directory_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("."))
 }
@@ -399,8 +399,9 @@ fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
     Ok((directory.join(name.as_os_str()), file.into()))
 }
 
-/// Returns whether b3sum can read a name. It refuses the replacement character, which it writes itself for bytes that
-/// are not UTF-8. Some of its versions strip a carriage return at the end, and other versions refuse an escaped one.
+/// Returns whether b3sum can read a name. b3sum refuses names with the replacement character, because b3sum itself
+/// writes that character for bytes that are not UTF-8. Some versions of b3sum strip a carriage return at the end of a
+/// name, and other versions refuse an escaped carriage return.
 fn is_readable(name: &str) -> bool {
     !name.contains('\u{fffd}') && !name.ends_with('\r')
 }
@@ -457,7 +458,7 @@ const SIZE_AND_TIME: &[&str] = &["size and time"];
 const PATH_END: &str = "\",\"blake3\":\"";
 
 impl LineForm {
-    /// Writes the line of a file. Returns `false` if there is none, because b3sum cannot read some names in any form.
+    /// Writes the line of a file. Returns `false` without writing a line if b3sum cannot read the name in any form.
     fn write(
         &self,
         out: &mut impl Write,
@@ -504,7 +505,7 @@ fn keep_last_lines(file: &File, form: &LineForm) -> io::Result<()> {
     for (number, line) in lines() {
         last.insert(name(&line?), number);
     }
-    // At any time, at most as much has been written as has been read.
+    // The write position never passes the read position, so no line is overwritten before it is read.
     let mut out = BufWriter::new(PositionedFile { file, offset: 0 });
     for (number, line) in lines() {
         let line = line?;

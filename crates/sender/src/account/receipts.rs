@@ -43,21 +43,21 @@ pub(crate) struct Receipts {
     reported: ReportCounts,
     /// The receipt signed by a receiver that has opened the transfer because of a grant.
     pub(crate) signed: Option<Box<SignedReceipt>>,
-    /// Unanswered orders about a shared job.
+    /// Orders that the receiver has not answered. An order is a request about a job that several senders share.
     orders: Orders,
 }
 
-/// Unanswered orders about a shared job, by their numbers.
+/// The orders about a shared job that the receiver has not answered, by their numbers.
 #[derive(Debug, Default)]
 struct Orders {
     last: u64,
     open: HashMap<u64, OpenOrder>,
 }
 
-/// An unanswered order.
+/// An order that the receiver has not answered.
 #[derive(Debug)]
 struct OpenOrder {
-    /// Length in bytes of the file that the order renames into place, if any.
+    /// Length in bytes of the file that the order renames into place. `None` if the order renames no file.
     names: Option<u64>,
     answer: oneshot::Sender<SharedJobResult>,
 }
@@ -85,7 +85,8 @@ impl Receipts {
         (receipts, replies, outgoing)
     }
 
-    /// Processes a message. Returns it if it is `Finished`, the last one.
+    /// Processes a message. Returns the content of `Finished`, which is the receiver's last message, and `None` for any
+    /// other message.
     pub(crate) fn handle(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         let session = Arc::clone(&self.session);
         let _entering = session.entering.lock();
@@ -164,7 +165,7 @@ impl Receipts {
             .try_for_each(|file| self.settle_file(file))
     }
 
-    /// Sends an order about a shared job.
+    /// Sends an order, which is a request about a shared job, to the receiver.
     pub(crate) fn order(
         &mut self,
         order: SharedJobOrder,
@@ -274,7 +275,8 @@ impl Receipts {
         Ok(())
     }
 
-    /// Settles a published batch, with its faults of storing and of renaming. An entry that has both is reported once.
+    /// Settles a batch whose files the receiver has renamed into place. An entry may fail when it is stored and again
+    /// when it is renamed. Such an entry is reported once.
     fn settle_published(
         &mut self,
         PublishedItem { item, faults }: PublishedItem,

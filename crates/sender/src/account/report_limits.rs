@@ -13,7 +13,8 @@ use zmove_wire::{EntryGroup, Fault, Held, SourceKind, WireError, out_of_order};
 /// Counts of entries and files sent to the receiver, which bound its reports.
 #[derive(Debug, Default)]
 pub(crate) struct SentCounts {
-    /// Entries of batches, counted each time that they were sent, and large files.
+    /// Number of entries sent: large files, and entries of batches. An entry that is sent several times counts each
+    /// time.
     entries: AtomicCounter,
     /// Large files.
     pub(crate) files: AtomicCounter,
@@ -43,7 +44,7 @@ const FAULTS_BESIDE_MAX: u64 = 4096;
 /// Maximum number of faults when removing entries that exist only at the target. The removal of anything below a
 /// directory may fail.
 const FAULTS_OF_REMOVAL_MAX: u64 = 1 << 20;
-/// Number of path bytes for which a fault counts once more.
+/// Number of path bytes for which a fault counts as one additional fault.
 const PATH_BYTES_PER_FAULT: u64 = 256;
 
 impl SentCounts {
@@ -54,7 +55,8 @@ impl SentCounts {
             .fetch_max(directory.as_bytes().len(), Ordering::Relaxed);
     }
 
-    /// Counts a request about whether these files are needed. The receiver may report a value for each of their groups.
+    /// Counts a request that asks whether the receiver needs these files. The receiver may report a value for each of
+    /// their groups.
     pub(crate) fn ask(&self, groups: &[EntryGroup]) {
         for group in groups {
             self.asked.add(group.entries.len() as u64);
@@ -63,8 +65,8 @@ impl SentCounts {
         }
         for entry in groups.iter().flat_map(|group| &group.entries) {
             if let SourceKind::File { bytes, .. } = entry.kind {
-                // A group may be reported once for an earlier transfer and once for another version. Each of the two
-                // reports also has an end.
+                // The receiver may report each group twice: as received in an earlier transfer, and as part of another
+                // version of the file. A message that ends the report follows each time.
                 let values = u64::from(GroupSpan::count(bytes).unwrap_or(0));
                 self.held.add(2 * values + 2);
             }
@@ -96,8 +98,8 @@ impl ReportCounts {
         within("faults", self.faults_beside, limit)
     }
 
-    /// Counts and checks an entry that lacks attributes. It may be reported once for each time that it was sent or
-    /// asked about.
+    /// Counts and checks a report that an entry lacks attributes. The receiver may send one such report each time that
+    /// it is sent the entry or asked about it.
     pub(crate) fn missed(&mut self, sent: &SentCounts, path: &RelPath) -> Result<(), WireError> {
         self.missed += 1 + path.as_bytes().len() as u64 / PATH_BYTES_PER_FAULT;
         let directory_bytes = sent.directory_bytes.load(Ordering::Relaxed) as u64;

@@ -23,7 +23,7 @@ pub(crate) struct Timeline {
 struct FirstByte {
     /// Time since the start.
     after: Duration,
-    /// The times that stages had recorded by then.
+    /// The times that the stages had recorded when the first data was sent.
     spent: Stages,
 }
 
@@ -38,7 +38,7 @@ impl Timeline {
         }
     }
 
-    /// Records the time of the first data byte. Returns that time to the first caller, and `None` to later ones.
+    /// Records the time of the first data byte. Returns that time to the first caller, and `None` to later callers.
     pub(crate) fn note_first_byte(&self) -> Option<Duration> {
         if self.first_byte.get().is_some() {
             return None;

@@ -23,13 +23,14 @@ pub(crate) struct Totals {
     pub(crate) whole: Lock<BytesByOrigin>,
     pub(crate) bytes_read: AtomicCounter,
     pub(crate) bytes_handed_over: AtomicCounter,
-    /// The part of `bytes_handed_over` that the receiver has settled, whether it was stored or not.
+    /// Number of the bytes in `bytes_handed_over` that the receiver has settled, whether the bytes were stored or not.
     pub(crate) bytes_settled: AtomicCounter,
     /// Skipped files that are in the manifest, or will be added to it.
     pub(crate) listed: AtomicCounter,
     /// Number of entries for each kind of attribute that was not kept and each reason.
     pub(crate) not_kept: Lock<BTreeMap<(MetadataKinds, NotKeptReason), u64>>,
-    /// Entries whose removal was requested in this run, including all entries below them if those are counted.
+    /// Number of entries whose removal was requested in this run. Entries below a removed directory are included if
+    /// they are counted.
     pub(crate) extraneous: AtomicCounter,
     /// Parts of the source that could not be scanned.
     pub(crate) scan_errors: AtomicCounter,
@@ -40,7 +41,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Returns the summary of this session on its own.
+    /// Returns the summary of this session alone, without earlier sessions of the run.
     pub(crate) fn summary(&self) -> Summary {
         Summary {
             counters: self.counters.read(),
@@ -73,7 +74,8 @@ impl Totals {
         self.scan_errors.get() + self.unread.get()
     }
 
-    /// Returns whether every file found is known to be at the target, or at least one is known not to be.
+    /// Returns `true` if every file found is known to be at the target. Also returns `true` if at least one file is
+    /// known to be missing or incorrect there, because that is already a definite result.
     pub(crate) fn are_files_confirmed(&self) -> bool {
         let lost = self.source_errors() + self.unplaced.get();
         lost > 0 || self.unconfirmed_files() == 0

@@ -20,12 +20,13 @@ pub struct Link<L = Box<dyn LaneSink>> {
     pub transfer: TransferId,
     /// Cipher of the lanes, as sent on the lanes.
     pub cipher: Cipher,
-    /// The control connection. Nothing has been sent on it, unless the receiver has dialed: then both sides have
-    /// greeted.
+    /// The control connection. If the receiver has dialed, both sides have already sent their greetings. Otherwise
+    /// nothing has been sent on the connection.
     pub control: (ControlReader, ControlWriter),
-    /// Lanes as they come up, with the greeting already sent. An error is the reason why a lane did not come up.
+    /// Delivers each lane once it is connected and has sent its greeting. Delivers an error for each lane that could
+    /// not be connected.
     pub lanes: mpsc::Receiver<Result<L, LaneError>>,
-    /// Supply of additional lanes, or `None` if there can be no more.
+    /// Supply of additional lanes, or `None` if no additional lanes can be dialed.
     pub supply: Option<LaneSupply>,
     /// Relay messages for a receiver that has dialed, or `None` if this side has dialed.
     pub relay: Option<Relay>,
@@ -88,7 +89,8 @@ async fn has_room(reader: &mut ControlReader) -> Result<(), SessionError> {
 /// A supply of additional lanes.
 #[derive(Debug)]
 pub struct LaneSupply {
-    /// Requests this many more lanes. Each of them comes up or fails in the same way as the first lanes.
+    /// Requests for additional lanes, each with the number of lanes wanted. Every requested lane is delivered or fails
+    /// in the same way as the first lanes.
     pub more: mpsc::UnboundedSender<u16>,
     /// Number of lanes requested so far, without those in `again`.
     pub asked: u16,
@@ -103,9 +105,9 @@ pub struct LaneSupply {
 /// How the number of lanes is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneCount {
-    /// The initial number. More lanes are dialed only to replace lost ones.
+    /// The initial number of lanes is kept. More lanes are dialed only to replace lost lanes.
     Fixed,
-    /// The number that the tuner finds best.
+    /// The tuner chooses the number of lanes.
     Tuned {
         /// Minimum number of lanes that suits the path.
         least: u16,
@@ -136,7 +138,8 @@ mod tests {
 
     const TRANSFER: TransferId = TransferId([7; 16]);
 
-    /// Returns the result of `ask` with a receiver that has sent `said`, and the bytes that the receiver gets.
+    /// Returns the result of `ask` if the receiver has sent the bytes in `said`, and the bytes that `ask` sends to the
+    /// receiver.
     async fn asked(beginning: Beginning, said: &[u8]) -> (Result<(), SessionError>, Vec<u8>) {
         let (own, mut peer) = tokio::io::duplex(64 * 1024);
         peer.write_all(said).await.unwrap();

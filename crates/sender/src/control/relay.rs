@@ -91,8 +91,8 @@ pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<R
     reader.into_inbox(decode, INBOX_MESSAGES_MAX)
 }
 
-/// Decoded bytes per received byte. A verdict of 40 bytes may arrive as one byte, and an element of most other lists as
-/// two or three.
+/// Maximum number of decoded bytes per received byte. A verdict takes 40 bytes in memory and may be encoded in one
+/// byte. An element of most other lists is encoded in two or three bytes.
 const DECODED_BYTES_PER_BYTE: usize = 40;
 /// Memory of a list element with a name or a path, in addition to the bytes of the name or path.
 const ELEMENT_BYTES: usize = 136;

@@ -25,7 +25,7 @@ pub(crate) struct Replies {
     pub(crate) counted: Receiver<CountedReply>,
 }
 
-/// A reply about entries or links. These arrive in the receiver's order.
+/// A reply about entries or links. Such replies are delivered in the order in which the receiver sent them.
 #[derive(Debug)]
 pub(crate) enum EntryReply {
     /// The state of the target. Sent once, before any answer.
@@ -70,8 +70,8 @@ pub(crate) struct ReplySender {
     counted: Sender<CountedReply>,
 }
 
-/// Maximum number of waiting values and verdicts. That is the number of groups in 64 TiB, and takes up to 640 MiB of
-/// memory.
+/// Maximum number of waiting values and verdicts. It equals the number of groups in 64 TiB, and the values take up to
+/// 640 MiB of memory.
 const WAITING_MAX: usize = 16 << 20;
 
 /// Maximum number of outstanding counted replies.
