@@ -56,7 +56,7 @@ use crate::push::session::Session;
 /// The settings of a mirror.
 #[derive(Clone, Debug)]
 pub(crate) struct Mirror {
-    /// The sources. Entries whose names are excluded by their selection are not removed.
+    /// The sources. Names that their selection excludes are not removed at the target.
     pub(crate) sources: SourceWalk,
     pub(crate) removals: Removals,
     pub(crate) intent: Intent,
@@ -160,7 +160,7 @@ fn run_rounds(session: &Session, answers: &Receiver<CountedReply>, mirror: &Mirr
     }
 }
 
-/// Returns whether nothing may be removed, and reports that.
+/// Returns `true` if nothing may be removed, and then reports the reason.
 fn refuse_removals(account: &PushAccount, mirror: &Mirror) -> bool {
     let unread = account.totals.source_errors();
     let errors = unread + account.totals.unplaced.get();
@@ -195,15 +195,16 @@ struct MirrorRound<'a> {
     outstanding: HashMap<u64, OpenRequest>,
     removing: usize,
     extraneous: ExtraneousList,
-    /// Whether more entries are to be removed than can be held. Another round removes the rest.
+    /// Whether the number of entries to remove exceeds the number that can be stored. Another walk of the sources
+    /// removes the rest.
     full: bool,
-    /// Empty sources that must not empty their mirror, by their directory at the target.
+    /// Empty sources whose mirrors must not be emptied. The key is the source's directory at the target.
     empty: HashMap<RelPath, PathBuf>,
     /// An empty source whose mirror has entries that would be removed.
     emptied: Option<PathBuf>,
 }
 
-/// The size of a message.
+/// The number of names in a message and their total length in bytes.
 #[derive(Default)]
 struct MessageLoad {
     names: usize,
@@ -245,11 +246,11 @@ impl<'a> MirrorRound<'a> {
         }
     }
 
-    /// Lists all sources and asks for other names at the target. Returns whether the sources are the ones that were
-    /// pushed.
+    /// Lists all sources, and asks the receiver for names that exist only at the target. Returns whether the sources
+    /// are still the directories that were pushed.
     fn walk(&mut self) -> bool {
         let mut are_those_pushed = true;
-        // Each round counts these entries again.
+        // Each walk of the sources counts these entries again.
         self.session
             .account
             .totals
@@ -367,7 +368,7 @@ impl<'a> MirrorRound<'a> {
         }
     }
 
-    /// Sends the gathered request once few enough requests are outstanding.
+    /// Sends the gathered request, after waiting until fewer requests are outstanding than the limit.
     fn ask(&mut self) {
         if self.gathered.is_empty() {
             return;
@@ -483,8 +484,8 @@ impl<'a> MirrorRound<'a> {
         self.send(first.into_iter().chain(ranges).collect(), directory_kind);
     }
 
-    /// Takes as many extraneous entries as may still be removed in this run. They count as removed from now on, because
-    /// it would be unknown which of them were removed if the connection were lost.
+    /// Takes as many extraneous entries as may still be removed in this run. These entries count as removed from now
+    /// on. If the connection were lost, the sender would not know which of them the receiver has removed.
     fn take_extraneous(&mut self) -> TakenEntries {
         let totals = &self.session.account.totals;
         let before = totals.extraneous.get();

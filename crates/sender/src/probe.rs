@@ -216,7 +216,7 @@ impl RunningProbe {
         self.lanes_ended += u32::from(round.lanes);
         self.sample(SampleTime::Ended(self.lanes_ended)).await?;
         round.path = path::gather(fillers.probes.iter());
-        // All sent data has arrived, so the threads no longer wait for anything.
+        // All sent data has arrived, so no thread is blocked and dropping the fillers does not wait long.
         drop(fillers);
         Ok(round)
     }
@@ -308,7 +308,7 @@ impl RunningProbe {
     }
 }
 
-/// A sample request and its answer.
+/// The answer to a request for a sample, with the time of the request and the round trip.
 struct Ping {
     asked: Instant,
     round_trip: Duration,

@@ -25,13 +25,14 @@ pub(crate) struct HashedSource {
 
 /// A job for a hashing thread.
 pub(crate) enum HashJob {
-    /// Files of at most one group, with their indices in the request of this number.
+    /// Files of at most one group, each with its index in the request. The number identifies the request to the
+    /// receiver.
     Files(u64, Vec<(usize, HashedSource)>),
-    /// Consecutive groups of one file, for the order of this number.
+    /// Consecutive groups of one file. The number identifies the order, which is a request to hash a range of groups.
     Groups(u64, Box<HashedSource>, Range<u32>, HoleHashing),
 }
 
-/// How a group that is a hole is reported.
+/// How the hash of a group is reported if the group is a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoleHashing {
     /// Reported as a hole, without a hash value.
@@ -42,9 +43,9 @@ pub(crate) enum HoleHashing {
 
 /// The result of a job.
 pub(crate) enum HashResult {
-    /// The roots of the files of a request.
+    /// The roots of the files of the request with this number.
     Files(u64, Vec<(usize, Result<Root, FileError>)>),
-    /// The values of the groups of an order, with `None` for each hole.
+    /// The values of the groups of the order with this number. The value of a hole is `None`.
     Groups(u64, OwnValues),
 }
 
@@ -161,7 +162,7 @@ impl HashingReader {
         }
     }
 
-    /// Reads a file that is as the scan saw it, and checks that it is still unchanged after the read.
+    /// Checks that a file is unchanged since the scan, reads it, and checks again that it is unchanged.
     fn unchanged<T>(
         &self,
         HashedSource { directory, entry }: &HashedSource,

@@ -20,7 +20,7 @@ use crate::push::session::Session;
 use crate::read::holes::HoleHandling;
 use crate::read::source::{SizeAndMtime, SourceDirectory};
 
-/// The entries of one inspection that are being compared.
+/// The state of one inspection: the entries that wait for a request, for the receiver's answer or for hashes.
 pub(crate) struct Listing<'a> {
     session: &'a Session,
     /// Whether entries that exist only at the target would be removed.
@@ -32,7 +32,7 @@ pub(crate) struct Listing<'a> {
     verification: Option<Verification>,
 }
 
-/// A request whose entries have not been judged yet.
+/// A request for which not all answers and hashes are available, so that its entries are not compared yet.
 struct PendingRequest {
     asked: Vec<AskedEntry>,
     answer: Option<Vec<Verdict>>,
@@ -53,7 +53,7 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Returns whether everything has been asked and answered.
+    /// Returns whether the receiver has been asked about every entry and has answered every request.
     pub(crate) fn is_done(&self) -> bool {
         let verified = self.verification.as_ref().is_none_or(Verification::is_done);
         self.gathered.is_empty() && self.outstanding.is_empty() && verified
@@ -75,7 +75,7 @@ impl<'a> Listing<'a> {
         self.outstanding.len() < REQUESTS_OUTSTANDING_MAX && !is_full
     }
 
-    /// Adds an entry to ask the receiver about.
+    /// Adds an entry about which the receiver is to be asked.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, what: PackEntry) {
         let asked = AskedEntry::new(directory, what);
         if is_small_file(&asked) {
@@ -88,7 +88,7 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Asks about the gathered entries, up to the limit of outstanding requests.
+    /// Asks the receiver about the gathered entries, up to the limit of outstanding requests.
     pub(crate) fn ask(&mut self) {
         while !self.gathered.is_empty() && self.may_ask() {
             let (number, asked) = self.gathered.take();
@@ -116,7 +116,7 @@ impl<'a> Listing<'a> {
         self.order();
     }
 
-    /// Requests groups of large files, up to the limit of outstanding orders.
+    /// Asks the receiver for the hashes of groups of large files, up to the limit of outstanding orders.
     fn order(&mut self) {
         if let Some(verification) = &mut self.verification {
             verification.order(|message| self.session.in_flight.send(message));
@@ -157,7 +157,8 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Judges the entries of a request once it has been answered and this side has hashed the necessary files.
+    /// Determines the changes to the entries of a request, once the receiver has answered it and this side has hashed
+    /// the files that must be compared.
     fn judge_request(&mut self, request: u64) {
         let is_ready = |open: &PendingRequest| open.answer.is_some() && open.roots.is_some();
         if !self.outstanding.get(&request).is_some_and(is_ready) {
@@ -181,8 +182,8 @@ impl<'a> Listing<'a> {
         self.order();
     }
 
-    /// Compares contents if they decide the verdict, and judges the entry. An entry that is compared group by group is
-    /// judged later.
+    /// Compares the contents of an entry if the verdict depends on them, and lists the change to the entry. An entry
+    /// that is compared group by group is listed later.
     fn compare(
         &mut self,
         asked: &AskedEntry,
@@ -203,7 +204,7 @@ impl<'a> Listing<'a> {
             large_file(asked),
             verdict.non_content_differences(),
         ) {
-            // This is another name of a file that is compared under its first name.
+            // This entry is another name of a file whose contents are compared under its first name.
             (Verdict::Contents(differences, _), ..)
                 if matches!(asked.what, PackEntry::Link(..)) =>
             {
@@ -262,8 +263,8 @@ impl<'a> Listing<'a> {
         )
     }
 
-    /// Counts the change that would be made to one entry. Returns the line to print, if there is one. `where_not`
-    /// describes where contents differ.
+    /// Counts the change that the push would make to one entry. Returns the change to print, or `None` if no line is
+    /// printed for the entry. `where_not` describes the ranges in which the contents differ.
     fn judge(&self, asked: &AskedEntry, verdict: Verdict, where_not: String) -> Option<Change> {
         let totals = &self.session.account.totals;
         let changed = |differences: Differences| {
@@ -295,7 +296,7 @@ impl<'a> Listing<'a> {
             .entry()
             .filter(|entry| entry.kind == EntryKind::File)
         {
-            // If a file cannot be opened, the push would remove nothing at the target.
+            // A push that cannot open this file removes nothing at the target.
             if moves && self.is_mirror {
                 let opened = asked.directory.open_file(&entry.name);
                 opened
@@ -330,8 +331,8 @@ impl<'a> Listing<'a> {
         })
     }
 
-    /// Returns how many bytes of a file are data, as a transfer would find them. A file that cannot be opened counts in
-    /// full, because the transfer reports its failure.
+    /// Returns the number of data bytes that a transfer would find in a file. For a file that cannot be opened, returns
+    /// the full size, because the transfer reports the failure.
     fn data_bytes(&self, asked: &AskedEntry, entry: &Entry) -> u64 {
         let holes = self.session.extras.holes();
         if holes != HoleHandling::Kept || !entry.may_have_holes {
@@ -354,7 +355,7 @@ impl<'a> Listing<'a> {
             .unwrap_or_else(|| asked.target_path())
     }
 
-    /// Reads the source file and compares it. Returns `None` if the file cannot be read, after reporting that.
+    /// Reads the source file and compares it. If the file cannot be read, reports the failure and returns `None`.
     fn compare_contents(
         &self,
         asked: &AskedEntry,
@@ -398,7 +399,8 @@ fn small_files(asked: &[AskedEntry]) -> Vec<(usize, HashedSource)> {
         .collect()
 }
 
-/// Returns the file if the entry is one and not another name of a file.
+/// Returns the file of the entry. Returns `None` if the entry is not a file, or is another name of a file that is
+/// compared under its first name.
 fn source_of(asked: &AskedEntry) -> Option<HashedSource> {
     match &asked.what {
         PackEntry::Within(entry) if entry.kind == EntryKind::File => Some(HashedSource {

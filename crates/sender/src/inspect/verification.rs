@@ -28,7 +28,7 @@ pub(super) struct Verification {
     pub(super) hashing: Hashing,
     /// Large files of which some groups have not been requested. The groups of the first file are being requested.
     waiting: VecDeque<ComparedFile>,
-    /// Large files whose groups have all been requested but not all been compared.
+    /// Large files whose groups have all been requested, and some of whose groups have not been compared.
     comparing: HashMap<u64, ComparedFile>,
     orders: HashMap<u64, GroupOrder>,
     /// The last number given to a large file or an order.
@@ -44,7 +44,7 @@ pub(super) struct ComparedFile {
     number: u64,
     /// Index of the first group that has not been requested.
     next: u32,
-    /// Number of orders that have not been compared.
+    /// Number of orders for this file whose groups have not been compared.
     open: usize,
     /// Bytes that differ, in ranges of whole groups.
     pub(super) differing: DifferingRanges,
@@ -63,7 +63,7 @@ struct WholeFileComparison {
     ahead: BTreeMap<u32, Vec<Cv>>,
 }
 
-/// Groups that are being hashed on both sides.
+/// Groups that both sides are hashing at the moment.
 struct GroupOrder {
     file: u64,
     groups: Range<u32>,
@@ -82,7 +82,7 @@ impl Verification {
         }
     }
 
-    /// Queues a file of several groups. `root` is set if it is all that the receiver knows of the file.
+    /// Queues a file of several groups. `root` is set if the receiver knows only the root of the file.
     pub(super) fn add_large(
         &mut self,
         source: HashedSource,
@@ -109,17 +109,17 @@ impl Verification {
         });
     }
 
-    /// Returns whether so many large files wait that the scan must wait too.
+    /// Returns whether the maximum number of large files is waiting, so that the scan must pause.
     pub(super) fn is_full(&self) -> bool {
         self.waiting.len() >= LARGE_WAITING_MAX
     }
 
-    /// Returns whether nothing is left to compare.
+    /// Returns whether all files have been compared.
     pub(super) fn is_done(&self) -> bool {
         self.waiting.is_empty() && self.orders.is_empty()
     }
 
-    /// Requests groups, up to the limit of outstanding orders.
+    /// Asks the receiver and this side's threads to hash groups, up to the limit of outstanding orders.
     pub(super) fn order(&mut self, mut tell: impl FnMut(ToReceiver)) {
         while self.orders.len() < HASHES_OUTSTANDING_MAX
             && let Some(file) = self.waiting.front_mut()
@@ -291,7 +291,7 @@ impl ComparedFile {
 #[derive(Default)]
 pub(super) struct DifferingRanges {
     held: Vec<Range<u64>>,
-    /// Number of ranges that are counted but not held, because the memory per file is bounded.
+    /// Number of ranges that are counted but not stored, which keeps the memory per file bounded.
     more: usize,
 }
 

@@ -35,9 +35,9 @@ pub(super) enum DirectoryKind {
 pub(super) struct ExtraneousEntries {
     pub(super) directory: RelPath,
     pub(super) names: Vec<(Name, EntryForm)>,
-    /// Whether the directory is itself extraneous.
+    /// Whether the directory itself exists only at the target.
     inside: bool,
-    /// Whether all of these entries stay because the source has changed.
+    /// Whether all entries in `names` stay because the source of the directory has changed.
     kept: bool,
 }
 
@@ -57,8 +57,8 @@ pub(super) struct TakenEntries {
 pub(super) struct ExtraneousList {
     /// The rules. Without rules, no entry is spared because of its name.
     rules: Option<Arc<Selection>>,
-    /// Whether entries in extraneous directories are counted. If not, and if there are no rules, these directories are
-    /// not listed.
+    /// Whether entries in extraneous directories are counted. If they are not counted and there are no rules, these
+    /// directories are not listed.
     counted: bool,
     /// The entries, with each directory before its contents.
     extraneous: Vec<ExtraneousEntries>,
@@ -68,7 +68,7 @@ pub(super) struct ExtraneousList {
     unlisted: Vec<RelPath>,
     /// Extraneous directories in which an entry is spared, at any depth.
     spared: HashSet<RelPath>,
-    /// Directories that are listed, or will be, and that stay because the source has changed.
+    /// Directories that stay because the source has changed. Each has been listed or will be.
     kept: HashSet<RelPath>,
 }
 
@@ -94,7 +94,7 @@ impl ExtraneousList {
         self.names
     }
 
-    /// Returns whether no more entries should be added.
+    /// Returns whether the limit of names is reached, so that no more entries should be added.
     pub(super) fn is_full(&self) -> bool {
         self.names >= PENDING_NAMES_MAX || self.path_bytes >= PENDING_PATH_BYTES_MAX
     }
@@ -201,8 +201,7 @@ impl ExtraneousList {
         !self.unlisted.is_empty()
     }
 
-    /// Takes the entries to remove from all that have been added, at most `room` of them. The contents of a directory
-    /// are taken before the directory.
+    /// Takes up to `room` of the entries to remove. The contents of a directory are taken before the directory.
     pub(super) fn take(&mut self, room: u64) -> TakenEntries {
         self.names = 0;
         self.path_bytes = 0;

@@ -1,4 +1,4 @@
-//! Entries that the receiver is asked about, and their form in a request.
+//! Entries about which the receiver is asked, and their form in a request.
 
 use zmove_scan::{Entry, EntryKind, EntryProperties};
 use zmove_types::{GROUP_BYTES, Metadata, RelPath};
@@ -8,7 +8,7 @@ use crate::plan::pack::PackEntry;
 use crate::read::extras::{Extras, Form};
 use crate::read::source::SourceDirectory;
 
-/// An entry that the receiver is asked about, and its directory, which is not held open.
+/// An entry about which the receiver is asked, and the directory of the entry. The directory is not held open.
 #[derive(Debug)]
 pub(crate) struct AskedEntry {
     pub(crate) directory: SourceDirectory,
@@ -16,7 +16,7 @@ pub(crate) struct AskedEntry {
 }
 
 impl AskedEntry {
-    /// Creates a question about an entry of a directory or about the directory itself.
+    /// Creates the question about an entry of `directory`, or about `directory` itself.
     pub(crate) fn new(directory: &SourceDirectory, what: PackEntry) -> Self {
         Self {
             directory: directory.closed(),
@@ -35,7 +35,7 @@ impl AskedEntry {
     }
 }
 
-/// Groups the entries by directory. If a directory itself is asked about, it begins a group.
+/// Groups the entries by directory. A question about a directory itself is the first in its group.
 pub(crate) fn entry_groups(asked: &[AskedEntry], extras: &Extras) -> Vec<EntryGroup> {
     let is_one = |before: &AskedEntry, asked: &AskedEntry| {
         before.directory.is(&asked.directory) && asked.what.entry().is_some()

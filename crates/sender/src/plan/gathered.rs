@@ -30,7 +30,8 @@ impl RequestBacklog {
         self.waiting.is_empty()
     }
 
-    /// Returns the number of the next request and its entries, which are those that have waited longest.
+    /// Takes the entries that have waited longest, as many as fit into one request. Returns the number of the request
+    /// and these entries.
     pub(crate) fn take(&mut self) -> (u64, Vec<AskedEntry>) {
         let mut entries = Vec::with_capacity(self.waiting.len().min(REQUESTED_ENTRIES_MAX));
         let mut bytes = 0;

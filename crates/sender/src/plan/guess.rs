@@ -21,14 +21,14 @@ use crate::read::source::SourceDirectory;
 
 /// The planning state while the state of the target is unknown.
 pub(super) struct TargetGuess {
-    /// The basis of the packs that are being planned.
+    /// The basis on which packs are currently planned: [`PlanBasis::Guessed`] or [`PlanBasis::ReadAhead`].
     pub(super) basis: PlanBasis,
-    /// Remaining allowance of files to send.
+    /// Number of files, and of their bytes, that may still be sent as a guess.
     sent: GuessAllowance,
-    /// Remaining allowance of files to read.
+    /// Number of files, and of their bytes, that may still be read ahead.
     read: GuessAllowance,
     pub(super) held: Vec<(SourceDirectory, Entry)>,
-    /// Where readers return files of this part of the plan that they cannot read.
+    /// The channel on which readers return files that they cannot read while the state of the target is unknown.
     pub(super) unread: Sender<UnreadFile>,
 }
 
@@ -64,8 +64,8 @@ impl TargetGuess {
         }
     }
 
-    /// Charges a file of this size to the allowances. Returns its basis, or `None` if the file must wait. All later
-    /// files then wait too.
+    /// Charges a file of this size to the allowances. Returns the basis on which the file is planned. Returns `None` if
+    /// the file must wait, and then all later files wait too.
     pub(super) fn admit(&mut self, bytes: u64) -> Option<PlanBasis> {
         if !self.held.is_empty() {
             None

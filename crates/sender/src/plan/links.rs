@@ -49,9 +49,9 @@ pub(crate) struct FirstName {
 pub(crate) enum LinkOutcome {
     /// The first name is at the target.
     FirstPublished(HardLinkedFileId, FirstName),
-    /// This many links have been made, or their failures have been reported.
+    /// This number of links have been made, or the receiver has reported why they could not be made.
     LinksSettled(usize),
-    /// The name could not be linked to the file with this first name.
+    /// The entry could not be linked to the file that has this first name.
     LinkFailed(SourceDirectory, Entry, Arc<FirstName>, FaultCode),
     /// The first name was to stay unchanged, but has changed since the receiver examined it.
     FirstChanged(SourceDirectory, Entry),
@@ -151,7 +151,8 @@ impl Links {
         }
     }
 
-    /// Records that the first name of a file is at the target. Returns it with the names that waited for it.
+    /// Records that the first name of a file is at the target. Returns that name together with the names that waited
+    /// for it.
     pub(crate) fn note_first_published(
         &mut self,
         id: HardLinkedFileId,
@@ -197,7 +198,7 @@ impl Links {
                 NotKeptReason::TooMuch,
             );
         }
-        // The file was forgotten because all its names had been seen. It is now kept to the end.
+        // The file was forgotten because all its names had been seen. From now on it is remembered until the end.
         let kept = || LinkGroup {
             missing: 1,
             lost: 0,
@@ -214,7 +215,7 @@ impl Links {
                 self.unsettled += 1;
                 NamePlan::Link(entry, Arc::clone(first))
             }
-            // The file is being changed all the time. Another attempt would take as long and fail in the same way.
+            // The file keeps changing. Another attempt would take as long and fail in the same way.
             FirstNameState::Published(_) if group.lost == LOST_MAX => NamePlan::Copy(
                 Entry {
                     shared: None,
@@ -306,7 +307,8 @@ impl LinkFailure {
         }
     }
 
-    /// Returns the attribute that the name lacks if it becomes a separate file.
+    /// Returns the reason why the name is not linked if it becomes a separate file. Returns `None` if the name will be
+    /// planned again.
     pub(crate) fn lack(self) -> Option<NotKeptReason> {
         match self {
             Self::Lost => None,

@@ -34,8 +34,8 @@ pub(crate) struct Pack {
     /// Number of times that the pack has been sent before.
     pub(crate) tries: u8,
     pub(crate) basis: PlanBasis,
-    /// The channel for files that cannot be read before they are known to be needed. Dropped once the pack has been
-    /// read.
+    /// The channel for files that cannot be read while it is unknown whether the target needs them. Dropped once the
+    /// pack has been read.
     pub(crate) unread: Option<Sender<UnreadFile>>,
 }
 
@@ -175,8 +175,8 @@ impl PackSizes {
 }
 
 const RAMP_DOUBLINGS_MAX: u32 = 16;
-/// Maximum number of entries in one pack. More entries cost less per file. Fewer entries spread a small tree over more
-/// lanes and writers.
+/// Maximum number of entries in one pack. A higher limit reduces the cost per file. A lower limit spreads a small tree
+/// over more lanes and writers.
 const ENTRIES_MAX: usize = 1024;
 const _: () = assert!(ENTRIES_MAX <= BATCH_ENTRIES_MAX);
 /// Maximum number of directories that a pack holds open.
@@ -192,7 +192,7 @@ pub(crate) struct Packer {
     packs_made: u32,
 }
 
-/// The share of a batch that entries take up.
+/// The amount of room in a batch that entries use.
 #[derive(Clone, Copy, Debug, Default)]
 struct PackLoad {
     entries: usize,
@@ -211,7 +211,7 @@ impl Packer {
         }
     }
 
-    /// Adds an entry. Returns the previous pack if the entry had no room in it.
+    /// Adds an entry. If the current pack has no room for it, returns that pack and adds the entry to a new one.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
         let more = PackLoad::of(directory, &entry);
         let elsewhere = self

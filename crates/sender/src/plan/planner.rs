@@ -38,17 +38,16 @@ use crate::read::source::{SizeAndMtime, SourceDirectory};
 /// The task of the planner.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
-    /// Whether nothing is sent, and the receiver is only asked how its entries differ.
+    /// Whether nothing is sent. The receiver is only asked how its entries differ from those of the source.
     pub(crate) inspects: bool,
     /// Whether an inspection compares contents.
     pub(crate) verifies: bool,
     pub(crate) compare: Compare,
-    /// Whether files that stay at the target are known to equal those of the source, as far as they are compared at
-    /// all.
+    /// Whether a file that stays at the target is known to equal its source file, as far as the two were compared.
     pub(crate) unchanged_files_are_equal: bool,
     /// How to make the target a mirror of the source, if requested.
     pub(crate) mirror: Option<Mirror>,
-    /// Work to send instead of the results of a walk, if the push is fed.
+    /// The channel of work to send, if other code feeds the push. The sources are then not walked.
     pub(crate) fed: Option<Receiver<PlannerInput>>,
     /// How to reread directories that change during the walk. Default: they are not reread.
     pub(crate) reread: Option<SourceWalk>,
@@ -160,10 +159,11 @@ impl Unlisted {
     }
 }
 
-/// Maximum number of files in one piece of work. It is large enough to make queueing cheap and small enough to occupy
-/// all readers.
+/// Maximum number of files that a reader takes at a time. The number is large enough to make queueing cheap, and small
+/// enough to occupy all readers.
 const UNLISTED_FILES: usize = 128;
-/// Number of bytes at which a piece of work is complete, chosen for the same reasons.
+/// Number of bytes after which no more files are added to the work for one reader. Chosen for the same reasons as
+/// [`UNLISTED_FILES`].
 const UNLISTED_BYTES: u64 = 16 << 20;
 
 /// How long a pack that is not full waits for more entries while the scan finds nothing.
@@ -183,7 +183,7 @@ struct Planner<'a> {
     unlisted: Unlisted,
     /// Size in bytes of the files that are sent, as far as known before they are read.
     needed_bytes: u64,
-    /// Whether directories are being reread. Most files that are at the target have then already been counted.
+    /// Whether directories are being reread. Most files at the target have then already been counted.
     is_rereading: bool,
 }
 
@@ -203,7 +203,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans everything that follows from the scan and from replies, until the inputs have ended and `is_done` returns
+    /// Plans the results of the scan and of the receiver's replies, until the inputs have ended and `is_done` returns
     /// `true`.
     fn plan_until(&mut self, inputs: &mut Inputs<'_>, is_done: impl Fn(&Self) -> bool) {
         let nothing = never();
@@ -310,8 +310,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Replaces first names that have failed. If nothing is in flight, the first names that other names wait for must
-    /// have failed, so the next names are sent.
+    /// Replaces first names that have failed with the next names of their files. If nothing is in flight, every first
+    /// name that other names still wait for must have failed.
     fn replace_failed_names(&mut self, entries: &Receiver<QueuedReply>) {
         let entering = self.session.entering.lock();
         let is_idle = !self.links.is_done()
@@ -494,8 +494,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans the remaining names of a file one of whose names stays unchanged at the target. If that name was not
-    /// compared, its contents are unknown, so the other names are not linked to it.
+    /// Plans the remaining names of a file if one of its names stays unchanged at the target. If that name was not
+    /// compared, its contents are unknown, and the remaining names are not linked to it.
     fn skipped_name(&mut self, id: HardLinkedFileId, path: RelPath) {
         if self.task.unchanged_files_are_equal {
             return self.plan_links(id, FirstName { path, root: None });
@@ -557,7 +557,7 @@ impl<'a> Planner<'a> {
             .piece()
             .is_some_and(|piece| piece.share_if_large(directory.source_path(), &entry))
         {
-            // The file counts in the session that renames it into place.
+            // The session that renames the file into place counts the file.
             return self.session.account.totals.found.take_back(1);
         }
         if entry.kind == EntryKind::File && !entry.may_have_holes {
@@ -692,8 +692,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans to read a file for the manifest if the file stays at the target. Does nothing if the manifest already has
-    /// a line for it, or needs none.
+    /// Queues a file that stays at the target to be read for the manifest. Does nothing if the manifest already has a
+    /// line for the file or needs none.
     fn list(&mut self, path: &RelPath, directory: &SourceDirectory, entry: &Entry) {
         let account = &self.session.account;
         let mut files = account.files();
@@ -725,7 +725,7 @@ impl<'a> Planner<'a> {
         there: GroupValues,
     ) {
         if directory.piece().is_some() {
-            // A file that several senders share is not resumed by any of them.
+            // If several senders share a file, none of them resumes it.
             return self.plan_needed(directory, entry);
         }
         let mut source = self.session.queue.large_source(directory, entry);

@@ -34,7 +34,7 @@ pub(crate) enum Parcel {
 pub(crate) enum RoomWait {
     /// Wait, because the scan can pause.
     Wait,
-    /// Do not wait, because a reader must never wait for readers.
+    /// Do not wait. The caller is a reader, and a reader that waited for other readers could block forever.
     Skip,
 }
 

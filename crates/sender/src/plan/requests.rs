@@ -15,7 +15,7 @@ use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
 use crate::read::source::SourceDirectory;
 
-/// The files that a push asks about.
+/// The files about which a push asks the receiver.
 #[derive(Default)]
 pub(crate) struct Requests {
     gathered: RequestBacklog,
@@ -63,7 +63,7 @@ impl Requests {
         Some((number, groups))
     }
 
-    /// Returns whether another request may be outstanding.
+    /// Returns whether the number of outstanding requests is below the limit.
     pub(crate) fn may_ask(&self) -> bool {
         self.outstanding.len() + self.awaited.len() < REQUESTS_OUTSTANDING_MAX
     }
@@ -126,7 +126,7 @@ impl Requests {
         self.gathered.is_full()
     }
 
-    /// Returns whether everything has been asked and answered.
+    /// Returns whether the receiver has been asked about every file and has answered every request.
     pub(crate) fn is_done(&self) -> bool {
         self.gathered.is_empty() && self.outstanding.is_empty() && self.awaited.is_empty()
     }

@@ -37,11 +37,11 @@ pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
     send_again(&session.queue, work, tries);
 }
 
-/// Has late chunks read again and resent under their own items, for idle lanes, once all work has been issued. `stuck`
-/// returns whether data sent by a lane has not arrived.
+/// Queues late chunks to be read again and sent a second time under their existing items. The second copies go to idle
+/// lanes once all work has been issued. `stuck` returns whether data sent by a lane has not arrived.
 pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
     for (file, span) in session.in_flight.choose_late(stuck) {
-        // This is not a new piece of work. The push may end while the group is being read.
+        // Reading the group again is not counted as planned work, so the push may end in the meantime.
         session.account.totals.counters.repeated.add(1);
         session.queue.repeat_group(file, span);
     }

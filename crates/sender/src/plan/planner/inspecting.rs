@@ -13,8 +13,8 @@ use crate::plan::pack::{PackEntry, PackSizes, Packer};
 use crate::push::session::Session;
 use crate::read::source::SourceDirectory;
 
-/// Asks about everything that the scan finds, and lists the changes until every request is answered. For a mirror it
-/// then lists the entries that would be removed. With `hashing`, contents are verified as well.
+/// Asks the receiver about every entry that the scan finds, and lists the changes until every request is answered. For
+/// a mirror, then lists the entries that would be removed. If `hashing` is given, also verifies the contents of files.
 pub(crate) fn inspect_all(
     session: &Session,
     scan: &Scan,
@@ -22,7 +22,7 @@ pub(crate) fn inspect_all(
     task: &Task,
     hashing: Option<Hashing>,
 ) {
-    // Nothing is asked before the receiver has opened the session and reported the state of its target.
+    // No request is sent before the receiver has opened the session and reported the state of its target.
     if replies.entries.recv().map(QueuedReply::take).is_err() {
         return;
     }
@@ -73,8 +73,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Asks about an entry in the form in which it would be sent. The first name of a file with several names is
-    /// assumed to arrive immediately.
+    /// Asks the receiver about an entry in the form in which the entry would be sent. Assumes that the first name of a
+    /// file with several names arrives immediately.
     pub(super) fn list_entry(
         &mut self,
         directory: &SourceDirectory,
