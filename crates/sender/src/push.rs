@@ -164,8 +164,8 @@ struct RunningPush<'a> {
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
     steering: Steering,
-    /// Whether lanes may send before the receiver has opened the transfer. Unencrypted lanes may not, because the
-    /// receiver must first agree to them.
+    /// Whether lanes may send before the receiver has opened the transfer. Unencrypted lanes must wait, because the
+    /// receiver must first agree to send without encryption.
     lanes_early: bool,
     /// Maximum number of lanes. Zero for an inspection.
     lanes_max: u16,
@@ -177,7 +177,7 @@ struct RunningPush<'a> {
     pipeline: Pipeline,
     receipts: Receipts,
     quota: Arc<dyn PeerQuota>,
-    /// Requests of the feeder other than pieces, if the push is fed.
+    /// Requests of the feeder other than pieces. `None` if the push is not fed.
     asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
 }
 
@@ -442,7 +442,8 @@ impl RunningPush<'_> {
                         self.steering.redial_all();
                     }
                     return left.map_err(|error| match error {
-                        // The opening was sent. The receiver may have begun the job before this side left the queue.
+                        // The opening was sent, so the receiver may have begun the job before this sender left the
+                        // queue.
                         SessionError::Refused(Refusal { code: RefusalCode::Full, text }) if self.begins_job => {
                             SessionError::Refused(Refusal { code: RefusalCode::Broken, text })
                         }
@@ -461,8 +462,8 @@ impl RunningPush<'_> {
         }
     }
 
-    /// Gives up the lanes, because the receiver accepts none while the transfer is queued. When the turn comes, new
-    /// lanes are dialed and send the work of these lanes.
+    /// Gives up the lanes, because the receiver accepts none while the transfer is queued. When the receiver takes the
+    /// transfer from the queue, new lanes are dialed. They send the work of the old lanes.
     fn enter_queue(&mut self, waiting: &Waiting) {
         let message = waiting.to_string();
         self.pipeline
@@ -473,8 +474,8 @@ impl RunningPush<'_> {
         self.pipeline.tidy();
     }
 
-    /// Starts a lane, unless `most` lanes are up. A lane that fails to come up does not matter while other lanes are
-    /// up.
+    /// Starts a lane, unless `most` lanes are already up. The failure of a lane to come up is ignored while other lanes
+    /// are up.
     fn handle_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>, most: u16) {
         self.steering.note_lane_result();
         match lane {
@@ -516,8 +517,8 @@ impl RunningPush<'_> {
             .map_or(SessionError::NoLane, SessionError::Lane))
     }
 
-    /// Handles the loss of a lane's connection. The push continues while other lanes are up, and they send the lost
-    /// lane's work. Returns the error if the push cannot continue.
+    /// Handles the loss of a lane's connection. While other lanes are up, they take over the lost lane's work and the
+    /// push continues. Returns the error if the push cannot continue.
     fn lose_lane(&mut self, WorkerFailure { lane, error }: WorkerFailure) -> Option<LaneError> {
         let Some(lane) = lane.filter(|_| error.is_lost()) else {
             return Some(error);
@@ -559,7 +560,7 @@ impl RunningPush<'_> {
         if ended.is_err() {
             return breakers.iter().for_each(LaneBreaker::trip);
         }
-        // Other lanes have delivered everything that these lanes may still hold.
+        // Other lanes have delivered all the data that these lanes may still hold.
         lane_set.break_lanes(&session.in_flight.lanes_with_copies());
         // Do not wait forever for a receiver that has sent `Finished` but does not read its lanes.
         tokio::spawn(async move {

@@ -211,7 +211,8 @@ impl Packer {
         }
     }
 
-    /// Adds an entry. If the current pack has no room for it, returns that pack and adds the entry to a new one.
+    /// Adds an entry. Returns the gathered pack if the entry starts a new one, because the gathered pack has no room
+    /// for it or is nearly full and the entry belongs to another directory.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
         let more = PackLoad::of(directory, &entry);
         let elsewhere = self

@@ -34,8 +34,8 @@ pub struct SenderConfig {
     pub zeros: Zeros,
     /// Values for attributes that are not kept. Default: the values of the source.
     pub instead: FallbackAttributes,
-    /// Interval between [`Event::Sampled`](zmove_types::Event::Sampled) events. Default: no such events. A shorter
-    /// interval shows more detail and costs one system call per lane and sample. Must not be zero.
+    /// Interval between [`Event::Sampled`](zmove_types::Event::Sampled) events. Default: no such events are sent. A
+    /// shorter interval shows more detail, and each sample costs one system call per lane. Must not be zero.
     pub sample_interval: Option<Duration>,
     /// How long a receiver of a shared job may leave a ping unanswered before it counts as unreachable. Default:
     /// [`CONTROL_SILENCE_MAX`]. With a shorter limit, a path that merely stalls also counts as unreachable. Must not be
@@ -45,7 +45,8 @@ pub struct SenderConfig {
     pub file_io: Arc<dyn FileIo>,
     /// Whether reads of large files bypass the page cache. Default: only where that is faster.
     pub direct: Direct,
-    /// Remembered measurements of the sources' storage. Default: none, and new measurements are not stored.
+    /// Measurements of the sources' storage from earlier runs. Default: there are none, and new measurements are not
+    /// stored.
     pub storage: ThreadCountCache,
     /// Maximum rate of all lanes together, including packet headers. Default: unlimited.
     pub rate_max: Option<RateLimit>,

@@ -46,14 +46,15 @@ pub(crate) enum PlannerInput {
     Items(Arc<Piece>, Vec<ScanItem>),
     /// A range of groups of a large file.
     Range(Arc<Piece>, Arc<Directory>, Box<Entry>, Range<u32>),
-    /// A large file that several senders have sent and that this session has renamed into place.
+    /// Notice that this session has renamed a large file into place whose groups several senders have sent.
     CommittedLarge,
 }
 
 /// A request to the session, other than a piece to send.
 #[derive(Debug)]
 pub(crate) enum FeedRequest {
-    /// Sends an order. The number is the length in bytes of the file that the order renames into place, if any.
+    /// Sends an order, which is a request about a shared job, to the receiver. The number is the length in bytes of the
+    /// file that the order renames into place, if any.
     Order(
         SharedJobOrder,
         Option<u64>,
@@ -120,8 +121,8 @@ impl Feeder {
         )
     }
 
-    /// Returns whether the session has a rate limit and has sent data, or waited for its turn to send, in the last
-    /// `span`.
+    /// Returns whether the session has a rate limit and has used it in the last `span`. Sending data and waiting for
+    /// permission to send both count as use.
     #[must_use]
     pub fn has_used_rate_within(&self, span: Duration) -> bool {
         self.rate
@@ -163,8 +164,8 @@ impl Feeder {
         self.begin(size, |piece| PlannerInput::Items(piece, items))
     }
 
-    /// Sends groups of a large file without renaming it into place. Failures are reported only to the caller: the file
-    /// itself has not failed, because another sender may send these groups.
+    /// Sends groups of a large file without renaming the file into place. A failure to send the groups is reported only
+    /// to the caller. The file itself has not failed, because another sender may send these groups.
     ///
     /// # Errors
     /// The session is over.
@@ -222,8 +223,8 @@ impl Feeder {
             .await
     }
 
-    /// Sends an order to the receiver. `names` is the length in bytes of the file that the order renames into place, if
-    /// any.
+    /// Sends an order, which is a request about a shared job, to the receiver. `names` is the length in bytes of the
+    /// file that the order renames into place, if any.
     ///
     /// # Errors
     /// The session is over.

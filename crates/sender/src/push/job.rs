@@ -41,7 +41,7 @@ pub struct Push {
     pub(crate) started: Instant,
     /// Requests of the feeder other than pieces, if the push is fed.
     pub(crate) asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
-    /// Where the session stores the rate limit of its lanes for the feeder.
+    /// The place where the session stores the rate limit of its lanes for the feeder to read.
     pub(crate) rate: Option<Arc<OnceLock<SharedRate>>>,
 }
 
@@ -58,7 +58,7 @@ impl Push {
             list,
         } = job;
         config.configure_walk(&open);
-        // A list contains every name that is to be sent, so no directory needs to be reread.
+        // A list contains every name to send, so no directory needs to be reread.
         let rereads = list.is_none() && open.intent != Intent::Inspect;
         if mirror.is_some() || rereads {
             config.scan.walk_record = Some(run.walk_record(mirror.as_ref()));

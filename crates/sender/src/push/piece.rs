@@ -35,7 +35,7 @@ pub enum PieceProgress {
     /// Half of the bytes have been read, so another piece is needed to keep the lanes busy. Not every piece reports
     /// this.
     HalfRead,
-    /// Everything else in the piece has settled.
+    /// Everything in the piece has settled, except the files reported as `Large`.
     Settled(Settled),
 }
 
@@ -55,7 +55,7 @@ pub struct Settled {
     pub counts: WorkCounts,
     /// Large files whose groups have all been stored. An order renames them into place.
     pub unnamed: Vec<UncommittedFile>,
-    /// The error of failed groups of a large file. It is reported nowhere else.
+    /// The error by which groups of a large file have failed. No other report contains it.
     pub range_error: Option<String>,
 }
 
@@ -158,7 +158,8 @@ impl Piece {
         }
     }
 
-    /// Leaves a file that the receiver needs to several senders if it is large enough. Returns whether it was left.
+    /// Leaves a file that the receiver needs to several senders, if the file is large enough. Returns whether the file
+    /// was left to them.
     pub(crate) fn share_if_large(&self, directory: &RelPath, entry: &Entry) -> bool {
         self.report_if_large(directory, entry, AtTarget::Needed)
     }
@@ -171,7 +172,8 @@ impl Piece {
         }
     }
 
-    /// Reports a file that is left to several senders, if it is large enough. Returns whether it is.
+    /// Reports a file that is left to several senders, if the file is large enough. Returns whether the file was
+    /// reported.
     fn report_if_large(&self, directory: &RelPath, entry: &Entry, at_target: AtTarget) -> bool {
         let is_large = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
         if is_large {

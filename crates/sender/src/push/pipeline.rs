@@ -142,8 +142,8 @@ impl Pipeline {
         }
     }
 
-    /// Drops connections and threads that have ended. Must be called at regular intervals, over which the throughput of
-    /// lanes is compared.
+    /// Drops connections and threads that have ended. Also measures the throughput of each lane, so it must be called
+    /// at regular intervals.
     pub(crate) fn tidy(&mut self) {
         self.lane_set.tidy();
         self.threads.tidy();

@@ -1,4 +1,4 @@
-//! Readings of this side's clocks and counters, which show what limits the push.
+//! Snapshots of this side's clocks and counters, from which the limit of the push is determined.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::path;
 
-/// A reading of how the stages have spent their time so far.
+/// A snapshot of how the stages have spent their time so far.
 #[derive(Default)]
 pub(super) struct StageSnapshot {
     times: Times,
@@ -17,7 +17,7 @@ pub(super) struct StageSnapshot {
 }
 
 impl StageSnapshot {
-    /// Reads how this side's stages have spent their time, and the measurements of the path.
+    /// Takes a snapshot of the stages' times and of the measurements of the path.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
         let Pipeline {
             session, lane_set, ..
@@ -57,7 +57,7 @@ impl StageSnapshot {
         }
     }
 
-    /// Returns the limit of the rate in the interval since `before`.
+    /// Returns the name of what limited the rate since the snapshot `before`.
     pub(super) fn limit_since(&self, before: &Self) -> &'static str {
         let path = self.path.as_ref().map(|path| {
             before

@@ -40,8 +40,7 @@ pub struct Run {
     bytes_found_most: u64,
     pub(crate) earlier: EarlierResults,
     pub(crate) files: FileLedger,
-    /// The last session that was interrupted and may still publish. All earlier sessions stop publishing before it
-    /// does.
+    /// The last interrupted session that may still publish. Any earlier session stops publishing before this one.
     unended: Option<UnendedSession>,
     /// The sources as the first walk found them. Later walks are checked against this record.
     walk_record: Option<Arc<WalkRecord>>,
@@ -57,7 +56,7 @@ pub struct RunState {
     pub inspects: bool,
     /// Result of the last session.
     pub fate: SessionProgress,
-    /// Maximum time that the next session waits for its turn at a busy host. Default: it does not wait.
+    /// Maximum time that the next session waits in the queue of a busy host. Default: the session does not wait.
     pub patience: Duration,
 }
 
@@ -67,7 +66,7 @@ pub enum SessionProgress {
     /// The peer has not begun the session.
     #[default]
     NotBegun,
-    /// The session made no progress beyond earlier sessions.
+    /// The session made no more progress than the sessions before it.
     NoProgress {
         /// Time from the peer's first answer to the end of the session, or zero if there was no answer.
         answered: Duration,
@@ -82,10 +81,10 @@ pub(crate) struct EarlierResults {
     /// Counters for the report. Bytes are counted only for complete files. The next session finds the bytes of other
     /// files at the target and counts them.
     pub(crate) counters: Counters,
-    /// Number of entries whose removal any of these sessions requested.
+    /// Number of entries that these sessions have requested to remove.
     pub(crate) extraneous: u64,
     pub(crate) first_byte: Option<Duration>,
-    /// Progress of the stages.
+    /// The furthest progress of the stages.
     pub(crate) reached: Sample,
 }
 

@@ -65,7 +65,7 @@ impl Session {
     /// Returns the declaration of a large file in its current state.
     ///
     /// # Errors
-    /// The reason why the file cannot be read, or that it has changed since it was found.
+    /// Returns the reason why the file cannot be read, or a message that the file has changed since the scan found it.
     pub(crate) fn declare(
         &self,
         directory: &Arc<Directory>,
@@ -137,8 +137,8 @@ impl Session {
     }
 }
 
-/// Removes extended attributes if those of a single directory exceed the size of an order. A batch of several
-/// directories always fits.
+/// Removes the extended attributes of a single directory if they exceed the maximum size of an order. A batch of
+/// several directories always fits.
 fn with_fitting_attributes(mut batch: Batch) -> Batch {
     if let [_alone] = &*batch.groups
         && let Some(excess) = batch.encode().len().checked_sub(FRAME_HEAD_BYTES_MAX)

@@ -1,7 +1,7 @@
 //! Reads the entries of one pack into one buffer, with as many threads as the storage can use.
 //!
-//! Each file gets room in the buffer in advance, according to the size that the scan saw. A file that no longer fits is
-//! left to the reader.
+//! Space in the buffer is assigned to each file in advance, according to the size that the scan saw. A file that no
+//! longer fits into its space is not read here. The reader handles it separately.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
@@ -29,12 +29,12 @@ use crate::send::sent::{NameRole, SentFile};
 #[derive(Debug)]
 pub(super) enum EntryRead {
     Done(Box<ReadEntry>),
-    /// A file that has outgrown its room.
+    /// A file that has grown and no longer fits into its space in the buffer.
     Grown(Box<Entry>),
     /// A file whose contents at the target differ.
     ContentsDiffer,
     Failed(FileError),
-    /// Nothing is sent.
+    /// The entry needs no data or metadata to be sent.
     Nothing,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct EntryReader<'a> {
     pub(super) quota: &'a dyn PeerQuota,
     /// Whether the root of each file that is read is needed for a manifest.
     pub(super) wants_roots: bool,
-    /// Whether files whose contents stay at the target are read to compute their roots.
+    /// Whether files are read to compute their roots if their contents at the target stay unchanged.
     pub(super) lists_unchanged_files: bool,
 }
 
@@ -69,14 +69,14 @@ struct PendingEntry<'a> {
     entry: &'a PackEntry,
     /// The slot for the entry's result. Each entry has its own slot, so that threads can read in parallel in any order.
     read: &'a mut EntryRead,
-    /// Offset of the entry's room in the buffer.
+    /// Offset in the buffer of the space for the entry's contents.
     offset: usize,
     room: &'a mut [u8],
 }
 
 impl EntryReader<'_> {
-    /// Reads all entries of these groups, with the contents of files going to `room`. Returns the results in the same
-    /// order.
+    /// Reads all entries of these groups, and writes the contents of files to `room`. Returns the results in the order
+    /// of the entries.
     pub(super) fn read_all(&self, groups: &[PackGroup], room: &mut [u8]) -> Vec<EntryRead> {
         let entries = groups.iter().map(|group| group.entries.len()).sum();
         let mut read = Vec::with_capacity(entries);
@@ -188,8 +188,8 @@ impl EntryReader<'_> {
         Ok(without_contents(entry, lacks, None))
     }
 
-    /// Reads a file that the target may already have. If the contents are equal, only the metadata is sent, otherwise
-    /// all of the file.
+    /// Reads a file that the target may already have. If the contents are equal, only the metadata is sent. Otherwise
+    /// the whole file is sent.
     fn compare(
         &self,
         directory: &SourceDirectory,
@@ -333,7 +333,8 @@ fn root_of(
     }
 }
 
-/// Pairs each entry with room in the buffer: as much as the size seen by the scan requires, or as much as is left.
+/// Assigns space in the buffer to each entry. An entry gets the space that its size in the scan requires, or all
+/// remaining space if that is less.
 fn with_room<'a>(
     groups: &'a [PackGroup],
     results: &'a mut [EntryRead],
@@ -372,7 +373,7 @@ fn without_contents(entry: BatchEntry, lacks: Lacks, file: Option<SentFile>) -> 
     }))
 }
 
-/// Reads a small file into its room, which begins at `offset` in the buffer.
+/// Reads a small file into `room`, which begins at `offset` in the buffer.
 pub(super) fn read_file(
     extras: &Extras,
     directory: &SourceDirectory,

@@ -1,7 +1,7 @@
 //! The attributes that are sent in addition to contents, mode and time: owners and extended attributes.
 //!
-//! The receiver reports which attributes it keeps when it opens the transfer. Until then the sender assumes that it
-//! keeps everything requested. Entries that were sent earlier are counted if it does not.
+//! When the receiver opens the transfer, it reports which attributes it keeps. Until then the sender assumes that all
+//! requested attributes are kept. If some are not kept, entries that were sent earlier are counted as lacking them.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -77,7 +77,8 @@ struct KnownAccounts {
     shared: HashMap<Ids, Arc<ExtraMetadata>>,
 }
 
-/// Maximum number of remembered users, of remembered groups, and of remembered pairs of them.
+/// Maximum number of remembered users. The same maximum applies to remembered groups and to remembered pairs of user
+/// and group.
 const KNOWN_MAX: usize = 4096;
 const GROUP_BITS: u32 = 0o070;
 /// Attributes that an entry lacks when it is sent, and why.
@@ -115,8 +116,8 @@ impl Extras {
         self.instead.of(metadata, Form::Other)
     }
 
-    /// Returns a message about attributes of an entry that are never copied, or `None` if attributes of their
-    /// namespaces are not to be kept anyway.
+    /// Returns a message about attributes of an entry that zmove never copies. Returns `None` if attributes of their
+    /// namespaces were not requested.
     pub(crate) fn never_copied(&self, entry: &Entry) -> Option<String> {
         let found = entry.never_copied;
         let is_told = !found.is_empty() && self.kinds().has_any(MetadataKinds::PRIVILEGED);
@@ -242,8 +243,8 @@ impl Extras {
             .collect()
     }
 
-    /// Returns the metadata with all attributes that are kept, and the attributes that are lacking. Extended attributes
-    /// are read from `of`.
+    /// Returns the metadata with all attributes that are kept, and a list of the attributes that the entry lacks.
+    /// Extended attributes are read from `of`.
     fn with_extra(
         &self,
         form: Form,

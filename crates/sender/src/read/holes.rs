@@ -22,7 +22,8 @@ pub(crate) enum HoleHandling {
 pub(crate) struct FoundHoles {
     /// Number of bytes that are not sent.
     pub(crate) bytes: u64,
-    /// Number of hole bytes in each group that the target holds. They have already been counted with the group.
+    /// Number of hole bytes in each group that the target holds. The account has already counted these bytes with the
+    /// group.
     pub(crate) held: Vec<(u32, u64)>,
     /// Why some or all holes are sent as zeros.
     pub(crate) lack: Option<NotKeptReason>,

@@ -48,7 +48,8 @@ pub(crate) struct ReaderContext {
 }
 
 impl ReaderContext {
-    /// At the first call, sets the initial number of reading threads to the number that was useful in earlier runs.
+    /// Sets the initial number of reading threads to the number that was useful in earlier runs. Only the first call
+    /// has an effect.
     fn recall(&self, directory: &SourceDirectory) {
         self.file_system.get_or_init(|| {
             let directory = directory.opened();
@@ -102,7 +103,8 @@ impl WorkReader<'_> {
         if let Work::Group(file, span) = &work
             && let Some(item) = self.session.in_flight.item_to_repeat(file.id, *span)
         {
-            // A repeated group is not new work, so the time until now counts neither as busy nor as starved.
+            // A repeated group is not new work. The time since the last record therefore counts neither as busy nor as
+            // starved.
             self.watch.skip();
             return self.repeat_group(file, *span, item);
         }
@@ -223,8 +225,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Leaves an entry out of its pack. An entry that cannot be read has failed. If it may not be needed, it is
-    /// returned through `unread` instead.
+    /// Leaves an entry that cannot be read out of its pack. If the target may not need the entry, it is returned
+    /// through `unread`. Otherwise it has failed.
     fn exclude_entry(
         &self,
         directory: &SourceDirectory,
@@ -246,8 +248,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Reads a file that has grown since the scan into the unused room. A file that no longer fits is sent separately,
-    /// or is returned through `unread` if it may not be needed.
+    /// Reads a file that has grown since the scan into the unused space of the buffer. A file that does not fit there
+    /// is sent separately. If the target may not need the file, it is returned through `unread` instead.
     fn read_grown(
         &self,
         directory: SourceDirectory,
@@ -546,7 +548,7 @@ fn last_piece_bytes(packs_left: usize) -> u64 {
     (GROUP_BYTES * packs_left as u64 / LAST_PACKS).max(LAST_PIECE_BYTES)
 }
 
-/// Number of packs that count as the last ones: one and a third per lane.
+/// Number of packs, counted from the end of the plan, that are split. This is one and a third packs per lane.
 const LAST_PACKS: u64 = 16;
 /// Minimum piece size: the bytes that a lane of 10 Mbit/s sends in a fifth of a second.
 const LAST_PIECE_BYTES: u64 = 256 << 10;

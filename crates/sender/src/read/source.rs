@@ -108,8 +108,8 @@ impl SourceDirectory {
         }
     }
 
-    /// Returns the same directory, opened if necessary, to read several files in a row. If it cannot be opened, opening
-    /// the files returns the error.
+    /// Returns the same directory, opened if it was closed, for reading several files in succession. An error in
+    /// opening the directory is returned when its files are opened.
     pub(crate) fn opened(&self) -> Self {
         let again = || {
             Directory::open(&self.root, &self.source_path)
@@ -252,10 +252,10 @@ pub(crate) struct LargeSource {
     pub(crate) directory: SourceDirectory,
     pub(crate) entry: Entry,
     pub(crate) target: RelPath,
-    /// Whether the target holds groups of this version of the file. The file must then be unchanged since the receiver
-    /// was asked.
+    /// Whether the target holds groups of this version of the file. If so, the file must not have changed since the
+    /// receiver was asked about it.
     resumed: bool,
-    /// The groups to send, if other senders send the rest.
+    /// The range of groups to send, if other senders send the remaining groups.
     range: Option<Range<u32>>,
     state: Lock<LargeState>,
 }
@@ -271,15 +271,16 @@ struct LargeState {
     /// Identity of the file when it was first opened.
     identity: Option<FileIdentity>,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
-    /// Metadata to send, as of the first time the file was opened.
+    /// Metadata to send, read when the file was first opened.
     metadata: Option<Metadata>,
-    /// Ranges with data, if the file has holes that are kept. They are searched for once, because the declaration
-    /// contains them.
+    /// Ranges with data, if the file has holes that are kept. They are determined once, because the declaration of the
+    /// file contains them.
     data: Option<Arc<DataRanges>>,
     /// A group that is sent although it is a hole. If nothing else is to be sent, this group completes the file.
     completing_hole: Option<u32>,
     cvs: GroupValues,
-    /// Chaining values of another version at the target. Groups with equal values are not sent.
+    /// Chaining values of the groups of another version of the file at the target. A group with an equal value is not
+    /// sent.
     there: GroupValues,
     tries: HashMap<u32, u8>,
 }
@@ -288,14 +289,14 @@ struct LargeState {
 pub(crate) struct OpenedSource {
     pub(crate) file: Arc<DataFile>,
     pub(crate) identity: FileIdentity,
-    /// Holes of the file, if this was the first time the file was opened.
+    /// Holes of the file. Set only when the file is opened for the first time.
     pub(crate) holes: FoundHoles,
 }
 
 /// The effect of a stored group on its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoredGroup {
-    /// Whether the bytes count. Those of a failed file do not.
+    /// Whether the bytes of the group count. The bytes of a failed file do not count.
     pub(crate) counts: bool,
     /// Whether the receiver has stored all groups of the file.
     pub(crate) is_all: bool,
@@ -308,7 +309,7 @@ pub(crate) enum ReadProgress {
     Going,
     /// The last group has been read.
     AllRead,
-    /// The same group had a different hash before.
+    /// The group was read before, and its hash was different then.
     Differs,
 }
 
@@ -343,7 +344,8 @@ impl LargeSource {
         self.directory.piece().filter(|_| self.range.is_some())
     }
 
-    /// Resumes the file. The target holds the groups that have a value in `held`, which are `bytes` in total.
+    /// Resumes the file. `held` contains the values of the groups that the target holds, and `bytes` is the total size
+    /// of these groups.
     pub(crate) fn resuming(mut self, held: GroupValues, bytes: BytesByOrigin) -> Self {
         let unread = self.groups_in_all().saturating_sub(held.count());
         let state = self.state.get_mut();
@@ -365,7 +367,8 @@ impl LargeSource {
         self.lock().there.get(span.index) == Some(cv)
     }
 
-    /// Records that a group is missing or damaged at the target, so that it is sent from now on.
+    /// Records that a group is missing or damaged at the target, so that the group is no longer replaced by a reference
+    /// and its data is sent.
     pub(crate) fn note_missing(&self, span: GroupSpan) {
         self.lock().there.remove(span.index);
     }
@@ -481,11 +484,12 @@ impl LargeSource {
         (next != span.index).then_some(next)
     }
 
-    /// Computes the unknown chaining values of groups that are holes, for the root of the whole file. Uses several
-    /// threads, because there may be very many such groups. Ends early if `stop` returns `true`.
+    /// Computes the chaining values of groups that are holes, for the root of the whole file. Uses several threads,
+    /// because there may be very many such groups. Stops early if `stop` returns `true`. `book` reserves memory for the
+    /// values.
     ///
     /// # Errors
-    /// The quota behind `book` has no memory left for the values.
+    /// `book` could not reserve the memory.
     pub(crate) fn hash_holes(
         &self,
         book: impl FnOnce(usize) -> Result<Reservation, WireError>,
@@ -558,8 +562,8 @@ impl LargeSource {
         (state.identity.is_some() || self.resumed) && state.groups_unread == 0
     }
 
-    /// Subtracts bytes that were counted with groups that the target holds, but that are holes. Returns the bytes
-    /// actually subtracted, which are zero once the file has failed.
+    /// Subtracts the bytes of holes that were counted with groups that the target holds. Returns the number of bytes
+    /// subtracted, which is zero after the file has failed.
     pub(crate) fn take_back(&self, bytes: &BytesByOrigin) -> BytesByOrigin {
         let mut state = self.lock();
         let left = state.counted.without(bytes);
@@ -659,7 +663,7 @@ impl LargeState {
         self.groups_unstored = groups;
     }
 
-    /// Returns the groups that the target holds and that contain holes, with the number of hole bytes in each.
+    /// Returns the groups that the target holds and that contain holes, each with its number of hole bytes.
     fn holes_of_held(&self, data: &DataRanges, bytes: u64) -> Vec<(u32, u64)> {
         let spans = self
             .cvs

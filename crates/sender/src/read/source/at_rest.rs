@@ -82,11 +82,12 @@ fn now() -> Timestamp {
     }
 }
 
-/// Maximum duration of one write, in seconds. A write has at most 2 GiB.
+/// Maximum duration of one write, in seconds. One write transfers at most 2 GiB.
 const WRITE_SECONDS_MAX: i64 = 3600;
-/// How long to wait for a clock tick in which the file does not change. This is several ticks.
+/// Maximum wait for a clock tick that passes without a change to the file. The wait spans several ticks.
 const PATIENCE: Duration = Duration::from_millis(60);
-/// How long to wait for a second in which the file does not change, if timestamps have whole seconds only.
+/// Maximum wait for a full second that passes without a change to the file. It applies if the file's timestamps have
+/// whole seconds only.
 const PATIENCE_SECONDS: Duration = Duration::from_millis(1100);
 const PAUSE: Duration = Duration::from_millis(1);
 

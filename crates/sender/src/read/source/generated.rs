@@ -54,8 +54,8 @@ fn read_within(file: File, patience: Duration) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Reads a file to its end. All reads have the same length, because some files can be read only in multiples of their
-/// record size.
+/// Reads a file to its end. All reads request the same number of bytes, because some files can be read only in
+/// multiples of their record size.
 fn read(mut file: &File) -> io::Result<Vec<u8>> {
     let mut contents = Vec::new();
     let mut buffer = vec![0; READ_BYTES];
