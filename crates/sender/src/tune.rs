@@ -85,9 +85,10 @@ pub(crate) enum Congestion {
 pub(crate) struct Tick {
     /// Time since the previous tick.
     pub(crate) elapsed: Duration,
-    /// Bytes carried by the path: acknowledged, or handed over if acknowledgments are not reported.
+    /// Bytes that the path has carried. These are the acknowledged bytes, or the bytes handed to the lanes if
+    /// acknowledgments are not reported.
     pub(crate) bytes_carried: u64,
-    /// Bytes read.
+    /// Bytes that the readers have read.
     pub(crate) bytes_read: u64,
     /// How the readers spent their time.
     pub(crate) read: StageTimes,
@@ -95,8 +96,8 @@ pub(crate) struct Tick {
     pub(crate) lane: StageTimes,
     /// Number of lanes that are up.
     pub(crate) lanes_up: usize,
-    /// Bytes carried since the start and not yet settled. They are in the receiver's buffers or belong to unfinished
-    /// groups.
+    /// Bytes carried since the start that the receiver has not settled. These bytes are in the receiver's buffers or
+    /// belong to unfinished groups.
     pub(crate) bytes_unstored: u64,
     /// Whether lanes hold all remaining work, so that rates are no longer meaningful.
     pub(crate) ending: bool,
@@ -111,9 +112,9 @@ pub(crate) struct Tick {
 pub(crate) struct PathTick {
     /// Time in which data was in transit or waiting to be sent.
     pub(crate) busy: Duration,
-    /// The part of `busy` in which the receiver's window was full.
+    /// Time within `busy` in which the receiver's window was full.
     pub(crate) receive_window_limited: Duration,
-    /// The part of `busy` in which this side's socket buffer was too small.
+    /// Time within `busy` in which this side's socket buffer was too small.
     pub(crate) send_buffer_limited: Duration,
     /// Number of retransmitted segments.
     pub(crate) segments_retransmitted: u64,
@@ -148,14 +149,15 @@ impl Tuner {
             return self.wanted();
         }
         self.lanes.tick(tick);
-        // One knob at a time, so that a gain has one cause.
+        // Only one knob is changed at a time, so that a gain has one cause.
         if self.lanes.is_settled() {
             self.readers.tick(tick);
         }
         self.wanted()
     }
 
-    /// Returns the settings that have proved useful, without a change that is still being tried.
+    /// Returns the settings that have proved useful. If a change is still being tried, the result contains the value
+    /// from before the change.
     pub(crate) fn proven(&self) -> TunedSettings {
         self.lanes.proven(self.wanted())
     }

@@ -84,7 +84,7 @@ pub(crate) struct EarlierResults {
     /// Number of entries that these sessions have requested to remove.
     pub(crate) extraneous: u64,
     pub(crate) first_byte: Option<Duration>,
-    /// The furthest progress of the stages.
+    /// Progress of the stages, combined over these sessions.
     pub(crate) reached: Sample,
 }
 

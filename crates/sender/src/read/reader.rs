@@ -548,7 +548,7 @@ fn last_piece_bytes(packs_left: usize) -> u64 {
     (GROUP_BYTES * packs_left as u64 / LAST_PACKS).max(LAST_PIECE_BYTES)
 }
 
-/// Number of packs, counted from the end of the plan, that are split. This is one and a third packs per lane.
+/// Number of remaining packs below which pieces are smaller than one group. This is one and a third packs per lane.
 const LAST_PACKS: u64 = 16;
 /// Minimum piece size: the bytes that a lane of 10 Mbit/s sends in a fifth of a second.
 const LAST_PIECE_BYTES: u64 = 256 << 10;

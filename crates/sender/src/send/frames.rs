@@ -25,8 +25,8 @@ pub(crate) struct Chunk {
     pub(crate) identity: FileIdentity,
     /// Number of times that the group arrived damaged.
     pub(crate) tries: u8,
-    /// Whether this is the second copy of a group whose first copy is late. A lane does not count the wait for it as
-    /// starvation.
+    /// Whether this is the second copy of a group whose first copy is late. The time that a lane waits for such a copy
+    /// does not count as starved.
     pub(crate) late: bool,
 }
 

@@ -45,20 +45,20 @@ struct InFlightState {
     large: HashMap<FileId, Arc<LargeSource>>,
     /// Large files of which some data has been sent.
     begun: HashSet<FileId>,
-    /// Whether the receiver may have been informed that everything has been sent.
+    /// Whether a message that everything has been sent may have reached the receiver.
     has_announced: bool,
 }
 
-/// The work that a receipt has settled.
+/// The result of applying a receipt.
 #[derive(Debug, Default)]
 pub(crate) struct SettledWork {
-    /// The work, if this receipt completes it.
+    /// The work that the receipt completes, or `None` if the work needs another receipt.
     pub(crate) work: Option<Sent>,
     /// Payload bytes that the receipt confirms.
     pub(crate) data_bytes: u64,
     /// Bytes of a batch that are stored, but whose files are not yet renamed into place.
     pub(crate) unpublished_bytes: Option<u64>,
-    /// The outcomes that follow from the receipt for files with several names.
+    /// The outcomes for files with several names that follow from the receipt.
     pub(crate) link_outcomes: Vec<LinkOutcome>,
 }
 
@@ -91,7 +91,8 @@ impl InFlight {
         state.record.transfer.begin(pieces);
     }
 
-    /// Records that one piece of planned work has been issued completely. Informs the receiver if it was the last one.
+    /// Records that all items of one piece of planned work have been issued. Informs the receiver if this was the last
+    /// piece.
     pub(crate) fn end_work(&self) {
         let mut state = self.lock();
         state.record.transfer.end();
@@ -101,7 +102,8 @@ impl InFlight {
         }
     }
 
-    /// Ends pieces of planned work that need not be done. Must be called while another piece is still being worked on.
+    /// Marks pieces of planned work as done although they were not sent. Must be called while another piece is still
+    /// being worked on.
     pub(crate) fn skip_work(&self, pieces: u32) {
         let mut state = self.lock();
         (0..pieces).for_each(|_| state.record.transfer.end());
@@ -115,8 +117,8 @@ impl InFlight {
     }
 
     /// Records an item as in flight. Waits while too many items are in flight or too many entries are not yet renamed
-    /// into place. The first item of a large file also waits while too many large files have begun. Returns `None` if
-    /// the push is being stopped.
+    /// into place. If the item is the first of a large file, also waits while too many large files have begun. Returns
+    /// `None` if the push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
         let group = match &work {
             Sent::Group(file, span, _) => Some(GroupId {
@@ -204,7 +206,7 @@ impl InFlight {
         booked
     }
 
-    /// Ends a large file. Only the first caller gets the file, and that caller reports its end.
+    /// Ends a large file. Returns the file to the first caller only, and that caller reports the result of the file.
     pub(crate) fn end_large(&self, id: FileId) -> Option<Arc<LargeSource>> {
         let mut state = self.lock();
         let ended = state.large.remove(&id)?;
@@ -232,7 +234,7 @@ impl InFlight {
         self.lock().record.lose_lane(lane)
     }
 
-    /// Records that lanes send as fast as the rate limit allows. Work that waits for the rate limit is neither late nor
+    /// Records that lanes send as fast as the rate limit allows. Work that the rate limit delays is neither late nor
     /// lost.
     pub(crate) fn note_progress(&self, now: Instant) {
         self.lock().record.note_progress(now);
@@ -243,8 +245,8 @@ impl InFlight {
         self.lock().record.doubtful(now)
     }
 
-    /// Chooses the chunks that idle lanes should send again once all work has been issued, the most overdue first.
-    /// `stuck` returns whether data sent by a lane has not arrived.
+    /// Chooses the late chunks that idle lanes should send again once all work has been issued. The chunk that has been
+    /// late for longest is first. `stuck` returns whether data sent by a lane has not arrived.
     pub(crate) fn choose_late(
         &self,
         stuck: impl Fn(usize) -> bool,
@@ -271,7 +273,7 @@ impl InFlight {
         late.filter_map(|(item, _)| repeat(item)).collect()
     }
 
-    /// Returns the item under which this group is to be read again, once for each planned repetition.
+    /// Returns the item under which this group is to be read again. Each planned repetition is returned once.
     pub(crate) fn item_to_repeat(&self, file: FileId, span: GroupSpan) -> Option<ItemId> {
         self.lock().record.item_to_repeat(GroupId {
             file,
@@ -294,7 +296,7 @@ impl InFlight {
         self.lock().record.transfer.outstanding()
     }
 
-    /// Returns whether all planned work has been issued as items. Some of them may still be in flight.
+    /// Returns whether all planned work has been issued as items, some of which may still be in flight.
     pub(crate) fn is_all_issued(&self) -> bool {
         self.lock().record.transfer.is_all_issued()
     }
@@ -321,20 +323,20 @@ impl InFlight {
         );
     }
 
-    /// Withholds the end of the transfer, because something must be done after everything has settled and before the
-    /// receiver may finish.
+    /// Withholds the end of the transfer, so that the receiver does not finish. Called if more must be done after
+    /// everything has settled.
     pub(crate) fn withhold_end(&self) {
         self.lock().record.transfer.withhold();
     }
 
-    /// Releases the end of the transfer after that has been done.
+    /// Releases the end of the transfer after [`withhold_end`](Self::withhold_end).
     pub(crate) fn release_end(&self) {
         let mut state = self.lock();
         state.record.transfer.release();
         self.announce(&mut state);
     }
 
-    /// Announces the amount of work to the receiver if all of it has been issued.
+    /// Announces the total amount of work to the receiver if all work has been issued.
     pub(crate) fn announce_if_all(&self) {
         self.announce(&mut self.lock());
     }
@@ -406,7 +408,8 @@ impl InFlight {
 }
 
 impl InFlightState {
-    /// Returns whether no item may be issued at all, or none of `large` because too many large files have begun.
+    /// Returns whether no item may be issued. If `large` is given, also returns `true` if this file would begin while
+    /// too many large files have begun.
     fn is_full(&self, large: Option<FileId>) -> bool {
         let begins = large.is_some_and(|file| self.begins(file));
         self.record.transfer.is_full() || begins && self.begun.len() as u64 >= FILES_BEGUN_MAX

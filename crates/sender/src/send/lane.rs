@@ -46,7 +46,8 @@ pub(crate) fn run_lane(
     let mut declared = HashSet::new();
     loop {
         sink.await_room()?;
-        // If the queue is empty, no frame waited for the path.
+        // If the queue is empty, no frame was delayed while the lane waited for the path. The time then counts as
+        // starved.
         watch.lap(if queue.is_empty() {
             ThreadState::Starved
         } else {
@@ -70,7 +71,7 @@ pub(crate) fn run_lane(
         let item = frame.header.item;
         let is_in_flight = in_flight.note_taken(item, number);
         if late && !is_in_flight {
-            // The other copy has arrived, so this one would get no receipt.
+            // The other copy of the chunk has arrived, so this copy would get no receipt.
             continue;
         }
         // Declare the file again before a repeated chunk, because a damaged declaration may be the cause of the
@@ -101,7 +102,7 @@ pub(crate) fn run_lane(
     sink.finish()
 }
 
-/// Leaves the queued frames to other lanes while those use up the whole rate limit.
+/// Waits while other lanes use up the whole rate limit. The queued frames are left to those lanes.
 fn await_turn(
     LaneContext { session, frames }: &LaneContext,
     drain_signal: &Receiver<()>,
@@ -121,7 +122,7 @@ fn is_draining(drain_signal: &Receiver<()>) -> bool {
     matches!(drain_signal.try_recv(), Err(TryRecvError::Disconnected))
 }
 
-/// Maximum time until a lane that waits for its turn notices that it is not needed.
+/// Maximum time until a lane that waits for the rate limit notices that it is no longer needed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 fn next(queue: &Receiver<OutgoingFrame>, drain_signal: &Receiver<()>) -> Option<OutgoingFrame> {

@@ -88,8 +88,8 @@ impl WatchedLane {
         matches!(self.state, LaneState::Up(_))
     }
 
-    /// Checks the lane. Gives it up if its connection is gone, and closes it if everything has arrived. Returns whether
-    /// the lane is lost and its thread will not report that.
+    /// Checks the lane. Gives up the lane if its connection is gone, and closes the lane if all of its data has
+    /// arrived. Returns whether the lane is lost and its thread will not report the loss.
     fn tidy(&mut self) -> bool {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
@@ -106,13 +106,14 @@ impl WatchedLane {
     }
 
     /// Breaks the connection of a lane whose data has not all arrived. Returns whether the lane is lost and its thread
-    /// will not report that.
+    /// will not report the loss.
     fn give_up(&mut self, last: &TcpInfo) -> bool {
         let ended = self.ended.load(Ordering::Acquire);
         let state = match self.state {
-            // The thread may be waiting for work or for room, and would not notice the loss.
+            // The thread may be waiting for work or for buffer space, and would not notice the loss.
             LaneState::Up(_) => LaneState::Cut,
-            // A thread that waits for room reports the loss. A thread that has ended does not.
+            // A thread that waits for space in the connection's send buffer reports the loss. A thread that has ended
+            // does not.
             LaneState::Draining if !ended => LaneState::Cut,
             LaneState::Draining if unacked(last) > 0 => LaneState::Lost,
             LaneState::Draining | LaneState::Cut | LaneState::Lost | LaneState::Closed => {
@@ -126,7 +127,7 @@ impl WatchedLane {
         matches!(self.state, LaneState::Lost)
     }
 
-    /// Marks the lane as lost after its thread has reported that.
+    /// Marks the lane as lost after its thread has reported the loss.
     fn lose(&mut self) {
         if !matches!(self.state, LaneState::Closed) {
             self.state = LaneState::Lost;
@@ -134,8 +135,8 @@ impl WatchedLane {
         }
     }
 
-    /// Closes the connection of a lane whose thread has ended and whose data has all arrived or never will. Keeps the
-    /// lane's totals.
+    /// Closes the connection of a lane and keeps the lane's totals, if its thread has ended and no more of its data can
+    /// arrive.
     fn close_if_arrived(&mut self, last: TcpInfo) {
         let arrived = match self.state {
             LaneState::Up(_) | LaneState::Closed => false,
@@ -148,7 +149,7 @@ impl WatchedLane {
         self.state = LaneState::Closed;
         self.breaker = LaneBreaker::new(|| ());
         if self.probe.read().is_some() {
-            // This field grows with time, but a saved value would not.
+            // The time since data was last sent grows, so the saved value would soon be wrong.
             let last = TcpInfo {
                 since_data_sent: None,
                 ..last
@@ -158,8 +159,8 @@ impl WatchedLane {
     }
 }
 
-/// Returns whether a connection has ended or has had unacknowledged data for too long. A receiver that accepts no more
-/// lane data has acknowledged everything that was sent.
+/// Returns whether a connection has ended or has had unacknowledged data for too long. A receiver that has stopped
+/// accepting lane data has acknowledged everything that was sent, so its connections do not seem gone.
 fn is_gone(info: &TcpInfo) -> bool {
     info.established == Some(false) || is_silent(info)
 }
@@ -186,8 +187,8 @@ impl LaneSet {
         }
     }
 
-    /// Starts a lane. If its thread cannot be started, the lane is ended in order and counts as one that did not come
-    /// up.
+    /// Starts a lane. If its thread cannot be started, the lane is ended in order and counts as a lane that could not
+    /// be connected.
     pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut PushThreads) {
         sink.set_rate(self.context.session.rate.shared.clone());
         let (hold, drain_signal) = crossbeam_channel::bounded(0);
@@ -227,8 +228,8 @@ impl LaneSet {
         self.lanes_peak = self.lanes_peak.max(self.lanes_up());
     }
 
-    /// Drops connections that have ended. Must be called at regular intervals, over which the throughput of lanes is
-    /// compared.
+    /// Drops connections that have ended. Also measures the throughput of each lane, so it must be called at regular
+    /// intervals.
     pub(crate) fn tidy(&mut self) {
         for number in 0..self.lanes.len() {
             if self.lanes[number].tidy() {
@@ -272,7 +273,8 @@ impl LaneSet {
         drain_slowest(&mut self.lanes, wanted);
     }
 
-    /// Sets the congestion control of all lanes that are up. A lane whose kernel refuses keeps its current one.
+    /// Sets the congestion control of all lanes that are up. If the kernel refuses the change for a lane, that lane
+    /// keeps its current congestion control.
     pub(crate) fn set_congestion(&self, name: &str) {
         let up = self.lanes.iter().filter(|lane| lane.is_up());
         up.for_each(|lane| {
@@ -339,8 +341,8 @@ fn drain_slowest(lanes: &mut [WatchedLane], wanted: usize) {
         .for_each(|lane| lane.state = LaneState::Draining);
 }
 
-/// Ends a lane in order on which only the greeting has been sent, so that there is room to send the end. A lane that
-/// was merely dropped would look broken to the receiver.
+/// Ends a lane on which only the greeting has been sent. Such a lane has room to send its end. If the lane were dropped
+/// instead, the receiver would see a broken lane.
 pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
     let _gone_already = sink.finish();
 }

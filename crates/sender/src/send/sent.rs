@@ -26,7 +26,8 @@ pub(crate) enum Sent {
 pub(crate) struct SentBatch {
     pub(crate) pack: Pack,
     pub(crate) files: Vec<SentFile>,
-    /// The faults of entries that could not be stored. Only set if the batch still awaits the renaming of its files.
+    /// The faults of entries that could not be stored. Set only while the batch waits for its files to be renamed into
+    /// place.
     pub(crate) faults: Vec<EntryFault>,
 }
 
@@ -37,11 +38,12 @@ pub(crate) struct SentFile {
     /// Hash of the contents, if they were read.
     pub(crate) root: Option<Root>,
     pub(crate) size_and_mtime: SizeAndMtime,
-    /// How `root` is known to be the file's hash once the receiver has confirmed the file.
+    /// The proof that `root` is the file's hash, valid once the receiver has confirmed the file.
     pub(crate) known: ProofMethod,
-    /// Number of the file's bytes that are sent: all except holes.
+    /// Number of the file's bytes that are sent. Holes are not sent.
     pub(crate) data_bytes: u64,
-    /// Whether no contents are sent, because the target already has the file or this is another name of a file.
+    /// Whether no contents are sent. This is the case if the target already has the contents, or if this name is linked
+    /// to another name of the file.
     pub(crate) retouched: bool,
     /// The role of this name if the file has several names.
     pub(crate) part: NameRole,
@@ -84,8 +86,8 @@ impl Sent {
         }
     }
 
-    /// Returns the outcomes of the links in a stored batch, taken from its faults. By then, each of its links has been
-    /// made or has failed.
+    /// Returns the outcomes of the links in a stored batch, derived from the faults of the batch. Each link of a stored
+    /// batch has been made or has failed.
     pub(crate) fn link_outcomes(&self) -> Vec<LinkOutcome> {
         let Self::Batch(batch) = self else {
             return Vec::new();
@@ -137,8 +139,9 @@ impl SentBatch {
             .filter(move |file| is_placed(file) && !failed.contains(&file.path))
     }
 
-    /// Returns the outcome for a failed entry that must be sent as a file instead. This is a link that could not be
-    /// made, or the first name of a file that was to stay but has since gained or lost names.
+    /// Returns the outcome for a failed entry that must be sent as a file instead. Such an entry is a link that could
+    /// not be made. It may also be the first name of a file that was to stay unchanged but has gained or lost names
+    /// since.
     pub(crate) fn outcome_of_fault(
         &self,
         EntryFault {

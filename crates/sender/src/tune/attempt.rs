@@ -1,8 +1,8 @@
-//! A change that is being tried, and the rest before the next one.
+//! A change that is being tried, and the pause before the next change.
 //!
-//! The baseline is the rate of the last ticks, unless the rate is still rising on its own. The change gets some round
-//! trips to take effect and some more to be measured. A rejected change delays the next one, longer each time up to a
-//! maximum.
+//! The baseline is the mean rate of the last ticks. If the rate is still rising on its own, there is no baseline yet.
+//! The change gets some round trips to take effect and some more to be measured. After a rejected change, the pause
+//! before the next change is longer, up to a maximum.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) struct KnobAttempt {
 }
 
 impl KnobAttempt {
-    /// Creates an attempt on a path with this round-trip time. `baseline` is the present rate in bytes per second.
+    /// Creates an attempt on a path with the given round-trip time. `baseline` is the current rate in bytes per second.
     pub(super) fn new(baseline: f64, round_trip: Duration) -> Self {
         Self {
             baseline,
@@ -31,7 +31,7 @@ impl KnobAttempt {
         }
     }
 
-    /// Returns the same attempt with more time, for a change that disturbs the path before its benefit shows.
+    /// Returns the same attempt with more time. Used for a change that disturbs the path before it has a benefit.
     pub(super) fn with_more_time(self) -> Self {
         Self {
             settling: self.settling * PATIENCE,
@@ -40,14 +40,14 @@ impl KnobAttempt {
         }
     }
 
-    /// Lowers the baseline to `rate` if that is lower. If the rate was already falling at the time of the change, the
-    /// change only needs to exceed the lower rate.
+    /// Lowers the baseline to `rate` if `rate` is lower. If the rate was already falling when the change was made, the
+    /// change is compared with the lower rate.
     pub(super) fn lower_baseline(&mut self, rate: f64) {
         self.baseline = self.baseline.min(rate);
     }
 
-    /// Processes one tick with the given rate. Returns the ratio of the rate after the change to the rate before, once
-    /// it is known.
+    /// Processes one tick with the given rate. Returns `None` until the measurement is complete. Then returns the rate
+    /// after the change divided by the baseline.
     pub(super) fn tick(&mut self, elapsed: Duration, rate: f64) -> Option<f64> {
         if !self.settling.is_zero() {
             self.settling = self.settling.saturating_sub(elapsed);
@@ -79,7 +79,7 @@ impl Default for AttemptBackoff {
 }
 
 impl AttemptBackoff {
-    /// Creates a rest of this length, as if an attempt had just failed.
+    /// Starts with a pause of this length, as if an attempt had just failed.
     pub(super) fn of(first: Duration) -> Self {
         Self {
             left: first,
@@ -95,7 +95,7 @@ impl AttemptBackoff {
         self.left.is_zero()
     }
 
-    /// Begins a rest after a rejected attempt.
+    /// Starts a pause after a rejected attempt.
     pub(super) fn refused(&mut self) {
         self.left = self.next;
         self.next = (self.next * 2).min(REST_MAX);
@@ -118,8 +118,8 @@ impl RecentRates {
         mean(&self.0[self.0.len().saturating_sub(RECENT_TICKS)..])
     }
 
-    /// Returns whether the rate is known and no longer rising on its own, as in a slow start, so that it can serve as a
-    /// baseline.
+    /// Returns whether the rate can serve as a baseline. The rate must have been measured for some ticks and must not
+    /// be rising on its own, as it does in slow start.
     pub(super) fn is_baseline(&self) -> bool {
         let last = &self.0[self.0.len().saturating_sub(RECENT_TICKS)..];
         last.len() == RECENT_TICKS && last[RECENT_TICKS - 1] <= last[0] * RISING_MIN

@@ -50,7 +50,7 @@ pub(super) struct LaneTuner {
     knob: Knob,
     /// Whether the loss-tolerant congestion control may be tried.
     loss_tolerant_allowed: bool,
-    /// Whether the usual congestion control may be restored.
+    /// Whether the usual congestion control may be tried again.
     usual_allowed: bool,
     pub(super) wanted: usize,
     pub(super) congestion: Congestion,
@@ -61,11 +61,11 @@ pub(super) struct LaneTuner {
     /// Best rate so far, averaged over a few ticks, in bytes per second.
     best: f64,
     windows_full_ticks: u32,
-    /// Number of consecutive ticks in which the congestion windows were fully used and grew slowly.
+    /// Number of consecutive ticks in which the congestion windows were fully used and grew only slowly.
     slow_growth_ticks: u32,
-    /// Whether any data was ever retransmitted. If so, loss has ended the slow starts.
+    /// Whether any data was ever retransmitted. If so, loss has ended the slow starts of the lanes.
     has_lost: bool,
-    /// Time in which there was a reason to shrink, minus the time in which there was none.
+    /// Time in which there was a reason to reduce the number of lanes, minus the time in which there was no reason.
     crowded: Duration,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct LaneTuner {
 struct Trial {
     change: LaneChange,
     attempt: KnobAttempt,
-    /// Whether lanes that are being dialed have not come up yet.
+    /// Whether some of the lanes that this change has requested are still being dialed.
     dialling: bool,
     loss_before: LossWatch,
 }
@@ -104,7 +104,8 @@ impl LaneTuner {
         }
     }
 
-    /// Returns the wanted settings without a change that is still being tried.
+    /// Returns the wanted settings. If a change is still being tried, its setting is replaced by the value from before
+    /// the change.
     pub(super) fn proven(&self, wanted: TunedSettings) -> TunedSettings {
         match self.trial.as_ref().map(|trial| trial.change) {
             Some(LaneChange::More { before, .. } | LaneChange::Fewer { before }) => TunedSettings {
@@ -177,7 +178,8 @@ impl LaneTuner {
         }
         if self.congestion == Congestion::LossTolerant && self.usual_allowed && self.loss.is_none()
         {
-            // Only once: if the path loses data again, loss is the reason to try the other control.
+            // The usual control is tried only once. If data is lost again afterwards, the loss is a reason to try the
+            // loss-tolerant control.
             (self.congestion, self.usual_allowed) = (Congestion::AsSet, false);
             return self.start(LaneChange::Usual, path);
         }
@@ -196,7 +198,7 @@ impl LaneTuner {
         }
     }
 
-    /// Returns the minimum gain for keeping a change, if loss is a reason for one.
+    /// Returns the minimum gain that a change must bring to be kept. Returns `None` if loss is no reason for a change.
     fn lossy_gain_min(&self, tick: &Tick, path: &PathTick) -> Option<f64> {
         if !self.loss.is_reason() || self.congestion != Congestion::AsSet {
             return None;
@@ -216,8 +218,8 @@ impl LaneTuner {
         self.start(LaneChange::More { before, gain_min }, path);
     }
 
-    /// Returns whether loss will take away the rate that lanes still have from their slow start. A change then need not
-    /// gain.
+    /// Returns whether the rate will fall because of loss. Lanes may still send faster than the loss allows in the long
+    /// run, because of their slow start. A change that is made in this situation is kept without a gain.
     fn will_fall(&self, tick: &Tick, path: &PathTick) -> bool {
         let lanes = f64::from(u32::try_from(tick.lanes_up).unwrap_or(u32::MAX));
         self.loss
@@ -228,7 +230,7 @@ impl LaneTuner {
     fn start(&mut self, change: LaneChange, path: &PathTick) {
         let attempt =
             KnobAttempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
-        // Such a control probes for the rate by sending too much, and has to retransmit much of that.
+        // A loss-tolerant control sends too much while it probes for the rate, and must retransmit much of that data.
         let patient = matches!(change, LaneChange::LossTolerant { .. });
         let attempt = if patient {
             attempt.with_more_time()
@@ -250,7 +252,7 @@ impl LaneTuner {
 
     fn continue_trial(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
         if trial.dialling {
-            // The trial does not wait for lanes that fail to come up.
+            // Lanes that fail to come up do not delay the trial.
             trial.attempt.lower_baseline(rate);
             trial.dialling = tick.lanes_up < self.wanted;
         }
@@ -278,7 +280,7 @@ impl LaneTuner {
             | LaneChange::LossTolerant { .. }
             | LaneChange::Usual => {}
         }
-        // Lanes that failed to come up are not requested again immediately.
+        // Lanes that failed to come up are not requested again immediately, so they no longer count as wanted.
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));
     }
 
@@ -303,8 +305,9 @@ impl PathTick {
         !self.has_queue() && limited > self.busy.mul_f64(WINDOW_SHARE_MIN)
     }
 
-    /// Returns whether, at this rate in bytes per second, the congestion windows are fully used and nothing else limits
-    /// the rate. The path must have no queue and be so long that the windows take many seconds to grow.
+    /// Returns whether the congestion windows are fully used at this rate (in bytes per second) and nothing else limits
+    /// the rate. Returns `false` if the path has a queue, or if the path is so short that the windows grow within a few
+    /// seconds.
     fn has_full_congestion_windows(&self, rate: f64) -> bool {
         let allowed = ByteCount(self.congestion_window_bytes).as_f64();
         let on_its_way = rate * self.round_trip.as_secs_f64();
@@ -318,15 +321,15 @@ impl PathTick {
 }
 
 impl Tick {
-    /// Returns whether more bytes have arrived than lanes can hold in partial groups, so that the target stores more
-    /// slowly than the path carries.
+    /// Returns whether the target stores data more slowly than the path carries it. This is the case if more bytes are
+    /// unstored than lanes can hold in partial groups.
     fn is_storage_behind(&self) -> bool {
         let lanes = u64::try_from(self.lanes_up).unwrap_or(u64::MAX);
         self.bytes_unstored > lanes.saturating_mul(GROUP_BYTES / 2) + UNSTORED_BYTES_MAX
     }
 }
 
-/// Returns the number of lanes with the rate `lane_rate` that together reach `rate`.
+/// Returns the number of lanes needed to reach `rate` if each lane has the rate `lane_rate`.
 fn lanes_for(rate: f64, lane_rate: f64) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
@@ -337,20 +340,20 @@ fn lanes_for(rate: f64, lane_rate: f64) -> usize {
     lanes
 }
 
-/// Returns whether lanes wait for the path, and not for data to send.
+/// Returns whether the lanes spend most of their time waiting for the path.
 fn lanes_wait(tick: &Tick) -> bool {
     tick.lane.share(tick.lane.blocked) > 0.5
 }
 
-/// Minimum gain of the rate for more lanes to be kept.
+/// Minimum factor by which the rate must rise for more lanes to be kept.
 const GAIN_MIN: f64 = 1.1;
-/// Minimum share of the rate that a change must hold if the rate would otherwise fall.
+/// Minimum share of the rate that must remain after a change that was made because the rate would fall.
 const HELD_MIN: f64 = 0.85;
 /// Share of the best rate so far below which the rate counts as fallen.
 const FALLEN_MAX: f64 = 0.85;
 /// Minimum share of the present rate that loss must leave in the long run. The estimate is accurate to a factor of two.
 const SUSTAINED_MIN: f64 = 0.6;
-/// Minimum share of the rate that fewer lanes must hold to be kept.
+/// Minimum share of the rate that must remain with fewer lanes for them to be kept.
 const KEPT_MIN: f64 = 0.97;
 const WINDOWS_FULL_TICKS_MIN: u32 = 4;
 const WINDOW_SHARE_MIN: f64 = 0.5;
@@ -358,13 +361,13 @@ const SLOW_GROWTH_TICKS_MIN: u32 = 2;
 /// Factor for more lanes. The slow start of a new lane may also end too early, and each step is measured for many round
 /// trips.
 const SLOW_GROWTH_TIMES: usize = 4;
-/// Minimum gain of the rate. By the time it is measured, the windows have grown on their own by a factor of 1.05^11,
-/// which is 1.7.
+/// Minimum factor by which the rate must rise. Until the rate is measured, the windows grow on their own by a factor of
+/// 1.05^11, which is 1.7.
 const SLOW_GROWTH_GAIN_MIN: f64 = 2.0;
-/// Share of the congestion windows that counts as fully used. It is below 1 because a mean over three ticks lags
-/// behind.
+/// Share of the congestion windows from which they count as fully used. The share is below 1 because a mean over three
+/// ticks lags behind.
 const IN_USE_MIN: f64 = 0.6;
-/// Maximum share of the time in which other windows may be full.
+/// Maximum share of the time in which the receive window or the send buffer may be the limit.
 const OTHERS_SHARE_MAX: f64 = 0.1;
 /// Minimum round trip of a long path. Linux CUBIC without any loss grows its window by a twentieth per round trip, so
 /// at this length it takes at least 3 s to double it.
@@ -375,7 +378,7 @@ const QUEUE_RATIO: f64 = 1.2;
 const LONG_QUEUE_RATIO: f64 = 1.5;
 /// Time that a busy host adds to a round trip.
 const QUEUE_NOISE: Duration = Duration::from_micros(500);
-/// How long there must be too many lanes before their number is reduced.
+/// Minimum time for which there must be a reason to reduce the number of lanes before the number is reduced.
 const CROWDED_MIN: Duration = Duration::from_secs(8);
 /// Number of unstored bytes that a receiver may hold in addition to partial groups.
 const UNSTORED_BYTES_MAX: u64 = 64 << 20;

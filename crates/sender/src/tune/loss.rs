@@ -4,10 +4,10 @@ use zmove_types::ByteCount;
 
 use super::PathTick;
 
-/// Retransmissions while the path had no queue.
+/// Counts of retransmissions in the current observation, which lasts while the path has no queue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LossWatch {
-    /// One bit for each of the last ticks: whether anything was retransmitted.
+    /// One bit for each of the last ticks. A bit is set if anything was retransmitted in its tick.
     lossy: u32,
     ticks: u32,
     segments: f64,
@@ -16,7 +16,7 @@ pub(super) struct LossWatch {
 }
 
 impl LossWatch {
-    /// Processes a tick. Starts over if there is a queue or if lanes do not wait for the path.
+    /// Processes a tick. Starts a new observation if the path has a queue or if lanes do not wait for the path.
     pub(super) fn tick(&mut self, path: &PathTick, waiting: bool, bytes_carried: u64) {
         if !waiting || path.has_queue() {
             *self = Self::default();
@@ -48,7 +48,8 @@ impl LossWatch {
             && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
     }
 
-    /// Returns whether the watch is so long that a few losses more or less change little.
+    /// Returns whether the observation is so long that a few additional losses would change the loss rate only
+    /// slightly.
     pub(super) fn is_long(&self) -> bool {
         self.ticks >= LONG_TICKS_MIN
     }
@@ -57,13 +58,13 @@ impl LossWatch {
         (self.lossy & ((1 << TICKS) - 1)).count_ones()
     }
 
-    /// Returns whether nothing was retransmitted during the whole watch.
+    /// Returns whether the observation contains no retransmission and has its full length.
     pub(super) fn is_none(&self) -> bool {
         self.ticks == TICKS && self.bursts == 0 && self.lossy_ticks() == 0
     }
 
-    /// Returns whether the loss rate is higher than in an earlier watch. Loss that lanes do not cause stays the same
-    /// when there are more lanes, but loss that they cause rises.
+    /// Returns whether the loss rate is higher than in an earlier observation. If the lanes do not cause the loss, the
+    /// rate stays the same with more lanes. If the lanes cause the loss, the rate rises.
     pub(super) fn has_risen_since(&self, before: &Self) -> bool {
         let expected =
             before.retransmitted.max(FEW_LOSSES) / before.segments.max(1.0) * self.segments;
@@ -83,21 +84,21 @@ impl LossWatch {
     }
 }
 
-/// Maximum length of a watch, in ticks.
+/// Maximum length of an observation, in ticks.
 const TICKS: u32 = 12;
-/// Minimum length of a watch, in ticks.
+/// Minimum length of an observation, in ticks.
 const TICKS_WATCHED_MIN: u32 = 3;
-/// Minimum number of ticks with retransmissions in a watch.
+/// Minimum number of ticks with retransmissions in an observation.
 const LOSSY_TICKS_MIN: u32 = 2;
-/// Minimum length of a long watch, in ticks.
+/// Minimum length of a long observation, in ticks.
 const LONG_TICKS_MIN: u32 = 8;
-/// Number of ticks needed to distinguish steady loss from an overflow.
+/// Minimum number of ticks after which steady loss can be distinguished from an overflow of a queue.
 const STEADY_TICKS_MIN: u32 = 6;
-/// Minimum share of a tick's segments that must be lost in the burst that ends a slow start. The burst lasts at most
-/// `BURST_TICKS_MAX`.
+/// Share of a tick's segments above which their loss belongs to the burst that ends a slow start. The burst lasts at
+/// most `BURST_TICKS_MAX`.
 const BURST_SHARE_MIN: f64 = 0.01;
 /// Maximum length of the burst that ends a slow start, in ticks.
 const BURST_TICKS_MAX: u32 = 8;
-/// Number of lost segments above which loss counts. Fewer may be chance.
+/// Number of lost segments above which loss counts as steady. A smaller number may be chance.
 const FEW_LOSSES: f64 = 4.0;
 const RISEN_MIN: f64 = 3.0;

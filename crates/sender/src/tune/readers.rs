@@ -73,5 +73,5 @@ impl ReaderTuner {
 const GAIN_MIN: f64 = 1.05;
 const HUNGRY_TICKS_MIN: u32 = 3;
 const IDLE_TICKS_MIN: u32 = 20;
-/// Minimum share of idle cores. If cores are in use, an additional thread slows down the existing ones.
+/// Minimum share of idle cores. If fewer cores are idle, an additional thread would slow down the existing threads.
 const CORES_IDLE_MIN: f64 = 0.25;

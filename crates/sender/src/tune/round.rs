@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use zmove_wire::BestRate;
 
-/// Counts of the last round trip, and the best rate so far.
+/// Counts for the current round trip, and the best rate measured so far.
 #[derive(Debug, Default)]
 pub(crate) struct BestRound {
     counts: VecDeque<Count>,
@@ -39,7 +39,7 @@ impl BestRound {
             let micros = u64::try_from((at - before.at).as_micros())
                 .unwrap_or(u64::MAX)
                 .max(1);
-            // A lost lane takes its count with it, so the total may shrink.
+            // The count of a lost lane is no longer included, so the total may shrink.
             let bytes = acked.saturating_sub(before.acked);
             self.bytes_per_second = self
                 .bytes_per_second

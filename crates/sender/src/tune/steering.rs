@@ -39,13 +39,13 @@ pub(crate) struct Steering {
 /// The lanes that are being dialed.
 #[derive(Debug)]
 struct Dials {
-    /// Number of lanes that were requested and have neither come up nor failed.
+    /// Number of requested lanes that have neither come up nor failed.
     awaited: usize,
-    /// Number of wanted lanes at the last request.
+    /// Number of lanes that were wanted at the previous call of `missing`.
     wanted: usize,
-    /// Rest before lanes that failed are requested again.
+    /// Pause before lanes that failed are requested again.
     rest: AttemptBackoff,
-    /// Whether the first lanes were given up and their replacements were requested.
+    /// Whether the first lanes were given up and replacements for them were requested.
     again: bool,
 }
 
@@ -60,7 +60,7 @@ impl Dials {
     }
 
     /// Returns the number of lanes to request if `up` of the `wanted` lanes are up. Lanes that failed are requested
-    /// again after a rest that doubles each time.
+    /// again after a pause, which doubles each time.
     fn missing(&mut self, wanted: usize, up: usize, elapsed: Duration) -> usize {
         let risen = wanted > self.wanted;
         self.wanted = wanted;
@@ -91,7 +91,7 @@ struct TotalsSnapshot {
     path: PathReport,
 }
 
-/// CPU ticks of all cores of this host, and how many of them were idle.
+/// CPU ticks of all cores of this host, in total and idle.
 #[derive(Clone, Copy, Default)]
 struct Cores {
     idle: u64,
@@ -190,13 +190,13 @@ impl Steering {
         self.best.found()
     }
 
-    /// Records that a requested lane has come up or failed.
+    /// Records that one of the requested lanes has come up or failed.
     pub(crate) fn note_lane_result(&mut self) {
         self.dials.awaited = self.dials.awaited.saturating_sub(1);
     }
 
-    /// Requests as many lanes as were initially dialed. Lanes that have not come up yet do not count, because the
-    /// receiver may already have closed them.
+    /// Requests as many lanes as were dialed initially. Lanes that are still being dialed do not reduce this number,
+    /// because the receiver may already have closed them.
     pub(crate) fn redial_all(&mut self) {
         let Some(supply) = &self.supply else { return };
         if supply.more.send(supply.asked).is_ok() {
@@ -211,7 +211,8 @@ impl Steering {
         self.dials.again && self.dials.awaited > 0
     }
 
-    /// Returns whether lanes may still come up. `open` is whether the channel of lanes is still open.
+    /// Returns whether more lanes may still come up. `open` states whether the channel that delivers lanes is still
+    /// open.
     pub(crate) fn expects_lanes(&self, open: bool) -> bool {
         if self.supply.is_some() {
             open && self.dials.awaited > 0
@@ -269,7 +270,7 @@ impl Steering {
             .missing(wanted.lanes, lane_set.lanes_up(), tick.elapsed);
         if missing > 0 && !tick.ending {
             let more = u16::try_from(missing).unwrap_or(u16::MAX);
-            // Without a dialer, the number of lanes stays unchanged.
+            // Without a dialer, the number of lanes cannot be changed.
             if supply.more.send(more).is_ok() {
                 self.dials.awaited += usize::from(more);
             }
@@ -400,7 +401,7 @@ impl Cores {
         })
     }
 
-    /// Returns the share that was idle since `before`, or 1 if it is unknown.
+    /// Returns the share of CPU ticks that were idle since `before`, or 1 if the share is unknown.
     fn idle_since(self, before: &Self) -> f64 {
         let all = self.all.saturating_sub(before.all);
         if all == 0 {

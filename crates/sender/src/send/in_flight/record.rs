@@ -22,14 +22,16 @@ pub(super) struct Record<W> {
     pub(super) transfer: SenderTransfer<Item<W>>,
     /// Number of items that at least one lane has taken.
     on_lanes: usize,
-    /// The last time at which there was progress. That is when an item settled, when lanes waited for a rate limit, or
-    /// when a lane took an item while no other item was on a lane. Doubting a lane also sets it.
+    /// The time of the latest progress. Progress is made when an item settles, when lanes wait for a rate limit, or
+    /// when a lane takes an item while no other item is on a lane. The time is also reset when a lane is reported as
+    /// doubtful.
     last: Option<Instant>,
-    /// How long the most recent chunks took from a lane to their receipt.
+    /// The durations of the most recent chunks, each from the time at which a lane took the chunk to its receipt.
     times: VecDeque<Duration>,
-    /// Groups to be read again and their items: one element for each planned repetition.
+    /// Groups to be read again, each with the item under which it is sent. There is one element for each planned
+    /// repetition.
     again: Vec<PendingRepeat>,
-    /// Lanes that have taken a chunk of which there are two copies.
+    /// Lanes that have taken a chunk that was sent twice.
     twice: HashSet<usize>,
 }
 
@@ -37,19 +39,19 @@ pub(super) struct Record<W> {
 #[derive(Debug)]
 pub(super) struct Item<W> {
     pub(super) work: W,
-    /// The group, if the item is a chunk.
+    /// The group that the item carries. `None` if the item is not a chunk.
     group: Option<GroupId>,
-    /// The lanes that have taken the item and got no receipt for it. There are two if the first was slow.
+    /// The lanes that have taken the item while it has no receipt. There are two lanes if the first lane was slow.
     lanes: Vec<usize>,
-    /// The first copy, if the item is a chunk that a lane has taken.
+    /// The first copy of a chunk. `None` if the item is not a chunk or no lane has taken it.
     first: Option<FirstCopy>,
-    /// Whether the item was sent again for being late, or will be.
+    /// Whether the item was sent again because it was late, or will be.
     repeated: bool,
     /// Whether all lanes that have taken the item are lost.
     lost: bool,
 }
 
-/// The original copy of a chunk, as opposed to the one sent because the chunk was late.
+/// The first copy of a chunk. A second copy is sent if the first copy is late.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FirstCopy {
     pub(super) lane: usize,
@@ -105,7 +107,7 @@ impl<W> Record<W> {
     }
 
     /// Records that a lane has taken an item. A repeated chunk remains recorded under its first lane. Returns whether
-    /// the item is in flight, because a copy of a settled item would get no receipt.
+    /// the item is still in flight. A copy of a settled item must not be sent, because it would get no receipt.
     pub(super) fn note_taken(&mut self, item: ItemId, lane: usize, now: Instant) -> bool {
         let Some(item) = self.transfer.outstanding_mut(item) else {
             self.last = Some(now);
@@ -149,8 +151,8 @@ impl<W> Record<W> {
         self.transfer.stored(item)
     }
 
-    /// Settles an item that the receiver found damaged, or confirmed as lost after this sender had reported the loss of
-    /// its lane.
+    /// Settles an item that the receiver found damaged, or that the receiver confirmed as lost after the sender had
+    /// reported the loss of its lane.
     pub(super) fn mismatch(
         &mut self,
         item: ItemId,
@@ -189,15 +191,15 @@ impl<W> Record<W> {
         item.lost
     }
 
-    /// Records that lanes send as fast as the rate limit allows. Work that waits for the rate limit is neither late nor
+    /// Records that lanes send as fast as the rate limit allows. Work that the rate limit delays is neither late nor
     /// lost.
     pub(super) fn note_progress(&mut self, now: Instant) {
         self.last = Some(now);
     }
 
-    /// Returns the lane with the oldest item in flight if nothing has settled for `DOUBT_AFTER`. Some of its frames may
-    /// be lost, and the receiver may be waiting for bytes that nobody will send. Giving up a lane that is only slow
-    /// costs one connection.
+    /// Returns the lane with the oldest item in flight if nothing has settled for `DOUBT_AFTER`. Frames of this lane
+    /// may be lost, so that the receiver waits for bytes that nobody will send. If the lane is only slow, giving it up
+    /// merely costs a connection.
     pub(super) fn doubtful(&mut self, now: Instant) -> Option<usize> {
         if now.saturating_duration_since(self.last?) < DOUBT_AFTER {
             return None;
@@ -229,7 +231,7 @@ impl<W> Record<W> {
         lost
     }
 
-    /// Returns the late chunks that have not been sent again, the most overdue first.
+    /// Returns the late chunks that have not been sent again. The chunk that has been late for longest is first.
     pub(super) fn late(&self, now: Instant) -> Vec<(ItemId, FirstCopy)> {
         let Some(usual) = self.usual_time() else {
             return Vec::new();
@@ -245,8 +247,8 @@ impl<W> Record<W> {
         late
     }
 
-    /// Plans to send a late chunk again when its group is next taken out of the plan. Returns `None` if the chunk is no
-    /// longer in flight.
+    /// Plans to send a late chunk again, when its group is next taken from the plan. Returns the chunk's work, or
+    /// `None` if the chunk is no longer in flight.
     pub(super) fn repeat(&mut self, item: ItemId) -> Option<&W> {
         let record = self.transfer.outstanding_mut(item)?;
         let lane = record.first?.lane;
@@ -257,19 +259,20 @@ impl<W> Record<W> {
         Some(&record.work)
     }
 
-    /// Returns the item under which this group is to be read again, once for each planned repetition.
+    /// Returns the item under which this group is to be read again. Each planned repetition is returned once.
     pub(super) fn item_to_repeat(&mut self, group: GroupId) -> Option<ItemId> {
         let planned = self.again.iter().position(|again| again.group == group)?;
         Some(self.again.swap_remove(planned).item)
     }
 
-    /// Returns the lanes that have taken a chunk which another lane has taken as well. Data that they still hold at the
-    /// end is not needed: it may be the second copy, which gets no receipt.
+    /// Returns the lanes that have taken a chunk which another lane has taken as well. At the end, the data that these
+    /// lanes still hold is not needed. It may be the second copy of a chunk, which gets no receipt.
     pub(super) fn lanes_with_copies(&self) -> HashSet<usize> {
         self.twice.clone()
     }
 
-    /// Returns the median of the recent times. The few times of a slow lane do not change it.
+    /// Returns the median duration of recent chunks. A slow lane contributes only a few durations, which do not affect
+    /// the median.
     fn usual_time(&self) -> Option<Duration> {
         let mut times: Vec<_> = self.times.iter().copied().collect();
         times.sort_unstable();
@@ -286,9 +289,9 @@ pub(crate) struct Mismatch<W> {
 }
 
 const TIMES_MAX: usize = 32;
-/// A chunk is late when it takes longer than this many times the usual time, plus `LATE_MIN`.
+/// Factor by which a chunk must exceed the usual duration to be late. `LATE_MIN` is added to the result.
 const LATE_RATIO: f64 = 1.5;
-/// The time that a late chunk must take beyond `LATE_RATIO` times the usual time.
+/// Minimum time by which a late chunk exceeds `LATE_RATIO` times the usual duration.
 const LATE_MIN: Duration = Duration::from_millis(100);
 /// Time without any receipt after which a lane is doubted. Storage rarely takes this long.
 const DOUBT_AFTER: Duration = Duration::from_secs(30);
