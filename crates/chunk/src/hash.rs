@@ -62,8 +62,8 @@ impl FileHasher {
     }
 }
 
-/// Returns the digest by which the extended attributes of two files are compared. It covers all attributes, which must
-/// be sorted by name in ascending order.
+/// Returns the digest by which the extended attributes of two files are compared. The digest covers all attributes.
+/// `xattrs` must be sorted by name in ascending order.
 #[must_use]
 pub fn xattr_digest(xattrs: &[Xattr]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
@@ -77,8 +77,8 @@ pub fn xattr_digest(xattrs: &[Xattr]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Returns a seal that binds the header of a frame to the hash of its content, so that neither can change without the
-/// other.
+/// Returns a seal over the header of a frame and the hash of its content. If either changes, the seal no longer
+/// matches.
 #[must_use]
 pub fn seal(prefix: &[u8; 40], content: &[u8; 32]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("zmove 1 frame seal");
@@ -86,7 +86,7 @@ pub fn seal(prefix: &[u8; 40], content: &[u8; 32]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Returns the chaining value of group `index` with these bytes.
+/// Returns the chaining value of group `index`, which contains `bytes`.
 #[must_use]
 pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
     let mut hasher = GroupHasher::new(index);
@@ -184,9 +184,9 @@ pub fn file_root(bytes: &[u8]) -> Root {
     Root(blake3::hash(bytes).into())
 }
 
-/// Returns the digest by which the contents of large files are compared if the files may have holes. It covers the
-/// length of the file and the values of all groups that do not consist of zeros only. It is therefore the same for
-/// holes and zeros, and holes that span whole groups are not read. `data_begins` returns the start of the next data at
+/// Returns the digest by which the contents of large files that may have holes are compared. The digest covers the
+/// length of the file and the values of all groups that contain anything but zeros. A hole therefore has the same
+/// digest as zeros, and holes that span whole groups are not read. `data_begins` returns the start of the next data at
 /// or after an offset. Returns `None` if `stop` returned `true`.
 ///
 /// # Errors

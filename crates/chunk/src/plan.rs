@@ -103,8 +103,8 @@ impl Groups {
     }
 }
 
-/// Number of large files that are read at the same time. Two files allow two writers at the target to work without
-/// sharing an inode's lock.
+/// Number of large files that are read at the same time. With two files, two writers at the target do not compete for
+/// the lock of the same inode.
 const FILES_ACTIVE_MAX: usize = 2;
 
 impl<P, F: Clone> Plan<P, F> {
@@ -174,7 +174,8 @@ impl<P, F: Clone> Plan<P, F> {
         taken.into_iter().map(|(_entries, pack)| pack).collect()
     }
 
-    /// Adds work that must be repeated, ahead of all other work. Does not wait, and is allowed after the end.
+    /// Adds work that must be repeated, ahead of all other work. This call never waits, and it is allowed after the end
+    /// of the plan.
     pub fn push_again(&self, work: Work<P, F>) {
         self.state.lock().urgent.push_back(work);
         self.changed.notify_all();

@@ -316,7 +316,7 @@ impl PushAccount {
         }
     }
 
-    /// Reports the name of an entry that lacks attributes, with these attributes.
+    /// Reports the path of an entry that lacks attributes, and which attributes the entry lacks.
     pub(crate) fn name_missed(&self, Missed { path, lacks }: &Missed) {
         let path = self.files().renamed().unwrap_or_else(|| path.clone());
         let entry = if path.is_root() {
@@ -341,8 +341,8 @@ impl PushAccount {
         }
     }
 
-    /// Counts a large file that has failed, and subtracts its bytes. The summary covers complete files only, and a file
-    /// that fails for lack of space may have transferred more bytes than all others.
+    /// Counts a large file that has failed, and subtracts its bytes from the totals. The summary covers complete files
+    /// only. A file that fails for lack of space may have transferred more bytes than all other files together.
     pub(crate) fn fail_large(&self, file: &LargeSource, counted: BytesByOrigin, error: &FileError) {
         self.take_back(&counted);
         match file.piece_of_range() {

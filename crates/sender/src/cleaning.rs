@@ -13,7 +13,8 @@ use crate::error::SessionError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CleanEvent {
-    /// The receiver has found a leftover. It has also removed it, unless the leftover is to stay.
+    /// The receiver has found a leftover of an ended session. Unless the leftover must be kept, the receiver has also
+    /// removed it.
     Found(Leftover),
     /// A file or directory could not be examined or removed.
     Failed(Fault),

@@ -120,9 +120,9 @@ pub(crate) struct MessageWriter {
 }
 
 impl MessageWriter {
-    /// Starts a task that writes messages until all senders are dropped, and then ends the connection in order. A
+    /// Starts a task that writes messages until all senders are dropped. The task then ends the connection in order. A
     /// separate task prevents a deadlock between two peers that both have much to send. If there are relay messages,
-    /// the task also ends when their channel closes, because the last of them reports the end of the session.
+    /// the task also ends when their channel closes, because the last relay message reports the end of the session.
     pub(crate) fn start(
         writer: ControlWriter,
         outgoing: mpsc::UnboundedReceiver<ToReceiver>,
@@ -207,7 +207,7 @@ pub(crate) async fn await_explanation<T>(
 }
 
 pub(crate) const INBOX_MESSAGES_MAX: usize = 8;
-/// Maximum wait for `Opened`. A receiver that examines its target for longer than this is not expected to answer.
+/// Maximum wait for `Opened`. If the receiver examines its target for longer than this, it counts as silent.
 const PERMISSION_TIMEOUT: Duration = Duration::from_secs(120);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);

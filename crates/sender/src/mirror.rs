@@ -74,7 +74,7 @@ pub(crate) struct SourceWalk {
 pub struct Removals {
     /// The user's settings for removals.
     pub order: RemovalOrder,
-    /// The guard that is asked before anything is removed. Default: none.
+    /// The guard that is asked for permission before anything is removed. Default: none.
     pub guard: Option<Arc<dyn RemovalGuard>>,
     /// Directories that this program itself changes during the push and that may lie in the sources. Changes of these
     /// directories are ignored.
@@ -283,7 +283,7 @@ impl<'a> MirrorRound<'a> {
         are_those_pushed
     }
 
-    /// Waits until all requests are answered, including those about extraneous directories.
+    /// Waits until all requests are answered, including requests about extraneous directories.
     fn settle(&mut self) {
         self.ask();
         while !self.session.in_flight.is_stopping()

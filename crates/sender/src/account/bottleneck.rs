@@ -68,7 +68,7 @@ pub(crate) struct Times {
 }
 
 impl Stages {
-    /// Returns the times of all stages, with those of the receiver taken from its report.
+    /// Returns the times of all stages. The times of the receiver's stages are taken from the receiver's report.
     pub(crate) fn with_report(self, finished: &Finished) -> Self {
         Self {
             receive: times(finished.receive),
@@ -90,7 +90,8 @@ impl Stages {
 }
 
 impl Times {
-    /// Divides the wall-clock time among the limits and returns the largest share, along with all others.
+    /// Divides the wall-clock time among the limits. Returns the limit with the largest share, and the shares of all
+    /// limits.
     pub(crate) fn bottleneck(&self) -> Bottleneck {
         let seconds = self.share_out();
         let whole: f64 = seconds.0.iter().sum();
@@ -109,7 +110,7 @@ impl Times {
         }
     }
 
-    /// Returns the limit in one interval of a running push, before the receiver has sent its report. `path` describes
+    /// Returns the limit in one interval of a running push. The receiver has not sent its report yet. `path` describes
     /// the same interval.
     pub(crate) fn live_limit(&self, path: Option<&PathReport>) -> &'static str {
         if self.first_byte.is_none() {
@@ -207,8 +208,8 @@ impl Times {
         seconds.add(Limit::Path, downstream * starved / whole);
     }
 
-    /// Divides the time after the last data was on the wire. Only the receiver works then, except for the one round
-    /// trip until its receipt arrives.
+    /// Divides the time after the last data was on the wire. During that time only the receiver works, except for one
+    /// round trip until its receipt arrives.
     fn share_rest(&self, rest: f64, seconds: &mut Seconds) {
         let flush = self.flush.as_secs_f64().min(rest);
         let reply = self.round_trip.as_secs_f64().min(rest - flush);

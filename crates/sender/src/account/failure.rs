@@ -9,7 +9,7 @@ use zmove_scan::ScanError;
 use zmove_types::Escaped;
 use zmove_wire::{Fault, Operation};
 
-/// Why one file was not copied. The push continues.
+/// The reason why one file was not copied. The push continues after such an error.
 #[derive(Debug, Error)]
 pub(crate) enum FileError {
     /// The scan could not examine the file.

@@ -21,7 +21,7 @@ pub(crate) struct FileLedger {
     pub(crate) delivery_log: DeliveryLog,
     /// Whether a file that stays at the target is known to equal its source file, as far as the two were compared.
     unchanged_files_are_equal: bool,
-    /// The name that the target gave to its only entry, if it differs.
+    /// The name that the target gave to its only entry, if the name differs from that of the source.
     pub(crate) single_name: Option<Name>,
     /// Files that were sent in an earlier session and not confirmed.
     unconfirmed: HashMap<RelPath, Unconfirmed>,
@@ -70,8 +70,8 @@ impl FileLedger {
         self.unchanged_files_are_equal && self.manifest.is_some()
     }
 
-    /// Returns whether an earlier session has listed the file. Its line is still correct, because a file that is equal
-    /// now has not been changed since.
+    /// Returns whether an earlier session has listed the file. The line of that session is still correct. A file that
+    /// equals its source now has not been changed since the line was written.
     pub(crate) fn has_listed(&mut self, path: &RelPath) -> bool {
         let renamed = self.renamed();
         let path = renamed.as_ref().unwrap_or(path);
@@ -128,7 +128,8 @@ impl FileLedger {
         Some(sent)
     }
 
-    /// Records a group that is at the target because of a frame of this kind. Returns the origin of its bytes.
+    /// Records a group that is at the target because it was sent as a frame of this kind. Returns the origin of its
+    /// bytes.
     pub(crate) fn settle_group(&mut self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
         let origin = self.origin_by(kind, path, index);
         self.delivery_log.note_group(path, index, origin);
@@ -143,7 +144,8 @@ impl FileLedger {
         }
     }
 
-    /// Records a message. Returns whether it is new. All files of a directory may fail for the same reason.
+    /// Records a message. Returns whether the message is new. For example, all files of a directory may fail with the
+    /// same message.
     pub(crate) fn report_once(&mut self, message: &str) -> bool {
         self.reported.insert(message)
     }
@@ -193,9 +195,9 @@ impl FileLedger {
     }
 }
 
-/// Maximum number of files left unconfirmed by all sessions. Each session may leave as many as can be in flight or not
-/// yet renamed into place. The next session usually encounters these files first. Any further file counts as skipped
-/// instead of moved if it is found at the target.
+/// Maximum number of files that all sessions may leave unconfirmed. One session leaves at most the files that are in
+/// flight or not yet renamed into place. The next session usually encounters these files first. Any file beyond the
+/// maximum counts as skipped instead of moved if a later session finds it at the target.
 const UNCONFIRMED_MAX: usize = 1 << 20;
 
 #[cfg(test)]

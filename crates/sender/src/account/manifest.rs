@@ -24,7 +24,7 @@ use serde::Serialize;
 use zmove_disk::{Tree, make_hidden, remove_abandoned};
 use zmove_types::{Name, RelPath, Root, unix_now};
 
-/// A manifest that is written here, or reported to a receiver that writes it.
+/// A manifest that this process writes, or whose files are passed to a callback because another process writes it.
 #[derive(Debug)]
 pub struct Manifest(ManifestKind);
 
@@ -87,10 +87,10 @@ impl Manifest {
         )?])))
     }
 
-    /// Begins to write lines that state how each file was proven, in the same way as `create`.
+    /// Begins to write lines that state how each file was proven. The destination is handled as in `create`.
     ///
     /// # Errors
-    /// The same as for `create`.
+    /// Returns the same errors as `create`.
     pub fn create_proofs(path: &Path, prover: Prover) -> io::Result<Self> {
         Ok(Self(ManifestKind::Written(vec![ManifestLines::create(
             path,
@@ -113,7 +113,7 @@ impl Manifest {
         }
     }
 
-    /// Creates a manifest that passes each file to `tell` instead of writing it.
+    /// Creates a manifest that passes each file to `tell` instead of writing a line.
     pub fn with_callback(tell: impl FnMut(&RelPath, &Root, ProofMethod) + Send + 'static) -> Self {
         Self(ManifestKind::Callback(ManifestCallback(Box::new(tell))))
     }
@@ -128,7 +128,8 @@ impl Manifest {
         }
     }
 
-    /// Returns whether an earlier session has listed this name. Always `false` if the lines are not written here.
+    /// Returns whether an earlier session has listed this name. Always returns `false` if this process does not write
+    /// the lines.
     pub(crate) fn has_earlier(&mut self, path: &RelPath) -> bool {
         match &mut self.0 {
             ManifestKind::Written(lines) => lines
@@ -177,7 +178,7 @@ struct ManifestLines {
     out: BufWriter<File>,
     error: Option<io::Error>,
     unwritable_names: u64,
-    /// Whether the same name may be added again.
+    /// Whether a name that is already in the manifest may be added again.
     repeats: bool,
     /// The names that earlier sessions have listed, read back once a file is found at the target.
     earlier: Option<HashSet<NameHash>>,
@@ -291,7 +292,7 @@ impl ManifestLines {
                     return Err(io::Error::other("it is no longer a regular file"));
                 }
                 std::fs::rename(part, &*path)?;
-                // Without this, a power failure could undo the rename.
+                // Without flushing the directory, a power failure could undo the rename.
                 File::open(directory_of(path))?.sync_all()?;
             }
             ManifestOutput::Stream(stream) => {

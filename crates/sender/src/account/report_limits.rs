@@ -18,9 +18,9 @@ pub(crate) struct SentCounts {
     entries: AtomicCounter,
     /// Large files.
     pub(crate) files: AtomicCounter,
-    /// Length of the longest directory path of these entries, in bytes.
+    /// Length in bytes of the longest directory path of all entries sent or asked about.
     directory_bytes: AtomicUsize,
-    /// Number of messages that the receiver may send about groups that it holds of the requested files.
+    /// Maximum number of messages that the receiver may send about groups of requested files that it already holds.
     held: AtomicCounter,
     /// Number of files that the receiver was asked about.
     asked: AtomicCounter,

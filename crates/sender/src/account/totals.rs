@@ -11,7 +11,7 @@ use zmove_wire::{NotKept, NotKeptReason, Summary};
 pub(crate) struct Totals {
     /// Counters for the report.
     pub(crate) counters: AtomicCounters,
-    /// Regular files that the scan has found. Each of them ends as moved, skipped or failed.
+    /// Regular files that the scan has found. Each file is eventually moved, skipped or failed.
     pub(crate) found: AtomicCounter,
     /// Bytes of the files in `found`.
     pub(crate) found_bytes: AtomicCounter,
@@ -87,7 +87,7 @@ impl Totals {
         self.found.get().saturating_sub(told)
     }
 
-    /// Returns the number of files without any reported result at the successful end of a session. Returns 0 if
+    /// Returns the number of files for which no result was reported by the successful end of a session. Returns 0 if
     /// anything has failed, because the failures may concern these files.
     pub(crate) fn unaccounted(&self) -> u64 {
         match self.counters.failed.get() {

@@ -36,8 +36,8 @@ pub struct Link<L = Box<dyn LaneSink>> {
 
 impl Link {
     /// Sends the greeting and the opening. An opening that may begin a shared job is sent only after the receiver has
-    /// reported within `silence_max` that it has room. The receiver may act on an opening even if this side no longer
-    /// waits in the queue.
+    /// reported that it has room, which it must do within `silence_max`. Otherwise the receiver could act on the
+    /// opening of a sender that has already left the queue.
     pub(crate) async fn ask(
         &mut self,
         open: Open,
@@ -76,7 +76,8 @@ pub(crate) fn may_begin_job(open: &Open) -> bool {
         .is_some_and(|opening| opening.beginning == Beginning::Allowed)
 }
 
-/// Checks that the receiver has room for the session. A receiver without room reports that together with its greeting.
+/// Checks that the receiver has room for the session. A receiver that has no room reports this together with its
+/// greeting.
 async fn has_room(reader: &mut ControlReader) -> Result<(), SessionError> {
     reader.greeting().await?;
     if !reader.has_message() {
@@ -92,7 +93,7 @@ pub struct LaneSupply {
     /// Requests for additional lanes, each with the number of lanes wanted. Every requested lane is delivered or fails
     /// in the same way as the first lanes.
     pub more: mpsc::UnboundedSender<u16>,
-    /// Number of lanes requested so far, without those in `again`.
+    /// Number of lanes requested so far, not counting the lanes in `again`.
     pub asked: u16,
     /// Number of lanes requested to replace requested lanes that failed.
     pub again: u16,
@@ -120,7 +121,7 @@ pub struct LossReaction {
     /// Whether congestion control ignores loss instead of reducing the rate.
     pub tolerant: bool,
     /// Kernel name of the usual congestion control, if the push may switch between it and
-    /// [`LOSS_TOLERANT`](crate::LOSS_TOLERANT). `None` if only the initial one is used.
+    /// [`LOSS_TOLERANT`](crate::LOSS_TOLERANT). `None` if the push keeps the initial congestion control.
     pub usual: Option<String>,
 }
 

@@ -74,7 +74,7 @@ pub(crate) struct ReceivedMessage {
 /// Returns the messages of a receiver. Their memory is charged to `quota`.
 pub(crate) fn inbox(reader: ControlReader, quota: Arc<dyn PeerQuota>) -> Inbox<ReceivedMessage> {
     let decode = move |bytes: &[u8]| {
-        // Decoded data is larger than the received bytes by at most this factor.
+        // The decoded data takes at most this number of bytes for each received byte.
         let held = quota.charge_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
         let mut strings = Vec::new();
         let room = |count: usize| {

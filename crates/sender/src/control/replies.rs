@@ -78,11 +78,11 @@ const WAITING_MAX: usize = 16 << 20;
 const COUNTED_MAX: usize =
     HASHES_OUTSTANDING_MAX + LISTINGS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX;
 
-/// Memory of one value or verdict, in bytes.
+/// Memory that one value or one verdict takes, in bytes.
 const REPLY_BYTES: usize = 40;
 
-/// Additional memory for the values of one message, in bytes. The first and the last values of a message occupy blocks
-/// that have room for more, and the reservation itself takes some memory.
+/// Additional memory for the values of one message, in bytes. The first and last values of a message are stored in
+/// blocks with unused space, and the reservation itself takes some memory.
 const VALUES_BYTES: usize = 1280;
 
 /// Creates the channel from the control conversation to the planner.

@@ -58,9 +58,9 @@ pub(crate) struct Hashing {
     pub(crate) done: Receiver<HashResult>,
 }
 
-/// Maximum number of threads. Storage with a high latency benefits from several requests in parallel. The threads
-/// replace the readers of a push. There are never more of them than there would be readers, because a daemon has
-/// reserved resources for that number.
+/// Maximum number of threads. Storage with a high latency benefits from several requests in parallel. The hashing
+/// threads replace the readers of a push, and a daemon has reserved resources for that number of readers. There are
+/// therefore never more hashing threads than there would be readers.
 const THREADS: usize = 16;
 
 impl Hashing {

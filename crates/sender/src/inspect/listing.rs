@@ -41,7 +41,7 @@ struct PendingRequest {
 }
 
 impl<'a> Listing<'a> {
-    /// Creates a listing. With `hashing`, it also verifies contents.
+    /// Creates a listing. If `hashing` is given, the listing also verifies contents.
     pub(crate) fn new(session: &'a Session, is_mirror: bool, hashing: Option<Hashing>) -> Self {
         Self {
             session,
@@ -59,14 +59,14 @@ impl<'a> Listing<'a> {
         self.gathered.is_empty() && self.outstanding.is_empty() && verified
     }
 
-    /// Returns the channel for the results of hashing on this side.
+    /// Returns the channel on which this side's hashing threads deliver their results.
     pub(crate) fn done(&self) -> Receiver<HashResult> {
         self.verification
             .as_ref()
             .map_or_else(never, |verification| verification.hashing.done.clone())
     }
 
-    /// Returns whether another request may be outstanding.
+    /// Returns whether the number of outstanding requests is below the limit.
     pub(crate) fn may_ask(&self) -> bool {
         let is_full = self
             .verification
@@ -231,7 +231,7 @@ impl<'a> Listing<'a> {
         self.judge(asked, verdict, String::new())
     }
 
-    /// Lists the file whose groups have been compared, if any, and requests the groups of other files.
+    /// Lists the change to `compared`, if a file is given, and requests the groups of other files.
     fn judge_large(&mut self, compared: Option<ComparedFile>) {
         if let Some(file) = compared {
             let changes = self.judge_groups(file).into_iter().collect();

@@ -31,7 +31,7 @@ pub(super) struct Verification {
     /// Large files whose groups have all been requested, and some of whose groups have not been compared.
     comparing: HashMap<u64, ComparedFile>,
     orders: HashMap<u64, GroupOrder>,
-    /// The last number given to a large file or an order.
+    /// The number most recently given to a large file or an order.
     next: u64,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Verification {
 pub(super) struct ComparedFile {
     pub(super) source: HashedSource,
     pub(super) path: RelPath,
-    /// Differences other than those of contents.
+    /// Differences of the file other than differing contents.
     pub(super) differences: Differences,
     number: u64,
     /// Index of the first group that has not been requested.
@@ -50,7 +50,7 @@ pub(super) struct ComparedFile {
     pub(super) differing: DifferingRanges,
     /// Set if the receiver knows only the root of the file.
     whole: Option<WholeFileComparison>,
-    /// The first failure of an order.
+    /// The first error of an order for this file.
     pub(super) failed: Option<FileError>,
 }
 
@@ -58,8 +58,8 @@ pub(super) struct ComparedFile {
 struct WholeFileComparison {
     theirs: Root,
     ours: RootMerger,
-    /// Values that cannot be merged yet because earlier groups are missing, by the index of their first group. There
-    /// are at most as many as in the outstanding orders.
+    /// Values that cannot be merged yet because values of earlier groups are missing. The key is the index of the first
+    /// group. The number of values is at most the number of groups in outstanding orders.
     ahead: BTreeMap<u32, Vec<Cv>>,
 }
 

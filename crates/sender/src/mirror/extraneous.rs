@@ -44,11 +44,11 @@ pub(super) struct ExtraneousEntries {
 /// The entries to remove.
 pub(super) struct TakenEntries {
     pub(super) extraneous: Vec<ExtraneousEntries>,
-    /// Number of entries to remove, including those below a removed directory as far as it has been listed.
+    /// Number of entries to remove. Entries below a removed directory are included if they have been listed.
     pub(super) entries: u64,
     /// Number of entries that stay because they exceed the maximum number of removals.
     pub(super) spared: u64,
-    /// Number of entries that stay because the source has changed, without those below another such entry.
+    /// Number of entries that stay because the source has changed. Entries below another such entry are not included.
     pub(super) kept: u64,
 }
 
@@ -99,7 +99,7 @@ impl ExtraneousList {
         self.names >= PENDING_NAMES_MAX || self.path_bytes >= PENDING_PATH_BYTES_MAX
     }
 
-    /// Adds an entry if no rule spares it and there is `room`. Returns whether there was room.
+    /// Adds an entry if no rule spares it and the list has room for it. Returns whether the list had room.
     pub(super) fn add(
         &mut self,
         directory: &RelPath,

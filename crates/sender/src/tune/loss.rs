@@ -99,6 +99,6 @@ const STEADY_TICKS_MIN: u32 = 6;
 const BURST_SHARE_MIN: f64 = 0.01;
 /// Maximum length of the burst that ends a slow start, in ticks.
 const BURST_TICKS_MAX: u32 = 8;
-/// Number of lost segments above which loss counts as steady. A smaller number may be chance.
+/// Number of lost segments that must be exceeded for loss to count. A smaller number may be chance.
 const FEW_LOSSES: f64 = 4.0;
 const RISEN_MIN: f64 = 3.0;
