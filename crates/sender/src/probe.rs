@@ -37,9 +37,9 @@ pub use report::{Carried, ProbeReport, Round, RoundTrips};
 /// The settings of a probe.
 #[derive(Clone, Debug)]
 pub struct ProbeConfig {
-    /// A directory below which this side may write, as entered by the user. Empty for the first root.
+    /// The directory below which this side may write, as entered by the user. Empty for the first root.
     pub target: Vec<u8>,
-    /// The numbers of lanes, with one round for each. A number above the receiver's maximum is reduced to that maximum.
+    /// The number of lanes in each round. A number above the receiver's maximum is reduced to that maximum.
     pub lanes: Vec<u16>,
     /// Duration of each round's measurement. It begins once windows have grown for [`RAMP_MIN`] and for
     /// [`RAMP_ROUND_TRIPS`] round trips.

@@ -62,8 +62,8 @@ impl Push {
         observer: Arc<dyn Observer>,
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SessionError> {
-        // The sessions of a shared job run in parallel, so none of them follows another. An inspection publishes
-        // nothing.
+        // The sessions of a shared job run in parallel, so no session of the job follows another. An inspection
+        // publishes nothing.
         let follows = self.open.shared_job.is_none() && !self.task.inspects;
         let open = Open {
             run: run.id(link.transfer),
@@ -141,9 +141,10 @@ impl Push {
     }
 }
 
-/// Returns the state of the target if the receiver has dialed this sender and included that state in its order, so that
-/// files may be sent before the receiver opens the transfer. A file that turns out to exist is replaced like any other.
-/// A mirror must first list the entries that exist only at the target.
+/// Returns the state of the target if the receiver has dialed this sender and included the state in its request. Files
+/// may then be sent before the receiver opens the transfer. A file that turns out to exist at the target is replaced
+/// like any other file. The state is not used for a mirror, because a mirror must first list the entries that exist
+/// only at the target.
 fn known_state(open: &Open, link: &Link) -> Option<TargetState> {
     let is_directory = matches!(open.shape, TargetShape::Directory { .. });
     let may_begin = link.relay.is_some() && is_directory && open.extraneous == Extraneous::Stays;
@@ -169,8 +170,9 @@ struct RunningPush<'a> {
     lanes_early: bool,
     /// Maximum number of lanes. Zero for an inspection.
     lanes_max: u16,
-    /// The state of the target, as included in the order of a receiver that dialed. The order has already taken half a
-    /// round trip, so the files do not wait another round trip for the receiver to open the transfer.
+    /// The state of the target, if the receiver has dialed and included the state in its request. The request has
+    /// already taken half a round trip. With this state, the files need not wait another round trip until the receiver
+    /// opens the transfer.
     known_state: Option<TargetState>,
     /// Whether the opening may begin a shared job.
     begins_job: bool,
@@ -203,7 +205,7 @@ impl RunningPush<'_> {
             .then(|| ping_interval(self.pipeline.config.silence_max));
         let mut ping = None;
         let mut before = StageSnapshot::default();
-        // A receiver that dialed this sender gets these counts through relay messages.
+        // A receiver that dialed this sender receives these counts through relay messages.
         let hears_found = !self.message_writer.was_dialled() && !self.run.standing.inspects;
         let mut tellings = tokio::time::interval(FOUND_INTERVAL);
         let mut found = FoundSoFar::default();
@@ -393,8 +395,9 @@ impl RunningPush<'_> {
         })
     }
 
-    /// Waits for the permission to begin. While it waits, the first encrypted lanes send data that the receiver will
-    /// probably need. A lane that breaks during the wait is ignored, because the refusal that follows explains more.
+    /// Waits for the permission to begin. During the wait, the first encrypted lanes send data that the receiver will
+    /// probably need. If a lane breaks during the wait, its error is ignored, because a refusal that follows gives a
+    /// better explanation.
     async fn await_permission(
         &mut self,
         mut reader: ControlReader,
@@ -503,7 +506,7 @@ impl RunningPush<'_> {
         self.require_lanes()
     }
 
-    /// Returns an error if there are no lanes and none are expected, because nothing would be sent.
+    /// Returns an error if no lane is up and none is expected, because nothing could be sent.
     fn require_lanes(&mut self) -> Result<(), SessionError> {
         let has_some = self.pipeline.lane_set.lanes_up() > 0;
         if self.run.standing.inspects || has_some || self.steering.expects_lanes(self.lanes_open) {
@@ -550,8 +553,8 @@ impl RunningPush<'_> {
         control::await_explanation(self.receipts.handle_rest(inbox), error).await
     }
 
-    /// Breaks the lanes after a failed push. After a successful push they end in order, or are broken after
-    /// `GOODBYE_TIMEOUT` if the receiver does not read them.
+    /// Breaks the lanes after a failed push. After a successful push, the lanes end in order. If the receiver does not
+    /// read them, they are broken after `GOODBYE_TIMEOUT`.
     fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
         let Pipeline {
             lane_set, session, ..
@@ -681,8 +684,8 @@ struct Ping {
     missed: u32,
 }
 
-/// Returns the ping interval for a receiver that may stay silent for `silence_max`. After a suspension of this process
-/// there is one tick, not one for each missed tick.
+/// Returns a timer that ticks at the ping interval for a receiver that may stay silent for `silence_max`. After a
+/// suspension of this process, the timer ticks once instead of once for each missed tick.
 fn ping_interval(silence_max: Duration) -> tokio::time::Interval {
     let mut ticks = tokio::time::interval(silence_max / PINGS_MISSED_MAX);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

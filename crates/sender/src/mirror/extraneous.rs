@@ -99,7 +99,8 @@ impl ExtraneousList {
         self.names >= PENDING_NAMES_MAX || self.path_bytes >= PENDING_PATH_BYTES_MAX
     }
 
-    /// Adds an entry if no rule spares it and the list has room for it. Returns whether the list had room.
+    /// Adds an entry unless a rule spares it. `room` states whether the list has room for an entry. Returns `false` if
+    /// the entry was not added for lack of room.
     pub(super) fn add(
         &mut self,
         directory: &RelPath,

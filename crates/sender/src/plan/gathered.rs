@@ -21,7 +21,7 @@ impl RequestBacklog {
         self.waiting.push_back(asked);
     }
 
-    /// Returns whether there are enough entries for a request.
+    /// Returns whether enough entries have been gathered to fill a request.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting.len() >= REQUESTED_ENTRIES_MAX || self.text_bytes >= REQUESTED_NAME_BYTES_MAX
     }

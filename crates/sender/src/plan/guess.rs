@@ -39,8 +39,8 @@ struct GuessAllowance {
 }
 
 impl TargetGuess {
-    /// Creates the state. With [`Compare::Checksum`] nothing is guessed, because each file must be read and compared
-    /// before it may be sent.
+    /// Creates the state. With [`Compare::Checksum`], no file is sent or read as a guess, because each file must be
+    /// read and compared before it may be sent.
     pub(super) fn new(compare: Compare, unread: Sender<UnreadFile>) -> Self {
         let (sent, read) = match compare {
             Compare::Quick => (
@@ -83,7 +83,7 @@ impl TargetGuess {
 }
 
 impl GuessAllowance {
-    /// Charges a file to the allowance. Returns whether there was room for it.
+    /// Charges a file to the allowance. Returns whether the allowance was large enough for the file.
     fn charge(&mut self, bytes: u64) -> bool {
         let has_room = self.entries > 0 && self.bytes >= bytes;
         if has_room {
@@ -94,8 +94,8 @@ impl GuessAllowance {
     }
 }
 
-/// Maximum number of entries that are read before the state of the target is known. A core reads this many during a
-/// long round trip. Maximum memory: `READ_AHEAD_BYTES_MAX` and the names of the entries.
+/// Maximum number of entries that are read before the state of the target is known. One core can read about this many
+/// entries during a long round trip. Maximum memory: `READ_AHEAD_BYTES_MAX` plus the names of the entries.
 const READ_AHEAD_ENTRIES_MAX: usize = 24_576;
 /// Maximum number of bytes that are read before the state of the target is known; see [`READ_AHEAD_ENTRIES_MAX`].
 const READ_AHEAD_BYTES_MAX: u64 = 32 << 20;

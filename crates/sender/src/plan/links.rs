@@ -53,7 +53,7 @@ pub(crate) enum LinkOutcome {
     LinksSettled(usize),
     /// The entry could not be linked to the file that has this first name.
     LinkFailed(SourceDirectory, Entry, Arc<FirstName>, FaultCode),
-    /// The first name was to stay unchanged, but has changed since the receiver examined it.
+    /// The first name was to stay unchanged at the target, but it has changed since the receiver examined it.
     FirstChanged(SourceDirectory, Entry),
 }
 
@@ -66,7 +66,7 @@ pub(crate) enum NamePlan {
     Link(Entry, Arc<FirstName>),
     /// The name waits for the first name.
     Waits,
-    /// The name is sent as a copy, for this reason.
+    /// The name is sent as a copy of the file. The reason states why it is not a link.
     Copy(Entry, NotKeptReason),
 }
 
@@ -91,7 +91,7 @@ struct LinkGroup {
 
 #[derive(Debug)]
 enum FirstNameState {
-    /// The first name is not yet published. These names wait for it.
+    /// The first name is not published yet. The listed names wait for it.
     Awaited(Vec<(SourceDirectory, Entry)>),
     Published(Arc<FirstName>),
 }
@@ -175,13 +175,13 @@ impl Links {
         (first, names)
     }
 
-    /// Records that the outcomes of this many links are known.
+    /// Records that the outcomes of `links` links are known.
     pub(crate) fn note_links_settled(&mut self, links: usize) {
         self.unsettled = self.unsettled.saturating_sub(links);
     }
 
-    /// Handles a name that could not be linked, because `tried` no longer leads to the file. The name becomes the first
-    /// one for the remaining names, unless another name already is.
+    /// Handles a name that could not be linked because the name `tried` no longer leads to the file. The returned name
+    /// becomes the first name for the remaining names, unless they already have another first name.
     pub(crate) fn replan_unlinked(
         &mut self,
         directory: &SourceDirectory,
@@ -231,8 +231,8 @@ impl Links {
         }
     }
 
-    /// Forgets a file because one of its names stays at the target, whatever that name leads to. Returns the waiting
-    /// names.
+    /// Forgets a file because one of its names stays at the target, even if that name leads to a different file there.
+    /// Returns the names that waited.
     pub(crate) fn forget(&mut self, id: HardLinkedFileId) -> Vec<(SourceDirectory, Entry)> {
         match self.groups.remove(&id) {
             Some(LinkGroup {
@@ -261,7 +261,7 @@ impl Links {
         next
     }
 
-    /// Returns whether the scan must wait.
+    /// Returns whether the maximum number of names is waiting, so that the scan must pause.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting >= WAITING_MAX
     }

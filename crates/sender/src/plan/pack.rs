@@ -124,8 +124,8 @@ impl PackEntry {
         )
     }
 
-    /// Returns the path, relative to the target, at which an operation for the entry has failed. If a directory cannot
-    /// be opened or created, this is the directory's path for all of its entries.
+    /// Returns the path, relative to the target, at which an operation for the entry has failed. If the directory could
+    /// not be opened or created, all of its entries failed at the path of the directory.
     pub(crate) fn failed_path(&self, directory: &SourceDirectory, operation: Operation) -> RelPath {
         match self.entry() {
             Some(entry) if operation.is_on_directory() && entry.kind != EntryKind::Directory => {
@@ -142,8 +142,8 @@ const ENTRY_HEAD_BYTES: usize = 64;
 const FIRST_DATA_BYTES: u64 = 64 << 10;
 const FIRST_ENTRIES: u64 = 64;
 
-/// Returns the number of packs of the initial size that would hold all entries found. Entries that are not sent in
-/// packs are counted in the same way.
+/// Returns the number of packs of the initial size that would hold all entries found. Large files, which are not sent
+/// in packs, are counted in the same way.
 pub(crate) fn packs_of(found: WalkTotals) -> u64 {
     found
         .bytes
@@ -158,9 +158,9 @@ pub enum PackSizes {
     /// Sizes for connections, each of which begins in slow start and may be slow at the end. The first packs are small,
     /// about one for each lane that may begin before `Opened`. The last packs are split.
     ForLanes,
-    /// Sizes for a local copy, which has neither slow start nor slow lanes. Storage with a high latency stays slow
-    /// while all packs in flight come from only one or two directories. The number of packs in flight is limited
-    /// regardless of their size.
+    /// Sizes for a local copy, which has neither slow start nor slow lanes. Small packs would slow down storage with a
+    /// high latency, because all packs in flight would come from only one or two directories. The number of packs in
+    /// flight is limited regardless of their size.
     LocalCopy,
 }
 
@@ -219,7 +219,7 @@ impl Packer {
             .groups
             .last()
             .is_some_and(|group| !group.directory.is(directory));
-        // It is most efficient if one writer creates all files of a directory.
+        // It is most efficient if a single writer creates all files of a directory.
         let nearly_full = elsewhere && self.load.entries >= self.most_entries() / 4 * 3;
         let pack = if nearly_full || !self.fits(self.load + more) {
             self.take_before(directory, more)
@@ -259,9 +259,9 @@ impl Packer {
         self.ramp(self.entries_max, FIRST_ENTRIES)
     }
 
-    /// Returns the limit for the current pack. It is small for the first packs and doubles after every few packs. A
-    /// connection that is still in slow start (RFC 5681) carries a small pack without delay, so that the target can
-    /// start its work a few round trips earlier.
+    /// Returns the limit for the current pack. The limit is small for the first packs and doubles after every few
+    /// packs. A connection that is still in slow start (RFC 5681) carries a small pack without delay, so that the
+    /// target can start its work a few round trips earlier.
     fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
         let doublings =
             (self.packs_made / self.pack_sizes.packs_per_doubling()).min(RAMP_DOUBLINGS_MAX);
@@ -340,8 +340,8 @@ impl Pack {
         }
     }
 
-    /// Divides the entries, in order, into packs that each contain at most `bytes_max` bytes of data or a single file.
-    /// A directory that fits into one pack is not split.
+    /// Divides the entries, in order, into packs. Each pack contains at most `bytes_max` bytes of data, or a single
+    /// larger file. A directory that fits into one pack is not split.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
         let mut pieces = Vec::new();
         let mut piece = Vec::<PackGroup>::new();
@@ -429,7 +429,7 @@ impl Pack {
             .map(|(directory, entry)| entry.target_path(directory))
     }
 
-    /// Closes the pack's directories while it waits for its receipt.
+    /// Closes the pack's directories. Called when the pack has been sent and waits for its receipt.
     pub(crate) fn close_directories(&mut self) {
         self.groups
             .iter_mut()

@@ -54,7 +54,7 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Returns the task that this opening requests.
+    /// Returns the task that the opening `open` requests.
     pub(crate) fn of(open: &Open) -> Self {
         // If files are compared by size and time, the receiver compares a link itself when it creates the link.
         let unchanged_files_are_equal =
@@ -129,15 +129,16 @@ pub(crate) fn plan_all(
 /// The inputs of the planner.
 struct Inputs<'a> {
     replies: &'a Replies,
-    /// The walk, until it has ended.
+    /// The walk of the sources, or `None` after the walk has ended.
     scan: Option<Scan>,
-    /// Files that could not be read before they were known to be needed. The planner asks the receiver about them, or
-    /// sends them if the target is empty. The last sender is dropped with the last pack that was planned as a guess.
+    /// Files that could not be read while it was unknown whether the target needs them. The planner asks the receiver
+    /// about these files, or sends them if the target is empty. The last sender of this channel is dropped with the
+    /// last pack that was planned as a guess.
     unread: Option<Receiver<UnreadFile>>,
 }
 
 impl Inputs<'_> {
-    /// Returns whether only replies are still expected.
+    /// Returns whether the scan and the other inputs have ended, so that only replies are still expected.
     fn have_ended(&self) -> bool {
         self.scan.is_none() && self.unread.is_none()
     }
@@ -151,7 +152,7 @@ struct Unlisted {
 }
 
 impl Unlisted {
-    /// Adds a file. Returns whether there is enough work for one reader.
+    /// Adds a file. Returns whether enough files have been gathered for one reader.
     fn add(&mut self, directory: &SourceDirectory, entry: &Entry) -> bool {
         self.files.push((directory.closed(), entry.clone()));
         self.bytes += entry.size;
@@ -175,13 +176,13 @@ struct Planner<'a> {
     packer: Packer,
     /// Set while the state of the target is unknown.
     guess: Option<TargetGuess>,
-    /// Set while the receiver must be asked about files.
+    /// Files about which the receiver must be asked. `None` while no file must be asked about.
     requests: Option<Requests>,
     /// Set in an inspection.
     listing: Option<Listing<'a>>,
     links: Links,
     unlisted: Unlisted,
-    /// Size in bytes of the files that are sent, as far as known before they are read.
+    /// Size in bytes of the files to be sent, as far as it is known before the files are read.
     needed_bytes: u64,
     /// Whether directories are being reread. Most files at the target have then already been counted.
     is_rereading: bool,
@@ -229,7 +230,7 @@ impl<'a> Planner<'a> {
                     Ok(fed) => self.handle_input(fed),
                     Err(_) => self.end_scan(inputs),
                 },
-                // The feeder may wait for these files before it feeds more.
+                // The feeder may wait for these files before it sends more input.
                 recv(unread.unwrap_or(&none_unread)) -> file => match file {
                     Ok(UnreadFile { directory, entry }) => self.handle_entry(&directory, entry),
                     Err(_) => inputs.unread = None,
@@ -261,7 +262,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns whether the scan must wait.
+    /// Returns whether a limit is reached, so that the scan must pause.
     fn is_full(&self) -> bool {
         let may_ask = self.listing.as_ref().is_none_or(Listing::may_ask)
             && self.requests.as_ref().is_none_or(Requests::may_ask);
@@ -533,8 +534,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns a file that is to be sent or read. While the state of the target is unknown, other files are kept for
-    /// later.
+    /// Returns `entry` if it is to be sent or read now. While the state of the target is unknown, keeps an entry that
+    /// must wait and returns `None`.
     fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
         let Some(guess) = &mut self.guess else {
             return Some(entry);
@@ -715,8 +716,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans the missing groups of a large file. Groups that another version at the target has (`there`) are sent by
-    /// reference.
+    /// Plans the missing groups of a large file. `there` contains the groups that another version of the file at the
+    /// target has. Such a group is sent by reference.
     fn resume_large(
         &mut self,
         directory: &SourceDirectory,

@@ -12,7 +12,7 @@ use crate::read::read_ahead::ReadPack;
 use crate::read::source::{LargeSource, SourceDirectory};
 use crate::send::in_flight::InFlight;
 
-/// The plan. Each piece of work is recorded as begun before it can be taken.
+/// The plan. Each unit of work is recorded as begun before a reader can take it.
 pub(crate) struct Queue {
     pub(crate) plan: Plan<Parcel, Arc<LargeSource>>,
     in_flight: Arc<InFlight>,
@@ -100,12 +100,13 @@ impl Queue {
         self.plan.push_again(Work::Pack(Parcel::Unread(pack)));
     }
 
-    /// Adds a group to send again. It must already be recorded as begun, unless it need not be recorded.
+    /// Adds a group to send again. The group must already be recorded as begun, unless it is the second copy of a late
+    /// group.
     pub(crate) fn repeat_group(&self, file: Arc<LargeSource>, span: GroupSpan) {
         self.plan.push_again(Work::Group(file, span));
     }
 
-    /// Removes the groups of a file before the group with this index from the plan, because they are a hole.
+    /// Removes groups of a file from the plan because they are a hole: all groups before the group with this index.
     pub(crate) fn skip_groups(&self, file: &Arc<LargeSource>, index: u32) {
         let skipped = self
             .plan
@@ -132,8 +133,9 @@ impl Queue {
     }
 }
 
-/// Maximum number of small entries that wait to be read. The scan may run ahead this far, which bridges its pauses and
-/// shows the user how much there is. Maximum memory: about 200 bytes plus the name for each entry.
+/// Maximum number of small entries that wait to be read. The scan may be ahead of the readers by this number of
+/// entries, which bridges pauses of the scan and shows the user early how large the push is. Maximum memory: about 200
+/// bytes plus the name for each entry.
 pub(crate) const ENTRIES_WAITING_MAX: usize = 262_144;
 /// Maximum number of waiting packs that hold their directories open.
 const PACKS_OPEN_MAX: usize = 16;

@@ -32,7 +32,7 @@ pub(crate) struct AnsweredFile {
     pub(crate) verdict: Verdict,
     /// Values of the groups that were received in an earlier transfer.
     pub(crate) held: GroupValues,
-    /// Values of an old version's groups, as far as the receiver has sent them.
+    /// Values of the groups of an old version at the target, as far as the receiver has sent them.
     pub(crate) there: GroupValues,
 }
 
@@ -49,8 +49,8 @@ impl Requests {
             .add(AskedEntry::new(directory, PackEntry::Within(entry)));
     }
 
-    /// Takes gathered files for a request. Returns the number and the files of the request, or `None` if there are no
-    /// gathered files or no more requests may be outstanding.
+    /// Takes gathered files for a request. Returns the number of the request and its files. Returns `None` if no files
+    /// are gathered or the limit of outstanding requests is reached.
     pub(crate) fn next_request(&mut self, extras: &Extras) -> Option<(u64, Vec<EntryGroup>)> {
         if self.gathered.is_empty() || !self.may_ask() {
             return None;
@@ -68,9 +68,9 @@ impl Requests {
         self.outstanding.len() + self.awaited.len() < REQUESTS_OUTSTANDING_MAX
     }
 
-    /// Stores the values of groups that the target holds of a file, together with their memory reservation. Values
-    /// beyond the end of the file are ignored. Returns the file if it was awaited and this was the last message about
-    /// it.
+    /// Stores the values of a file's groups that the target holds, together with the reservation of their memory.
+    /// Values beyond the end of the file are ignored. Returns the file if it was waiting for this message and the
+    /// message was the last one about it.
     pub(crate) fn take_held(&mut self, held: &Held, booked: Reservation) -> Option<AnsweredFile> {
         let key = (held.request, held.file);
         if let Some(file) = self.awaited.get_mut(&key) {

@@ -161,7 +161,7 @@ mod tests {
     use crossbeam_channel::{Receiver, Sender, bounded};
     use zmove_types::Stopwatch;
 
-    /// A lane that has sent its end but does not finish before it is broken.
+    /// A lane that has sent its end and is kept until it is broken.
     struct Ending {
         broken_in: Sender<()>,
         broken: Receiver<()>,

@@ -52,7 +52,7 @@ impl Echoes {
 }
 
 impl UnendedSession {
-    /// Creates a record of a session. `process` is the receiver's process, if it was reported.
+    /// Creates a record of a session. `process` is the receiver's process, if the receiver reported it.
     pub(crate) fn new(process: Option<String>, last_echo: Instant) -> Self {
         Self {
             process: process.unwrap_or_default(),
@@ -60,8 +60,8 @@ impl UnendedSession {
         }
     }
 
-    /// Returns the description of this session for an opening that is sent now, or `None` if its receiver can no longer
-    /// publish.
+    /// Returns the description of this session for an opening that is sent now. Returns `None` if the receiver of this
+    /// session can no longer publish.
     pub(crate) fn in_opening(&self) -> Option<EarlierSession> {
         let left = LEASE_MAX.saturating_sub(self.last_echo.elapsed());
         // Round up to whole milliseconds.

@@ -42,7 +42,7 @@ pub struct SessionEnded;
 /// Input for the planner.
 #[derive(Debug)]
 pub(crate) enum PlannerInput {
-    /// Entries, directories and errors, as a walk finds them.
+    /// Entries, directories and errors, in the form in which a walk finds them.
     Items(Arc<Piece>, Vec<ScanItem>),
     /// A range of groups of a large file.
     Range(Arc<Piece>, Arc<Directory>, Box<Entry>, Range<u32>),
@@ -50,7 +50,7 @@ pub(crate) enum PlannerInput {
     CommittedLarge,
 }
 
-/// A request to the session, other than a piece to send.
+/// A request to the session that is not a piece to send.
 #[derive(Debug)]
 pub(crate) enum FeedRequest {
     /// Sends an order, which is a request about a shared job, to the receiver. The number is the length in bytes of the
@@ -75,7 +75,7 @@ pub(crate) enum FeedRequest {
 pub(crate) struct FeedReceivers {
     pub(crate) fed: Receiver<PlannerInput>,
     pub(crate) asked: mpsc::UnboundedReceiver<FeedRequest>,
-    /// The rate limit of the lanes, set once there is a session.
+    /// The rate limit of the lanes. Set once the session exists.
     pub(crate) rate: Arc<OnceLock<SharedRate>>,
 }
 

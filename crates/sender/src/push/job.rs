@@ -39,7 +39,7 @@ pub struct Push {
     pub(crate) sources_missing: u64,
     pub(crate) config: SenderConfig,
     pub(crate) started: Instant,
-    /// Requests of the feeder other than pieces, if the push is fed.
+    /// Requests of the feeder other than pieces. `None` if the push is not fed.
     pub(crate) asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
     /// The place where the session stores the rate limit of its lanes for the feeder to read.
     pub(crate) rate: Option<Arc<OnceLock<SharedRate>>>,

@@ -53,7 +53,8 @@ pub(crate) struct PieceSize {
 pub struct Settled {
     /// Counts, without large files that are not yet renamed into place.
     pub counts: WorkCounts,
-    /// Large files whose groups have all been stored. An order renames them into place.
+    /// Large files whose groups have all been stored. A later order, which is a request about the shared job, renames
+    /// them into place.
     pub unnamed: Vec<UncommittedFile>,
     /// The error by which groups of a large file have failed. No other report contains it.
     pub range_error: Option<String>,
@@ -62,7 +63,7 @@ pub struct Settled {
 /// A large file that is not yet renamed into place at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UncommittedFile {
-    /// The declaration, for the order.
+    /// The declaration of the file, which is part of the order that renames the file into place.
     pub head: Vec<u8>,
     /// Path at the target.
     pub path: PathBuf,
@@ -80,7 +81,7 @@ impl UncommittedFile {
     }
 }
 
-/// A file so large that several senders share it.
+/// A large file that several senders share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedLargeFile {
     /// Path of the file's directory, relative to its source.

@@ -45,7 +45,7 @@ pub(crate) fn inspect_all(
 }
 
 impl Planner<'_> {
-    /// Returns the channel for the results of hashing on this side, for a verification.
+    /// Returns the channel on which this side's hashing threads deliver their results in a verification.
     pub(super) fn own_hashes(&self) -> Receiver<HashResult> {
         self.listing.as_ref().map_or_else(never, Listing::done)
     }
