@@ -180,7 +180,7 @@ impl Links {
         self.unsettled = self.unsettled.saturating_sub(links);
     }
 
-    /// Handles a name that could not be linked because the name `tried` no longer leads to the file. The returned name
+    /// Handles a name that could not be linked because the name `tried` no longer leads to the file. The unlinked name
     /// becomes the first name for the remaining names, unless they already have another first name.
     pub(crate) fn replan_unlinked(
         &mut self,

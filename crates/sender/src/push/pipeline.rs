@@ -112,7 +112,7 @@ impl Pipeline {
     }
 
     /// Sets the number of readers to `wanted`. Surplus readers end after their current work. If some readers cannot be
-    /// started, the push continues with fewer; it is an error only if none runs.
+    /// started, the push continues with fewer readers. Returns an error only if no reader runs.
     pub(crate) fn set_readers(&mut self, wanted: usize) -> Result<(), SessionError> {
         let running = self.readers.reader_count.set_wanted(wanted);
         for number in running..wanted {
@@ -165,8 +165,8 @@ impl Pipeline {
             scan,
             ..
         } = self;
-        // A lane ends when no reader can bring it anything, and a reader ends when no lane takes anything. Hold the
-        // lanes until then, because a lane without a holder ends after its current frame.
+        // A lane ends when no reader can bring it frames, and a reader ends when no lane takes frames. The lanes are
+        // held until both have ended, because a lane without a holder ends after its current frame.
         let _lanes = lane_set.close();
         drop(readers);
         drop(scan);
@@ -174,5 +174,5 @@ impl Pipeline {
     }
 }
 
-/// Number of buffers that readers can fill while each lane holds one.
+/// Number of buffers that readers can fill while each lane holds one buffer.
 const BUFFERS_BESIDE_LANES: usize = 8;

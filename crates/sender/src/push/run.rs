@@ -42,7 +42,7 @@ pub struct Run {
     pub(crate) files: FileLedger,
     /// The last interrupted session that may still publish. Any earlier session stops publishing before this one.
     unended: Option<UnendedSession>,
-    /// The sources as the first walk found them. Later walks are checked against this record.
+    /// A record of the sources from the first walk. Later walks are checked against this record.
     walk_record: Option<Arc<WalkRecord>>,
 }
 
@@ -68,7 +68,7 @@ pub enum SessionProgress {
     NotBegun,
     /// The session made no more progress than the sessions before it.
     NoProgress {
-        /// Time from the peer's first answer to the end of the session, or zero if there was no answer.
+        /// Time from the peer's first answer to the end of the session. Zero if the peer did not answer.
         answered: Duration,
     },
     /// The session made progress beyond earlier sessions.
@@ -78,8 +78,8 @@ pub enum SessionProgress {
 /// The combined results of all sessions before the current one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EarlierResults {
-    /// Counters for the report. Bytes are counted only for complete files. The next session finds the bytes of other
-    /// files at the target and counts them.
+    /// Counters for the report. Bytes are counted only for complete files. If a file is incomplete, the next session
+    /// finds its bytes at the target and counts them.
     pub(crate) counters: Counters,
     /// Number of entries that these sessions have requested to remove.
     pub(crate) extraneous: u64,
@@ -111,7 +111,7 @@ impl Run {
     }
 
     /// Returns the record by which all walks check that the sources have not changed since the first walk began. The
-    /// first call creates it.
+    /// first call creates the record.
     pub(crate) fn walk_record(&mut self, removals: Option<&Removals>) -> Arc<WalkRecord> {
         let begin = || match removals {
             Some(removals) => WalkRecord::begin(removals.own_directories.clone()),
@@ -136,8 +136,8 @@ impl Run {
         self.unended.as_ref().and_then(UnendedSession::in_opening)
     }
 
-    /// Records that the receiver has opened a session. Before it opens one, it waits until no earlier session can
-    /// publish.
+    /// Records that the receiver has opened a session. Before a receiver opens a session, it waits until no earlier
+    /// session can publish.
     pub(crate) fn note_opened(&mut self) {
         self.unended = None;
         self.standing.begun += 1;
@@ -170,9 +170,11 @@ impl Run {
         };
     }
 
-    /// Adds an interrupted session. It has made progress if the receiver has confirmed a removal, or a file or a group
-    /// of a large file that no earlier session had sent. It has also made progress if it found more bytes at the target
-    /// than each earlier session.
+    /// Adds an interrupted session. The session has made progress in any of these cases:
+    ///
+    /// - The receiver has confirmed a removal.
+    /// - The receiver has confirmed a file, or a group of a large file, that no earlier session had sent.
+    /// - The session found more bytes at the target than each earlier session.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         let bytes_found = totals.skipped_bytes.get();
         let has_changed = self.files.delivery_log.take_new() || totals.counters.removed.get() > 0;
@@ -203,13 +205,14 @@ impl EarlierResults {
     /// Returns the counters of the whole run, whose last session counted `last`.
     pub(crate) fn counters_with(&self, last: Counters) -> Counters {
         self.counters.then(&Counters {
-            // The last session finds files equal that earlier sessions of this run have moved.
+            // Files that earlier sessions of this run have moved are found equal by the last session, which counts them
+            // as skipped.
             skipped: last.skipped.saturating_sub(self.counters.files),
             ..last
         })
     }
 
-    /// Returns the combined progress of all sessions. `now` is the progress of the current one.
+    /// Returns the progress of all sessions combined. `now` is the progress of the current session.
     pub(crate) fn with(&self, now: Sample) -> Sample {
         let sum = |now: Option<u64>, before: Option<u64>| now.map(|now| now + before.unwrap_or(0));
         Sample {

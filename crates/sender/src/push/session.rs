@@ -32,8 +32,8 @@ pub(crate) struct Session {
     pub(crate) read_ahead: ReadAhead,
     pub(crate) extras: Extras,
     pub(crate) rate: PushRate,
-    /// Held while a message from the receiver is processed. A thread that takes this lock and finds nothing in flight
-    /// has seen all effects of the receiver's messages.
+    /// Locked while a message from the receiver is processed. If a thread takes this lock and finds nothing in flight,
+    /// all effects of the receiver's messages are visible to the thread.
     pub(crate) entering: Lock<()>,
     /// The quota for the receiver's use of this host's memory and threads.
     pub(crate) quota: Arc<dyn PeerQuota>,
@@ -128,8 +128,8 @@ impl Session {
         }
     }
 
-    /// Fails a large file on this side, so that no part of it appears at the target. A file that has already ended
-    /// keeps its reported result.
+    /// Fails a large file on this side, so that no part of the file appears at the target. If the file has already
+    /// ended, its reported result stays unchanged.
     pub(crate) fn fail_large(&self, file: &LargeSource, error: &FileError) {
         if let Some(counted) = self.in_flight.abandon_large(file.id) {
             self.account.fail_large(file, counted, error);

@@ -1,4 +1,4 @@
-//! The threads of one push: started while it runs, joined at its end.
+//! The threads of one push. They are started while the push runs and joined at its end.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -58,7 +58,7 @@ impl PushThreads {
     }
 }
 
-/// Ends the push when one of its threads panics. Without this the push would wait forever.
+/// Ends the push when one of its threads panics. Otherwise the push would wait forever.
 struct PanicGuard(UnboundedSender<WorkerFailure>);
 
 impl Drop for PanicGuard {

@@ -149,7 +149,8 @@ impl EntryReader<'_> {
         })
     }
 
-    /// Reads an entry of a directory. `first` is set if this is another name of a file that is already at the target.
+    /// Reads an entry of a directory. `first` is set if the entry is another name of a file that is already at the
+    /// target.
     fn within(
         &self,
         directory: &SourceDirectory,
@@ -232,8 +233,8 @@ impl EntryReader<'_> {
         ))
     }
 
-    /// Returns a link to a file whose first name is at the target, unless this name now leads to another file. If the
-    /// file has changed since its first name was sent, the receiver rejects the link, and this name is sent again.
+    /// Returns a link to a file whose first name is at the target, provided that this name still leads to that file. If
+    /// the file has changed since its first name was sent, the receiver rejects the link. This name is then sent again.
     fn link(
         &self,
         directory: &SourceDirectory,
@@ -270,7 +271,7 @@ impl EntryReader<'_> {
         ))
     }
 
-    /// Reads everything except the contents of a file, which are at the target, unless the file has changed since the
+    /// Reads the metadata of a file whose contents are already at the target. Fails if the file has changed since the
     /// receiver was asked about it.
     fn retouch(&self, directory: &SourceDirectory, entry: &Entry) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_as_seen(entry)?;
@@ -306,8 +307,8 @@ impl EntryReader<'_> {
     }
 }
 
-/// Returns the root of a file that is at the target, provided the file is still as the scan saw it. Returns `None` once
-/// `stop` returns `true`.
+/// Returns the root of a file that is at the target, provided that the file is unchanged since the scan. Returns `None`
+/// once `stop` returns `true`.
 pub(super) fn unsent_root(
     directory: &SourceDirectory,
     entry: &Entry,
@@ -317,7 +318,7 @@ pub(super) fn unsent_root(
     root_of(directory, entry, &file, &before, stop)
 }
 
-/// Returns the root of an open file, provided the file does not change while it is read.
+/// Returns the root of an open file, provided that the file does not change while it is read.
 fn root_of(
     directory: &SourceDirectory,
     entry: &Entry,
@@ -384,7 +385,7 @@ pub(super) fn read_file(
     let (file, before) = directory.open_file(&entry.name)?;
     let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
     let Some(room) = room.get_mut(..wanted) else {
-        // Keep the ctime that the scan saw, because nothing is known about other changes of the file.
+        // Keep the ctime from the scan, because other changes of the file since the scan cannot be ruled out.
         let FileIdentity {
             bytes: size, inode, ..
         } = before;

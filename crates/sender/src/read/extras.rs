@@ -25,7 +25,7 @@ use crate::push::config::{FallbackAttributes, OwnerMapping, SenderConfig};
 use crate::read::holes::HoleHandling;
 use crate::read::source::SourceDirectory;
 
-/// The type of an entry, as far as its permission bits depend on it.
+/// The type of an entry, as far as the meaning of its permission bits depends on the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Directory,
@@ -73,7 +73,7 @@ pub(crate) struct Extras {
 struct KnownAccounts {
     users: HashMap<u32, Account>,
     groups: HashMap<u32, Account>,
-    /// Extras shared by entries that have an owner and no other extras.
+    /// Values shared by all entries that have the same owner and group and no other extra attributes.
     shared: HashMap<Ids, Arc<ExtraMetadata>>,
 }
 
@@ -81,7 +81,7 @@ struct KnownAccounts {
 /// and group.
 const KNOWN_MAX: usize = 4096;
 const GROUP_BITS: u32 = 0o070;
-/// Attributes that an entry lacks when it is sent, and why.
+/// Attributes that an entry lacks when it is sent, each with the reason.
 pub(crate) type Lacks = Vec<(MetadataKinds, NotKeptReason)>;
 
 impl Extras {
@@ -110,8 +110,8 @@ impl Extras {
         }
     }
 
-    /// Returns the metadata by which the receiver checks that a first name leads to this file. It equals the metadata
-    /// that the receiver has set on the file.
+    /// Returns the metadata by which the receiver checks that a first name leads to this file. The receiver has set the
+    /// same metadata on the file.
     pub(crate) fn link_metadata(&self, metadata: Metadata) -> Metadata {
         self.instead.of(metadata, Form::Other)
     }
@@ -131,8 +131,8 @@ impl Extras {
         self.asked.kinds.has_any(MetadataKinds::LINKS)
     }
 
-    /// Returns the digest by which the contents of a file of `bytes` bytes are compared, or `None` if stopped. If holes
-    /// are kept, those of a large file are not read.
+    /// Returns the digest by which the contents of a file of `bytes` bytes are compared, or `None` if the push is being
+    /// stopped. If holes are kept, the holes of a large file are not read.
     pub(crate) fn contents_root(
         &self,
         file: &File,
@@ -146,7 +146,7 @@ impl Extras {
         }
     }
 
-    /// Returns whether contents of `bytes` bytes are compared by their groups instead of their root.
+    /// Returns whether contents of `bytes` bytes are compared group by group instead of by their root.
     pub(crate) fn compares_groups(&self, bytes: u64) -> bool {
         bytes > GROUP_BYTES && self.kinds().has_any(MetadataKinds::HOLES)
     }
@@ -258,8 +258,8 @@ impl Extras {
         let mut xattrs = Vec::new();
         if let Some(of) = of {
             let found = of.xattrs(asked.and(MetadataKinds::ACLS));
-            // The group bits of the mode show the mask of the ACL. The owning group may have fewer permissions than
-            // that.
+            // The group bits of the mode are the mask of the access control list (ACL). The owning group may have fewer
+            // permissions than the mask.
             if found
                 .as_ref()
                 .is_ok_and(|found| found.unread.has_any(MetadataKinds::ACLS))
@@ -434,7 +434,7 @@ fn remembered(
     account
 }
 
-/// Returns the account at the target for a user or group of this host.
+/// Returns the account at the target to which a user or group of this host is mapped.
 fn mapped(mappings: &[Mapping], id: u32, name: Option<String>) -> Account {
     let applies = |mapping: &&Mapping| match &mapping.from {
         AccountMatch::All => true,

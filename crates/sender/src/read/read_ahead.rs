@@ -44,7 +44,8 @@ impl BatchBuilder {
         });
     }
 
-    /// Adds an entry. Its contents are moved to the end of the previous contents if data between them is not sent.
+    /// Adds an entry. If the buffer contains data before its contents that is not sent, the contents are moved to the
+    /// end of the previous contents.
     pub(super) fn add(&mut self, read: ReadEntry) {
         let ReadEntry {
             entry,
@@ -67,7 +68,7 @@ impl BatchBuilder {
         group.entries.push(entry);
     }
 
-    /// Returns the unused room of the buffer.
+    /// Returns the unused space of the buffer.
     pub(super) fn rest(&mut self) -> &mut [u8] {
         &mut self.buffer.room()[self.filled..]
     }

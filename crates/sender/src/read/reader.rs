@@ -140,8 +140,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Splits the last packs. Otherwise a slow lane would still be sending a whole pack when the other lanes have
-    /// nothing left to do.
+    /// Splits the last packs. Otherwise a slow lane could still be sending a whole pack when the other lanes have no
+    /// work left.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
         let last = match self.context.config.pack_sizes {
             PackSizes::ForLanes => self.session.queue.plan.last_packs(),
@@ -291,8 +291,8 @@ impl WorkReader<'_> {
         self.session.queue.add_now(Parcel::Unread(Pack::of(groups)));
     }
 
-    /// Keeps a batch that was read ahead until the state of the target is known. If it is already known, sends the
-    /// batch as a guess.
+    /// Keeps a batch that was read ahead until the state of the target is known. If the state is already known, sends
+    /// the batch as a guess instead.
     fn send_or_keep(&mut self, read: ReadPack) {
         let read = if read.pack.basis == PlanBasis::ReadAhead {
             self.session.read_ahead.keep(read)
@@ -372,15 +372,15 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Reads a late group again. The first copy is still in transit, so the file does not fail if it has changed or can
-    /// no longer be read.
+    /// Reads a late group again. The first copy is still in transit, so the file does not fail if this read finds it
+    /// changed or unreadable.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
         if !file.has_failed() && self.session.in_flight.has(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));
         }
     }
 
-    /// Reads a group and passes it to the lanes, as a new item or as the second copy of a late one.
+    /// Reads a group and passes it to the lanes, as a new item or as the second copy of a late item.
     fn try_read_group(
         &mut self,
         file: &Arc<LargeSource>,
@@ -449,7 +449,7 @@ impl WorkReader<'_> {
         Ok(())
     }
 
-    /// Opens a large file, and accounts for its holes and for the attributes that it lacks.
+    /// Opens a large file. Accounts for the holes of the file and for the attributes that it lacks.
     fn open(&self, file: &LargeSource) -> Result<OpenedSource, FileError> {
         let Session {
             account,
@@ -542,7 +542,7 @@ impl WorkReader<'_> {
 }
 
 /// Returns the size of the pieces into which a pack is split when `packs_left` packs are left. Pieces get smaller as
-/// fewer packs are left, so that no lane works much longer than the others. They have a minimum size, because storage
+/// fewer packs are left, so that no lane works much longer than the others. Pieces have a minimum size, because storage
 /// with a high latency gets slower when fewer directories are read in parallel.
 fn last_piece_bytes(packs_left: usize) -> u64 {
     (GROUP_BYTES * packs_left as u64 / LAST_PACKS).max(LAST_PIECE_BYTES)

@@ -14,7 +14,8 @@ struct Readers {
 }
 
 impl ReaderCount {
-    /// Sets the wanted number. Returns the number of running readers, so that the caller can start the rest.
+    /// Sets the wanted number of readers. Returns the number of running readers, so that the caller can start the
+    /// missing ones.
     pub(crate) fn set_wanted(&self, wanted: usize) -> usize {
         let mut readers = self.0.lock();
         readers.wanted = wanted;
@@ -23,7 +24,8 @@ impl ReaderCount {
         running
     }
 
-    /// Records that the reader with this number could not be started, nor those after it.
+    /// Records that the reader with this number could not be started. Readers with higher numbers were not started
+    /// either.
     pub(crate) fn stop_before(&self, number: usize) {
         let mut readers = self.0.lock();
         readers.running = readers.running.min(number);

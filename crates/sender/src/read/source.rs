@@ -100,7 +100,7 @@ impl SourceDirectory {
         self.open = None;
     }
 
-    /// Returns the same directory, not held open by the new value.
+    /// Returns the same directory. The new value does not hold the directory open.
     pub(crate) fn closed(&self) -> Self {
         Self {
             open: None,
@@ -137,7 +137,7 @@ impl SourceDirectory {
         &self.target_path
     }
 
-    /// Returns whether both values denote the same directory, for entries of the same piece.
+    /// Returns whether both values denote the same directory. Both must belong to the same piece.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let piece = |directory: &Self| directory.piece.as_ref().map(Arc::as_ptr);
         Arc::ptr_eq(&self.root, &other.root)
@@ -184,7 +184,8 @@ impl SourceDirectory {
         Ok((file, identity))
     }
 
-    /// Opens a regular file, and determines its identity once writes to it have ended.
+    /// Opens a regular file. Waits until writes in progress have ended, and returns the file with its identity after
+    /// these writes.
     pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = match &self.open {
@@ -276,7 +277,8 @@ struct LargeState {
     /// Ranges with data, if the file has holes that are kept. They are determined once, because the declaration of the
     /// file contains them.
     data: Option<Arc<DataRanges>>,
-    /// A group that is sent although it is a hole. If nothing else is to be sent, this group completes the file.
+    /// The number of a group that is sent although it is a hole. If nothing else is to be sent, this group completes
+    /// the file.
     completing_hole: Option<u32>,
     cvs: GroupValues,
     /// Chaining values of the groups of another version of the file at the target. A group with an equal value is not
@@ -381,8 +383,8 @@ impl LargeSource {
         })
     }
 
-    /// Opens the file, or returns it if it is already open. The first time, compares the file with the scan and
-    /// searches for its holes.
+    /// Opens the file, or returns the open file if it was opened before. The first call compares the file with the scan
+    /// and searches for its holes.
     pub(crate) fn open(
         &self,
         direct: Direct,
@@ -471,8 +473,8 @@ impl LargeSource {
             .sum()
     }
 
-    /// If a group is a hole that is not sent, returns the next group that may have to be sent, or `u32::MAX` if there
-    /// is none.
+    /// If a group is a hole that is not sent, returns the number of the next group that may have to be sent, or
+    /// `u32::MAX` if there is no such group. Returns `None` if the group itself is needed.
     pub(crate) fn next_needed_group(&self, span: GroupSpan) -> Option<u32> {
         let state = self.lock();
         let data = state.data.as_ref()?;
@@ -556,7 +558,7 @@ impl LargeSource {
         }
     }
 
-    /// Returns whether everything that is to be sent has been read.
+    /// Returns whether all groups that are to be sent have been read.
     pub(crate) fn is_all_read(&self) -> bool {
         let state = self.lock();
         (state.identity.is_some() || self.resumed) && state.groups_unread == 0
@@ -570,8 +572,8 @@ impl LargeSource {
         std::mem::replace(&mut state.counted, left).without(&left)
     }
 
-    /// Records that the receiver has stored a group, with the origin of its bytes. After the last group the file is
-    /// closed, even if it is not yet renamed into place.
+    /// Records that the receiver has stored a group. `bytes` are the bytes of the group by origin. After the last
+    /// group, the source file is closed, even if the target's file is not yet renamed into place.
     pub(crate) fn group_stored(&self, bytes: BytesByOrigin) -> StoredGroup {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
@@ -616,7 +618,7 @@ impl LargeSource {
         self.lock().counted
     }
 
-    /// Fails the file, so that no more groups of it are read. Returns the bytes counted for it so far.
+    /// Fails the file, so that no more groups of the file are read. Returns the bytes counted for the file so far.
     #[must_use]
     pub(crate) fn fail(&self) -> BytesByOrigin {
         let mut state = self.lock();
@@ -676,7 +678,7 @@ impl LargeState {
         holes.filter(|(_, bytes)| *bytes > 0).collect()
     }
 
-    /// Excludes the holes in these groups from the groups to send.
+    /// Excludes the groups in this range that are holes from the groups to send.
     fn exclude_holes(&mut self, data: DataRanges, groups: Range<u32>) {
         let is_unread = |index: &u32| groups.contains(index) && self.cvs.get(*index).is_none();
         let unread = data.groups().filter(is_unread).count();

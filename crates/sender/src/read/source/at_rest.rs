@@ -18,8 +18,8 @@ use rustix::time::{ClockId, clock_gettime};
 use zmove_disk::FileIdentity;
 use zmove_types::Timestamp;
 
-/// Returns the identity of a file when nobody is writing to it. Does not wait if the file's contents are generated on
-/// read, as reported by `made`.
+/// Returns the identity of a file at a time when no write to the file is in progress. `made` returns whether the
+/// contents of a file are generated on read, and this function does not wait for such a file.
 pub(super) fn settled_identity(
     file: &File,
     made: impl Fn(&FileIdentity) -> bool,
@@ -49,7 +49,7 @@ fn is_distant(changed: Timestamp, now: Timestamp) -> bool {
     changed.seconds < now.seconds - WRITE_SECONDS_MAX
 }
 
-/// Returns whether any change after `now` gives the file a timestamp other than `seen`.
+/// Returns whether any change after `now` would give the file a timestamp that differs from `seen`.
 fn shows_later_changes(seen: Timestamp, now: Timestamp) -> bool {
     // The clock was ahead when the file was changed.
     let is_ahead = seen.seconds > now.seconds + 1;
@@ -61,7 +61,7 @@ fn shows_later_changes(seen: Timestamp, now: Timestamp) -> bool {
         }
 }
 
-/// Returns whether a timestamp has whole seconds only, as on some file systems.
+/// Returns whether a timestamp has no fraction of a second, as on file systems that store whole seconds only.
 fn has_seconds_only(time: Timestamp) -> bool {
     time.nanos == 0
 }

@@ -22,7 +22,7 @@ pub(super) fn copy(file: File, seen: &FileIdentity) -> io::Result<(File, FileIde
     let mut copy = File::from(memfd_create("zmove", MemfdFlags::CLOEXEC)?);
     copy.write_all(&contents)?;
     copy.rewind()?;
-    // Only root may change the owner. For any other user, the copy belongs to that user.
+    // Only root may change the owner. For any other user, the copy is owned by the user who runs this process.
     let _own = fchown(
         &copy,
         Some(Uid::from_raw(seen.ids.user)),
