@@ -99,7 +99,7 @@ pub(crate) struct Tick {
     /// Bytes carried since the start that the receiver has not settled. These bytes are in the receiver's buffers or
     /// belong to unfinished groups.
     pub(crate) bytes_unstored: u64,
-    /// Whether lanes hold all remaining work, so that rates are no longer meaningful.
+    /// Whether the lanes have taken all remaining work, so that measured rates are no longer meaningful.
     pub(crate) ending: bool,
     /// Idle share of this host's cores, from 0 to 1.
     pub(crate) cores_idle: f64,

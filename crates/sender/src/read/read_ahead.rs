@@ -44,8 +44,8 @@ impl BatchBuilder {
         });
     }
 
-    /// Adds an entry. If the buffer contains data before its contents that is not sent, the contents are moved to the
-    /// end of the previous contents.
+    /// Adds an entry. If the buffer contains unsent data before the entry's contents, the contents are moved to the end
+    /// of the previous contents.
     pub(super) fn add(&mut self, read: ReadEntry) {
         let ReadEntry {
             entry,

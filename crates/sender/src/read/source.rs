@@ -137,7 +137,7 @@ impl SourceDirectory {
         &self.target_path
     }
 
-    /// Returns whether both values denote the same directory. Both must belong to the same piece.
+    /// Returns whether both values denote the same directory of the same piece.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let piece = |directory: &Self| directory.piece.as_ref().map(Arc::as_ptr);
         Arc::ptr_eq(&self.root, &other.root)

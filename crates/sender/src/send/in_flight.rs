@@ -26,7 +26,7 @@ use crate::send::sent::Sent;
 /// The items in flight in one session, and the large files that have not ended.
 pub(crate) struct InFlight {
     observer: Arc<dyn Observer>,
-    /// Queue of outgoing control messages. The writer ends the connection when this is dropped.
+    /// Queue of outgoing control messages. When this queue is dropped, the writer ends the connection.
     outgoing: UnboundedSender<ToReceiver>,
     stopping: AtomicBool,
     state: Lock<InFlightState>,
@@ -186,7 +186,8 @@ impl InFlight {
         })
     }
 
-    /// Settles a batch whose files the receiver has renamed into place as far as possible. Returns the work.
+    /// Settles a batch after the receiver has renamed its files into place, except for files that failed. Returns the
+    /// work.
     pub(crate) fn published(&self, item: ItemId) -> Result<Sent, WireError> {
         self.apply_receipt(|record| Ok(record.transfer.published(item)?.work))
     }
@@ -216,8 +217,8 @@ impl InFlight {
         Some(ended)
     }
 
-    /// Fails a large file on this side and informs the receiver. Returns the bytes counted for it, or `None` if it had
-    /// already ended.
+    /// Fails a large file on this side and informs the receiver. Returns the bytes counted for the file, or `None` if
+    /// the file had already ended.
     pub(crate) fn abandon_large(&self, id: FileId) -> Option<BytesByOrigin> {
         let counted = self.end_large(id)?.fail();
         self.send(ToReceiver::Abandon { file: id.0 });
@@ -261,7 +262,7 @@ impl InFlight {
         }
         let late = state.record.late(Instant::now());
         drop(state);
-        // `stuck` queries the kernel, so it is called without the lock.
+        // `stuck` queries the kernel, so it is called without holding the lock.
         let late = late
             .into_iter()
             .filter(|(_, first)| !first.handed_on || stuck(first.lane))
@@ -281,7 +282,7 @@ impl InFlight {
         })
     }
 
-    /// Returns whether an item has no receipt yet.
+    /// Returns whether an item is in flight, that is, has no receipt yet.
     pub(crate) fn has(&self, item: ItemId) -> bool {
         self.lock().record.transfer.is_outstanding(item)
     }
@@ -367,8 +368,8 @@ impl InFlight {
         let _session_over = self.outgoing.send(message);
     }
 
-    /// Sends a control message unless everything has been announced. After the announcement the receiver may close its
-    /// side, and an unread message would turn the close into a reset.
+    /// Sends a control message unless all work has been announced. After that announcement the receiver may close its
+    /// side, and a message that it has not read would turn the close into a reset.
     pub(crate) fn send_before_end(&self, message: ToReceiver) {
         let state = self.lock();
         if !state.has_announced {
@@ -386,7 +387,7 @@ impl InFlight {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Makes all threads stop soon, and wakes those that wait for a receipt.
+    /// Makes all threads stop soon, and wakes the threads that wait for a receipt.
     pub(crate) fn stop(&self) {
         let state = self.lock();
         self.stopping.store(true, Ordering::Release);

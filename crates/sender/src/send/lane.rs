@@ -25,7 +25,7 @@ pub(crate) struct LaneContext {
     pub(crate) frames: Receiver<OutgoingFrame>,
 }
 
-/// Runs one lane until the readers are gone, its holder is dropped, or it breaks.
+/// Runs one lane until the readers have ended, the lane's holder is dropped, or the lane breaks.
 pub(crate) fn run_lane(
     context: &LaneContext,
     number: usize,
@@ -168,10 +168,10 @@ mod tests {
 
     use crate::send::in_flight::tests::vanished;
 
-    /// A sink that records whether it has ended in order. Nothing may be sent on it.
+    /// A sink that records whether the lane has ended in order. The tests send nothing on it.
     struct Unused {
         finished: Arc<AtomicBool>,
-        /// The channels on which the lane asks for room and waits for it.
+        /// The channels on which the lane asks for room in the sink and waits for the answer.
         room: Option<(Sender<()>, Receiver<()>)>,
     }
 
@@ -228,7 +228,8 @@ mod tests {
         }
     }
 
-    /// Runs a lane whose holder is dropped, with the frames in `queue`. Returns whether the lane ended in order.
+    /// Runs a lane whose holder is already dropped, with the frames in `queue`. Returns whether the lane ended in
+    /// order.
     fn run_let_go(queue: &Receiver<OutgoingFrame>) -> bool {
         let (hold, drain_signal) = bounded(0);
         let finished = Arc::new(AtomicBool::new(false));

@@ -59,7 +59,7 @@ struct WatchedLane {
 enum LaneState {
     /// The lane takes frames until this sender is dropped.
     Up(#[expect(dead_code, reason = "only its drop counts")] crossbeam_channel::Sender<()>),
-    /// The lane takes no more frames. Frames that it has taken are still being sent or in transit.
+    /// The lane takes no more frames. The frames that it took earlier are still being sent or in transit.
     Draining,
     /// The lane's connection was broken while its thread was at work. The thread will report that.
     Cut,
@@ -268,7 +268,8 @@ impl LaneSet {
         }
     }
 
-    /// Lets the slowest lanes end until `wanted` lanes are left. Each ends in order after its current frame.
+    /// Lets the slowest lanes end until `wanted` lanes are left. Each of these lanes ends in order after its current
+    /// frame.
     pub(crate) fn keep_lanes(&mut self, wanted: usize) {
         drain_slowest(&mut self.lanes, wanted);
     }
@@ -403,7 +404,8 @@ mod tests {
         }
     }
 
-    /// Otherwise the thread could end in order in between, and the loss of its sent data would not be reported.
+    /// If the lane were let go first, its thread could end in order before the connection breaks. The loss of the data
+    /// sent on the lane would then not be reported.
     #[test]
     fn a_lane_is_broken_before_it_is_let_go() {
         let (hold, drain_signal) = crossbeam_channel::bounded(0);

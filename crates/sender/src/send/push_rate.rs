@@ -19,7 +19,7 @@ struct Lowest {
 }
 
 impl PushRate {
-    /// Applies `limit` if it is lower than the current one. `by` is its origin.
+    /// Applies `limit` if it is lower than the current limit. `by` is the origin of the limit.
     pub(crate) fn lower(&self, limit: RateLimit, by: Limit) {
         let mut lowest = self.lowest.lock();
         if lowest.is_none_or(|lowest| limit.bytes_per_second() < lowest.limit.bytes_per_second()) {

@@ -56,7 +56,7 @@ pub(crate) enum NameRole {
     Alone,
     /// A name that may become the first of several.
     First(HardLinkedFileId),
-    /// A name to be linked to the same file as the first name.
+    /// A name that is linked to the file of the first name.
     Link,
 }
 
@@ -126,7 +126,8 @@ impl SentBatch {
         self.placed_files().filter(|file| !file.retouched)
     }
 
-    /// Returns the files that were sent and the links to other files, except those that have failed.
+    /// Returns the files that were sent and the links that were made to other files. Entries that have failed are left
+    /// out.
     pub(crate) fn placed_files(&self) -> impl Iterator<Item = &SentFile> {
         let failed = self
             .faults
@@ -165,7 +166,7 @@ impl SentBatch {
         }
     }
 
-    /// Confirms the entries to their pieces, except those that have failed or will be sent again.
+    /// Confirms each entry to the piece that it belongs to, except entries that have failed or will be sent again.
     pub(crate) fn confirm_pieces(&self) {
         let is_there = |fault: &EntryFault| fault.code == FaultCode::AlreadyThere;
         let of = |are_there: bool| {

@@ -102,7 +102,7 @@ impl AttemptBackoff {
     }
 }
 
-/// The rates of the last few ticks, and of as many ticks before them.
+/// The rates of the most recent ticks, and of the same number of ticks before them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecentRates(Vec<f64>);
 
@@ -125,7 +125,7 @@ impl RecentRates {
         last.len() == RECENT_TICKS && last[RECENT_TICKS - 1] <= last[0] * RISING_MIN
     }
 
-    /// Returns whether the rate is about the same as a few ticks ago.
+    /// Returns whether the mean rate has not fallen noticeably since a few ticks ago.
     pub(super) fn is_steady(&self) -> bool {
         self.0.len() == 2 * RECENT_TICKS && self.mean() > mean(&self.0[..RECENT_TICKS]) * STEADY_MIN
     }

@@ -3,9 +3,9 @@
 use crate::control::link::LossReaction;
 
 impl LossReaction {
-    /// Returns the initial reaction of this host's connections. If a congestion control was `chosen` for them, it is
-    /// never replaced. A control that the administrator has not allowed for users is not used, not even by root, and no
-    /// kernel module is loaded.
+    /// Returns the initial reaction of this host's connections to loss. If a congestion control was `chosen` for the
+    /// connections, it is never replaced. A congestion control is used only if the administrator allows it for ordinary
+    /// users, even if this process runs as root. No kernel module is loaded.
     #[must_use]
     pub fn of_host(chosen: Option<&str>) -> Self {
         let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();

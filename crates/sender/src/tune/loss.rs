@@ -35,14 +35,14 @@ impl LossWatch {
         self.retransmitted = self.retransmitted * kept + retransmitted;
     }
 
-    /// Returns whether there is repeated loss while the path has no queue, as opposed to the burst that ends a slow
-    /// start.
+    /// Returns whether loss recurs while the path has no queue. The burst of losses that ends a slow start does not
+    /// count.
     pub(super) fn is_reason(&self) -> bool {
         self.ticks >= TICKS_WATCHED_MIN && self.lossy_ticks() >= LOSSY_TICKS_MIN
     }
 
-    /// Returns whether retransmissions are frequent and steady enough to show the loss rate of the path. A queue that
-    /// overflows loses much data in a short time and then nothing for a while.
+    /// Returns whether retransmissions are frequent and steady enough to determine the loss rate of the path. In
+    /// contrast, a queue that overflows loses much data in a short time and then no data for a while.
     pub(super) fn is_steady(&self) -> bool {
         self.retransmitted > FEW_LOSSES
             && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
@@ -71,8 +71,8 @@ impl LossWatch {
         self.retransmitted > FEW_LOSSES && self.retransmitted > expected * RISEN_MIN
     }
 
-    /// Returns the rate, in bytes per second, that the observed loss leaves one lane in the long run. It is the larger
-    /// result of the response functions of CUBIC and Reno (RFC 9438, §5.1 and §5.2).
+    /// Returns the rate, in bytes per second, that one lane can sustain with the observed loss. The result is the
+    /// larger of the rates given by the response functions of CUBIC and Reno (RFC 9438, §5.1 and §5.2).
     pub(super) fn lane_rate(&self, path: &PathTick) -> Option<f64> {
         let round_trip = path.round_trip_min.as_secs_f64();
         if path.segment_bytes == 0 || self.retransmitted <= 0.0 || round_trip <= 0.0 {

@@ -6,7 +6,8 @@
 use zmove_transport::{PathProbe, TcpInfo, Transport};
 use zmove_wire::PathReport;
 
-/// Reads the connections of all lanes. Returns `None` if there are none, as within one process.
+/// Reads the state of all lanes' connections. Returns `None` if no connection reports its state, for example if both
+/// sides run in one process.
 pub(crate) fn gather<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<PathReport> {
     let mut by_quic = false;
     let asked = probes.inspect(|probe| by_quic |= probe.transport() == Some(Transport::Quic));
@@ -40,7 +41,8 @@ pub(super) fn sum(infos: &[TcpInfo]) -> PathReport {
     report
 }
 
-/// Returns the counts and times that `report` has gained since `before`. The other fields are those of `report`.
+/// Returns a report with the increases of counts and times from `before` to `report`. All other fields are taken from
+/// `report`.
 pub(crate) fn since(report: &PathReport, before: &PathReport) -> PathReport {
     PathReport {
         busy: report.busy.saturating_sub(before.busy),
@@ -57,12 +59,13 @@ pub(crate) fn since(report: &PathReport, before: &PathReport) -> PathReport {
     }
 }
 
-/// Returns the bytes that the kernel has accepted and that are not acknowledged, whether unsent or in transit.
+/// Returns the number of bytes that the kernel has accepted and the peer has not acknowledged. These bytes may be
+/// unsent or in transit.
 pub(crate) fn unacked(info: &TcpInfo) -> u64 {
     on_the_way(info) + u64::from(info.bytes_unsent.unwrap_or(0))
 }
 
-/// Returns the bytes that have been sent and not acknowledged.
+/// Returns the number of bytes that have been sent and not acknowledged.
 pub(crate) fn on_the_way(info: &TcpInfo) -> u64 {
     let sent = info
         .bytes_sent

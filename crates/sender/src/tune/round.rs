@@ -64,7 +64,8 @@ mod tests {
 
     const TRIP: Duration = Duration::from_millis(100);
 
-    /// Returns the result for a path with these pairs of milliseconds and acknowledged bytes.
+    /// Returns the best rate for a path. Each pair contains a time in milliseconds and the bytes acknowledged by that
+    /// time.
     fn found(counts: &[(u64, u64)]) -> Option<u64> {
         let start = Instant::now();
         let mut best = BestRound::default();

@@ -205,8 +205,8 @@ impl Steering {
         self.dials.again = true;
     }
 
-    /// Returns whether replacements for the first lanes are still expected, so that losing all other lanes does not end
-    /// the session.
+    /// Returns whether replacements for the first lanes are still being dialed. While they are, the session does not
+    /// end if it loses all other lanes.
     pub(crate) fn is_redialing_all(&self) -> bool {
         self.dials.again && self.dials.awaited > 0
     }
@@ -221,7 +221,7 @@ impl Steering {
         }
     }
 
-    /// Sets the congestion control of a new lane to that of the other lanes.
+    /// Sets the congestion control of a new lane to the one that the other lanes use.
     pub(crate) fn prepare(&self, sink: &dyn LaneSink) {
         if self.congestion == Congestion::LossTolerant && self.usual_control().is_some() {
             let _refused = sink.path().set_congestion(LOSS_TOLERANT);
@@ -422,7 +422,7 @@ mod tests {
         let mut dials = Dials::new(8);
         assert_eq!(dials.missing(8, 0, tick), 0, "they are coming");
         dials.awaited = 0;
-        // Two lanes have failed, and so do the lanes requested instead of them.
+        // Two lanes have failed, and the lanes requested to replace them fail too.
         let asked = (0..4 * 60)
             .filter(|_| dials.missing(8, 6, tick) > 0)
             .count();

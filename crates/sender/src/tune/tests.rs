@@ -27,7 +27,7 @@ struct World {
     source: f64,
     /// Rate at which a lane's slow start ends, if nothing else ends it earlier.
     slow_start_ends: f64,
-    /// Rate that a lane reaches in slow start even if loss leaves it less in the long run.
+    /// Rate that a lane reaches in slow start, even if loss allows a lower rate in the long run.
     slow_start_reaches: f64,
     /// Share of that excess rate that remains after each tick.
     lead_left: f64,
@@ -203,7 +203,7 @@ impl World {
             / in_use
     }
 
-    /// Returns a factor between 0.96 and 1.04 from a sequence that is the same in every run.
+    /// Returns a factor between 0.96 and 1.04. The sequence of factors is the same in every run.
     fn jitter(&mut self) -> f64 {
         self.noise = self
             .noise
@@ -349,7 +349,7 @@ fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
 
 #[test]
 fn lanes_are_added_before_loss_lowers_the_rate() {
-    // The estimate of the lanes needed is no more accurate than the estimate of the loss.
+    // The number of lanes needed cannot be estimated more accurately than the loss.
     for (congestion_replaceable, least) in [(false, 0.75), (true, 0.92)] {
         let mut world = World {
             slow_start_reaches: GBIT / 8.0,
@@ -416,8 +416,8 @@ fn full_windows_are_answered_with_more_lanes() {
     assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
 }
 
-/// A path with this round trip whose slow starts end at a fiftieth of 1 Gbit/s. After that, windows grow by a twentieth
-/// per round trip.
+/// A path with this round trip, on which each slow start ends at a fiftieth of 1 Gbit/s. After that, windows grow by a
+/// twentieth per round trip.
 fn early(round_trip_ms: u64) -> World {
     let growth =
         1.05_f64.powf(TICK.as_secs_f64() * 1e3 / number(usize::try_from(round_trip_ms).unwrap()));

@@ -293,7 +293,7 @@ const TIMES_MAX: usize = 32;
 const LATE_RATIO: f64 = 1.5;
 /// Minimum time by which a late chunk exceeds `LATE_RATIO` times the usual duration.
 const LATE_MIN: Duration = Duration::from_millis(100);
-/// Time without any receipt after which a lane is doubted. Storage rarely takes this long.
+/// Time without any receipt after which a lane is reported as doubtful. Storage rarely takes this long.
 const DOUBT_AFTER: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
@@ -339,8 +339,8 @@ mod tests {
         record
     }
 
-    /// Repeats one late chunk and returns its lane. A chunk that its lane has handed on is late only if lanes are
-    /// `stuck`.
+    /// Repeats one late chunk and returns its lane. If the lane has handed on the chunk, the chunk is late only if
+    /// `stuck` is set.
     fn late(record: &mut Record<GroupId>, now: Instant, stuck: bool) -> Vec<usize> {
         let late = record
             .late(now)

@@ -56,7 +56,7 @@ impl Drop for PanicFlag<'_> {
     }
 }
 
-/// Two readers notice at the same time, each at its own group, that the file is gone.
+/// Two readers find at the same time that the file is missing, each while it reads its own group.
 #[test]
 fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
     let (outgoing, mut messages) = unbounded_channel();
@@ -100,7 +100,8 @@ fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
 
 const FILES: usize = 2000;
 
-/// Large files may wait for a flush at the target. Each of them is remembered here and kept open there.
+/// Large files may wait for a flush at the target. Until then, each file is remembered by the sender and kept open by
+/// the receiver.
 #[test]
 fn no_large_file_is_begun_while_too_many_have_no_end() {
     let (in_flight, _messages) = nothing_in_flight();
