@@ -3,24 +3,27 @@
 //! Each thread of a stage records its time as busy, starved, blocked or paced ([`StageTimes`]), and the receiver sends
 //! its totals at the end. These times alone do not show the limit. A thread records nothing while it waits for
 //! something that never arrives, and queues hide a slow stage while they fill. For example, 50,000 files of 1 KiB are
-//! buffered within a second, in which the lanes only wait for the readers. After that, the target creates files for
-//! many more seconds. This pure function therefore divides the wall-clock time instead of the threads' time. It follows
-//! the pipeline along the points in time that the sender knows:
+//! buffered within a second, during which the lanes only wait for the readers. After that, the target creates files for
+//! many more seconds. This pure function therefore divides the wall-clock time instead of the threads' time. The
+//! function divides the push into these intervals:
 //!
-//! - From the start to the first data on a lane: start-up.
-//! - To the last data handed to a lane, divided by how the lanes spent their time. Busy is the sender's CPU. Paced is
-//!   the rate limit set here, or the allowed rate if it is lower. Blocked is downstream. Starved is divided by how the
-//!   readers spent their time: busy is source reads, starved is the scan if it was busy and replies otherwise, and
-//!   blocked (without a buffer, or with too much data without a receipt) is downstream.
-//! - To the last data on the wire (`TCP_INFO`): downstream.
-//! - To the receiver's last message. Its flush is target writes, and one round trip is replies. The rest is divided by
-//!   how its lanes and writers were busy or paced, among the receiver's CPU, target writes and the allowed rate.
+//! - From the start to the first data on a lane. This interval counts as start-up.
+//! - From then to the last data handed to a lane. This interval is divided by how the lanes spent their time. Busy time
+//!   counts as the sender's CPU. Paced time counts as the rate limit set here, or as the allowed rate if that is lower.
+//!   Blocked time counts as downstream. Starved time is divided by how the readers spent their time. Busy readers count
+//!   as source reads. Starved readers count as the scan if the scan was busy, and as waiting for replies otherwise.
+//!   Blocked readers (without a buffer, or with too much data without a receipt) count as downstream.
+//! - From then to the last data on the wire (`TCP_INFO`). This interval counts as downstream.
+//! - From then to the receiver's last message. The receiver's flush counts as target writes, and one round trip counts
+//!   as waiting for replies. The rest is divided among the receiver's CPU, target writes and the allowed rate, by how
+//!   the receiver's lanes and writers were busy or paced.
 //!
-//! *Downstream* is target writes if all writers are busy most of the time. Otherwise it is divided by how the receiving
-//! lanes spent their time: blocked is target writes, busy is the receiver's CPU, paced is the rate that the receiver
-//! allows the key, and starved is the path, as far as there was data to wait for.
+//! *Downstream* time counts as target writes if all writers are busy most of the time. Otherwise it is divided by how
+//! the receiving lanes spent their time. Blocked time counts as target writes, busy time as the receiver's CPU, and
+//! paced time as the rate that the receiver allows the key. Starved time counts as the path, as far as there was data
+//! to wait for.
 //!
-//! The account of the writers extends to the end of the transfer. Time that none of them has recorded by then counts as
+//! The account of the writers extends to the end of the transfer. Time that no writer has recorded by then counts as
 //! waiting. While directories get their metadata and storage is flushed, the stage counts as busy.
 //!
 //! A stage that waits as much as it works gets half of the time, although a faster stage might gain nothing. The totals

@@ -48,7 +48,7 @@ pub(crate) enum FileError {
     /// The receiver reported a fault.
     #[error("receiver: {0}")]
     Receiver(Fault),
-    /// A guard objected to removals at the target.
+    /// A guard objected to the removal of entries at the target.
     #[error("sender: nothing is removed at the target: {why}")]
     Guarded { why: String },
     /// A source is empty and its mirror is not.

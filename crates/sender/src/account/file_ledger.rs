@@ -1,9 +1,9 @@
 //! The ledger of single files, which outlives a session: see [`Run`](crate::Run).
 //!
-//! It remembers files that a session has sent without a confirmation, or that were stored but not published, by their
-//! path and with their hash. Their number is limited. If the next session finds such a file equal, the file counts as
-//! moved. A line is added to the manifest when a file is confirmed in any session, and at the end the last line of each
-//! name is kept. Failures with the same text are reported once.
+//! The ledger stores the path and the hash of each file that a session sent but that the receiver did not confirm or
+//! publish. The number of these files is limited. If the next session finds such a file equal at the target, the file
+//! counts as moved. When a file is confirmed in any session, a line is added to the manifest. At the end, only the last
+//! line of each name is kept. Failures with the same text are reported once.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,9 @@
-//! Limits on how much a receiver may report. An honest receiver reports only on entries that it was sent. A receiver
-//! that reports without end would flood the user's terminal.
+//! Limits on how much a receiver may report. An honest receiver reports only on entries that it was sent. A faulty
+//! receiver that keeps reporting would flood the user's terminal.
 //!
-//! **Invariant:** the amount that a session reports to the user is bounded by the amount that was sent in it, plus
-//! [`FAULTS_BESIDE_MAX`] faults, or [`FAULTS_OF_REMOVAL_MAX`] if the session removes entries.
+//! **Invariant:** the amount that a session reports to the user is bounded by the amount that was sent in the session,
+//! plus [`FAULTS_BESIDE_MAX`] faults. If the session removes entries, the bound is [`FAULTS_OF_REMOVAL_MAX`] faults
+//! instead.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,9 +1,9 @@
-//! Support for a transfer whose receiver has dialed and asked this side to send. Relay messages are those that do not
-//! belong to the transfer. The quota covers the memory of the receiver's messages and the threads that read for the
-//! receiver.
+//! Support for a transfer whose receiver has dialed and asked this side to send. Relay messages are all messages to
+//! that receiver that do not belong to the transfer. The quota covers the memory of the receiver's messages and the
+//! threads that read files for the receiver.
 //!
-//! **Invariant:** a message from a receiver is decoded only if there is room for it, and replies that wait for the
-//! planner remain charged to the quota.
+//! **Invariant:** a message from a receiver is decoded only if the quota has room for it. The memory of replies that
+//! wait for the planner remains charged to the quota.
 
 use std::fmt;
 use std::sync::Arc;

@@ -148,7 +148,7 @@ impl ReplySender {
     /// Queues a reply about hashes, names or removals.
     ///
     /// # Errors
-    /// As for [`reply`](Self::reply).
+    /// Returns the same errors as [`reply`](Self::reply).
     pub(crate) fn counted_reply(&self, reply: CountedReply) -> Result<(), WireError> {
         match self.counted.try_send(reply) {
             Err(TrySendError::Full(_)) => out_of_order("an answer to a request that was not sent"),

@@ -1,5 +1,5 @@
-//! The source side of a verification. Separate threads hash files as stored, while the receiver hashes those at the
-//! target.
+//! Hashes source files for a verification. Separate threads hash the stored contents of these files, while the receiver
+//! hashes the files at the target.
 
 use std::io;
 use std::ops::Range;

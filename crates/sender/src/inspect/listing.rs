@@ -182,8 +182,8 @@ impl<'a> Listing<'a> {
         self.order();
     }
 
-    /// Compares the contents of an entry if the verdict depends on them, and lists the change to the entry. An entry
-    /// that is compared group by group is listed later.
+    /// Compares the contents of an entry if the verdict depends on them. Returns the change to list, if there is one.
+    /// An entry that is compared group by group is listed later.
     fn compare(
         &mut self,
         asked: &AskedEntry,

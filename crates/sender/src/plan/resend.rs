@@ -1,9 +1,9 @@
 //! Resends items that were damaged, lost with their lane, or late.
 //!
-//! Damaged data is resent a few times, and each time is reported to the user. Behind TLS and TCP, damage points to
-//! faulty memory or a faulty program rather than the network. On an unencrypted lane it may also point to an attacker
-//! on the path. A lost item is resent under a new number. A late item is resent under its own number (see
-//! [`record`](crate::send::in_flight)).
+//! Damaged data is resent a few times, and each resend is reported to the user. TLS and TCP detect damage in the
+//! network, so damaged data usually indicates faulty memory or a faulty program. On an unencrypted lane, it may also
+//! indicate an attacker on the path. A lost item is resent under a new number. A late item is resent under its own
+//! number (see [`record`](crate::send::in_flight)).
 
 use zmove_types::{Escaped, Event, RelPath};
 use zmove_wire::EntryFault;

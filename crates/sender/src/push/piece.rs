@@ -1,8 +1,9 @@
-//! A piece of a fed push. Each of its entries holds a reference to it through the entry's directory, in every stage of
-//! the pipeline.
+//! A piece of a fed push. In every stage of the pipeline, each entry of the piece holds a reference to the piece
+//! through the entry's directory.
 //!
 //! **Invariant:** an entry counts as confirmed only when the receiver has reported it, or if it is a special file that
-//! is not copied. An entry with any other outcome merely drops its reference, and the piece then counts it as failed.
+//! is not copied. An entry with any other outcome only drops its reference, and the piece then counts the entry as
+//! failed.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! One thread per lane, which takes frames from the queue shared by all lanes and sends them.
+//! Runs one thread per lane, which takes frames from the queue shared by all lanes and sends them.
 //!
-//! Frames are not assigned to lanes in advance, so a slow lane simply takes fewer. A large file is declared on a lane
-//! before its first chunk there, so that no lane has to wait for another.
+//! Frames are not assigned to lanes in advance, so a slow lane takes fewer frames. A large file is declared on each
+//! lane before its first chunk on that lane, so that no lane has to wait for another lane.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,6 +1,8 @@
-//! Tunes the number of readers. It grows by half while lanes starve, readers are always busy and cores are idle,
-//! because some storage is faster with more requests in flight. It shrinks by a quarter if readers are hardly busy.
-//! More readers are kept if at least 5 % more is read.
+//! Tunes the number of readers.
+//!
+//! The number grows by half while lanes starve, readers are always busy and cores are idle, because some storage is
+//! faster with more requests in flight. The additional readers are kept if the read rate rises by at least 5 %. The
+//! number shrinks by a quarter if readers are hardly busy.
 
 use super::attempt::{AttemptBackoff, KnobAttempt, RecentRates};
 use super::{Knob, Tick};

@@ -1,12 +1,12 @@
-//! Examines a file before it is read, at a time when nobody is writing to it.
+//! Examines a file before it is read, at a time when nobody is writing to the file.
 //!
-//! A second look after the read detects changes by the file's timestamps. However, these are set when a write begins,
-//! no matter how long the write takes. On kernels before 6.13 and on many file systems, their resolution is a clock
-//! tick.
+//! A second examination after the read detects changes by the file's timestamps. However, timestamps are set when a
+//! write begins, no matter how long the write takes. On kernels before 6.13 and on many file systems, the resolution of
+//! timestamps is a clock tick.
 //!
-//! **Invariant:** when the first look has returned, writes that began before it have ended, if the file system lets us
-//! wait for them. A write that begins later changes the file's timestamps, unless the file has been changed in every
-//! tick for [`PATIENCE`].
+//! **Invariant:** when the first examination has returned, all writes that began before it have ended, if the file
+//! system supports waiting for them. A write that begins later changes the file's timestamps, unless the file has been
+//! changed in every tick for [`PATIENCE`].
 
 use std::fs::File;
 use std::io;
