@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
 
-/// A hasher for one group of a file that has several groups. It hashes slice by slice while the bytes are in the CPU
-/// cache.
+/// A hasher for one group of a file that has several groups. The group is hashed slice by slice while its bytes are in
+/// the CPU cache.
 #[derive(Debug)]
 pub struct GroupHasher(blake3::Hasher);
 
@@ -127,7 +127,7 @@ pub fn sparse_file_root(
     hasher.finish()
 }
 
-/// Passes the data to `update`, with zeros for the gaps between its ranges.
+/// Passes the data to `update`, and zeros for the gaps between the ranges.
 fn fill_holes(
     bytes: usize,
     ranges: impl Iterator<Item = Range<usize>>,

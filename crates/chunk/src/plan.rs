@@ -188,8 +188,8 @@ impl<P, F: Clone> Plan<P, F> {
         self.changed.notify_all();
     }
 
-    /// Removes the groups before `index` of the file for which `which` returns `true`, unless they were already handed
-    /// out. Returns how many were removed. Called when a reader finds a hole.
+    /// Removes the groups before `index` of one file, unless they were already handed out. `which` returns `true` for
+    /// that file. Returns the number of groups removed. Called when a reader finds a hole.
     pub fn skip_groups(&self, which: impl Fn(&F) -> bool, index: u32) -> u32 {
         let mut state = self.state.lock();
         let file = state.active.iter_mut().find(|active| which(&active.file));
