@@ -243,8 +243,8 @@ impl PushAccount {
         self.report(Event::Stored { files, bytes });
     }
 
-    /// Counts a group that is not sent because the target already has its bytes. `counts` is `false` if its file has
-    /// failed.
+    /// Counts a group that is not sent because the target already has its bytes. `counts` is `false` if the file of the
+    /// group has failed.
     pub(crate) fn count_matched(&self, bytes: &BytesByOrigin, counts: bool) {
         if counts {
             self.totals.counters.bytes.add(bytes.sent);

@@ -22,7 +22,7 @@ pub enum CleanEvent {
     Waits(String),
 }
 
-/// Has the receiver clean its target, and reports the events.
+/// Asks the receiver to clean its target, and reports the events.
 ///
 /// # Errors
 /// Returns a [`SessionError`] if the cleaning did not complete, and [`SessionError::Interrupted`] once `stop` resolves.

@@ -111,9 +111,9 @@ pub(crate) async fn receive(inbox: &mut Inbox<ReceivedMessage>) -> Result<ToSend
 
 /// The outgoing half of the control conversation.
 pub(crate) struct MessageWriter {
-    /// Called with the result of the session if the receiver has dialed.
+    /// Callback for the result of the session, if the receiver has dialed.
     last: Option<SessionEndCallback>,
-    /// Ends when everything has been written.
+    /// The task that writes messages. It ends when all messages have been written.
     writing: JoinHandle<()>,
     /// Delivers the error after which no more messages can be sent.
     pub(crate) write_error: mpsc::Receiver<ControlError>,

@@ -69,7 +69,7 @@ pub(crate) struct SourceWalk {
     pub(crate) config: ScanConfig,
 }
 
-/// Which entries that exist only at the target may be removed.
+/// The rules for removing entries that exist only at the target.
 #[derive(Clone, Debug, Default)]
 pub struct Removals {
     /// The user's settings for removals.

@@ -47,7 +47,7 @@ pub(crate) struct Stages {
     pub(crate) store: StageTimes,
 }
 
-/// The times of a push from which its limit is determined. Points in time are relative to the start.
+/// The times from which the limit of a push is determined. Points in time are relative to the start of the push.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
     /// Time of the end.
@@ -189,8 +189,9 @@ impl Times {
         )
     }
 
-    /// Divides the time in which the lanes waited for the path or the receiver in proportion to how the receiving lanes
-    /// spent their time. `no_fault` is the time in which a faster path would have brought no more data.
+    /// Divides the time in which the lanes waited for the path or the receiver. The time is divided in proportion to
+    /// how the receiving lanes spent their time. `no_fault` is the time in which a faster path would not have brought
+    /// more data.
     fn share_downstream(&self, downstream: f64, no_fault: f64, seconds: &mut Seconds) {
         let Stages { receive, store, .. } = &self.stages;
         if store.share(store.busy) > SATURATED {

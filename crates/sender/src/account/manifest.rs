@@ -55,7 +55,7 @@ pub struct Prover {
     pub received: &'static [&'static str],
 }
 
-/// How a file at the target is known to match its root.
+/// The way in which a file at the target was proven to match its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProofMethod {
     /// The receiver has received and proven the file.
@@ -180,7 +180,8 @@ struct ManifestLines {
     unwritable_names: u64,
     /// Whether a name that is already in the manifest may be added again.
     repeats: bool,
-    /// The names that earlier sessions have listed, read back once a file is found at the target.
+    /// The names that earlier sessions have listed. They are read back from the manifest when a file is first found at
+    /// the target.
     earlier: Option<HashSet<NameHash>>,
 }
 

@@ -34,7 +34,7 @@ use crate::push::session::Session;
 use crate::read::extras::Extras;
 use crate::send::sent::{NameRole, Sent, SentBatch, SentFile};
 
-/// Processes the receiver's messages about work in flight, and passes on its replies to requests.
+/// Processes the receiver's messages about work in flight, and passes on the receiver's replies to requests.
 pub(crate) struct Receipts {
     pub(crate) session: Arc<Session>,
     pub(crate) reply_sender: ReplySender,
@@ -63,8 +63,8 @@ struct OpenOrder {
 }
 
 impl Receipts {
-    /// Creates the receipts of a new session. Memory for its replies is charged to `quota`. Also returns the channels
-    /// on which replies and outgoing messages are received.
+    /// Creates the receipts of a new session. The memory of the receiver's replies is charged to `quota`. Also returns
+    /// the channels on which replies and outgoing messages are received.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         extras: Extras,
@@ -151,7 +151,7 @@ impl Receipts {
 
     fn handle_stored(&mut self, Stored { items, files }: Stored) -> Result<(), WireError> {
         not_empty(!items.is_empty() || !files.is_empty())?;
-        // Failed files are processed first, because a failed file is not complete when its last group settles.
+        // Failed files are processed first. Otherwise a failed file would seem complete when its last group settles.
         let (failed, whole): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| file.fault.is_some());
         failed

@@ -25,7 +25,7 @@ pub(crate) struct Totals {
     pub(crate) bytes_handed_over: AtomicCounter,
     /// Number of the bytes in `bytes_handed_over` that the receiver has settled, whether the bytes were stored or not.
     pub(crate) bytes_settled: AtomicCounter,
-    /// Skipped files that are in the manifest, or will be added to it.
+    /// Number of skipped files that the manifest lists or will list.
     pub(crate) listed: AtomicCounter,
     /// Number of entries for each kind of attribute that was not kept and each reason.
     pub(crate) not_kept: Lock<BTreeMap<(MetadataKinds, NotKeptReason), u64>>,

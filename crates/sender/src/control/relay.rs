@@ -67,7 +67,7 @@ impl PeerQuota for NoQuota {
 /// A message from the receiver, and the reservation for it.
 pub(crate) struct ReceivedMessage {
     pub(crate) message: ToSender,
-    /// Released when the message has been processed.
+    /// The reservation of memory for the message, released when the message has been processed.
     _held: Reservation,
 }
 

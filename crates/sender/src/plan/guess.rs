@@ -76,7 +76,7 @@ impl TargetGuess {
         }
     }
 
-    /// Keeps an entry until the state of the target is known. All later files wait too.
+    /// Keeps an entry until the state of the target is known. All later files must then wait too.
     pub(super) fn hold(&mut self, directory: &SourceDirectory, entry: Entry) {
         self.held.push((directory.closed(), entry));
     }

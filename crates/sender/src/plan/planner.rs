@@ -71,7 +71,8 @@ impl Task {
     }
 }
 
-/// Plans until the scan has ended and every request is answered. Then makes the target a mirror, if requested.
+/// Plans work until the scan has ended and every request is answered. Then makes the target a mirror of the sources, if
+/// requested.
 pub(crate) fn plan_all(
     session: &Session,
     packer: Packer,

@@ -48,7 +48,7 @@ impl Queue {
         }
     }
 
-    /// Creates a large file with a new ID. It has not been added to the plan.
+    /// Creates a large file with a new ID, without adding the file to the plan.
     pub(crate) fn large_source(&self, directory: &SourceDirectory, entry: Entry) -> LargeSource {
         let id = FileId(self.next_file.fetch_add(1, Ordering::Relaxed));
         LargeSource::new(id, directory, entry)
@@ -95,7 +95,7 @@ impl Queue {
         self.plan.push_again(Work::Pack(parcel));
     }
 
-    /// Adds a pack to send again. It must already be recorded as begun.
+    /// Adds a pack to send again. The pack must already be recorded as begun.
     pub(crate) fn repeat_pack(&self, pack: Pack) {
         self.plan.push_again(Work::Pack(Parcel::Unread(pack)));
     }

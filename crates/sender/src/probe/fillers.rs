@@ -1,4 +1,4 @@
-//! The lanes of one round. Each has a thread that sends filler frames until the round ends.
+//! The lanes of one round of a probe. Each lane has a thread that sends filler frames until the round ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +53,7 @@ impl Fillers {
             let shared = Arc::clone(&fillers.shared);
             let broken = broken.clone();
             let run = move || {
-                // Errors that the breakers cause in a thread that has not quite finished do not count.
+                // Errors that the breakers cause in a thread that is still finishing do not count.
                 if let Err(error) = shared.fill(lane)
                     && !shared.over.load(Ordering::SeqCst)
                 {

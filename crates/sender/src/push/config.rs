@@ -37,13 +37,14 @@ pub struct SenderConfig {
     /// Interval between [`Event::Sampled`](zmove_types::Event::Sampled) events. Default: no such events are sent. A
     /// shorter interval shows more detail, and each sample costs one system call per lane. Must not be zero.
     pub sample_interval: Option<Duration>,
-    /// How long a receiver of a shared job may leave a ping unanswered before it counts as unreachable. Default:
-    /// [`CONTROL_SILENCE_MAX`]. With a shorter limit, a path that merely stalls also counts as unreachable. Must not be
-    /// zero.
+    /// Maximum time for which a receiver of a shared job may leave a ping unanswered. After that, the receiver counts
+    /// as unreachable. Default: [`CONTROL_SILENCE_MAX`]. With a shorter limit, a receiver also counts as unreachable if
+    /// the path merely stalls. Must not be zero.
     pub silence_max: Duration,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
-    /// Whether reads of large files bypass the page cache. Default: only where that is faster.
+    /// Whether reads of large files bypass the page cache. Default: the page cache is bypassed only on storage where
+    /// that is faster.
     pub direct: Direct,
     /// Measurements of the sources' storage from earlier runs. Default: there are none, and new measurements are not
     /// stored.

@@ -57,7 +57,7 @@ impl Planner<'_> {
         unstable_directories.is_empty()
     }
 
-    /// Waits until everything planned is at the target, so that the receiver finds it there.
+    /// Waits until all planned entries are at the target, so that the receiver finds them when it is asked again.
     fn settle(&mut self, inputs: &mut Inputs<'_>) {
         self.is_rereading = true;
         self.requests.get_or_insert_default();
@@ -70,7 +70,7 @@ impl Planner<'_> {
         self.plan_until(inputs, is_settled);
     }
 
-    /// Counts a file that a walk has found again and that is sent.
+    /// Counts a file that a later walk has found again and that is sent.
     pub(super) fn count_found_again(&self, bytes: u64) {
         if self.is_rereading {
             self.session.account.find(1, bytes);
