@@ -266,7 +266,7 @@ struct LargeState {
     groups_unread: u32,
     /// Number of groups to send that the receiver has not stored.
     groups_unstored: u32,
-    /// Bytes that the account has counted.
+    /// Bytes that the account has counted for this file.
     counted: BytesByOrigin,
     failed: bool,
     /// Identity of the file when it was first opened.
@@ -410,7 +410,7 @@ impl LargeSource {
         let is_first = state.identity.replace(identity).is_none();
         let mut found = FoundHoles::default();
         if is_first {
-            // The amount of allocated storage does not show whether there are holes, because it includes attributes and
+            // The amount of allocated storage does not show whether the file has holes. It includes attributes and
             // preallocation beyond the end of the file.
             let (data, lack) = holes.find(&file, identity.bytes, true, stop);
             found.lack = lack;
@@ -655,7 +655,7 @@ impl LargeSource {
     }
 }
 
-/// Memory per group while its value is kept and while all values are merged into the root, in bytes.
+/// Memory per group in bytes, while the value of the group is kept and all values are merged into the root.
 const HASHED_BYTES_PER_GROUP: usize = 104;
 
 impl LargeState {

@@ -56,7 +56,7 @@ pub(crate) struct SettledWork {
     pub(crate) work: Option<Sent>,
     /// Payload bytes that the receipt confirms.
     pub(crate) data_bytes: u64,
-    /// Bytes of a batch that are stored, but whose files are not yet renamed into place.
+    /// Stored bytes of a batch whose files are not yet renamed into place.
     pub(crate) unpublished_bytes: Option<u64>,
     /// The outcomes for files with several names that follow from the receipt.
     pub(crate) link_outcomes: Vec<LinkOutcome>,
@@ -76,7 +76,7 @@ impl InFlight {
         }
     }
 
-    /// Records that `pieces` pieces of work are planned. Must be called before they can be taken.
+    /// Records that `pieces` pieces of work are planned. Must be called before readers can take these pieces.
     pub(crate) fn begin(&self, pieces: u64) {
         self.lock().record.transfer.begin(pieces);
     }
@@ -150,7 +150,7 @@ impl InFlight {
         self.lock().record.note_taken(item, lane, Instant::now())
     }
 
-    /// Records that a lane has passed a chunk to its kernel, which may still hold it.
+    /// Records that a lane has passed a chunk to its kernel. The kernel may still hold the chunk.
     pub(crate) fn note_handed_on(&self, item: ItemId, lane: usize) {
         self.lock().record.note_handed_on(item, lane);
     }

@@ -38,7 +38,7 @@ struct WatchedLane {
     breaker: LaneBreaker,
     probe: PathProbe,
     state: LaneState,
-    /// Set when the lane's thread has nothing more to do.
+    /// Set when the lane's thread has ended or is about to end.
     ended: Arc<AtomicBool>,
     pace: LaneThroughput,
 }
@@ -61,9 +61,9 @@ enum LaneState {
     Up(#[expect(dead_code, reason = "only its drop counts")] crossbeam_channel::Sender<()>),
     /// The lane takes no more frames. The frames that it took earlier are still being sent or in transit.
     Draining,
-    /// The lane's connection was broken while its thread was at work. The thread will report that.
+    /// This side has broken the lane's connection while its thread was at work. The thread will report the loss.
     Cut,
-    /// Data that the lane has not delivered will not arrive.
+    /// The lane's connection is gone. Data that the lane has not delivered will not arrive.
     Lost,
     /// The lane's connection is closed, and only its totals are kept.
     Closed,
@@ -326,7 +326,8 @@ impl LaneSet {
             .map(|lane| &lane.probe)
     }
 
-    /// Stops adding lanes. Lanes that are up end once the queued frames have been sent, or when the result is dropped.
+    /// Stops adding lanes, and returns a value that holds the lanes. Lanes that are up end once the queued frames have
+    /// been sent, or when this value is dropped.
     pub(crate) fn close(self) -> impl Sized {
         self.lanes
     }
@@ -463,7 +464,7 @@ mod tests {
 
     #[test]
     fn the_slowest_lanes_go_first() {
-        // The first lane has carried the most bytes, but long ago.
+        // The first lane has carried the most bytes in total, but hardly any recently.
         let carried: [&[u64]; 4] = [
             &[900, 901, 902],
             &[0, 300, 600],

@@ -4,7 +4,7 @@ use zmove_transport::SharedRate;
 use zmove_types::{Lock, RateLimit};
 use zmove_wire::Limit;
 
-/// The lowest rate limit that has been set, initially none.
+/// The lowest of the rate limits that have been set. Initially there is no limit.
 #[derive(Debug, Default)]
 pub(crate) struct PushRate {
     /// The limit that the lanes obey.

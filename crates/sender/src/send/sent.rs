@@ -54,7 +54,7 @@ pub(crate) struct SentFile {
 pub(crate) enum NameRole {
     /// The only name, or a name that is sent independently.
     Alone,
-    /// A name that may become the first of several.
+    /// A name that may become the first name of a file with several names.
     First(HardLinkedFileId),
     /// A name that is linked to the file of the first name.
     Link,
@@ -110,7 +110,7 @@ impl Sent {
             .collect()
     }
 
-    /// Records the faults of a stored batch. Returns how many of its bytes are stored.
+    /// Records the faults of a stored batch. Returns the number of bytes of the batch that are stored.
     pub(crate) fn store(&mut self, faults: &[EntryFault]) -> Option<u64> {
         let Self::Batch(batch) = self else {
             return None;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// A change that is being tried. It first gets time to take effect, and then the rate is measured.
+/// A change that is being tried. The change first gets time to take effect. The rate is measured afterwards.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnobAttempt {
     /// Rate before the change, in bytes per second.
@@ -139,7 +139,7 @@ fn mean(rates: &[f64]) -> f64 {
 const RECENT_TICKS: usize = 3;
 const RISING_MIN: f64 = 1.1;
 const STEADY_MIN: f64 = 0.92;
-/// Establishing a connection takes three round trips, and its slow start takes some more.
+/// A new connection takes three round trips to be established, and some more for its slow start.
 const SETTLING_ROUND_TRIPS: u32 = 8;
 const SETTLING_MIN: Duration = Duration::from_millis(500);
 const MEASURING_ROUND_TRIPS: u32 = 5;

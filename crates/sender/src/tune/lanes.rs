@@ -349,7 +349,7 @@ fn lanes_wait(tick: &Tick) -> bool {
 const GAIN_MIN: f64 = 1.1;
 /// Minimum share of the rate that must remain after a change that was made because the rate would fall.
 const HELD_MIN: f64 = 0.85;
-/// Share of the best rate so far below which the rate counts as fallen.
+/// Share of the best rate so far. If the rate is below this share, it counts as fallen.
 const FALLEN_MAX: f64 = 0.85;
 /// Minimum share of the present rate that loss must leave in the long run. The estimate is accurate to a factor of two.
 const SUSTAINED_MIN: f64 = 0.6;

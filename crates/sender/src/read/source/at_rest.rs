@@ -51,7 +51,7 @@ fn is_distant(changed: Timestamp, now: Timestamp) -> bool {
 
 /// Returns whether any change after `now` would give the file a timestamp that differs from `seen`.
 fn shows_later_changes(seen: Timestamp, now: Timestamp) -> bool {
-    // The clock was ahead when the file was changed.
+    // The file's timestamp is in the future, because the clock was ahead when the file was changed.
     let is_ahead = seen.seconds > now.seconds + 1;
     is_ahead
         || if has_seconds_only(seen) {
@@ -66,8 +66,8 @@ fn has_seconds_only(time: Timestamp) -> bool {
     time.nanos == 0
 }
 
-/// Waits until a write in progress has ended, by searching for data. For a search at any offset, file systems take the
-/// lock that writers hold. Then resets the position to the start.
+/// Waits until a write in progress has ended, by searching the file for data. File systems take the lock that writers
+/// hold for a search at any offset. Then resets the file position to the start.
 fn wait_for_write(file: &File, bytes: u64) -> io::Result<()> {
     let _no_data = rustix::fs::seek(file, SeekFrom::Data(bytes.saturating_sub(1)));
     rustix::fs::seek(file, SeekFrom::Start(0))?;

@@ -130,7 +130,7 @@ impl<W> Record<W> {
         true
     }
 
-    /// Records that a lane has passed a chunk to its kernel, which may still hold it.
+    /// Records that a lane has passed a chunk to its kernel. The kernel may still hold the chunk.
     pub(super) fn note_handed_on(&mut self, item: ItemId, lane: usize) {
         let first = self
             .transfer
@@ -280,7 +280,7 @@ impl<W> Record<W> {
     }
 }
 
-/// How to handle an item that has not arrived.
+/// An item that has arrived damaged or was lost, with the information needed to send it again.
 #[derive(Debug)]
 pub(crate) struct Mismatch<W> {
     /// Whether the item was lost with its lane.
