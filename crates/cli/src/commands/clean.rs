@@ -49,7 +49,7 @@ fn open(args: &CleanArgs, target: &[u8]) -> Result<Open> {
     })
 }
 
-/// Runs both roles in this process.
+/// Runs the client and the receiver of the cleanup in this process.
 async fn clean_here(open: Open, tell: &mut (dyn FnMut(CleanEvent) + Send)) -> Result<()> {
     let home = settings::home(Role::Client).ok();
     let receiver = ReceiverConfig {

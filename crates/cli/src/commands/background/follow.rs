@@ -31,7 +31,7 @@ use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::{Exit, failure, first, usage_error};
 
-/// Refuses options that make no sense for files that arrive one by one, and a source that does not exist.
+/// Refuses options that make no sense if files arrive over time. Also refuses a source that does not exist.
 pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     let push = &args.copy.push;
     let [source, _] = &push.paths[..] else {
@@ -75,15 +75,15 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether this process moves a batch of a watching job. The list of its files is then on standard input.
+/// Returns whether this process moves a batch of a watching job. If so, standard input lists the files of the batch.
 pub(crate) fn is_batch() -> bool {
     std::env::var_os(BATCH).is_some()
 }
 
-/// Makes the process of a batch end when its parent ends, and makes it read the list of its files.
+/// Makes the process of a batch exit when its parent exits, and makes it read the list of the batch's files.
 pub(crate) fn prepare_batch(args: &mut PushArgs) {
-    // If this fails, two processes may run for a short time. The second one then finds the files that the first one
-    // moved.
+    // If this call fails, two processes may run for a short time. The second process then skips the files that the
+    // first one has already moved.
     let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     if std::env::var_os(BATCH) != Some(parent.to_string().into()) {
@@ -129,7 +129,8 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
             Some(exit) if root.is_dir() && !stop.is_asked() => {
                 return Ok(moved.fail(exit));
             }
-            // If the processes of several batches in a row were killed, the intended target was probably this process.
+            // If several batch processes in a row were killed, the sender of the signals probably meant to stop this
+            // process.
             None if killed >= KILLED_MAX && !stop.is_asked() => {
                 return Ok(moved.fail(Exit::Broken as i32));
             }
@@ -179,7 +180,7 @@ impl Stop {
         self.0.lock().is_asked
     }
 
-    /// Sets the process to which the request is forwarded. Must be `None` before the process is reaped.
+    /// Sets the process to which a stop request is forwarded. The caller must pass `None` before it reaps the process.
     fn forward_to(&self, process: Option<&Child>) {
         let mut wish = self.0.lock();
         wish.process = process.map(Pid::from_child);
@@ -208,9 +209,8 @@ struct MovedBatch {
     limited_by: Option<String>,
     message: Option<String>,
     failures: Vec<Value>,
-    /// Paths that were reported as failed, and every suffix of them that follows a `/`. `None` if a failure was
+    /// Paths that were reported as failed, and every suffix of these paths that follows a `/`. `None` if a failure was
     /// reported without a path.
-    /// path.
     failed: Option<HashSet<String>>,
 }
 
@@ -223,7 +223,8 @@ impl MovedBatch {
         !failed.is_empty() && path.ancestors().any(is_told)
     }
 
-    /// Reports the failures, unless all failed files are gone. Their owner has then moved or removed them.
+    /// Reports the failures, unless none of the failed files exists any more. The files' owner has then moved or
+    /// removed them.
     fn report_failures(&self, root: &Path, batch: &Batch) {
         if batch
             .paths()
@@ -233,7 +234,7 @@ impl MovedBatch {
         }
     }
 
-    /// Reports the end of a transfer that ends the job or this attempt.
+    /// Reports the failure of a transfer. The failure ends the job or this attempt.
     fn fail(&self, exit: i32) -> Exit {
         let message = self
             .message
@@ -284,7 +285,7 @@ fn move_batch(
     mut tell: impl FnMut(AttemptProgress),
 ) -> Result<MovedBatch> {
     let list = list_of(batch).context("list files in memory")?;
-    // This is the program that this process executes, even if its file was replaced.
+    // `this_program` runs the same executable as this process, even if the file of the executable was replaced.
     let mut command = this_program();
     command
         .args(std::env::args_os().skip(1))
@@ -303,7 +304,7 @@ fn move_batch(
     for line in BufReader::new(told).lines() {
         moved.take(&line.context("read the events of a transfer")?, &mut tell);
     }
-    // From here on, the process ID may belong to another process.
+    // From here on, the kernel may give the process ID to another process.
     stop.forward_to(None);
     moved.exit = process.wait().context("wait for a transfer")?.code();
     Ok(moved)
@@ -320,12 +321,12 @@ fn list_of(batch: &Batch) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// When a report is due.
+/// The condition under which a report is due.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReportDue {
-    /// If anything other than a byte count has changed.
+    /// The report is due if anything other than a byte count has changed.
     Changed,
-    /// If enough time has passed since the last report.
+    /// The report is due if enough time has passed since the last report.
     InTime,
 }
 
@@ -333,15 +334,15 @@ enum ReportDue {
 struct WatchReport {
     begun: Instant,
     last_report: Option<(Instant, Watching)>,
-    /// Interval at which an idle state is reported again. A new runner has not seen the earlier report and would assume
-    /// that the job makes no progress.
+    /// Interval at which an idle state is reported again. A new runner has not seen the earlier reports, and would
+    /// assume that the job makes no progress.
     repeat: Duration,
     /// Files and bytes moved by finished batches.
     files_moved: u64,
     bytes_moved: u64,
     /// Whether a batch is running.
     is_moving: bool,
-    /// Progress of the running batch. If there is none, the rate and the limit of the last batch.
+    /// Progress of the running batch. If no batch is running, the rate and the limit of the last batch.
     now: AttemptProgress,
     /// Number of bytes at the start of the event file whose storage was freed.
     freed_bytes: u64,
@@ -441,7 +442,8 @@ impl WatchReport {
         self.free_read_events();
     }
 
-    /// Frees the storage of events that were read long ago, because the job has no end at which the file is removed.
+    /// Frees the storage of events that the runner read long ago. A watching job does not end, so its event file is not
+    /// removed.
     fn free_read_events(&mut self) {
         let events = std::io::stdout();
         let told = rustix::fs::seek(&events, rustix::fs::SeekFrom::Current(0)).unwrap_or(0);
@@ -456,12 +458,12 @@ impl WatchReport {
 
 /// Environment variable of the process of a batch. It holds the ID of the parent process.
 const BATCH: &str = "ZMOVE_JOB_BATCH";
-/// The limit that is reported for a job without work.
+/// Name that is reported as the job's limit while the job has no work.
 const WATCHING: &str = "watching";
-/// Default time for which a file that nobody has closed must stay unchanged before it is moved.
+/// Default minimum time since the last change of a file before the file is moved, if no process has closed it.
 const REST: Duration = Duration::from_secs(3);
-/// Maximum number of files in a batch. It is large enough that the time to connect does not matter, and small enough
-/// that no file waits long for others.
+/// Maximum number of files in a batch. With this many files, the time to connect does not matter, and no file waits
+/// long for the rest of its batch.
 const BATCH_FILES_MAX: usize = 1 << 14;
 /// Interval between checks for a request to stop.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -469,9 +471,9 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const REPEAT_INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// Pause after a batch that could not be moved.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
-/// Maximum number of consecutive batches whose process may be killed. One more ends the attempt.
+/// Maximum number of consecutive batches whose process was killed. If one more process is killed, the attempt ends.
 const KILLED_MAX: u32 = 3;
 /// Maximum number of reported failures per batch. The log names all failures.
 const FAILURES_MAX: usize = 100;
-/// Number of bytes of events to keep. This is more than a runner leaves unread.
+/// Number of bytes of events to keep. A runner never lags behind by this much.
 const EVENTS_KEPT_BYTES: u64 = 4 << 20;

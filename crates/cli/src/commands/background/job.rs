@@ -49,7 +49,7 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
             ordered(&place, &store, args, id, answer, "resumed")?;
         }
         Some(JobAction::Cancel) => {
-            // A user who cancels an earlier run of a schedule means the schedule.
+            // If the user names an earlier run of a schedule, the next run is canceled, which ends the schedule.
             let live = store.live_run(id)?;
             if live != id && !args.json {
                 terminal::say(format_args!(
@@ -80,8 +80,8 @@ fn show(place: &JobsDirectory, store: &Store, args: &JobArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the notifications of a job, without the new ones that the runner will drop because their method is not
-/// configured.
+/// Returns the notifications of a job. Leaves out new notifications that the runner will drop because their method is
+/// not configured.
 fn notifications(store: &Store, id: JobId) -> Result<Vec<Notification>> {
     let mut notifications = store.notifications(id)?;
     if let Ok(config) = NotifyConfig::read(&settings::notify()?) {
@@ -129,7 +129,7 @@ fn ordered(
     Ok(())
 }
 
-/// Waits for the end of a job. Calls `show` with the job's state until then.
+/// Waits for the end of a job, and calls `show` with the job's state while it waits.
 fn wait(
     place: &JobsDirectory,
     store: &Store,
@@ -152,7 +152,7 @@ fn wait(
             }
             return Ok(exit_of(state));
         }
-        // The runner may have been killed. Without a new runner, this wait would never end.
+        // The runner may have been killed. If no new runner started, this wait would never end.
         if looked_for_runner.is_none_or(|looked| looked.elapsed() > RUNNER_INTERVAL) {
             ensure_runner(place)?;
             looked_for_runner = Some(Instant::now());
@@ -189,5 +189,5 @@ fn exit_of(state: State) -> Exit {
 
 /// Interval at which the state of a job is read.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval between checks that there is a runner.
+/// Interval between checks that a runner exists.
 const RUNNER_INTERVAL: Duration = Duration::from_secs(2);

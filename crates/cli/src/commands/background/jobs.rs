@@ -89,7 +89,8 @@ fn clean(place: &JobsDirectory, store: &mut Store, now: Moment, older_than: Age)
     Ok(())
 }
 
-/// Returns the reasons why jobs with these end times are kept. A job without an end time has not ended.
+/// Returns the reasons why jobs are kept, given the end times of these jobs. The end time is `None` if a job has not
+/// ended.
 fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_than: Age) -> String {
     let mut all = 0;
     let mut unended = 0;

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
         };
     }
     let runner = match Runner::begin(&place, config.clone()) {
-        // A command may have started another runner while this process replaced its program.
+        // While this process replaced its program, a command may have started another runner.
         Err(RunnerError::Up { pid }) if args.http.is_some() || Program::is_successor() => {
             take_over(&place, &config, pid)?
         }
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     run_until_end(runner, &place, config)
 }
 
-/// Runs jobs until the runner ends. If the file of the runner's program was replaced, executes the new program.
+/// Runs jobs until the runner ends. If the runner's executable was replaced, executes the new one.
 fn run_until_end(runner: Runner, place: &JobsDirectory, config: RunnerConfig) -> Result<Exit> {
     let end = runner.run(|text| terminal::warn(text))?;
     let replaced = config.program.clone().filter(|_| end == RunEnd::Replaced);
@@ -117,8 +117,8 @@ fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
     })
 }
 
-/// Becomes the runner when the current one ends. The current one may have been started by `zmove submit`. The page is
-/// already served.
+/// Waits until the current runner ends, and then becomes the runner. The current runner may have been started by `zmove
+/// submit`. This process already serves the web page while it waits.
 fn take_over(place: &JobsDirectory, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
     terminal::say(format_args!(
@@ -133,7 +133,7 @@ fn take_over(place: &JobsDirectory, config: &RunnerConfig, pid: Option<i32>) -> 
     }
 }
 
-/// Runs one job: a copy that reports events, with the arguments with which the job was submitted.
+/// Runs one job. A job is a copy that reports events and uses the arguments with which the job was submitted.
 pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     leave_terminal();
     let umask = std::env::var(UMASK)
@@ -153,19 +153,19 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
         return follow::follow(&args);
     }
     let said = ssh_messages::log_len();
-    // Pausing or ending a job also stops its transfer between other hosts. If this process is killed, the next attempt
-    // does that.
+    // If the job is paused or ended, its transfer between other hosts must stop too. If this process is killed, the
+    // next attempt stops that transfer.
     copy::run(args.copy, started, OnInterrupt::Stop)
         .map_err(|error| ssh_messages::add_ssh_message(error, said))
 }
 
-/// Leaves the terminal, so that it sends no signals to this process and no child process prompts on it.
+/// Detaches from the terminal. The terminal then sends no signals to this process, and no child process prompts on it.
 fn leave_terminal() {
-    // This fails for the leader of a process group, which has already left the terminal.
+    // `setsid` fails if this process leads a process group. Such a process is already detached from the terminal.
     let _led = rustix::process::setsid();
 }
 
-/// Interval between checks whether the previous runner has ended.
+/// Interval between checks for the end of the previous runner.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 /// Idle time after which a runner that was started by a command exits.
 const IDLE: Duration = Duration::from_secs(600);

@@ -1,6 +1,6 @@
-//! `zmove submit`: adds a transfer to the store of jobs, and makes sure that there is a runner.
+//! `zmove submit`: adds a transfer to the store of jobs, and makes sure that a runner exists.
 //!
-//! Questions are asked and errors are reported here as far as possible, because a running job has no user to ask.
+//! This command asks questions and reports errors early where possible, because no user is present when the job runs.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::OpenOptionsExt;
@@ -44,7 +44,7 @@ pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Reports how the job of a repeated submission ended. If only its number were printed, the job would seem to be
+/// Reports how the job of a repeated submission ended. If only the job's number were printed, the job would seem to be
 /// running.
 fn report_end(store: &Store, id: JobId) -> Result<()> {
     let job = store.job(id)?;
@@ -67,7 +67,7 @@ pub(crate) fn print_number(id: JobId, json: bool) {
     }
 }
 
-/// Wakes the runner, or starts one that stays until it is idle.
+/// Wakes the runner. If no runner exists, starts one, which exits when it is idle.
 pub(crate) fn ensure_runner(place: &JobsDirectory) -> Result<()> {
     if zmove_jobs::wake(place).context("wake the runner")? {
         return Ok(());
@@ -91,7 +91,7 @@ pub(crate) fn ensure_runner(place: &JobsDirectory) -> Result<()> {
         .stderr(log)
         .spawn();
     let mut started = started.context("start a runner")?;
-    // A command that outlives the runner would otherwise keep it as a zombie.
+    // If this command runs longer than the runner, the runner would remain a zombie until it is reaped.
     let bury = move || drop(started.wait());
     std::thread::Builder::new()
         .name("runner's end".to_owned())
@@ -100,8 +100,8 @@ pub(crate) fn ensure_runner(place: &JobsDirectory) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that there is a runner if jobs are unfinished. After a reboot or a kill there is none, and the displayed
-/// state would never change.
+/// Makes sure that a runner exists if any job is unfinished. After a reboot or a kill no runner exists, and the
+/// displayed states would never change.
 pub(crate) fn ensure_runner_for_open_jobs(place: &JobsDirectory, store: &Store) -> Result<()> {
     if store.has_work()?
         && let Err(error) = ensure_runner(place)
@@ -146,12 +146,12 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         None => name_of(&sources[0]),
     };
     let environment = environment(mount::recorded_mounts(&copy.push)?);
-    // The file of a cluster contains the keys of its receivers.
+    // With a cluster, the keys of the receivers are in the cluster's file.
     let are_known = copy.push.dial.accept_new || copy.push.cluster.is_some();
     let strict = copy.push.dial.strict;
     let copy = Copy::new(copy, Arc::new(Prompt))?;
     if let Copy::Push(settings) = &copy
-        // The sources of a job that starts later may still appear.
+        // If a job starts later, its sources may not exist yet.
         && after.is_empty()
         && at.is_none()
         && every.is_none()
@@ -218,7 +218,7 @@ fn checked_label(label: String) -> Result<String> {
 /// Maximum length of a label in bytes, the same as for a file name.
 const LABEL_BYTES_MAX: usize = 255;
 
-/// Warns of missing sources. Refuses a job none of whose sources exist, as a push does.
+/// Warns of missing sources. Like a push, refuses a job if none of its sources exists.
 fn refuse_missing(args: &PushArgs) -> Result<()> {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
     let is_missing = |source: &&OsString| Path::new(source).symlink_metadata().is_err();
@@ -232,8 +232,8 @@ fn refuse_missing(args: &PushArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses options that make no sense without a user, and passwords. The command line is stored with the job and
-/// displayed, and the system shows it to all users of this host while the job runs.
+/// Refuses passwords, and options that make no sense without a user at the terminal. The command line is stored with
+/// the job and displayed. While the job runs, the system shows it to all users of this host.
 fn refuse_for_jobs(args: &PushArgs) -> Result<()> {
     let mut paths = args.paths.iter().map(|path| path.to_string_lossy());
     let ssh = args.dial.ssh_command.as_deref();
@@ -279,8 +279,8 @@ fn types_password(command: &str) -> bool {
         && words.any(|word| word.starts_with("-p"))
 }
 
-/// Refuses a text that no hook or webhook would receive. Without a text, an invalid configuration only causes a
-/// warning.
+/// Refuses a notification text that no hook or webhook would receive. Without a text, an invalid configuration only
+/// causes a warning.
 fn check_notify(text: Option<&str>) -> Result<()> {
     let Some(text) = text else {
         if let Err(error) = NotifyConfig::read(&settings::notify()?) {
@@ -299,9 +299,9 @@ fn check_notify(text: Option<&str>) -> Result<()> {
 /// Maximum length in bytes of the text for the hook and the webhook. This is enough for several mail addresses.
 const NOTIFY_BYTES_MAX: usize = 1000;
 
-/// Returns the part of the current environment that a job needs, and the variables that record its mounts.
+/// Returns the environment variables that a job needs, and the variables that record the mounts of its sources.
 fn environment(mounts: Vec<OsString>) -> ArgumentList {
-    // The umask can be read only by setting it. No other thread creates files at this point.
+    // Reading the umask requires setting it. No other thread creates files at this point.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
     let umask = format!("{:o}", umask.as_raw_mode());
@@ -329,7 +329,7 @@ const ZMOVE_HOME: &str = "ZMOVE_HOME";
 /// Environment variable that passes the umask to the process of a job.
 pub(crate) const UMASK: &str = "ZMOVE_JOB_UMASK";
 
-/// Returns a path as it is displayed. Local paths are absolute.
+/// Returns a path in the form in which it is displayed. Local paths are made absolute.
 pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String {
     let path = if names_other_host(path) {
         path.to_owned()

@@ -55,7 +55,8 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
                     grant.name, grant.holder
                 ));
             }
-            // Only the list that still had the removed key identifies symbolic links created by that key.
+            // Only the earlier list of keys contains the removed key. The guard needs that list to identify symbolic
+            // links that the key's holder created.
             let guard = RootGuard::new(before.writable_roots(), OwnPaths::default());
             faults_of_roots(&AuthorizedKeys::load(&home)?, &guard)
                 .into_iter()
@@ -79,7 +80,8 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns whether a root is new to a daemon that may have confined itself to its earlier roots.
+/// Returns whether a grant has a root that a running daemon cannot access because the daemon confined itself to its
+/// earlier roots.
 fn is_new_to_confined(grant: &Grant, before: &AuthorizedKeys, home: &Path) -> bool {
     let is_confined =
         Config::read(None, home).is_ok_and(|config| config.confine != ConfineArg::Off);
@@ -88,7 +90,7 @@ fn is_new_to_confined(grant: &Grant, before: &AuthorizedKeys, home: &Path) -> bo
     is_confined && !grant.every_root().all(is_known)
 }
 
-/// Ends the running transfers of removed keys.
+/// Ends the running transfers that use removed keys.
 fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
     let removed = |grant: &Grant| Removed {
         name: grant.name.clone(),
@@ -104,8 +106,8 @@ fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the requested grant. A key that is already in the list keeps its access if none is named, because a user who
-/// only sets an expiry date does not mean to change it.
+/// Returns the requested grant. If the arguments name no access and the key is already in the list, the key keeps its
+/// access. For example, a user who only sets an expiry date does not mean to change the access.
 fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant> {
     let known = before
         .find(&args.fingerprint)
@@ -144,7 +146,8 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant>
     })
 }
 
-/// Resolves the symbolic links of a root now, for the user who allows it. The meaning of a root must not change later.
+/// Resolves the symbolic links of a root when the user allows it. A later change of a link must not change the
+/// directory that was allowed.
 fn resolve(root: PathBuf, guard: &RootGuard) -> Result<PathBuf> {
     let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
     let is_none = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotADirectory;

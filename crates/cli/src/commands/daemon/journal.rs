@@ -56,12 +56,12 @@ pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
 /// The result of a command for one or more directories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum JournalResult {
-    /// There is no journal.
+    /// No journal was found.
     #[default]
     Nothing,
-    /// Everything was shown or removed.
+    /// All journals were shown or removed.
     Whole,
-    /// Something could not be removed.
+    /// At least one journal or file could not be removed.
     Partial,
 }
 
@@ -74,8 +74,8 @@ impl JournalResult {
         *self = other.max(*self);
     }
 
-    /// Returns the exit code. A child process uses [`Exit::Busy`] to report that there is no journal. No journal
-    /// command uses that code otherwise.
+    /// Returns the exit code. A child process returns [`Exit::Busy`] to report that no journal was found. Journal
+    /// commands use that code for nothing else.
     fn exit(self, command: &JournalCommand) -> Exit {
         let is_child = match command {
             JournalCommand::List { directory, .. } => directory.is_some(),
@@ -120,14 +120,15 @@ fn child(user: u32, word: &str, directory: &Path) -> Result<Child> {
     Ok(child.arg("journal").arg(word).arg("--in").arg(directory))
 }
 
-/// Runs the listing of a directory as the user who owns it.
+/// Lists the journals in a directory, in a process of the user who owns the directory.
 fn listed_by(user: u32, directory: &Path, json: bool) -> Result<JournalResult> {
     let child = child(user, "list", directory)?;
     let child = if json { child.arg("--json") } else { child };
     JournalResult::of_child(child.code()?)
 }
 
-/// Runs the cleanup of a directory as the user who owns it, below the roots in root's settings.
+/// Cleans the journals in a directory, in a process of the user who owns the directory. Removes files only below the
+/// roots in root's settings.
 fn cleaned_by(user: u32, directory: &Path, args: &JournalCleanArgs) -> Result<JournalResult> {
     let home = settings::home(Role::Daemon)?;
     ownership::require_root_control(
@@ -155,15 +156,16 @@ fn cleaned_by(user: u32, directory: &Path, args: &JournalCleanArgs) -> Result<Jo
     JournalResult::of_child(child.code()?)
 }
 
-/// A directory of journals, and the process that works in it.
+/// A directory of journals, and the process that reads it.
 enum JournalDirectory {
-    /// This process.
+    /// This process reads the directory.
     Own(PathBuf),
-    /// A child process of this user.
+    /// A child process of this user reads the directory.
     OfUser(u32, PathBuf),
 }
 
-/// Returns the directories in which daemons and local pushes of this user keep their journals, or only the given one.
+/// Returns the directories in which daemons and local pushes of this user keep their journals. If `only` is given,
+/// returns only that directory.
 fn places(only: Option<&Path>) -> Result<Vec<JournalDirectory>> {
     let directories = match only {
         Some(directory) => vec![directory.to_owned()],
@@ -188,7 +190,8 @@ impl JournalDirectory {
     }
 }
 
-/// Returns the names of the allowed keys. If they cannot be loaded, journals are listed by key only.
+/// Returns the names of the allowed keys. If the list of keys cannot be loaded, journals are listed without names of
+/// keys.
 fn names() -> list::Names {
     let keys = settings::home(Role::Daemon)
         .ok()
@@ -199,7 +202,7 @@ fn names() -> list::Names {
         .collect()
 }
 
-/// Returns the name of a journal: the ID of its transfer, which is the first part of the file name.
+/// Returns the name of a journal, which is the ID of its transfer: the first component of the file name.
 fn name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     stem.split('-').next().unwrap_or_default().to_owned()

@@ -24,7 +24,7 @@ use crate::settings::{self, Role};
 use crate::value::control::{ANSWER_BYTES_MAX, Answer, DaemonStatus, REQUEST_BYTES_MAX, Request};
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// Maximum time for a daemon's complete response.
+/// Maximum time until a daemon's complete response has arrived.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Interval at which the status is refreshed.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -79,7 +79,7 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Reports a transfer that is being stopped.
+/// Reports that a transfer is being stopped.
 pub(crate) fn report_ended(TransferStatus { id, name, from, .. }: &TransferStatus) {
     terminal::say(format_args!(
         "stopped {id} of {name} at {from}; the same command there resumes it"
@@ -128,8 +128,8 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
     Err(failure(Exit::Connection, text))
 }
 
-/// Sends a request to the daemon at a socket. The inner error means that no daemon responds there. Root connects only
-/// if no other user can change the socket's name. Otherwise a process of the user who can change it connects.
+/// Sends a request to the daemon at a socket. The inner error means that no daemon responds. Root connects only if no
+/// other user can replace the socket. Otherwise, a process of the user who can replace it connects.
 fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
     let socket = &std::path::absolute(socket)?;
     let directory = socket.parent().unwrap_or(socket);
@@ -150,7 +150,7 @@ fn ask_at(socket: &Path, request: &Request) -> Result<Result<Answer, String>> {
     line.with_context(|| format!("ask the daemon at '{}' {purpose}", socket.display()))
 }
 
-/// Applies one deadline to the whole exchange with a daemon, whichever process connects to it.
+/// Applies one deadline to the whole exchange with a daemon, whether this process or a child process connects.
 fn within_patience<T>(asking: impl Future<Output = Result<T>>) -> Result<T> {
     let late = || {
         let text = format!("no answer within {} s", PATIENCE.as_secs());
@@ -162,8 +162,8 @@ fn within_patience<T>(asking: impl Future<Output = Result<T>>) -> Result<T> {
     })
 }
 
-/// Sends the request from a process of that user. The process is killed at the deadline, because its user may have
-/// stopped it.
+/// Sends the request from a child process of the given user. The child is killed at the deadline, because that user may
+/// have stopped it.
 async fn ask_as(user: u32, socket: &Path, words: &str) -> Result<Result<String, String>> {
     let command = Child::new(user)?.arg("ask-daemon").arg(socket).0;
     let mut child = tokio::process::Command::from(command)
@@ -178,7 +178,7 @@ async fn ask_as(user: u32, socket: &Path, words: &str) -> Result<Result<String, 
         bail!("zmove as another user has no pipes");
     };
     let send = async move {
-        // A process that has exited reports the reason.
+        // If the write fails, the child has exited. Its standard error then states the reason.
         let _ended = input.write_all(words.as_bytes()).await;
     };
     let (answer, told, ()) = tokio::join!(line_of(output), line_of(errors), send);
@@ -210,7 +210,7 @@ pub(crate) fn forward_request(socket: &Path) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the possible paths of a daemon's socket on this host.
+/// Returns the paths at which a daemon's socket may exist on this host.
 fn places() -> Result<Vec<PathBuf>> {
     let own = settings::control_socket(&settings::home(Role::Daemon)?);
     let is_chosen = std::env::var_os("ZMOVE_HOME").is_some();
@@ -224,7 +224,7 @@ fn places() -> Result<Vec<PathBuf>> {
     })
 }
 
-/// Sends a line to a daemon and returns its response. The inner error means that no daemon listens there.
+/// Sends a line to a daemon and returns the response. The inner error means that no daemon listens at the socket.
 async fn exchange(socket: &Path, words: &str) -> Result<Result<String, String>> {
     let mut stream = match UnixStream::connect(socket).await {
         Ok(stream) => stream,
@@ -234,7 +234,7 @@ async fn exchange(socket: &Path, words: &str) -> Result<Result<String, String>> 
     line_of(stream).await.map(Ok)
 }
 
-/// Reads one line, or up to the end of the stream. The size is limited to that of a response.
+/// Reads one line, or up to the end of the stream. Reads at most the maximum size of a response.
 async fn line_of(stream: impl AsyncRead + Unpin) -> Result<String> {
     let mut line = Vec::new();
     let mut stream = BufReader::new(stream.take(ANSWER_BYTES_MAX + 1));

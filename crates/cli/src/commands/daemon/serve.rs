@@ -1,14 +1,14 @@
-//! `zmove serve`: the daemon in the foreground, started by hand or as a service. It connects settings, sockets, signals
-//! and the service manager with the [`Daemon`].
+//! `zmove serve`: the daemon in the foreground, started by hand or as a service. This module connects settings,
+//! sockets, signals and the service manager with the [`Daemon`].
 //!
-//! The process settles its privileges before it starts a second thread. Root reads settings only from a directory that
-//! no other user can change. A process that will become another user first leaves the terminal, which its parent keeps.
-//! It then binds the network sockets with the privileges of the user who started it, and becomes `--user`. Only after
-//! that does it open the log, the control socket, keys and state. Finally, `--confine` denies access to everything
-//! else, without exception.
+//! The process gives up its privileges before it starts a second thread. Root reads settings only from a directory that
+//! no other user can change. A process that will become another user first detaches from the terminal, which its parent
+//! keeps. The process then binds the network sockets with the privileges of the user who started it, and becomes
+//! `--user`. Only after that does it open the log, the control socket, keys and state. Finally, `--confine` denies
+//! access to everything else, without exception.
 //!
-//! On SIGTERM, the daemon refuses new transfers. It ends the running ones when they are done or when their time is
-//! over.
+//! On SIGTERM, the daemon refuses new transfers. Running transfers may finish, but are interrupted at the drain
+//! timeout.
 
 pub(crate) mod check;
 pub(crate) mod config;
@@ -64,7 +64,7 @@ use crate::value::exit::{Exit, usage_error};
 /// Minimum useful size of the UDP buffer, in bytes. With less, a receiver that waits for a CPU core loses packets.
 const UDP_BUFFER_BYTES_WANTED: usize = 4 << 20;
 
-/// Maximum time to drop the daemon's tasks if it leaves transfers behind.
+/// Maximum time to drop the daemon's tasks when the daemon exits before all transfers have ended.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Interval between searches for abandoned journals.
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     start(args, &config, own, Some(&user), bound).map(Exit::into)
 }
 
-/// Serves with the privileges that this process will keep.
+/// Runs the daemon with the privileges that this process will keep.
 fn start(
     args: &ServeArgs,
     config: &Config,
@@ -129,7 +129,7 @@ fn start(
 struct Bound {
     senders: Inherited,
     metrics: Option<io::Result<TcpListener>>,
-    /// The socket for the operator of this host. It is bound with the daemon's privileges.
+    /// The control socket for the operator of this host. It is bound with the daemon's privileges.
     control: Option<UnixListener>,
 }
 
@@ -177,7 +177,8 @@ fn begin(
     if all_ended {
         runtime.shutdown_background();
     } else {
-        // Tasks hold sockets until they are dropped. A process that cannot be reaped would keep those sockets open.
+        // Tasks hold sockets until they are dropped. If this process cannot be reaped, its tasks would keep those
+        // sockets open.
         runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     }
     Ok(Exit::Done)
@@ -262,7 +263,7 @@ async fn serve(
             () = end(&daemon, signals, config.drain.0, &operator) => {}
             () = reloaded => {}
         }
-        // Another daemon may bind these sockets while the last transfers clean up.
+        // Another daemon may bind these sockets while the last transfers of this daemon clean up.
         control.iter().chain(&metrics).for_each(JoinHandle::abort);
     };
     let all_ended = daemon.serve(stop).await;
@@ -272,8 +273,8 @@ async fn serve(
     Ok(all_ended)
 }
 
-/// Reports that the daemon accepts connections, on standard output in the format of the log, and in a log file if there
-/// is one.
+/// Reports that the daemon accepts connections. Writes to standard output in the format of the log, and to the log file
+/// if one is configured.
 fn say_ready(config: &Config, address: SocketAddr, key: Fingerprint) {
     match config.log.format {
         LogFormat::Text => terminal::print(format_args!(
@@ -308,7 +309,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
     }
 }
 
-/// Sets the limits, and lowers those for which the process has too few descriptors.
+/// Sets the limits. Lowers the limits for which the process has too few file descriptors.
 fn set_limits(daemon: &Daemon, limits: Limits) {
     let (limits, lowered) = limits.within_process();
     daemon.set_limits(limits);
@@ -356,10 +357,11 @@ fn bind_metrics(listen: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Binds the socket for the operator of this host. The daemon also runs without it.
+/// Binds the control socket for the operator of this host. If this fails, the daemon runs without the socket.
 fn bind_control(own: &DaemonPaths) -> Option<UnixListener> {
     let path = crate::settings::control_socket(&own.home);
-    // The key is created in this directory soon. If this fails, binding the socket reports the error.
+    // The daemon's key is created in this directory later. If the directory cannot be created, binding the socket
+    // reports the error.
     let _shown = DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -374,7 +376,7 @@ fn bind_control(own: &DaemonPaths) -> Option<UnixListener> {
         .ok()
 }
 
-/// Serves the metrics. The daemon also runs if the port is in use.
+/// Serves the metrics. If the port is in use, the daemon runs without the metrics.
 fn serve_metrics(bound: io::Result<TcpListener>, page: Page) -> Option<JoinHandle<()>> {
     match bound.and_then(tokio::net::TcpListener::from_std) {
         Ok(listener) => {
@@ -390,8 +392,8 @@ fn serve_metrics(bound: io::Result<TcpListener>, page: Page) -> Option<JoinHandl
     }
 }
 
-/// Resolves when transfers must be interrupted. After the first signal, transfers have `drain` to end. If the operator
-/// drains the daemon, transfers have unlimited time until a signal arrives.
+/// Resolves when transfers must be interrupted. After the first signal, transfers have the time `drain` to end. If the
+/// operator drains the daemon, transfers have unlimited time until a signal arrives.
 async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator: &Control) {
     let asked = tokio::select! {
         () = signals.next() => false,
@@ -400,7 +402,7 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
     if asked {
         log::note("draining: running transfers continue, new transfers are refused");
         let transfers = daemon.transfers();
-        // The service manager must not know yet, because it would then limit the remaining time to TimeoutStopSec=.
+        // The service manager is not notified yet, because it would limit the remaining time to TimeoutStopSec=.
         tokio::select! {
             () = control::drained(&transfers, daemon.drain()) => return service::stopping(),
             () = signals.next() => {}
@@ -421,7 +423,7 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
     }
 }
 
-/// Reads the limits again after each SIGHUP, forever. Keys are read for each connection anyway.
+/// Reloads the limits after each SIGHUP, forever. Keys need no reload, because each connection reads them.
 fn reload(
     daemon: &Daemon,
     args: &ServeArgs,
@@ -472,7 +474,7 @@ async fn expire_journals(directory: PathBuf, age: Age) {
     loop {
         let directory = Arc::clone(&directory);
         let expire = move || journal::expire(&directory, age, |line| log::note(line));
-        // The panic was reported already, and the next attempt may succeed.
+        // If the cleanup panicked, the panic was already reported. The next attempt may succeed.
         let _told = tokio::task::spawn_blocking(expire).await;
         tokio::time::sleep(JOURNALS_EVERY).await;
     }

@@ -1,4 +1,4 @@
-//! `zmove runner --http`: serves the page and the API on additional threads of the runner.
+//! `zmove runner --http`: serves the web page and the API on additional threads of the runner.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,8 @@ use crate::value::control::{Answer, Request};
 use crate::value::exit::usage_error;
 use crate::value::version::VERSION;
 
-/// Starts to serve the page and the API, until the process exits. Must be called while the process has only one thread.
+/// Starts to serve the web page and the API, until the process exits. Must be called while the process has only one
+/// thread.
 pub(super) fn serve(
     place: &JobsDirectory,
     address: Option<SocketAddr>,

@@ -1,5 +1,5 @@
-//! The messages of ssh in a job, whose standard error is the job's log. ssh has the same exit code for a broken path,
-//! which may recover, and for a refused key, which will not.
+//! Reads the messages that ssh wrote during a job, whose standard error is the job's log. ssh has the same exit code
+//! for a broken connection, which may recover, and for a refused key, which will not.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 
@@ -15,7 +15,7 @@ pub(crate) fn log_len() -> u64 {
 }
 
 /// Adds the last message of a failed ssh to the error of a job. Changes the exit code if the message shows that no
-/// further attempt can succeed. `said` is the length of the log before the attempt.
+/// further attempt can succeed. `said` is the length of the log before the attempt, in bytes.
 pub(crate) fn add_ssh_message(error: anyhow::Error, said: u64) -> anyhow::Error {
     if !is_of_ssh(&error) {
         return error;

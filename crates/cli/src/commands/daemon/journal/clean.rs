@@ -1,4 +1,4 @@
-//! `zmove journal clean`, and the same cleanup in a daemon.
+//! `zmove journal clean`, and the same cleanup inside a daemon.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ pub(super) fn run(args: &JournalCleanArgs, directory: &Path) -> Result<JournalRe
     Ok(found)
 }
 
-/// Removes the journals that have not been written for `age`, and reports one line for each.
+/// Removes the journals that were last written more than `age` ago, and reports one line for each journal.
 pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display)) {
     let unreachable = Unreachable::Remove;
     let rule = CleanRule {
@@ -66,7 +66,7 @@ pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display
     }
 }
 
-/// Reports removed journals on standard output, and files that were kept on standard error.
+/// Reports removed journals on standard output. Reports files that were kept on standard error.
 fn tell(cleaned: &Cleaned, mode: CleanMode) {
     let line = line(cleaned, mode);
     if matches!(cleaned.removed, Ok(true)) {
@@ -100,7 +100,7 @@ fn part_path(unfinished: &Unfinished, file: &UnfinishedFile) -> PathBuf {
         .with_file_name(file.part.part.as_os_str())
 }
 
-/// Returns the result for one journal, as one line.
+/// Returns a line that describes the result for one journal.
 fn line(cleaned: &Cleaned, mode: CleanMode) -> String {
     let fate = match (&cleaned.removed, mode) {
         (Ok(true), CleanMode::Remove) => "removed",

@@ -12,7 +12,7 @@ use crate::display::terminal;
 /// Maximum number of files that are listed by name. Further files are only counted, except in JSON.
 const FILES_SHOWN_MAX: usize = 20;
 
-/// Shows a journal to people.
+/// Prints a journal as text.
 pub(super) fn show(journal: &FoundJournal, names: &Names) {
     let name = name(&journal.path);
     let written = age(journal.modified);
@@ -69,7 +69,7 @@ fn owner(unfinished: &Unfinished, names: &Names) -> String {
     }
 }
 
-/// Returns the stored bytes and the total bytes of the large files.
+/// Returns two sums over the large files: the bytes that are already stored, and the total bytes.
 fn here(unfinished: &Unfinished) -> [u64; 2] {
     let files = unfinished.files.iter();
     files.fold([0, 0], |[done, all], file| {
@@ -77,7 +77,7 @@ fn here(unfinished: &Unfinished) -> [u64; 2] {
     })
 }
 
-/// Shows a journal to programs.
+/// Prints a journal as JSON.
 pub(super) fn show_as_json(journal: &FoundJournal, names: &Names) {
     let mut value = json!({
         "journal": journal.path.to_string_lossy(),

@@ -1,5 +1,5 @@
-//! The status of a daemon as a table for people, with two lines for each transfer. The lines fit 80 columns if the
-//! names are short.
+//! Formats the status of a daemon as a table, with two lines for each transfer. The lines fit 80 columns if the names
+//! are short.
 
 use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
@@ -12,10 +12,10 @@ use crate::display::terminal::Printable;
 use crate::value::age::Age;
 use crate::value::control::DaemonStatus;
 
-/// Number of digits of an ID that are shown. They are enough to distinguish transfers and for 'zmove stop'.
+/// Number of digits of an ID that are shown. This many digits distinguish transfers, and 'zmove stop' accepts them.
 const DIGITS_SHOWN: usize = 8;
 
-/// The column of the key's name, at which the sentence about a transfer starts too.
+/// Indent of the sentence about a transfer, in columns. The name of the key starts at the same column.
 const SENTENCE_INDENT: usize = 10;
 
 /// Returns the complete table.

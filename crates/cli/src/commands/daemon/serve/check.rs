@@ -1,4 +1,5 @@
-//! `zmove serve --check`: reads the files that a daemon would read, changes nothing, and reports all faults.
+//! `zmove serve --check`: reads the files that a daemon would read, and reports all faults. This command changes
+//! nothing.
 
 use std::process::ExitCode;
 
@@ -21,7 +22,7 @@ use crate::value::exit::Exit;
 pub(super) fn run(args: &ServeArgs, own: &DaemonPaths) -> Result<ExitCode> {
     let mut faults = Vec::new();
     if let Err(error) = own.require_root_settings() {
-        // Root does not read files from this directory.
+        // Root must not read files from this directory, because another user can change it.
         terminal::warn(terminal::causes(&error));
         return Ok(Exit::Usage.into());
     }
@@ -45,7 +46,7 @@ pub(super) fn run(args: &ServeArgs, own: &DaemonPaths) -> Result<ExitCode> {
         Ok(()) => faults.extend(faults_of_files(own, &config)),
         Err(error) => faults.push(terminal::causes(&error).to_string()),
     }
-    // A fault of a directory is reported for each file below it.
+    // If a directory has a fault, the same fault is reported for each file below the directory.
     faults.dedup();
     for fault in &faults {
         terminal::warn(fault);
@@ -57,7 +58,7 @@ pub(super) fn run(args: &ServeArgs, own: &DaemonPaths) -> Result<ExitCode> {
     Ok(Exit::Usage.into())
 }
 
-/// Becomes the user that will read the daemon's files, because the files must be correct for that user.
+/// Becomes the user of the daemon, because the check must use the file permissions of that user.
 fn as_reader(config: &Config, own: &DaemonPaths) -> Result<()> {
     let user = config.user.as_deref().map(privileges::known).transpose()?;
     match user {
@@ -91,7 +92,7 @@ fn faults_of_files(own: &DaemonPaths, config: &Config) -> Vec<String> {
     faults
 }
 
-/// Returns the faults of the roots of all grants, which `guard` opens.
+/// Returns the faults of the roots of all grants. Opens each root with `guard`.
 pub(crate) fn faults_of_roots(keys: &AuthorizedKeys, guard: &RootGuard) -> Vec<String> {
     let mut faults = Vec::new();
     for grant in keys.grants() {
@@ -102,7 +103,7 @@ pub(crate) fn faults_of_roots(keys: &AuthorizedKeys, guard: &RootGuard) -> Vec<S
             }
         }
     }
-    // A directory may be listed twice as a root.
+    // Several grants may have the same root.
     faults.dedup();
     faults
 }
