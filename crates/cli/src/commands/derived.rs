@@ -27,7 +27,7 @@ fn completions_for(shell: Shell) -> String {
 /// Runs `zmove man`: writes `zmove.1`, `zmove-push.1` and so on.
 pub(crate) fn manual(directory: &Path) -> Result<Exit> {
     let mut command = with_all_texts(Args::command().disable_help_subcommand(true));
-    // Gives the subcommands their full names.
+    // `build` gives the subcommands their full names.
     command.build();
     write_pages(&command, directory)
         .with_context(|| format!("write the manual to '{}'", Escaped::path(directory)))?;
@@ -54,9 +54,9 @@ fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()>
     let mut text = Vec::new();
     page.render(&mut text)?;
     let text = String::from_utf8_lossy(&text);
-    // Disables justification and hyphenation, so that commands and paths appear as they are typed.
+    // `.ad l` and `.nh` disable justification and hyphenation, so that commands and paths appear as they are typed.
     let text = text.replacen(".SH NAME\n", ".ad l\n.nh\n.SH NAME\n", 1);
-    // Keeps the line breaks of the text after the options if some of its lines are indented.
+    // If lines of the text after the options are indented, `.nf` keeps the line breaks of that text.
     let below = command
         .get_after_help()
         .map(ToString::to_string)

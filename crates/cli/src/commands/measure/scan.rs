@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let config = ScanConfig {
         selection: selection.clone(),
         file_systems,
-        // A push sets these entries apart too, and the scan counts the entries of a push.
+        // A push also skips these entries. The scan must count the same entries as the push.
         skip_filter: Some(unfinished),
         ..ScanConfig::default()
     };
@@ -107,8 +107,8 @@ pub(crate) fn report_unmatched(selection: Option<&Selection>) {
 /// Maximum number of patterns that are reported individually.
 const UNMATCHED_SHOWN_MAX: usize = 10;
 
-/// Returns the root of a push of `path`, at which patterns are anchored. It is above the name of a directory, unless
-/// the path means the directory's contents.
+/// Returns the root to which the patterns of a push of `path` are anchored. The root is the parent directory of `path`.
+/// If `path` stands for the contents of a directory, the root is that directory.
 fn root_of_push(path: &Path) -> Result<ScanRoot> {
     let prefix = match path.file_name() {
         Some(name) if !means_contents(path.as_os_str().as_bytes()) => {
@@ -124,7 +124,7 @@ fn root_of_push(path: &Path) -> Result<ScanRoot> {
 struct ScanOutput<'a> {
     #[serde(flatten)]
     histogram: &'a Histogram,
-    /// Minimum time to read the tree, if a sweep of its storage was saved.
+    /// Minimum time to read the tree. `None` if no sweep of the tree's storage was saved.
     expected: Option<&'a ReadTime>,
 }
 

@@ -87,7 +87,7 @@ fn set_broker(cluster: &mut Cluster, args: &ClusterInitArgs) -> Result<()> {
             return Err(refused(&"the other nodes need an address of this host"));
         }
         match TcpListener::bind(address) {
-            // The broker of another cluster may be listening there now.
+            // If the address is in use, the broker of another cluster may be listening at it.
             Err(error) if error.kind() != ErrorKind::AddrInUse => return Err(refused(&error)),
             _ => {}
         }
@@ -128,7 +128,8 @@ fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns whether users other than the owner may read a file. A pipe is accessible only to its two ends.
+/// Returns whether users other than the owner may read a file. A pipe counts as private, because only the processes at
+/// its ends can access it.
 fn is_for_others(open: impl AsFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(open) else {
         return false;
@@ -173,7 +174,7 @@ fn join(invitation: &Path) -> Result<Exit> {
     settings::block_on(threads(), member::take_part(&cluster))
 }
 
-/// Becomes the broker of the push that started this process, and exits when the push does.
+/// Becomes the broker of the push that started this process, and exits when that push exits.
 fn become_broker(push: u32) -> Result<Exit> {
     end_with(push)?;
     let error = program().args(ARGUMENTS).exec();

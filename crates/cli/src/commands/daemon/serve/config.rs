@@ -1,7 +1,8 @@
-//! The settings of `zmove serve`, from the command line, else from the file `zmove.toml`, else from the defaults.
+//! The settings of `zmove serve`. The command line overrides the file `zmove.toml`, and the file overrides the
+//! defaults.
 //!
-//! **Invariant:** an unknown key or an invalid value is an error that names file, line and key. All errors are reported
-//! together.
+//! **Invariant:** an unknown key or an invalid value is an error that names the file, the line and the key. All errors
+//! are reported together.
 
 mod fault;
 pub(crate) mod fuzzing;
@@ -127,9 +128,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a configuration file. `None` means the one in `home`, which may be missing.
+    /// Reads a configuration file. If `file` is `None`, reads the default file in `home`, which may be missing.
     ///
     /// # Errors
+    ///
     /// Returns all faults of the file.
     pub(crate) fn read(file: Option<&Path>, home: &Path) -> Result<Self, Vec<ConfigFault>> {
         let (path, may_be_missing) = match file {
@@ -145,7 +147,7 @@ impl Config {
         }
     }
 
-    /// Returns these settings, overridden by those of the command line.
+    /// Returns these settings, overridden by the options of the command line.
     pub(crate) fn with(self, args: &ServeArgs) -> Self {
         Self {
             listen: args.listen.unwrap_or(self.listen),
@@ -178,7 +180,7 @@ impl Config {
     }
 }
 
-/// Reads a file. A FIFO does not block.
+/// Reads a file. If the file is a FIFO, this function does not block.
 fn read_text(path: &Path) -> io::Result<String> {
     let opened = File::options()
         .read(true)

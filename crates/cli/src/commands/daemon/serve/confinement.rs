@@ -27,7 +27,7 @@ use crate::display::log;
 const NEEDED: &str = "confine this process (--confine needs Landlock, in Linux 6.2 or later)";
 /// The first Landlock version that controls truncation, in Linux 6.2.
 const LEAST: ABI = ABI::V3;
-/// The operations of a receiver below its roots. It creates no devices and executes nothing.
+/// The operations that a receiver needs below its roots. It creates no devices and executes nothing.
 const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeDir | MakeReg | MakeSym | MakeFifo
         | MakeSock | Refer
@@ -36,10 +36,10 @@ const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeChar | MakeBlock});
 const LOG: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | MakeReg});
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
-/// System files that are read: this process's descriptors, the boot ID, and the number of CPU cores.
+/// System paths that the daemon reads for its descriptors, the boot ID, and the number of CPU cores.
 const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"];
 
-/// The directory of user and group names, which is needed if a grant permits setting owners.
+/// The directory of the files of user and group names. The daemon reads it if a grant permits setting owners.
 const ACCOUNTS: [&str; 1] = ["/etc"];
 
 /// Confines this process and all threads that it starts to its files and to the roots of `keys`.
@@ -81,8 +81,9 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
         .handle_access(AccessFs::from_all(LEAST))?
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::IoctlDev)?
-        // The daemon's sockets are already bound. The daemon sends no signals to other processes, and connects only to
-        // the ports of daemons to which clients may have files sent. The service manager listens on a Unix socket.
+        // The daemon's sockets are already bound, and the daemon sends no signals to other processes. It connects only
+        // to the ports of other daemons to which its clients may send files. The service manager listens on a Unix
+        // socket, which this rule does not restrict.
         .handle_access(AccessNet::from_all(ABI::V4))?
         .scope(Scope::from_all(ABI::V6))?
         .create()
@@ -94,7 +95,8 @@ fn enforce(
     log: Option<&Path>,
 ) -> Result<(), RulesetError> {
     let mut rules = rules()?;
-    // Only an existing directory can be allowed. An error is reported when the directory is opened.
+    // A rule can allow only an existing directory. If a directory is missing, an error is reported when the daemon
+    // opens it.
     let learnt = crate::settings::storage_records(&own.journals);
     for directory in [
         own.journals.clone(),
@@ -107,7 +109,7 @@ fn enforce(
             .create(&directory);
         rules = allow(rules, &directory, PathFd::new(&directory), WRITE)?;
     }
-    // The log is created again in this directory after rotation.
+    // After rotation, the log is created again in this directory.
     if let Some(directory) = log.and_then(Path::parent) {
         rules = allow(rules, directory, PathFd::new(directory), LOG)?;
     }
@@ -139,7 +141,7 @@ fn enforce(
     rules.restrict_self().map(drop)
 }
 
-/// Allows access to an existing path. For any other path, the operator gets a warning.
+/// Allows access to a path. If the path does not exist, warns the operator.
 fn allow<E: std::error::Error>(
     rules: RulesetCreated,
     path: &Path,
@@ -158,7 +160,7 @@ fn allow<E: std::error::Error>(
     }
 }
 
-/// Returns the ports of the daemons to which clients may have files sent.
+/// Returns the ports of other daemons to which clients may send files.
 fn ports_of_others(keys: &AuthorizedKeys) -> BTreeSet<u16> {
     let others = keys.grants().iter().flat_map(|grant| &grant.to);
     others
@@ -167,8 +169,9 @@ fn ports_of_others(keys: &AuthorizedKeys) -> BTreeSet<u16> {
         .collect()
 }
 
-/// Returns the directories to be read: system directories, the home, and the directories of other files that are
-/// reloaded. Replacing a file creates a different inode, so the file's directory is allowed instead of the file.
+/// Returns the directories that the daemon reads: system directories, its home, and the directories of other files that
+/// are reloaded. A replaced file has a different inode, so the rule must allow the file's directory instead of the
+/// file.
 fn read(own: &DaemonPaths, keys: &AuthorizedKeys) -> Vec<PathBuf> {
     let mut files = vec![own.config.clone()];
     for grant in keys.grants() {
@@ -184,7 +187,7 @@ fn read(own: &DaemonPaths, keys: &AuthorizedKeys) -> Vec<PathBuf> {
             );
         }
     }
-    // Host names are resolved with files of the same directory.
+    // The files that resolve host names are in the same directory.
     let owns = keys
         .grants()
         .iter()

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-/// Maximum number of connections of one listener that are served at the same time. Further connections wait.
+/// Maximum number of connections of one listener that are served at the same time. Further connections wait to be
+/// accepted.
 const CONNECTIONS_MAX: usize = 8;
 /// Maximum duration of a connection, including all its requests.
 pub(super) const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause when the system has no descriptors left.
+/// Pause before the next accept when the system has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves the connections that `poll_accept` of a listener returns, forever.
@@ -35,7 +36,7 @@ pub(super) async fn serve_each<Socket, Conversation>(
         };
         let conversation = converse(socket);
         tokio::spawn(async move {
-            // Clients that are slow, gone or send invalid requests are ignored.
+            // The result is ignored. A client may be slow, may have disconnected, or may send an invalid request.
             let _ended = tokio::time::timeout(CONNECTION_TIMEOUT, conversation).await;
             drop(place);
         });

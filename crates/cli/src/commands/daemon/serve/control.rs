@@ -126,7 +126,7 @@ impl Control {
     }
 }
 
-/// Returns whether a transfer belongs to a removed key, or uses a grant of that key.
+/// Returns whether a transfer belongs to a removed key, or was authorized by a grant of that key.
 fn is_of(status: &TransferStatus, removed: &Removed) -> bool {
     let is_removed = |name: &String, key: &String| match &removed.key {
         Some(removed) => key == removed,
@@ -137,7 +137,7 @@ fn is_of(status: &TransferStatus, removed: &Removed) -> bool {
         || granter.is_some_and(|granter| is_removed(&granter.name, &granter.key))
 }
 
-/// Waits until no transfer runs. Until then, reports the number of running transfers to the service manager.
+/// Waits until no transfer is running. During the wait, reports the number of running transfers to the service manager.
 pub(super) async fn drained(transfers: &Transfers, idle: impl Future<Output = ()>) {
     let telling = async {
         loop {

@@ -44,7 +44,7 @@ async fn answer(request: Request<Incoming>, page: Arc<Page>) -> Response<Full<By
             "text/plain; charset=utf-8",
             "ok\n".to_owned(),
         ),
-        // The page inspects every journal. There may be many of them, on slow storage.
+        // The page inspects every journal, which may block: there may be many journals, and the storage may be slow.
         ("/metrics", true) => match tokio::task::spawn_blocking(move || page.text()).await {
             Ok(Ok(text)) => plain(StatusCode::OK, OPEN_METRICS, text),
             Ok(Err(_)) | Err(_) => plain(

@@ -25,7 +25,7 @@ use zmove_types::StageTimes;
 use crate::value::cause::cause_of;
 use crate::value::version::VERSION;
 
-/// Counters, one for each set of labels.
+/// A family of counters, with one counter for each set of labels.
 type Labelled = Family<Vec<(&'static str, String)>, Counter>;
 
 /// The counters that are incremented by events.
@@ -85,9 +85,10 @@ fn add(counts: &Labelled, label: &'static str, value: &str) {
 pub(crate) struct Page(Registry);
 
 impl Page {
-    /// Creates a page of the counters, the meters, and the directory of journals.
+    /// Creates a page that shows the counters, the meters, and the journals in the given directory.
     pub(crate) fn new(counts: &Counts, transfers: Arc<Transfers>, journals: PathBuf) -> Self {
-        // Each counter exists from the start, so that its rate is known when it is first incremented.
+        // Each counter is created with the value 0. Otherwise Prometheus could not compute a rate for the first
+        // increment.
         let begin = |counts: &Labelled, result: &str| {
             drop(counts.get_or_create(&vec![("result", result.to_owned())]));
         };
@@ -150,7 +151,7 @@ impl Page {
     }
 }
 
-/// The values that are read when the page is requested.
+/// The metrics whose values are read when the page is requested.
 #[derive(Debug)]
 struct MetersCollector {
     transfers: Arc<Transfers>,
@@ -280,7 +281,7 @@ fn stages(to: &mut DescriptorEncoder<'_>, stages: &[(&'static str, StageTimes)])
     Ok(())
 }
 
-/// Returns the size of each journal in a directory, in bytes. A directory that does not exist has none.
+/// Returns the size of each journal in a directory, in bytes. If the directory does not exist, returns no sizes.
 fn journal_bytes(directory: &Path) -> Vec<u64> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let files = entries
@@ -336,7 +337,7 @@ mod tests {
     fn the_board_asks_for_what_there_is() {
         let counts = Counts::default();
         add(&counts.errors, "kind", "unknown_key");
-        // A metric with labels appears only once a label set exists.
+        // A metric with labels appears on the page only after a label set was created.
         drop(
             counts
                 .by_name

@@ -1,5 +1,5 @@
-//! The user that a daemon becomes after binding its network sockets (`--user`), the directories that only root may
-//! control before that, and the check that the user can access the daemon's files.
+//! Changes the process to the user of the daemon (`--user`) after the network sockets are bound. Also checks that only
+//! root can change the daemon's settings and state, and that the new user can access the daemon's files.
 //!
 //! **Invariant:** no thread of a daemon that has become another user has any privilege of root. The process becomes
 //! that user before it starts a thread, before it opens any file other than its settings, and before it reads data from
@@ -20,9 +20,10 @@ use crate::ownership::{self, Control, OwnershipFault};
 use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// Returns the user of this name, which must not be root.
+/// Looks up a user by name. The user must not be root.
 ///
 /// # Errors
+///
 /// Returns an error if the user does not exist or is root.
 pub(super) fn known(name: &str) -> Result<User> {
     let found =
@@ -66,7 +67,7 @@ pub(super) struct DaemonPaths {
 }
 
 impl DaemonPaths {
-    /// Returns the paths that clients must not reach.
+    /// Returns the paths that clients must not access.
     pub(super) fn own_paths(&self, log: Option<&Path>) -> OwnPaths {
         settings::own_paths(&self.home, &self.config, log)
     }
@@ -100,7 +101,7 @@ impl DaemonPaths {
             .context("a daemon that stays root: set 'user' in zmove.toml, or give --user")
     }
 
-    /// Warns if the daemon itself could change the settings of the host's daemon.
+    /// Warns if the user of this process can change the settings of the host's daemon.
     pub(super) fn warn_of_shared_settings(&self) {
         if ownership::is_root() || self.home != Path::new(settings::SERVICE_HOME) {
             return;
@@ -115,9 +116,10 @@ impl DaemonPaths {
         }
     }
 
-    /// Checks that the user, which this process has become, can access all these files.
+    /// Checks that this process can access all these files. The process has already become `user`.
     ///
     /// # Errors
+    ///
     /// Returns an error for the first inaccessible file or directory, with the command that repairs it.
     pub(super) fn check(&self, user: &User) -> Result<()> {
         let group = user.gid;
@@ -182,7 +184,7 @@ const SETTINGS: &str = "the settings of a daemon";
 const STATE: &str = "the state of a daemon";
 const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 
-/// Warns of roots to which the user cannot write.
+/// Warns about roots to which the user cannot write.
 pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
     for grant in keys.grants().iter().filter(|grant| grant.access.writes()) {
         for root in grant
@@ -214,7 +216,7 @@ fn check_way(user: &User, path: &Path) -> Result<()> {
     }
 }
 
-/// Returns whether the user of this process is denied access. A path that does not exist is not denied.
+/// Returns whether the user of this process is denied access to a path. Returns false if the path does not exist.
 fn denied(path: &Path, access: Access) -> bool {
     matches!(
         rustix::fs::access(path, access),

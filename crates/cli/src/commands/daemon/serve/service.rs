@@ -13,11 +13,12 @@ pub(crate) fn sockets_count() -> usize {
     count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
-/// Returns the inherited sockets, or `None` if there are none.
+/// Returns the inherited sockets, or `None` if no socket was inherited.
 ///
 /// # Errors
-/// Returns an error if a socket is neither a listening TCP socket nor a UDP socket, or if there are two sockets of the
-/// same kind.
+///
+/// Returns an error if a socket is neither a listening TCP socket nor a UDP socket, or if two sockets have the same
+/// kind.
 pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
     let mut handed = ListenFd::from_env();
     if handed.len() == 0 {
@@ -25,7 +26,8 @@ pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
     }
     let mut sockets = Inherited::default();
     for number in 0..handed.len() {
-        // The kind of a socket is found by trying: the library refuses a socket of the wrong kind.
+        // The library refuses to return a socket of the wrong kind. If the socket is not a TCP listener, it must be a
+        // UDP socket.
         let doubled = match handed.take_tcp_listener(number) {
             Ok(tcp) => std::mem::replace(&mut sockets.tcp, tcp).is_some(),
             Err(_) => {
@@ -46,7 +48,7 @@ pub(crate) fn ready() {
     notify_manager(&[NotifyState::Ready]);
 }
 
-/// Reports that this process is reloading its settings. A call of [`ready`] follows.
+/// Reports that this process is reloading its settings. The caller must call [`ready`] when the reload is complete.
 pub(crate) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify_manager(&[NotifyState::Reloading, now]),
@@ -59,7 +61,7 @@ pub(crate) fn stopping() {
     notify_manager(&[NotifyState::Stopping]);
 }
 
-/// Reports the state of this process in words, for users of the service manager.
+/// Reports a description of the state of this process, which the service manager shows to users.
 pub(crate) fn status(text: &str) {
     notify_manager(&[NotifyState::Status(text)]);
 }
@@ -81,9 +83,9 @@ pub(crate) fn watch() {
 
 /// Sends a message to the service manager. Must be called in a multi-threaded runtime.
 ///
-/// If the manager is busy, messages pile up, and the next one blocks until the manager reads. Other tasks of this
-/// thread then continue on another thread.
+/// If the manager is slow to read, the socket's buffer fills up and the call blocks. The other tasks of this thread
+/// then continue on another thread.
 fn notify_manager(state: &[NotifyState<'_>]) {
-    // Without a service manager, the message is ignored.
+    // If no service manager started this process, `notify` does nothing.
     let _nobody_listens = tokio::task::block_in_place(|| sd_notify::notify(false, state));
 }

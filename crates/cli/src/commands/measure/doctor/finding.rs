@@ -8,7 +8,7 @@ use serde::Serialize;
 pub(crate) enum Severity {
     /// The check found no problem.
     Ok,
-    /// The finding may matter, or the fact could not be determined.
+    /// The finding may affect transfers, or a fact could not be determined.
     Note,
     /// The finding reduces throughput.
     Slow,
@@ -74,7 +74,7 @@ impl Finding {
         Self::new(Severity::Note, check, text)
     }
 
-    /// Returns a note that a fact could not be determined, with the path of the file that should contain it.
+    /// Returns a note that a fact could not be determined. `place` is the path of the file that should state the fact.
     pub(crate) fn unknown(check: &'static str, place: &str) -> Self {
         Self::note(check, format!("unknown: '{place}' cannot be read"))
     }

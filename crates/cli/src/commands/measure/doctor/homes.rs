@@ -1,4 +1,4 @@
-//! Checks who can change the names in zmove's directories on this host (`crate::ownership`).
+//! Checks which users can create, rename or remove entries in zmove's directories on this host (`crate::ownership`).
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use crate::commands::serve::check::faults_of_roots;
 use crate::ownership::{self, Control, OwnershipFault};
 use crate::settings::{self, Role};
 
-/// Checks the directories in which root works. Root checks its own directories too, other users only those of the
-/// host's daemon.
+/// Checks the ownership of zmove's directories. Root checks the directories of its own commands and of the host's
+/// daemon. Other users check only the directories of the host's daemon.
 pub(crate) fn judge() -> Vec<Finding> {
     let mut directories = vec![PathBuf::from(settings::SERVICE_HOME)];
     if ownership::is_root() {
@@ -28,8 +28,8 @@ pub(crate) fn judge() -> Vec<Finding> {
     findings
 }
 
-/// Returns the faults of the roots in the list of this user's daemon. Root reads the list only if no other user can
-/// change it.
+/// Returns the faults of the roots that the `authorized_keys` of this user's daemon grants. Root reads that file only
+/// if no other user can change it.
 fn judge_roots() -> Vec<Finding> {
     let Ok(home) = settings::home(Role::Daemon) else {
         return Vec::new();

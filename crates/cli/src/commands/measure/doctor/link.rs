@@ -16,12 +16,12 @@ use crate::commands::doctor::tcp::ETHERNET_MTU;
 pub(crate) struct Link {
     pub(crate) name: Option<String>,
     pub(crate) mtu: Option<u32>,
-    /// The speed that the driver reports. Drivers of virtual links do not know it.
+    /// Speed that the driver reports, or `None` if it reports no speed, as drivers of virtual links do.
     pub(crate) rate: Option<ByteRate>,
 }
 
 impl Link {
-    /// Returns the link to an address, or that of the default route.
+    /// Returns the link through which packets to `peer` leave. Without `peer`, returns the link of the default route.
     pub(crate) fn gather(root: &Root, peer: Option<IpAddr>) -> Self {
         outgoing(peer).map_or_else(Self::default, |name| Self::named(root, name))
     }
@@ -78,8 +78,8 @@ impl Link {
     }
 }
 
-/// Returns the interface that packets to an address use. Without an address, this is the interface of the default
-/// route, which is found with addresses that are reserved for documentation.
+/// Returns the interface that packets to an address use. If no address is given, returns the interface of the default
+/// route. To find that route, the function looks up addresses that are reserved for documentation.
 fn outgoing(peer: Option<IpAddr>) -> Option<String> {
     let anywhere = [
         IpAddr::from([192, 0, 2, 1]),

@@ -1,7 +1,7 @@
-//! A receiver and the path to it, as a push would see them.
+//! Examines a receiver and the path to it, as a push would see them.
 //!
-//! The receiver is dialed over both transports, and asked for a preview of an empty transfer. **Invariant:** no key is
-//! pinned, and nothing at the receiver is changed.
+//! The probe dials the receiver over both transports, and requests a preview of an empty transfer. **Invariant:** no
+//! key is pinned, and nothing at the receiver is changed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -21,11 +21,12 @@ pub(crate) struct Peer {
     pub(crate) host: Remote,
     /// Key of this host, which the receiver must allow.
     pub(super) key: Fingerprint,
-    /// Addresses of the host's name, or the reason why there are none.
+    /// Addresses to which the host's name resolves, or the error of the name lookup.
     pub(super) addresses: Result<Vec<IpAddr>, String>,
-    /// Result of dialing over TCP, or `None` without an address.
+    /// Result of dialing over TCP. `None` if the host's name did not resolve.
     pub(super) tcp: Option<Reachability>,
-    /// Result of dialing over QUIC, or `None` without an address or if another program uses the port.
+    /// Result of dialing over QUIC. `None` if the host's name did not resolve, or if another program answers at the TCP
+    /// port.
     pub(super) quic: Option<Reachability>,
     /// Number of lanes that the receiver would accept, or the reason why it refuses this host. `None` if neither
     /// transport reaches the receiver.
@@ -36,11 +37,11 @@ pub(crate) struct Peer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reachability {
     Reached(Reached),
-    /// The host answers with a key other than the pinned one.
+    /// The receiver has a key other than the pinned one.
     OtherKey(String),
-    /// Another program answers, or a zmove of another version.
+    /// Another program answers, or zmove in a version with a different protocol.
     OtherProgram(String),
-    /// The host answers, but is not trusted for a reason other than its key.
+    /// The receiver answers, but cannot be trusted for a reason other than a changed key.
     Refused(String),
     /// A program accepts the connection but does not complete the handshake.
     Silent(String),
@@ -144,7 +145,8 @@ impl Peer {
     }
 }
 
-/// Asks over a separate connection. The first one may have waited for TCP longer than a receiver waits for a greeting.
+/// Asks for admission over a new connection. The earlier QUIC connection may have waited for the TCP result longer than
+/// a receiver waits for a greeting.
 async fn ask_over_quic(dialer: &ChannelDialer) -> Result<u16> {
     let admission = match dialer.dial(STEP_TIMEOUT).await {
         Ok(channel) => ask(channel).await,
@@ -172,8 +174,8 @@ async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
 }
 
 impl Dialer<'_> {
-    /// Dials over TCP and QUIC at the same time. Does not wait for QUIC if another program uses the port, because that
-    /// program is not expected to answer over QUIC.
+    /// Dials over TCP and QUIC at the same time. If another program answers at the TCP port, the function does not wait
+    /// for QUIC, because QUIC is not expected to answer.
     async fn reach_by_both(&self) -> Result<(Reachability, Option<Result<u16>>, Option<Dialled>)> {
         let mut by_quic = Box::pin(self.reach(TransportChoice::Quic));
         let mut over_quic = None;
@@ -190,7 +192,7 @@ impl Dialer<'_> {
         Ok((tcp, admission, over_quic))
     }
 
-    /// Dials over TCP, and asks over that connection immediately.
+    /// Dials over TCP, and asks for admission over the same connection immediately.
     async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Result<u16>>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
         let Some((channel, dialer)) = connected else {
@@ -204,7 +206,7 @@ impl Dialer<'_> {
         Ok((way, Some(admission)))
     }
 
-    /// Dials over one transport. The caller may use the connection.
+    /// Dials over one transport. If the dial succeeds, also returns the connection for further use.
     async fn reach(&self, transport: TransportChoice) -> Result<Dialled> {
         let begun = Instant::now();
         let known = KnownHosts::open(self.home)?.lookup(&self.host.host, self.host.port);
@@ -280,18 +282,19 @@ impl Reachability {
         }
     }
 
-    /// Updates the record with the kernel's current data about the connection.
+    /// Updates the record with the data that the kernel currently reports about the connection.
     fn learn(&mut self, probe: &PathProbe) {
         let Self::Reached(reached) = self else { return };
         let shortest = probe.read().and_then(|info| info.round_trip_min);
         reached.round_trip =
             shortest.map_or(reached.round_trip, |time| time.min(reached.round_trip));
-        // Earlier values are kept, because a closed connection reports none.
+        // An earlier value is kept if the kernel reports no new value, as for a closed connection.
         reached.mtu = probe.mtu().or(reached.mtu);
         reached.congestion = probe.congestion().or(reached.congestion.take());
     }
 
-    /// Measures with data which packets arrive: first the largest ones, then the usual sizes in descending order.
+    /// Sends data to find the largest packet size that arrives. Tries the MTU that the kernel reports, and then the
+    /// common MTUs in descending order.
     async fn measure(&mut self, dialer: &ChannelDialer) {
         let Self::Reached(reached) = self else { return };
         let within = ARRIVAL_MAX + reached.round_trip * 8;
@@ -315,14 +318,14 @@ impl Reachability {
     }
 }
 
-/// The MTUs of usual links and tunnels, largest first.
+/// The MTUs of common links and tunnels, largest first.
 const MTUS: [u32; 8] = [8_000, 4_470, 2_000, 1_500, 1_492, 1_450, 1_420, 1_400];
 /// The minimum MTU of every path (IPv6).
 const MTU_MIN: u32 = 1_280;
-/// Size of the IPv4 and IPv6 headers, each with that of TCP, in bytes.
+/// Combined size of the IP and TCP headers, in bytes: for IPv4, then for IPv6.
 const HEADERS_BYTES: [u32; 2] = [40, 60];
-/// Maximum time for a message that is larger than a packet, with several retransmissions.
+/// Maximum time for the arrival of a message that is larger than a packet. It allows for several retransmissions.
 const ARRIVAL_MAX: Duration = Duration::from_secs(3);
 
-/// Maximum time for each step. A lost packet is retransmitted after 1, 3 and 7 s.
+/// Maximum time for each step of the probe. A lost packet is retransmitted after 1, 3 and 7 s.
 const STEP_TIMEOUT: Duration = Duration::from_secs(8);

@@ -78,7 +78,7 @@ fn judge_quic(peer: &Peer, tcp: &Reachability, quic: &Reachability) -> Finding {
     }
 }
 
-/// Checks one transport, as if there were no other.
+/// Returns the finding about one transport, independent of the result of the other transport.
 fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
     match way {
         Reachability::Reached(Reached { address, taken, .. }) => {
@@ -187,7 +187,7 @@ fn judge_admission(peer: &Peer, admission: &Result<u16>) -> Finding {
 }
 
 fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
-    // The command to run is chosen on this side, so the receiver's advice is cut off.
+    // This side chooses the remedy. The receiver's own advice is therefore removed from the message.
     let reason = text
         .split(" On the receiving host")
         .next()

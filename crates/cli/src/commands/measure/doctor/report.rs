@@ -1,4 +1,4 @@
-//! The findings as lines for people, and as JSON.
+//! Prints the findings as text or as JSON.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -90,7 +90,7 @@ impl Report {
             .to_string()
     }
 
-    /// Returns the findings as lines for people.
+    /// Returns the findings as text for the terminal.
     pub(crate) fn text(&self, colour: Colour) -> String {
         let mut text = String::new();
         for Section { about, findings } in &self.sections {
@@ -104,10 +104,10 @@ impl Report {
         text + &format!("{bad} bad, {slow} slow, {notes}\n")
     }
 
-    /// Returns the lines that make the remedies permanent, by file.
+    /// Returns the configuration lines that make the remedies permanent, grouped by file.
     fn kept_text(&self) -> String {
         let mends = self.findings().flat_map(|finding| &finding.mend);
-        // Remedies without a command are shown with their finding.
+        // A remedy without a command is shown next to its finding, so it is left out here.
         let kept = mends
             .filter(|mend| mend.run.is_some())
             .filter_map(|mend| mend.keep.as_ref());

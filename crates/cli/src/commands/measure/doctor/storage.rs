@@ -1,4 +1,4 @@
-//! Checks the storage below a directory.
+//! Checks the storage of a directory.
 
 use std::path::Path;
 

@@ -48,7 +48,7 @@ fn judge_io_uring(root: &Root, started: Result<()>) -> Finding {
     }
 }
 
-/// Checks the hard limit on open files, up to which zmove raises its soft limit. `None` means no limit.
+/// Checks the hard limit on open files. zmove raises its soft limit to this value. `None` means no limit.
 fn judge_open_files(limit: Option<u64>) -> Finding {
     let Some(files) = limit else {
         return Finding::ok("open files", "no limit");

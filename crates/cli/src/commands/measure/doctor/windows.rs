@@ -1,7 +1,7 @@
-//! Compares the kernel's buffers with the bandwidth-delay product of a path.
+//! Compares the kernel's socket buffers with the bandwidth-delay product of a path.
 //!
 //! In each round trip, a lane can have at most the size of its send buffer in flight, and at most half of its receive
-//! buffer. If that is too little, zmove uses more lanes, up to 64.
+//! buffer. If these buffers are too small for one lane to fill the path, zmove uses more lanes, up to 64.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ struct Autotuned([u64; 3]);
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     pub(crate) rate: ByteRate,
-    /// Measured round-trip time. If it is `None`, the times in [`USUAL`] serve as examples.
+    /// Measured round-trip time. If it is `None`, the typical times in [`USUAL`] are used instead.
     pub(crate) round_trip: Option<Duration>,
     pub(crate) cores: usize,
 }
@@ -71,12 +71,12 @@ impl Paths {
             .map_or_else(|| USUAL.into(), |round_trip| vec![round_trip])
     }
 
-    /// Returns the number of bytes in flight on a full path.
+    /// Returns the bandwidth-delay product: the number of bytes in flight that fill the path.
     fn product(&self, round_trip: Duration) -> f64 {
         self.rate.0 * round_trip.as_secs_f64()
     }
 
-    /// Returns the number of lanes with this window that fill the path. In a local network, one lane does.
+    /// Returns the number of lanes with this window that fill the path. In a local network, one lane suffices.
     fn lanes_to_fill(&self, round_trip: Duration, window: u64) -> u64 {
         if round_trip < LOCAL_RTT {
             return 1;
@@ -84,8 +84,8 @@ impl Paths {
         whole((self.product(round_trip) / ByteCount(window.max(1)).as_f64()).ceil())
     }
 
-    /// Returns the finding about lanes: the number with which a push starts, and the rate that the send buffer allows
-    /// for each lane.
+    /// Returns the finding about lanes. It states the number of lanes with which a push starts, and the rate that the
+    /// send buffer allows for each lane.
     fn lanes(&self, send: Autotuned) -> Finding {
         let line = |round_trip: Duration| {
             let window = ByteCount(send.0[2]).as_f64();
@@ -116,8 +116,8 @@ impl Paths {
         if lanes <= u64::from(LANES_AT_ONCE) {
             return Finding::ok(check, format!("up to {largest}: a few lanes fill {path}"));
         }
-        // Without a host, the round-trip times are examples. Only the shortest is certain to occur, so it alone
-        // decides.
+        // If no host was given, the round-trip times are only examples. The finding is serious only if even the
+        // shortest time needs more lanes than allowed.
         let sure = needs[0].0 > u64::from(LANES_MAX);
         let level = if sure { Severity::Slow } else { Severity::Note };
         let needed = ByteCount(whole(self.product(round_trip)));
@@ -133,7 +133,8 @@ impl Paths {
         Finding::new(level, check, text).with_remedy(Remedy::sysctl(name, &value))
     }
 
-    /// Returns the buffer size with which a third of the lanes that are dialed at the same time fill the path.
+    /// Returns the buffer size that makes a third of the lanes that a push dials at the same time sufficient to fill
+    /// the path.
     fn wanted(&self, round_trip: Duration, figures: Autotuned) -> u64 {
         let share = whole(self.product(round_trip) * 3.0 / f64::from(LANES_AT_ONCE));
         share
@@ -144,7 +145,8 @@ impl Paths {
     }
 }
 
-/// Checks a limit on fixed buffers. QUIC's sockets request a size, and the kernel grants it up to this limit.
+/// Checks the limit on the buffers of UDP sockets. QUIC requests a fixed size for its socket, and the kernel grants at
+/// most this limit.
 fn judge_fixed(root: &Root, check: &'static str) -> Finding {
     let name = format!("net.core.{check}");
     match root.sysctl::<u64>(&name).map(ByteCount) {
@@ -159,7 +161,7 @@ fn judge_fixed(root: &Root, check: &'static str) -> Finding {
     }
 }
 
-/// A round-trip time, formatted for people.
+/// Displays a round-trip time in milliseconds.
 pub(crate) struct Millis(pub(crate) Duration);
 
 impl std::fmt::Display for Millis {
@@ -174,7 +176,7 @@ impl std::fmt::Display for Millis {
     }
 }
 
-/// Rounds a computed number of bytes down.
+/// The cast rounds the computed number of bytes down.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

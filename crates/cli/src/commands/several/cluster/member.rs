@@ -38,7 +38,7 @@ pub(super) async fn take_part(cluster: &Cluster) -> Result<Exit> {
         () = interrupted() => {}
     }
     if let Some(member) = &mut member {
-        // Without a broker, leaving would wait for the broker.
+        // If the broker is unreachable, leaving the jobs would wait for it. The timeout limits this wait.
         drop(timeout(LEAVES_WITHIN, member.leave_all_jobs()).await);
     }
     Err(failure(Exit::Interrupted, "interrupted"))
@@ -67,7 +67,7 @@ struct Member<'a> {
     notices: NoticeBoard,
     /// Unique name of the node.
     node: String,
-    /// Key of the node, by which receivers know it.
+    /// Key of the node, by which receivers identify the node.
     key: [u8; 32],
     jobs: HashMap<SharedJobId, Job>,
     /// Jobs that have ended here, or in which this node could not take part.
@@ -79,28 +79,28 @@ struct Member<'a> {
     warned_of_version: String,
 }
 
-/// A job for which this node offers itself or in which it takes part.
+/// A job for which this node has offered itself, or in which this node takes part.
 #[derive(Default)]
 struct Job {
-    /// The lease from the head of the job.
+    /// The lease that this node has from the node that leads the job (the head).
     head: HeadLease,
-    /// The head's grant for this node.
+    /// The current grant from the head, which admits this node to the receivers.
     grant: CurrentGrant,
-    /// Number of reports from this node since it last heard the head. A stopped process sends none, so its pause does
-    /// not count.
+    /// Number of reports that this node has sent since it last received a notice from the head. A suspended process
+    /// sends no reports, so the time of its suspension does not count as silence.
     unheard: u32,
     part: Arc<NodeWork>,
-    /// The task that does the part, once the job has started.
+    /// The task that does this node's share of the work. `None` until the job has started.
     work: Option<AbortHandle>,
-    /// The queue from which the part takes work.
+    /// The queue from which this node takes work items. Empty until the queue is open.
     queue: Arc<OnceLock<OpenQueue>>,
 }
 
 /// A job that this node has left.
 struct LeftJob {
-    /// Time from which the node may take part again.
+    /// Time at which the node may take part again.
     until: Instant,
-    /// The work done so far, to which a later attempt adds.
+    /// The work that this node did before it left. A later attempt adds to it.
     part: Arc<NodeWork>,
 }
 
@@ -125,7 +125,7 @@ impl Job {
         }
     }
 
-    /// Returns whether the head has been silent for so long that nobody leads the job.
+    /// Returns whether the head has sent no notice for too long. In that case, no node leads the job.
     fn is_silent(&self) -> bool {
         let open = self.queue.get();
         let max = open.map_or(FORGOTTEN_AFTER, |open| open.silence_max);
@@ -158,7 +158,7 @@ impl<'a> Member<'a> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                // Waiting notices are read before a head counts as silent.
+                // Notices that have already arrived are read before the head is considered silent.
                 biased;
                 heard = self.notices.hear() => match heard {
                     Ok(Notice::Job(job)) => self.take(job).await?,
@@ -193,7 +193,7 @@ impl<'a> Member<'a> {
             let Some(work) = &job.work else { continue };
             work.abort();
             if job.queue.get().is_some() {
-                // Its sessions may continue for a short time.
+                // The sessions of the aborted task may stay active at their receivers for a short time.
                 self.report_job(id, &job, NodeState::HasLostSessions)
                     .await?;
             }
@@ -211,7 +211,7 @@ impl<'a> Member<'a> {
         Ok(())
     }
 
-    /// Reports this node's part to the head of a job, after the failures since the last report.
+    /// Sends this node's report about a job to the head. Before the report, sends the failures since the last report.
     async fn report_job(&self, id: SharedJobId, job: &Job, state: NodeState) -> Result<()> {
         for trouble in job.part.take_problems() {
             let trouble = (trouble.notice)(self.failure(id, trouble.message));
@@ -250,7 +250,8 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Takes part in a job if this node is allowed to.
+    /// Handles the head's notice of a job. Takes part in the job if the head has granted this node access, and
+    /// otherwise offers this node to the head.
     async fn take(&mut self, notice: JobNotice) -> Result<()> {
         let id = notice.job;
         let has_left = |left: &LeftJob| Instant::now() < left.until;
@@ -285,7 +286,7 @@ impl<'a> Member<'a> {
                     job.work = Some(work);
                 }
             }
-            // The head replies with a number and a grant.
+            // The head replies to the offer with a node number and a grant.
             _ => {
                 let offer = job.report(id, NodeState::Offers);
                 self.notices.tell(&self.report(Some(offer))).await?;
@@ -294,7 +295,7 @@ impl<'a> Member<'a> {
         Ok(())
     }
 
-    /// Ends the part in a job. A failed part starts again later.
+    /// Handles the end of this node's work in a job. If the work failed, the node takes part again later.
     async fn end(&mut self, id: SharedJobId, ended: Result<()>) -> Result<()> {
         let Some(job) = self.jobs.remove(&id) else {
             return Ok(());
@@ -313,7 +314,7 @@ impl<'a> Member<'a> {
         Ok(())
     }
 
-    /// Leaves a job to the other nodes for some time, and reports the reason to its head.
+    /// Leaves a job to the other nodes for a limited time, and reports the reason to the head.
     async fn give_up(&mut self, id: SharedJobId, job: Job, error: &Error) -> Result<()> {
         let why = terminal::causes(error).to_string();
         terminal::warn(format_args!("job {id}: {why}"));
@@ -328,8 +329,8 @@ impl<'a> Member<'a> {
         self.left.insert(id, LeftJob { until, part });
     }
 
-    /// Leaves all jobs to the other nodes before this node exits. Sessions that end in time are not lost, so no other
-    /// node waits for them.
+    /// Leaves all jobs to the other nodes before this node exits. If the sessions end in time, they do not count as
+    /// lost, and no other node waits for them.
     async fn leave_all_jobs(&mut self) -> Result<()> {
         for job in self.jobs.values() {
             job.part.leaves.send_replace(true);
@@ -350,7 +351,8 @@ impl<'a> Member<'a> {
             }
             self.report_job(*id, job, state).await?;
             self.notices.flush().await;
-            // The other nodes then know which items this node has taken and will not finish.
+            // This call reports the items that this node has taken and will not finish, so that other nodes can take
+            // them.
             open.queue.flush_dropped().await;
         }
         Ok(())
@@ -364,18 +366,18 @@ fn warn_once(warned: &mut String, text: String) {
     }
 }
 
-/// The message about a broker that cannot be used, including one that a push has not started yet.
+/// The status message while the broker is unreachable, for example because no push has started it yet.
 const WAITS: &str = "waiting for the broker";
 const STOPPED: &str = "the node was stopped: other nodes take over its work";
-/// Interval between attempts to connect to a missing broker.
+/// Interval between attempts to connect to an unreachable broker.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// Maximum time for a stopped node to leave its jobs to the others.
 const LEAVES_WITHIN: Duration = Duration::from_secs(7);
-/// Maximum time for the sessions of a stopped node to end. It is part of `LEAVES_WITHIN`.
+/// Maximum time for the sessions of a stopped node to end. This time is included in `LEAVES_WITHIN`.
 const SESSIONS_END_WITHIN: Duration = Duration::from_secs(5);
 /// Time for which a node leaves a job to the others after it could not take part.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// Maximum silence of a head in whose job the node has no work.
+/// Maximum silence of a head if this node does no work in its job.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 /// Time for which a node remembers that a job has ended, and the work that it did in the job.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);

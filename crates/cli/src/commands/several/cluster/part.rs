@@ -1,4 +1,4 @@
-//! The part of this node in a job that another node leads.
+//! The work of this node in a job that another node leads.
 
 use std::ffi::OsString;
 use std::iter::once;
@@ -30,7 +30,7 @@ use crate::settings::cluster::Cluster;
 #[derive(Default)]
 pub(super) struct NodeWork {
     pub(super) served: Arc<SessionResults>,
-    /// Set when the node must finish the items that it has taken, and take no more.
+    /// When set, the node finishes the items that it has taken, and takes no further items.
     pub(super) leaves: watch::Sender<bool>,
     moved: Lock<TransferProgress>,
     /// Failures and warnings since the last report.
@@ -40,20 +40,21 @@ pub(super) struct NodeWork {
 /// The queue of a job in which the node takes part.
 pub(super) struct OpenQueue {
     pub(super) queue: Arc<JetStream>,
-    /// Maximum silence of the head before nobody leads the job. It is longer than the head waits for a broker.
+    /// Maximum silence of the head. After this time, the node assumes that no node leads the job. It is longer than the
+    /// time for which the head waits for a broker.
     pub(super) silence_max: Duration,
 }
 
 /// A failure or a warning.
 pub(super) struct ReportedProblem {
-    /// The kind of notice that reports it to the head.
+    /// Creates the notice that reports this problem to the head.
     pub(super) notice: fn(NodeFailure) -> Notice,
     pub(super) message: String,
 }
 
 impl NodeWork {
-    /// Runs the part of the node with this number, with the head's grant and lease. Sets `opened` when the part starts
-    /// to take work.
+    /// Does the work of the node with this number, under the grant and the lease from the head. Sets `opened` when the
+    /// node starts to take work items.
     pub(super) async fn work(
         self: Arc<Self>,
         cluster: Cluster,
@@ -127,7 +128,7 @@ impl Observer for NodeWork {
     }
 }
 
-/// Returns the job as this node sees it, its receivers, and the `--timeout`. May block on files.
+/// Returns the job as this node sees it, its receivers, and the `--timeout`. Reads files, so it may block.
 fn inspect_job(
     cluster: &Cluster,
     notice: &JobNotice,
@@ -154,7 +155,8 @@ fn describe(notice: &JobNotice) -> Result<String> {
     Ok(format!("{source} -> {target}, led by {head}"))
 }
 
-/// Returns the arguments that were typed at the head, with the sources as the head found them.
+/// Returns the push arguments that the user typed at the head. Relative sources are replaced by the paths that the head
+/// resolved.
 fn head_args(notice: &JobNotice) -> Result<PushArgs> {
     let typed = notice.words.iter().cloned().map(OsString::from_vec);
     let typed = once("zmove".into()).chain(typed);
@@ -173,12 +175,12 @@ fn head_args(notice: &JobNotice) -> Result<PushArgs> {
     Ok(args)
 }
 
-/// Additional time to wait for a silent head, beyond the time to wait for a broker.
+/// Time to wait for a silent head beyond the time to wait for a broker.
 const SILENCE_BEYOND: Duration = Duration::from_secs(20);
-/// Number of simultaneous sessions of a node. The head also has one with each receiver that no node serves.
+/// Number of simultaneous sessions of a node. The head also runs one session with each receiver that no node serves.
 const SESSIONS: usize = 1;
 const MORE: &str = "too many messages to report: see the output of the node";
-/// Maximum number of failures and warnings in one report. A node finds fewer in a second.
+/// Maximum number of failures and warnings in one report. A node causes fewer in one second.
 const TROUBLE_MAX: usize = 10_000;
 
 #[cfg(test)]

@@ -38,8 +38,8 @@ impl ConfigFault {
     }
 }
 
-/// Returns all faults of a file that is parsed as `T`, starting with `error`. Each faulty line is blanked, and the rest
-/// is parsed again.
+/// Returns all faults of a file that is parsed as `T`. The first fault is `error`. To find the next fault, the function
+/// blanks the faulty line and parses the text again.
 pub(super) fn all<T: DeserializeOwned>(
     path: &Path,
     text: &str,
@@ -80,7 +80,8 @@ fn line_around(text: &str, position: usize) -> Range<usize> {
     start..end
 }
 
-/// Returns the line number of a position, starting at 1, and the key on that line with its table.
+/// Returns the line number of a byte position, starting at 1. Also returns the key on that line, prefixed with the name
+/// of its table.
 fn locate(text: &str, position: usize) -> (usize, String) {
     let around = line_around(text, position);
     let line = text[..around.start].matches('\n').count() + 1;
