@@ -28,7 +28,7 @@ use crate::value::exit::{Exit, failure, usage_error};
 /// A push from the nodes of a cluster.
 pub(crate) struct ClusterPush<'a> {
     cluster: &'a Cluster,
-    /// The first notice of the job. Each job replaces its ID.
+    /// The first notice of the job. Each started job replaces the ID in this notice.
     notice: JobNotice,
     /// The trees of the job at the time when the mounts in the notice were listed.
     trees: Trees,
@@ -43,7 +43,8 @@ impl<'a> ClusterPush<'a> {
     ) -> Result<Self> {
         let directory = std::env::current_dir().context("find the working directory")?;
         *job = job.clone().with_marks();
-        // With absolute paths, all nodes report a failure in the same words, so that it is reported and counted once.
+        // With absolute paths, all nodes report the same failure with the same message. The failure is then reported
+        // and counted once.
         for source in &mut job.sources {
             source.source = directory.join(&source.source);
         }
@@ -68,7 +69,7 @@ impl<'a> ClusterPush<'a> {
         })
     }
 
-    /// Leads the job to its end, and starts a local broker for it if the cluster has one configured.
+    /// Leads the job until it ends. If the cluster is configured with a local broker, starts that broker for the job.
     pub(crate) async fn lead(&self, mut leading: JobLeader) -> Result<JobResult> {
         let broker = self.cluster.local_broker()?;
         let id = leading.job.id;
@@ -125,18 +126,19 @@ pub(crate) fn receivers(settings: &PushSettings, cluster: &Cluster) -> Result<Ve
     receivers.collect()
 }
 
-/// Returns how long to retry a broker, from the push's `--timeout`. A restarted broker needs some time.
+/// Returns the time for which to retry the connection to a broker, based on the push's `--timeout`. A broker that
+/// restarts needs some time.
 pub(crate) fn broker_patience(timeout: Duration) -> Duration {
     timeout.max(BROKER_PATIENCE_MIN)
 }
 
-/// The exchange of notices between the head of a job and the other nodes, which receivers admit with grants from the
-/// head.
+/// The exchange of notices between the head of a job and the other nodes. The head grants these nodes access to the
+/// receivers.
 struct Liaison {
     notices: NoticeBoard,
     /// The job as the head sees it.
     notice: JobNotice,
-    /// The key by which the receivers know the head. It signs the grants of the nodes.
+    /// The identity by which the receivers know the head. Its key signs the grants of the nodes.
     identity: Identity,
     job: SharedJob,
     /// Keys of the receivers.
@@ -146,7 +148,7 @@ struct Liaison {
 }
 
 impl Liaison {
-    /// Sends the job to all nodes every second and after each change, and receives their notices.
+    /// Sends the job to all nodes every second and after each change. Receives the notices of the nodes.
     async fn exchange(
         mut self,
         mut phase: watch::Receiver<JobPhase>,
@@ -198,7 +200,8 @@ impl Liaison {
         Ok(false)
     }
 
-    /// Handles the report of a node, and sends a grant if one is due. Returns whether the node is new to the job.
+    /// Handles the report of a node. If the node needs a grant, sends the grant. Returns whether the node is new to the
+    /// job.
     async fn take_report(&mut self, report: &NodeNotice) -> Result<bool> {
         self.queue.note_stored(report.stored);
         let Some(part) = &report.part else {
@@ -220,8 +223,8 @@ impl Liaison {
         self.notice.answer(&report.node, part.ping);
         Ok(numbered == NumberAssignment::Assigned)
     }
-    /// Returns the grant that is due to the node with this key, which has no grant or one that ends soon. Nothing is
-    /// stored, so a grant in a notice that the broker loses is sent again.
+    /// Returns a new grant for the node with this key, if the node has no grant or its grant ends soon. Nothing is
+    /// stored here. If the broker loses the notice with the grant, the node's next report causes another grant.
     fn grant_for(&self, key: [u8; 32], ends: Option<u64>) -> Result<Option<GrantNotice>> {
         let now = unix_now();
         if ends.is_some_and(|end| end > (now + RENEW_BEFORE).as_secs()) {
@@ -252,7 +255,7 @@ async fn start(broker: &LocalBroker) -> Result<LocalServer> {
     })
 }
 
-/// Warns when the broker is lost, when it is back, and when no items are taken from it.
+/// Warns when the broker is lost, when the connection to it is restored, and when no items are taken from it.
 async fn warn_of_outages(
     broker: &str,
     mut state: watch::Receiver<BrokerState>,
@@ -284,14 +287,16 @@ async fn warn_of_outages(
 
 const TOO_MANY_SOURCES: &str =
     "too many sources to send to the other nodes: push their parent directory";
-/// Maximum time for other nodes to join. Each of them has a session with one receiver. After this time, the head also
-/// serves the receivers that have no other node. A node that has lost the broker retries at intervals of up to 4 s.
+/// Maximum time for other nodes to join. Each of these nodes has a session with one receiver. After this time, the head
+/// also serves the receivers that no other node serves. A node that has lost the broker retries at intervals of up to 4
+/// s.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);
 /// Minimum time to wait for a broker.
 const BROKER_PATIENCE_MIN: Duration = Duration::from_secs(10);
 /// Lifetime of a grant. A receiver refuses grants with a longer lifetime.
 const GRANTED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
-/// Remaining lifetime at which a grant is renewed. The clocks of receivers may be ahead of the head's by this much.
+/// Remaining lifetime at which a grant is renewed. Receivers whose clocks are ahead of the head's clock by up to this
+/// time still accept the grant.
 const RENEW_BEFORE: Duration = Duration::from_secs(12 * 60 * 60);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The nodes of a cluster or the receivers that share the work of one push: the files, bytes and rate of each, which of
-//! them hold up the others, and which nodes do not take part.
+//! The nodes of a cluster or the receivers that share the work of one push. This module reports the files, bytes and
+//! rate of each participant, the participants that hold up the others, and the nodes that do not take part.
 
 mod rates;
 
@@ -45,7 +45,7 @@ struct NodeEntry {
     /// The last report of the node.
     part: NodePart,
     heard: Instant,
-    /// Whether the user was warned that the node is silent.
+    /// Whether the user was warned that the node sends no reports.
     is_lost: bool,
     /// Whether the node has left a session that may still be active at its receiver.
     has_lost_sessions: bool,
@@ -77,7 +77,7 @@ impl Participants {
         }
     }
 
-    /// Reports once that there are more nodes than the job accepts.
+    /// Reports once that more nodes offer themselves than the job accepts.
     pub(crate) fn warn_of_too_many(&self) {
         let message =
             format!("more than {NODES_MAX} nodes want to take part: the others get no work");
@@ -94,7 +94,7 @@ impl Participants {
     /// Handles the report of a node, which arrives every second.
     pub(crate) fn handle_report(&self, node: &str, part: &NodePart) {
         let has_done_nothing = part.tally.items == 0 && part.moved == TransferProgress::default();
-        // A node that does not take part tries again from time to time.
+        // A node that could not take part offers itself again from time to time.
         let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
         if has_done_nothing && part.state != NodeState::HasLostSessions && is_absent() {
             return;
@@ -151,19 +151,19 @@ impl Participants {
         self.observer.on(&Event::Warned { message });
     }
 
-    /// Shows all participants every second, forever. `served` is the work of this process.
+    /// Shows all participants every second, forever. `served` contains the results of this process.
     pub(crate) async fn show(&self, queue: &impl WorkQueue, served: &SessionResults) -> Infallible {
         let mut ticks = interval(NOTICE_INTERVAL);
         loop {
             ticks.tick().await;
-            // A lost broker must not delay the display.
+            // If the broker is lost, the request for the number of waiting items must not delay the display.
             let asked = timeout(NOTICE_INTERVAL, queue.waiting()).await;
             let waiting = asked.ok().and_then(Result::ok);
             self.show_now(waiting, served);
         }
     }
 
-    /// Shows all participants immediately.
+    /// Shows all participants immediately. `served` contains the results of this process.
     pub(crate) fn show_now(&self, waiting: Option<u64>, served: &SessionResults) {
         let nodes = self.snapshot(waiting, &served.by_receiver(), Instant::now());
         self.shown.send_replace(nodes);
@@ -232,8 +232,8 @@ impl Participants {
         });
     }
 
-    /// Returns how many nodes have done any of the work, or how many receivers if there is only one node. `served` is
-    /// the work of this process.
+    /// Returns the number of nodes that have done some of the work. For a push from one node to several receivers,
+    /// returns the number of receivers instead. `served` contains the results of this process.
     pub(crate) fn served(&self, served: &SessionResults) -> usize {
         if self.head.is_none() {
             return served.by_receiver().len();
@@ -255,7 +255,8 @@ impl Observer for Participants {
 }
 
 impl NodeEntry {
-    /// Creates the entry of a node in the state before its first report, which is `part`.
+    /// Creates the entry of a node from its first report, `part`. The entry starts with the state and progress of a
+    /// node that has only offered itself.
     fn new(part: &NodePart) -> Self {
         Self {
             part: NodePart {
@@ -271,7 +272,8 @@ impl NodeEntry {
         }
     }
 
-    /// Sets the state that the node reports. A node that was at work and offers itself has started again.
+    /// Sets the state that the node reports. If a node that was at work offers itself again, the node has restarted,
+    /// and its earlier sessions are lost.
     fn take(&mut self, state: NodeState) {
         self.has_lost_sessions |= match state {
             NodeState::Offers => self.part.state == NodeState::Works,
@@ -281,8 +283,8 @@ impl NodeEntry {
         self.part.state = state;
     }
 
-    /// Returns whether the node has done any work. A node that was stopped before its first item ended may have moved
-    /// data.
+    /// Returns whether the node has finished an item or moved data. A node that was stopped before its first item ended
+    /// may have moved data.
     fn has_served(&self) -> bool {
         self.part.tally.items > 0 || self.part.moved.stored != FileTotal::default()
     }
@@ -291,12 +293,12 @@ impl NodeEntry {
         !matches!(self.part.state, NodeState::Offers | NodeState::Works)
     }
 
-    /// Returns whether all sessions of the node are known to have ended properly.
+    /// Returns whether all sessions of the node have ended properly, according to its reports.
     fn is_finished(&self) -> bool {
         self.has_ended() && !self.has_lost_sessions
     }
 
-    /// Returns whether the node does some of the work, as far as is known.
+    /// Returns whether the node is working on the job, according to its reports.
     fn is_at_work(&self) -> bool {
         !self.has_ended() && !self.is_lost
     }
@@ -328,7 +330,7 @@ const BY_OTHERS: &str = "other nodes take over its work";
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which the user is warned. The items of the node are leased for twice this time.
 const LOST_AFTER: Duration = Duration::from_secs(LEASE.as_secs() / 2);
-/// Number of warnings from which on the warnings of a node are no longer reported.
+/// Maximum number of warnings of a node that are reported. Further warnings are dropped.
 const WARNINGS_MAX: u32 = 20;
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! Leads jobs that several sessions share, with several receivers or from the nodes of a cluster, and reports how they
-//! end.
+//! Leads jobs that are shared by several receivers or by the nodes of a cluster, and reports their results.
 
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
@@ -32,22 +31,23 @@ use crate::value::exit::{Exit, failure};
 pub(crate) struct JobLeader {
     pub(crate) job: SharedJob,
     pub(crate) receivers: Vec<Receiver>,
-    /// Index of the receiver that is asked first to start the job.
+    /// Index of the receiver that first gets the request to start the job.
     pub(crate) first_receiver: usize,
-    /// Maximum time for which the job continues without any receiver.
+    /// Maximum time for which the job continues while no receiver can be reached.
     pub(crate) patience: Duration,
     pub(crate) participants: Arc<Participants>,
-    /// The phase that the job has reached.
+    /// The current phase of the job.
     pub(crate) phase: watch::Sender<JobPhase>,
     /// Resolves when the user stops the push.
     pub(crate) stop: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl JobLeader {
-    /// Leads the job to its end with a queue, while `beside` runs concurrently. Other nodes that join in time do work
-    /// that this node would otherwise do.
+    /// Leads the job until it ends, with work items from `queue`. `beside` runs concurrently. Other nodes that join in
+    /// time do work that this node would otherwise do.
     ///
     /// # Errors
+    ///
     /// Returns the error of `beside`.
     pub(crate) async fn lead(
         self,
@@ -103,7 +103,7 @@ pub(crate) struct JobResult {
     has_lost_sessions: bool,
 }
 
-/// Prints the result of a job. `took_part` has the files and bytes moved by each node, if there were several.
+/// Prints the result of a job. `took_part` lists the files and bytes moved by each node, if several nodes took part.
 pub(crate) fn print_result(
     led: JobResult,
     took_part: Option<String>,
@@ -157,7 +157,7 @@ pub(crate) fn receiver(
     })
 }
 
-/// Returns the number of threads for a process that moves data itself.
+/// Returns the number of threads of a process that moves data itself.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
 }
@@ -168,8 +168,8 @@ pub(crate) fn new_job_id() -> Result<SharedJobId> {
     Ok(SharedJobId(id.0))
 }
 
-/// Leads a job that starts at the first of several receivers. If the job fails because a receiver was lost that may
-/// have started it, a new job starts at a receiver that does not have the first job.
+/// Leads a job that starts at the first of several receivers. If the job fails because the connection to a receiver was
+/// lost, that receiver may have started the job. A new job then starts at a receiver that does not have the first job.
 pub(crate) fn lead_with_restart(
     receivers: usize,
     mut lead: impl FnMut(usize) -> Result<JobResult>,
@@ -189,7 +189,7 @@ pub(crate) fn lead_with_restart(
     lead(first_receiver)
 }
 
-/// Returns the job that these settings describe. All sessions of this node together keep '--limit'.
+/// Returns the job that these settings describe. `--limit` applies to the sum of all sessions of this node.
 pub(crate) fn job(
     settings: &PushSettings,
     sources: &Sources,
@@ -208,7 +208,7 @@ pub(crate) fn job(
         shape: of_several(job.open.shape),
         keeping,
         delta: false,
-        // No receiver removes entries that another one may have created.
+        // An entry that is in the way may have been created through another receiver, so no receiver may remove it.
         in_the_way: DirectoryReplacement::Stays,
         protected: Vec::new(),
         ..job.open
@@ -217,7 +217,7 @@ pub(crate) fn job(
     let config = SenderConfig {
         file_io: storage.file_io,
         direct: storage.direct,
-        // The limit applies to all sessions of this process together, however many are at work.
+        // The limit applies to the sum of all sessions of this process, whatever their number.
         rate_shared: settings.args.limit().map(SharedRate::new),
         silence_max: RECEIVER_SILENCE_MAX,
         ..settings.sender()
@@ -231,7 +231,7 @@ fn own_node() -> NodeName {
         .expect("this is a name")
 }
 
-/// Returns the shape of a target with several receivers, where even a single file is sent into a directory.
+/// Returns the shape of a target with several receivers. Even a single source file is placed inside a directory.
 fn of_several(shape: TargetShape) -> TargetShape {
     match shape {
         TargetShape::Single { name } => TargetShape::Directory { tops: vec![name] },
@@ -268,7 +268,7 @@ pub(crate) fn as_failure(error: JobError) -> anyhow::Error {
     let text = error.to_string();
     let exit = match error {
         JobError::Interrupted => Exit::Interrupted,
-        // A full target has the same exit code whether it affects single files or the whole job.
+        // A full target produces the same exit code whether it affects single files or the whole job.
         JobError::NoRoom(_) => Exit::Partial,
         JobError::NotShared(_) => Exit::Target,
         JobError::Lost(_) | JobError::Queue(_) => Exit::Broken,
@@ -286,7 +286,7 @@ pub(crate) fn as_failure(error: JobError) -> anyhow::Error {
     failure(exit, text)
 }
 
-/// Shows the notices of several simultaneous sessions as warnings.
+/// Shows the notices of simultaneous sessions as warnings.
 pub(crate) struct SessionWarnings;
 
 impl Listener for SessionWarnings {
@@ -300,11 +300,11 @@ impl Listener for SessionWarnings {
     }
 }
 
-/// Printed after a count of equal files that may include files moved by this push.
+/// Text that follows the count of equal files. The count may include files that this push has moved.
 const MOVED_BEFORE: &str =
     "(some of them may have been moved by this push, before a session was lost)\n";
-/// Maximum time for a receiver to answer a ping, which it does even if its storage is busy. After that another receiver
-/// does its work, and nothing is lost.
+/// Maximum time for a receiver to answer a ping. A receiver answers even if its storage is busy. After this time,
+/// another receiver does the silent receiver's work, and nothing is lost.
 const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);
 
 #[cfg(test)]

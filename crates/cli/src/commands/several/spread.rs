@@ -78,9 +78,9 @@ fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     remotes.into_iter().map(receiver).collect()
 }
 
-/// Returns the receivers with known keys. Asks the user about unknown keys first, because several sessions would
-/// otherwise ask at the same time. A receiver with an unknown key that cannot be reached or resolved is left out,
-/// because nobody could be asked when it returns.
+/// Returns the receivers with known keys. Asks the user about unknown keys before any session starts, because several
+/// sessions would otherwise ask at the same time. A receiver with an unknown key is left out if it cannot be reached or
+/// its name cannot be resolved. The user could not be asked about its key later.
 fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
     let dial = &settings.args.dial;
     let mut known = Vec::new();
@@ -109,7 +109,8 @@ fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
     }
 }
 
-/// Returns whether the receiver cannot be reached now. An outage also breaks name resolution.
+/// Returns whether a dial failed because the receiver cannot be reached now. A failed name resolution counts too,
+/// because a network outage also breaks name resolution.
 fn is_away(error: &DialError) -> bool {
     error.retryable() || matches!(error, DialError::Resolve { .. })
 }

@@ -1,4 +1,4 @@
-//! `zmove copy`, which is a push, a pull or a copy between two other hosts, and `zmove result`, which reports on a copy
+//! `zmove copy` performs a push, a pull or a copy between two other hosts. `zmove result` reports the result of a copy
 //! between two other hosts.
 
 use std::fmt;
@@ -29,8 +29,8 @@ use crate::display::terminal;
 use crate::settings::{self, Copy, CopySettings, Role};
 use crate::value::exit::{Exit, failure};
 
-/// Runs `zmove copy`. `after` determines whether a copy between two other hosts continues when the user or a job's
-/// runner ends this process.
+/// Runs `zmove copy`. `after` determines whether a copy between two other hosts continues when the user or the job's
+/// runner stops this process.
 pub(crate) fn run(args: CopyArgs, started: Instant, after: OnInterrupt) -> Result<Exit> {
     match Copy::new(args, Arc::new(Prompt))? {
         Copy::Push(settings) => push::push(&settings, started),
@@ -76,7 +76,7 @@ fn between(settings: &CopySettings, started: Instant, after: OnInterrupt) -> Res
     });
     let ended = TransferEnd::of(display, args, copied);
     if was_stopped {
-        // Informs the runner that it need not end the copy.
+        // This event informs the runner that the copy has stopped and need not be stopped again.
         print_json(&json!({ "event": "copy_ended" }));
     }
     let ended = ended?;
@@ -96,7 +96,7 @@ fn between(settings: &CopySettings, started: Instant, after: OnInterrupt) -> Res
     Ok(exit)
 }
 
-/// Returns whether this side was stopped and no copy continues.
+/// Returns whether the user stopped this process and the copy does not continue on the other hosts.
 fn was_interrupted(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
@@ -104,7 +104,7 @@ fn was_interrupted(error: &anyhow::Error) -> bool {
     )
 }
 
-/// Ends a copy between two other hosts that an earlier process started with these arguments.
+/// Stops a copy between two other hosts that an earlier process started with these arguments.
 pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
     let id = from_hex(id.as_bytes()).context("write the id of a copy")?;
     let Copy::Between(copy) = Copy::new(args, Arc::new(Prompt))? else {
@@ -123,8 +123,8 @@ pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the exit code of a copy. The sending host reported `failed` failures and the exit code `told`, and the
-/// target host signed the receipt.
+/// Returns the exit code of a copy. `told` is the exit code that the sending host reported, and `failed` is the number
+/// of failures that it reported. The target host signed `receipt`.
 fn exit_with(told: Exit, receipt: &Receipt, failed: u64) -> Exit {
     if told == Exit::Partial || receipt.faults <= failed {
         return told;
@@ -208,8 +208,8 @@ fn exit_of_receipt(receipt: &Receipt) -> Exit {
     }
 }
 
-/// Returns the result that the sending host reports. Its receipt must be signed by the key that is pinned for the
-/// target host.
+/// Returns the result that the sending host reports. The receipt in this result must be signed by the key that is
+/// pinned for the target host.
 fn of_sender(
     args: &ResultArgs,
     known: &KnownHosts,
@@ -246,7 +246,7 @@ fn of_sender(
     let told = match Exit::of_counters(counters, is_preview) {
         _ if strict && !summary.not_kept.is_empty() => Exit::Partial,
         Exit::Partial => Exit::Partial,
-        // Files without a signed receipt may not have arrived.
+        // Without a signed receipt, the files may not have arrived.
         _ if receipt.is_none() && !is_preview => Exit::Broken,
         told => told,
     };
@@ -266,7 +266,7 @@ fn of_sender(
     Ok((exit, text, said))
 }
 
-/// Returns the text about the data sent to a daemon, or about the differences found by a preview.
+/// Returns a text about the data that a daemon received, or about the differences that a preview found.
 fn sent(counters: &Counters, is_preview: bool, daemon: fmt::Arguments<'_>) -> String {
     let Counters {
         files,

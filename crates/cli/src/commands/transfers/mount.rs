@@ -1,5 +1,6 @@
-//! Checks where the local target and sources of a transfer are mounted. After a reboot, a mount may be missing. A job
-//! would then fill the file system below its target, or read an empty mount point as its source and empty a mirror.
+//! Checks where the local target and sources of a transfer are mounted. After a reboot, a mount may be missing. In that
+//! case, a job would fill the file system below its target. It could also read an empty mount point as its source, and
+//! empty a mirror.
 //!
 //! A mount is identified by its mount point, its type and the ID of its file system, which survive a reboot. Device
 //! numbers do not.
@@ -22,7 +23,7 @@ use crate::commands::transfer::names_other_host;
 use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// Returns the environment variables that pass the current mounts of the target and the sources to the process of a
+/// Returns the environment variables that record the current mounts of the target and the sources for the process of a
 /// job.
 pub(crate) fn recorded_mounts(args: &PushArgs) -> Result<Vec<OsString>> {
     let mounts = [
@@ -43,8 +44,9 @@ pub(crate) fn check_recorded_mounts(args: &PushArgs) -> Result<()> {
     std::env::var_os(OF_SOURCES).map_or(Ok(()), |word| check_source_mounts(&word))
 }
 
-/// Returns the mount of the target as one word, or `None` if the target is on another host or on the root file system.
-/// The word has no file system ID, because another file system may be mounted there later: backup disks rotate.
+/// Returns an encoded record of the target's mount, or `None` if the target is on another host or on the root file
+/// system. The record contains no file system ID, because another file system may be mounted at the same place later.
+/// For example, backup disks are rotated.
 fn of_target(args: &PushArgs) -> Result<Option<OsString>> {
     let Some(target) = local_target(args) else {
         return Ok(None);
@@ -56,13 +58,14 @@ fn of_target(args: &PushArgs) -> Result<Option<OsString>> {
     Ok((mount.point != Path::new("/")).then(|| OsString::from_vec(mount.to_word())))
 }
 
-/// Refuses a target that is no longer on this mount but on one above it. The mount may return, so the job is retried.
+/// Refuses the target if its recorded mount is missing, so that the target is on a different mount. The recorded mount
+/// may return, so the job is retried.
 fn check_target_mount(args: &PushArgs, word: &OsStr) -> Result<()> {
     let Some((wanted, target)) = Mount::from_word(word.as_bytes()).zip(local_target(args)) else {
         return Ok(());
     };
     let found = mount_of(&target)?;
-    // A mount below the recorded one is accepted, because the target is still where the user meant.
+    // A target on a new mount below the recorded one is accepted, because its path is still inside the recorded mount.
     if found.is_same(&wanted)
         || found.point.starts_with(&wanted.point) && found.point != wanted.point
     {
@@ -78,8 +81,9 @@ fn check_target_mount(args: &PushArgs, word: &OsStr) -> Result<()> {
     Err(failure(Exit::Connection, text))
 }
 
-/// Returns the mounts that make up the local sources, as one word with a line for each mount: the mounts of the
-/// sources, and the mounts below them that are sent. Returns `None` if all sources are on the root file system only.
+/// Returns an encoded record of the mounts that make up the local sources, with one line for each mount. These are the
+/// mounts on which the sources are, and the mounts below the sources that are sent. Returns `None` if all sources are
+/// entirely on the root file system.
 fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
     let selection = args.selection.selection()?;
@@ -87,7 +91,8 @@ fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
     for source in sources.iter().filter(|source| !names_other_host(source)) {
         let path = Path::new(source);
         let is_link = path.is_symlink() && !source.as_bytes().ends_with(b"/");
-        // A missing source may still appear, and a symbolic link is sent as a link.
+        // A missing source is skipped, because it may still appear. A symbolic link to a missing file is sent as a
+        // link.
         let Ok(path) = path.canonicalize() else {
             continue;
         };
@@ -135,8 +140,8 @@ fn is_selected(selection: Option<&Selection>, source: &OsStr, path: &Path, point
     }
 }
 
-/// Refuses the sources if one of these mounts is missing, or if another file system is mounted there. The mount may
-/// return, so the job is retried.
+/// Refuses the sources if a recorded mount is missing, or if another file system is mounted at its mount point. The
+/// recorded mount may return, so the job is retried.
 fn check_source_mounts(word: &OsStr) -> Result<()> {
     let lines = word.as_bytes().split(|&byte| byte == b'\n');
     for wanted in lines.filter_map(Mount::from_word) {
@@ -184,7 +189,7 @@ pub(crate) fn require(args: &PushArgs) -> Result<()> {
 }
 
 fn local_target(args: &PushArgs) -> Option<PathBuf> {
-    // With a cluster, the target is a path at the receivers.
+    // If a cluster is given, the target is a path at the receivers, not on this host.
     let target = args.paths.last().filter(|_| args.cluster.is_none())?;
     match Location::parse(target, settings::start(&args.dial)) {
         Ok(Location::Local(path)) => std::path::absolute(path).ok(),
@@ -192,9 +197,9 @@ fn local_target(args: &PushArgs) -> Option<PathBuf> {
     }
 }
 
-/// Environment variable with the mount on which the target must be.
+/// Environment variable that records the mount on which the target must be.
 const OF_TARGET: &str = "ZMOVE_JOB_MOUNT";
-/// Environment variable with the mounts that make up the sources.
+/// Environment variable that records the mounts that make up the sources.
 const OF_SOURCES: &str = "ZMOVE_JOB_SOURCE_MOUNTS";
-/// Maximum size of a record of mounts, in bytes. The kernel refuses a variable of 128 KiB.
+/// Maximum size of a record of mounts, in bytes. The kernel refuses environment variables of 128 KiB or more.
 const WORD_BYTES_MAX: usize = 100_000;

@@ -1,7 +1,8 @@
 //! Checks whether a node has the same sources as the head of a job.
 //!
-//! The comparison keeps out a node with other sources from the start: a node with a copy, or with an empty directory
-//! because a file system is not mounted. Entries further below are compared during the work (`scan/walk/mark.rs`).
+//! This comparison keeps out nodes with different sources before they do any work. Such a node may have a copy of the
+//! sources, or an empty directory because a file system is not mounted. Entries deeper in the trees are compared during
+//! the work (`scan/walk/mark.rs`).
 //!
 //! **Invariant:** a node takes part only with the head's list of sources, because work items refer to a source by its
 //! number.
@@ -26,7 +27,7 @@ use zmove_engine::Sources;
 use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
 use zmove_types::{Escaped, RelPath};
 
-/// Returns the sources as the head sees them. Relative paths start at `directory`.
+/// Describes the sources as the head sees them. Relative paths are relative to `directory`.
 pub(crate) fn notices(directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
     let names = (NAMES_OF_ALL / sources.paths().count().max(1)).clamp(1, NAMES);
     let mountinfo = mountinfo();
@@ -34,7 +35,8 @@ pub(crate) fn notices(directory: &Path, sources: &Sources) -> Vec<SourceNotice> 
     paths.map(|path| notice(&mountinfo, path, names)).collect()
 }
 
-/// Describes a source, or a directory in one, with some of its names. There are none if it is empty or not a directory.
+/// Describes a source, or a directory in a source, with up to `names_max` of the names in it. The list of names is
+/// empty if the directory is empty, or if the path is not a directory.
 fn notice(mountinfo: &[u8], path: PathBuf, names_max: usize) -> SourceNotice {
     let entries = path.read_dir().into_iter().flatten();
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().into_vec()));
@@ -45,7 +47,8 @@ fn notice(mountinfo: &[u8], path: PathBuf, names_max: usize) -> SourceNotice {
     }
 }
 
-/// Identifies the entry at a path. A symbolic link at the end of the path is not followed.
+/// Returns the identity of the entry at a path. If the last component of the path is a symbolic link, the link itself
+/// is identified.
 fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
     let found = path.symlink_metadata().ok()?;
     let mount = || Mount::containing(mountinfo, &path.canonicalize().ok()?);
@@ -58,7 +61,7 @@ fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
     })
 }
 
-/// The trees of a push, in which mounts are looked up.
+/// The source trees of a push, together with the mount table in which their mounts are looked up.
 #[derive(Clone)]
 pub(crate) struct Trees {
     /// The mount table of this host.
@@ -77,9 +80,9 @@ impl Trees {
         }
     }
 
-    /// Returns the mounts in the trees as the head sees them. If one of them is not mounted at a node, the directory is
-    /// empty there, or shows files that the mount hides here. Mounts that the selection excludes are left out, because
-    /// no node enters them.
+    /// Describes the mounts in the source trees as the head sees them. If a node lacks one of these mounts, the node
+    /// sees an empty directory or the files that the mount hides. Mounts that the selection excludes are left out,
+    /// because no node enters them.
     pub(crate) fn mounts(&self) -> Vec<SourceNotice> {
         let mut found = Vec::new();
         for root in &self.roots {
@@ -92,10 +95,11 @@ impl Trees {
                 if below.as_os_str().is_empty() || !self.admits(root, below, &mount.point) {
                     continue;
                 }
-                // A later mount above this one hides it.
+                // If a later mount at a parent directory hides this mount, `is_mount_at` returns `Some(false)`.
                 let is_seen =
                     is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
-                // One mount beyond the limit shows that the list is incomplete.
+                // The list may exceed the limit by one mount. A longer list than the limit shows that the list is
+                // incomplete.
                 if is_seen && found.len() <= MOUNTS {
                     found.push(notice(&self.mountinfo, root.source.join(below), NAMES));
                 }
@@ -104,8 +108,8 @@ impl Trees {
         found
     }
 
-    /// Reports the mounts again after each mount or unmount. A separate thread inspects them, because a mount that does
-    /// not respond may block it.
+    /// Sends the list of mounts again after each mount or unmount. A separate thread inspects the mounts, because a
+    /// mount that does not respond may block the thread.
     pub(crate) fn watch_mounts(mut self) -> watch::Receiver<Vec<SourceNotice>> {
         let (reports, mounts) = watch::channel(Vec::new());
         spawn_blocking(move || {
@@ -120,7 +124,7 @@ impl Trees {
         mounts
     }
 
-    /// Returns whether the selection admits the entry at this path below a root.
+    /// Returns whether the selection admits the entry `below` a root.
     fn admits(&self, root: &ScanRoot, below: &Path, point: &Path) -> bool {
         let Some(selection) = &self.selection else {
             return true;
@@ -131,7 +135,8 @@ impl Trees {
         };
         let [directory, other] =
             [PathKind::Directory, PathKind::Other].map(|kind| selection.admits(&path, kind));
-        // An entry that is excluded in any case is not inspected, because it may not respond.
+        // If the selection gives the same answer for a directory and for any other entry, the entry is not inspected,
+        // because its mount may not respond.
         if directory == other || point.is_dir() {
             directory
         } else {
@@ -152,8 +157,9 @@ pub(crate) fn reader() -> Reader {
     }
 }
 
-/// Compares the read permissions here with those at the head. If they differed, the set of files sent would depend on
-/// chance. Files that a server hides only from the root user of one host are not detected.
+/// Compares the permissions with which this node and the head read the sources. If they differed, the set of sent files
+/// would depend on which node takes an item. Files that a server hides only from the root user of one host are not
+/// detected.
 fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
     if here.reads_all {
         return Ok(());
@@ -180,7 +186,7 @@ fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
     Ok(())
 }
 
-/// Returns the message about a source that is not the same here.
+/// Returns the error message for a source that differs between this node and the head.
 pub(super) fn mismatch_message(path: &Path) -> String {
     format!(
         "the source '{}' is not the same here as on the sending node",
@@ -188,10 +194,11 @@ pub(super) fn mismatch_message(path: &Path) -> String {
     )
 }
 
-/// Compares the local sources and their reader with those of the head.
+/// Compares the sources of this node, and the permissions of their reader, with those of the head.
 ///
 /// # Errors
-/// Returns an error if a source does not exist here or is a different one.
+///
+/// Returns an error if a source does not exist on this node or differs from the head's source.
 pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
     let mut paths = here.paths();
     for path in head.sources.iter().map(path_of) {
@@ -222,8 +229,9 @@ fn mountinfo() -> Vec<u8> {
     std::fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
-/// Compares a source with the description from the head. A different directory lacks the names, and a copy has a
-/// different inode number. If all of a few names were removed since, this node does not take part, which does no harm.
+/// Compares a source with its description from the head. A different directory lacks the described names, and a copy
+/// has a different inode number. If the description has few names and all these files were removed since, this node
+/// does not take part. This does no harm.
 fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
     let path = path_of(there);
     let shown = Escaped::path(&path);
@@ -259,25 +267,26 @@ fn compare_source(there: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the path of a source, or of a directory in one.
+/// Returns the path of a source, or of a directory in a source.
 pub(super) fn path_of(source: &SourceNotice) -> &Path {
     Path::new(OsStr::from_bytes(&source.path))
 }
 
 /// File systems that two hosts cannot have mounted for writing at the same time, and read-only images. Each host has a
-/// separate one, possibly with other contents. A replica of a volume, for example from sent snapshots, has the inode
-/// numbers of its original and lags behind it.
+/// separate file system of such a type, possibly with different contents. A replica of a volume, for example one made
+/// from sent snapshots, has the inode numbers of its original and lags behind it.
 const LOCAL: [&str; 38] = [
     "affs", "aufs", "bcachefs", "befs", "btrfs", "cramfs", "devtmpfs", "ecryptfs", "erofs",
     "exfat", "ext2", "ext3", "ext4", "f2fs", "fuseblk", "hfs", "hfsplus", "hpfs", "iso9660",
     "jffs2", "jfs", "minix", "msdos", "nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs",
     "romfs", "squashfs", "tmpfs", "ubifs", "udf", "ufs", "vfat", "xfs", "zfs",
 ];
-/// Maximum number of names for each source. It is more than disappear at the same time when a source changes.
+/// Maximum number of names in the description of one source. When a source changes, fewer names than this usually
+/// disappear at the same time.
 const NAMES: usize = 8;
-/// Maximum number of names for all sources together. They are sent every second.
+/// Maximum number of names in the descriptions of all sources. These names are sent every second.
 const NAMES_OF_ALL: usize = 1024;
-/// Maximum number of mounts. They are sent every second.
+/// Maximum number of mounts to describe. The descriptions are sent every second.
 const MOUNTS: usize = 256;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `zmove cluster status`: shows the nodes and jobs that report within a few seconds.
+//! `zmove cluster status`: listens for a few seconds, and shows the nodes and jobs that have sent a report.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::settings;
 use crate::settings::cluster::Cluster;
 use crate::value::exit::{Exit, failure};
 
-/// The notices received so far.
+/// The notices received during this command.
 #[derive(Default)]
 struct HeardNotices {
     jobs: BTreeMap<SharedJobId, JobNotice>,
@@ -27,9 +27,9 @@ struct HeardNotices {
 /// A job, with all nodes and receivers that take part in it.
 #[derive(Default, Serialize)]
 struct JobStatus {
-    /// ID of the job, or `None` for the nodes without work.
+    /// ID of the job, or `None` for the group of nodes without work.
     job: Option<String>,
-    /// Whether a push reports the job. Otherwise the push was killed, or cannot reach the broker.
+    /// Whether a push reports the job. If not, the push was killed or cannot reach the broker.
     led: bool,
     #[serde(flatten)]
     nodes: Nodes,
@@ -160,7 +160,7 @@ fn metrics(jobs: &[JobStatus], cluster: &str) -> String {
     families.into_values().collect()
 }
 
-/// Maximum time for a broker to answer. Another program on its port may never answer.
+/// Maximum time for a broker to answer. If another program listens on the broker's port, it may never answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// Time for which the command listens. All nodes and heads report every second.
 const LISTEN_FOR: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Measures the rates of the nodes or receivers of a push, and finds the ones that hold up the others.
+//! Measures the rates of the nodes or receivers of a push, and finds the nodes or receivers that hold up the others.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use zmove_jobs::{Node, Pace};
 use zmove_wire::FileTotal;
 
-/// The bytes moved by a node or receiver at several times in the last seconds.
+/// The bytes that a node or receiver had moved at several times during the last seconds.
 #[derive(Default)]
 pub(super) struct Rate {
     marks: VecDeque<(Instant, u64)>,
@@ -25,7 +25,7 @@ pub(super) struct RateSample<'a> {
 }
 
 impl Rate {
-    /// Measures a node or receiver that has moved this in total.
+    /// Takes a sample of a node or receiver, given the total that it has moved so far.
     pub(super) fn sample(
         &mut self,
         name: &str,
@@ -61,11 +61,11 @@ impl Rate {
     }
 }
 
-/// Compares the rates of the participants at work, and returns the first `NODES_MAX` participants, starting with
-/// those that hold up the others.
+/// Compares the rates of the participants at work. Returns the first `NODES_MAX` participants, starting with those that
+/// hold up the others.
 ///
-/// If no item is waiting, a node that moves nothing has no work and is not compared. A node that was slow stays slow
-/// when no other node has work, because all of them wait for it.
+/// If no item is waiting, a node that moves nothing has no work and is not compared. If no other node has work, a node
+/// that was slow stays slow, because all the other nodes wait for it.
 pub(super) fn compare(mut looks: Vec<RateSample<'_>>, waiting: Option<u64>) -> Vec<Node> {
     let is_waiting = waiting.is_some_and(|waiting| waiting > 0);
     let rate = |look: &RateSample<'_>| {
@@ -78,7 +78,8 @@ pub(super) fn compare(mut looks: Vec<RateSample<'_>>, waiting: Option<u64>) -> V
     for look in &mut looks {
         let was_slow = std::mem::take(look.was_slow);
         let Some(rate) = rate(look) else { continue };
-        // This is the median of all others. Without this rate, the rates above it move down by one.
+        // The median of the rates of all other participants. Removing this participant's rate shifts the higher rates
+        // down by one index.
         let median = rates.get(middle + usize::from(rate <= rates[middle]));
         let median = median.filter(|median| **median > 0);
         let percent = median.map(|median| rate.saturating_mul(100) / median);
@@ -99,14 +100,15 @@ pub(super) fn compare(mut looks: Vec<RateSample<'_>>, waiting: Option<u64>) -> V
     nodes
 }
 
-/// Duration over which rates are measured. A node starts and finishes items in less time.
+/// Duration over which rates are measured. It is longer than the time between the end of one item and the start of the
+/// next.
 const WINDOW: Duration = Duration::from_secs(5);
 /// A node at work that has moved nothing for this time counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(3);
 /// A node is slow if its rate is below this percentage of the others' median.
 const SLOW_PERCENT: u64 = 50;
-/// A slow node is no longer slow from this percentage on. The rates of others that have just run out of work decrease
-/// slowly.
+/// A slow node counts as slow until its rate reaches this percentage of the others' median. The limit is higher than
+/// `SLOW_PERCENT` because the measured rates of nodes that have run out of work decrease slowly.
 const KEEPS_UP_PERCENT: u64 = 80;
 /// Maximum number of nodes to show.
 pub(super) const NODES_MAX: usize = 64;
