@@ -1,4 +1,5 @@
-//! `zmove trust`: manages the keys of receivers. It also has the functions by which other commands pin a key.
+//! `zmove trust`: manages the keys of receivers. This module also has the functions with which other commands pin a
+//! key.
 //!
 //! **Invariant:** a key is stored only after its holder has signed a handshake with it, or before a connection that
 //! demands this signature.
@@ -54,8 +55,8 @@ fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Fetches the key of a host, which proves the key with a signature. If a `known` key is given, the host must have that
-/// key.
+/// Fetches the key of a host. The host proves with a signature that it holds the key. If a `known` key is given, the
+/// host must have that key.
 pub(crate) async fn fetch(
     host: &Remote,
     identity: &Identity,
@@ -78,7 +79,8 @@ pub(crate) async fn fetch(
     Ok(key)
 }
 
-/// Fetches the key of a host, which proves the key with a signature, and stores the key if it is the right one.
+/// Fetches the key of a host, and stores the key if it is the expected one. The host proves with a signature that it
+/// holds the key.
 async fn learn(
     args: &TrustHostArgs,
     identity: &Identity,
@@ -98,7 +100,7 @@ async fn learn(
     if args.fingerprint.is_none() && !args.accept_new {
         let otherwise = "run again with --fingerprint and that key, or with --accept-new";
         let host = host.clone();
-        // The prompt runs on a separate thread, so that interrupts are still handled.
+        // The prompt runs on a separate thread, so that this thread can handle interrupts.
         let asked = tokio::task::spawn_blocking(move || ask(&host, key, otherwise)).await;
         asked.context("read the answer")??;
     }
@@ -107,7 +109,7 @@ async fn learn(
     Ok(Exit::Done)
 }
 
-/// Returns the key of a host, and pins the key if it was unknown.
+/// Returns the key of a host. If the key was unknown, pins it.
 pub(crate) fn key_of(host: &Remote, accept_new: bool) -> Result<Fingerprint> {
     let home = settings::home(settings::Role::Client)?;
     let mut known_hosts = KnownHosts::open(&home)?;
@@ -127,9 +129,9 @@ pub(crate) fn key_of(host: &Remote, accept_new: bool) -> Result<Fingerprint> {
     Ok(key)
 }
 
-/// Makes sure that the key of a host is known, and asks the user now if it is not.
+/// Makes sure that the key of a host is known. If the key is unknown, asks the user immediately.
 pub(crate) fn ensure_known_key(host: &Remote, strict: bool) -> Result<()> {
-    // ssh checks the keys of its hosts.
+    // For a host with a login, ssh checks the host key.
     if host.login.is_some() {
         return Ok(());
     }

@@ -18,7 +18,7 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// Counts a failure, and returns whether to name it because it is one of the first of its kind.
+    /// Counts a failure. Returns true if the failure must be printed, which applies to the first failures of each kind.
     pub(crate) fn count(&mut self, message: &str) -> bool {
         let kind = kind(message);
         self.no_room |=
@@ -36,7 +36,7 @@ impl Failures {
         *failures <= NAMED_MAX
     }
 
-    /// Returns a line for each kind with more failures than were named.
+    /// Returns a line for each kind that has failures which were not printed.
     pub(crate) fn unnamed(&self) -> impl Iterator<Item = String> {
         let unnamed = self
             .kinds
@@ -72,8 +72,8 @@ pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {
     terminal::print(format_args!("{event}\n"));
 }
 
-/// Splits a message `SIDE: OPERATION 'PATH': CAUSE` into its parts, for programs. Missing parts are null. A message
-/// from another host is available only as text, so it must be parsed.
+/// Splits a message `SIDE: OPERATION 'PATH': CAUSE` into its parts, for JSON. A missing part is null. Messages from
+/// another host are available only as text, so they must be parsed.
 pub(crate) fn parts(message: &str) -> Value {
     let message = without_places(message);
     let (side, rest) = match message.split_once(": ") {
@@ -105,7 +105,7 @@ pub(crate) fn parts(message: &str) -> Value {
     })
 }
 
-/// Returns a message without its suffixes that name the receiver and the cluster node of the failure.
+/// Returns a message without its suffixes that name the receiver and the cluster node on which the failure occurred.
 pub(crate) fn without_places(message: &str) -> &str {
     match message.rsplit_once(" (at ") {
         Some((said, place)) if place.ends_with(')') && !place.contains('\'') => {
@@ -115,7 +115,7 @@ pub(crate) fn without_places(message: &str) -> &str {
     }
 }
 
-/// Returns a message without the text from its first quotation mark to its last, which contains names.
+/// Returns a message without the text between its first and its last quotation mark, which contains names.
 fn kind(message: &str) -> String {
     match (message.find('\''), message.rfind('\'')) {
         (Some(first), Some(last)) => {
@@ -125,7 +125,7 @@ fn kind(message: &str) -> String {
     }
 }
 
-/// Maximum number of failures of a kind that are named.
+/// Maximum number of failures of each kind that are printed.
 const NAMED_MAX: u64 = 10;
 /// Maximum number of kinds that are distinguished. Messages may contain numbers in addition to names.
 const KINDS_MAX: usize = 100;

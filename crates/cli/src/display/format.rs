@@ -1,4 +1,4 @@
-//! Formats numbers and text for people.
+//! Formats numbers and text for the terminal.
 
 use zmove_tools::figures::Wrapping;
 
@@ -13,8 +13,8 @@ pub(crate) fn same_files(number: u64) -> String {
 /// Maximum width of tables and their texts, in columns.
 pub(crate) const COLUMNS: usize = 80;
 
-/// Wraps text at spaces to the width of a terminal. All lines after the first are indented by `indent` columns, and the
-/// first line is assumed to start at that column. Longer words are not broken.
+/// Wraps text at spaces to the width of a terminal. The first line is assumed to start at column `indent`, and all
+/// later lines are indented by `indent` columns. A word that is longer than a line is not broken.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     Wrapping {
         first: indent,
@@ -34,7 +34,7 @@ pub(crate) fn wrapped_within(line: &str, columns: usize) -> String {
     .of(line)
 }
 
-/// Cuts text that starts at this column to the width of a terminal.
+/// Truncates text to the width of a terminal. The text starts at the given column.
 pub(crate) fn cut(text: &str, column: usize) -> String {
     let room = COLUMNS - column;
     if text.chars().count() <= room {
@@ -43,7 +43,8 @@ pub(crate) fn cut(text: &str, column: usize) -> String {
     text.chars().take(room - 1).chain(['…']).collect()
 }
 
-/// Returns as many whole parts of a line as fit into `columns` columns, or the complete line if not even one part fits.
+/// Returns as many complete parts of a line as fit into `columns` columns. If not even one part fits, returns the
+/// complete line.
 pub(crate) fn whole_parts(line: &str, columns: usize) -> &str {
     let Some((end, _)) = line.char_indices().nth(columns) else {
         return line;

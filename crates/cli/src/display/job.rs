@@ -1,4 +1,5 @@
-//! Jobs for people and programs: a table with two lines for each job, or an object of `docs/schema/job.json`.
+//! Displays jobs, either as a table with two lines for each job, or as JSON objects as described in
+//! `docs/schema/job.json`.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,7 +18,7 @@ pub(crate) use details::{Details, taking_part};
 
 mod details;
 
-/// A job with its progress, which for a paused job is the progress before the pause.
+/// A job with its progress. For a paused job, this is the progress before the pause.
 pub(crate) struct Row {
     job: Job,
     progress: Option<AttemptProgress>,
@@ -40,12 +41,12 @@ impl Row {
         }
     }
 
-    /// Returns the files and bytes moved by all attempts together.
+    /// Returns the files and bytes moved by all attempts of the job together.
     fn moved(&self) -> Option<(u64, u64)> {
         Some((self.view.figures.files?, self.view.figures.bytes?))
     }
 
-    /// Returns the files and bytes already at the target. For an ended job, these are the files and bytes that it
+    /// Returns the files and bytes already at the target. If the job has ended, returns the files and bytes that it
     /// moved.
     fn done(&self) -> Option<(u64, u64)> {
         let figures = &self.view.figures;
@@ -53,12 +54,12 @@ impl Row {
         done.or_else(|| self.moved())
     }
 
-    /// Returns the object for programs.
+    /// Returns the job as a JSON object.
     pub(crate) fn as_json(&self) -> Value {
         json!(self.view)
     }
 
-    /// Writes the lines for people.
+    /// Writes the lines of the job in the table.
     fn write(&self, text: &mut String, now: Moment, error: LastError) {
         let unknown = || "-".to_owned();
         let Figures {
@@ -94,7 +95,7 @@ impl Row {
         }
     }
 
-    /// Returns why and how long a job waits for its next attempt.
+    /// Returns the reason why a job waits for its next attempt, and the duration of the wait.
     fn waits(&self, now: Moment, error: LastError) -> Option<String> {
         let Job {
             state: State::Waiting,
@@ -144,7 +145,7 @@ impl Row {
         sentence + &after_colon(message.as_ref().filter(|_| is_here))
     }
 
-    /// Returns the end of the job as one line.
+    /// Returns a line that describes how the job ended.
     pub(crate) fn end(&self) -> String {
         let Job {
             id,
@@ -163,7 +164,7 @@ impl Row {
         Printable(format!("job {id} ({label}) {}{moved}{why}", state.phrase())).to_string()
     }
 
-    /// Returns the progress as the text after a bar. For a job that is not running, the text contains no rate.
+    /// Returns the text that follows the progress bar. If the job is not running, the text contains no rate.
     pub(crate) fn bar(&self) -> String {
         let message = after_colon(self.job.message.as_ref());
         let line = match &self.progress {
@@ -205,7 +206,7 @@ impl Row {
     }
 }
 
-/// Returns the progress and rate of a running job, and the nodes that take part.
+/// Returns a text with the progress and rate of a running job, and with the nodes that take part.
 fn running(progress: &AttemptProgress, bytes: &str, files: &str) -> String {
     let nodes = progress.nodes.as_ref();
     let rate = nodes::rate_and_nodes(progress.bytes_per_second, nodes);
@@ -222,7 +223,7 @@ fn after_colon(message: Option<&String>) -> String {
     message.map_or_else(String::new, |message| format!(": {message}"))
 }
 
-/// Where the error of a job's last attempt is shown.
+/// The place where the error of a job's last attempt is displayed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastError {
     /// In the row of the job.
@@ -234,7 +235,7 @@ enum LastError {
 /// The column at which the sentence about a job starts.
 const INDENT: usize = 7;
 
-/// Returns the table for people.
+/// Returns the table of jobs as text.
 pub(crate) fn table(rows: &[Row], now: Moment) -> String {
     let mut text = HEADING.to_owned();
     rows.iter()
@@ -242,7 +243,7 @@ pub(crate) fn table(rows: &[Row], now: Moment) -> String {
     text
 }
 
-/// Returns one job with its details, for people.
+/// Returns one job with its details as text.
 pub(crate) fn one(row: &Row, details: &Details, now: Moment) -> String {
     let mut text = HEADING.to_owned();
     row.write(
@@ -260,7 +261,7 @@ pub(crate) fn one(row: &Row, details: &Details, now: Moment) -> String {
 const HEADING: &str =
     "ID     STATE        FILES        DONE          OF        RATE   LEFT   TRY\n";
 
-/// Returns an event as a line for people.
+/// Returns an event as a line of text.
 pub(crate) fn event(
     JobEvent {
         time,
@@ -279,7 +280,7 @@ pub(crate) fn event(
     Printable(format!("{} {kind}{attempt}{message}", format_local(*time))).to_string()
 }
 
-/// Returns an event as an object for programs.
+/// Returns an event as a JSON object.
 pub(crate) fn event_as_json(event: &JobEvent) -> Value {
     json!(EventView::from(event.clone()))
 }

@@ -51,9 +51,11 @@ impl LogFile {
         }))
     }
 
-    /// Opens the path again after the old file was renamed. If that fails, the old file stays in use.
+    /// Opens the path of the log again, because the old file was renamed. If that fails, the log continues to use the
+    /// old file.
     ///
     /// # Errors
+    ///
     /// Returns the system's error.
     pub(crate) fn reopen(&self) -> io::Result<()> {
         *self.file.lock() = append_to(&self.path)?;
@@ -61,8 +63,8 @@ impl LogFile {
     }
 }
 
-/// Opens a log for appending. A FIFO without a reader is an error, because the daemon would otherwise block silently at
-/// startup.
+/// Opens a log for appending. A FIFO that no process reads is an error, because the daemon would otherwise block
+/// silently at startup.
 fn append_to(path: &Path) -> io::Result<File> {
     let file = File::options()
         .append(true)
@@ -85,7 +87,7 @@ impl io::Write for &LogFile {
     }
 }
 
-/// Sends all further events of this program to the file, or to standard error.
+/// Directs all further events of this program to the file, or to standard error if no file is given.
 pub(crate) fn start(format: LogFormat, file: Option<&Arc<LogFile>>) {
     let own = Targets::new().with_target("zmove_cli", LevelFilter::INFO);
     let writer = match file {
@@ -109,12 +111,12 @@ pub(crate) fn start(format: LogFormat, file: Option<&Arc<LogFile>>) {
     begun.expect("the log is started once");
 }
 
-/// Logs a message that an operator should look at.
+/// Logs a message that may require action by the operator.
 pub(crate) fn warning(text: impl Display) {
     warn!(event = "warning", "{text}");
 }
 
-/// Logs a message that an operator may want to know.
+/// Logs a message that may interest the operator but requires no action.
 pub(crate) fn note(text: impl Display) {
     info!(event = "note", "{text}");
 }
@@ -201,7 +203,7 @@ fn log_end(ended: &EndedTransfer) {
         }
     };
     let seconds = (moved.elapsed.as_secs_f64() * 1e3).round() / 1e3;
-    // The macro exists because the level of a line must be a constant.
+    // A macro is needed because the level of a log line must be a constant.
     macro_rules! line {
         ($level:ident) => {
             $level!(
@@ -225,7 +227,8 @@ const fn word_of(cipher: Cipher) -> &'static str {
     }
 }
 
-/// Returns whether standard error is the socket of systemd's journal, which `JOURNAL_STREAM` names by device and inode.
+/// Returns whether standard error is the socket of systemd's journal. The variable `JOURNAL_STREAM` identifies that
+/// socket by device and inode.
 fn is_journal() -> bool {
     let Some(said) = std::env::var("JOURNAL_STREAM").ok() else {
         return false;
@@ -236,8 +239,8 @@ fn is_journal() -> bool {
     said == format!("{}:{}", own.st_dev(), own.st_ino())
 }
 
-/// The text log format, with one sentence per line. The journal records time and program name itself, so a line for the
-/// journal has only the priority.
+/// The text format of the log, with one sentence per line. systemd's journal records the time and the program name
+/// itself, so a line for the journal has only the priority.
 struct Sentences {
     journal: bool,
 }

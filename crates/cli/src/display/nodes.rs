@@ -5,8 +5,8 @@ use zmove_types::{ByteCount, ByteRate};
 
 use crate::display::format::counted;
 
-/// Returns the number of nodes, and how many of them hold up the others. The text is short because it is near the start
-/// of a line that the terminal may cut off.
+/// Returns a text with the number of nodes and the number of nodes that hold up the others. The text is short because
+/// it is near the start of a line that the terminal may truncate.
 fn node_count(nodes: &Nodes) -> String {
     let of = |state: Pace| {
         let of_it = nodes.nodes.iter().filter(|node| node.state == state);
@@ -22,7 +22,8 @@ fn node_count(nodes: &Nodes) -> String {
     }
 }
 
-/// Returns the known rate of a push and the number of its nodes, to be followed by more text.
+/// Returns a text with the rate of a push, if known, and the number of its nodes. Further text follows it on the same
+/// line.
 pub(crate) fn rate_and_nodes(bytes_per_second: Option<f64>, nodes: Option<&Nodes>) -> String {
     let rate = match bytes_per_second {
         Some(rate) => format!(", {}", ByteRate(rate)),
@@ -33,7 +34,8 @@ pub(crate) fn rate_and_nodes(bytes_per_second: Option<f64>, nodes: Option<&Nodes
     rate + &by.unwrap_or_default()
 }
 
-/// Returns the number of waiting items and the names of the nodes that hold up the others, for the end of the line.
+/// Returns a text with the number of waiting items and the names of the nodes that hold up the others. It ends the
+/// line.
 pub(crate) fn waiting_and_slow(nodes: &Nodes) -> String {
     let waiting = nodes.items_waiting;
     let waiting = waiting.map(|waiting| format!("; {} waiting", counted(waiting, "item")));

@@ -29,15 +29,18 @@ pub(crate) fn note(written: io::Result<()>) {
     }
 }
 
-/// Returns whether nothing more can be written, because the reader is gone or the storage is full.
+/// Returns whether an earlier write has failed, because the reader has closed the stream or the storage is full.
 pub(crate) fn has_failed() -> bool {
     FAILURE.get().is_some()
 }
 
-/// Flushes the stream and closes a duplicate of it, because some file systems report a lack of space only on close.
+/// Flushes standard output and closes a duplicate of it, because some file systems report a lack of space only on
+/// close.
 ///
 /// # Errors
-/// Returns the first write error. A reader that has closed the stream is not an error: it has read all that it needs.
+///
+/// Returns the first write error. If the reader has closed the stream, this is not an error, because the reader needs
+/// no further output.
 pub(crate) fn end() -> io::Result<()> {
     let mut stdout = io::stdout();
     note(stdout.flush().and_then(|()| closed(&stdout)));
@@ -51,7 +54,7 @@ fn closed(stdout: &Stdout) -> io::Result<()> {
     close(File::from(stdout.as_fd().try_clone_to_owned()?))
 }
 
-/// Returns whether a pipe has lost its reader or a terminal was hung up.
+/// Returns whether the error means that the reader of a pipe has closed it, or that a terminal was hung up.
 fn is_reader_gone(error: &io::Error, stdout: &Stdout) -> bool {
     let is_device = || {
         rustix::fs::fstat(stdout)

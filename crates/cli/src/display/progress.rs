@@ -39,7 +39,7 @@ pub(crate) struct Display {
 /// The thread that draws until `end` is dropped.
 struct Ticker {
     end: Sender<()>,
-    /// `None` if the thread could not be started. Nothing is drawn then.
+    /// The thread, or `None` if it could not be started. Without the thread, nothing is drawn.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -51,7 +51,7 @@ struct Watcher {
     form: OutputForm,
     trace: Option<TraceFile>,
     state: Lock<PushState>,
-    /// The nodes that take part, once they are known.
+    /// The nodes that take part. Empty until the nodes are known.
     nodes: watch::Sender<Nodes>,
 }
 
@@ -60,13 +60,13 @@ struct Watcher {
 enum OutputForm {
     Bar,
     Json,
-    /// Lines without a bar, if standard error is not a terminal.
+    /// Lines without a bar, for a standard error that is not a terminal.
     Lines,
     Failures,
 }
 
 impl OutputForm {
-    /// Returns the interval at which progress is shown, or `None` if it is never shown.
+    /// Returns the interval at which progress is shown. Returns `None` if progress is never shown.
     const fn interval(self) -> Option<Duration> {
         match self {
             Self::Bar => Some(DRAW_INTERVAL),
@@ -85,18 +85,18 @@ struct PushState {
     lanes: usize,
     scan_ended: bool,
     flushing: bool,
-    /// The current rate of the bytes moved. The bar also counts bytes that need not be moved.
+    /// Current rate of the moved bytes. The bar also counts bytes that did not need to be moved.
     rate: RateWindow,
     limit: Cow<'static, str>,
-    /// Time at which the connection was lost, or `None` while there is one.
+    /// Time at which the connection was lost. `None` while a connection exists.
     lost: Option<Instant>,
     /// Time at which the transfer joined the queue, and the reason why it waits.
     waits: Option<(Instant, String)>,
-    /// ID of the transfer, which its host uses too.
+    /// ID of the transfer. The other host uses the same ID.
     transfer: Option<String>,
-    /// The reasons for waiting that the user has seen.
+    /// The reasons for waiting that were already shown to the user.
     reported: HashSet<String>,
-    /// `None` if every failure is named.
+    /// Numbers of failures by kind. `None` if every failure is printed.
     failures: Option<Failures>,
 }
 
@@ -109,20 +109,20 @@ impl PushState {
         }
     }
 
-    /// Returns the files and bytes at the target.
+    /// Returns the number of files and bytes at the target.
     fn done(&self) -> FileTotal {
         let mut done = self.progress.stored;
         done.add(self.progress.skipped);
         done
     }
 
-    /// Returns the bytes found, which are at least the bytes at the target.
+    /// Returns the number of bytes found. The result is at least the number of bytes at the target.
     fn found_bytes(&self) -> u64 {
         self.progress.found.bytes.max(self.done().bytes)
     }
 
-    /// Returns the current rate of the bytes moved, if known. If all nodes are listed, this is the sum of their rates,
-    /// so that it matches the rates displayed for them.
+    /// Returns the current rate of the moved bytes, if known. If all nodes are displayed, returns the sum of their
+    /// rates, so that the total matches the displayed rates.
     fn rate(&self, nodes: Option<&Nodes>) -> Option<f64> {
         match nodes {
             Some(nodes) if are_all_listed(nodes) => {
@@ -133,8 +133,8 @@ impl PushState {
         }
     }
 
-    /// Returns the limit of the push. If all nodes have stopped moving data, no session reports a limit any more, and
-    /// the push is waiting for replies.
+    /// Returns the current limit of the push. If no node moves data any more, no session reports a limit, and the push
+    /// is waiting for replies.
     fn limit(&self, nodes: Option<&Nodes>) -> &str {
         let stand_still = |nodes: &Nodes| {
             let mut all = nodes.nodes.iter();
@@ -162,12 +162,12 @@ pub(crate) const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
 const BAR_COLUMNS: usize = "0123456789 100% ".len();
 /// The event that reports the files and bytes moved by each node of a push.
 pub(crate) const TOOK_PART: &str = "took_part";
-/// A longer remaining time only means that hardly anything is moving, so it is not shown.
+/// Maximum remaining time to display, in seconds. A longer time only means that hardly any data is moving.
 const LEFT_MAX: f64 = 100.0 * 24.0 * 3600.0;
 
 impl Display {
-    /// Creates a display that shows nothing until it is [started](Self::start), because the user may have to answer a
-    /// question first.
+    /// Creates a display that shows nothing until it is [started](Self::start). Before that, the user may have to
+    /// answer a question.
     pub(crate) fn new(args: &PushArgs, trace: Option<TraceFile>) -> Self {
         let form = match args {
             PushArgs { json: true, .. } => OutputForm::Json,
@@ -193,7 +193,7 @@ impl Display {
         }
     }
 
-    /// Starts to show the observer's events. Later calls reset the counts.
+    /// Starts to display the events of the observer. Each later call resets the counts.
     pub(crate) fn start(&self) {
         if self.ticker.get().is_some() {
             let mut state = self.watcher.state.lock();
@@ -246,12 +246,12 @@ impl Display {
         self.watcher.state.lock().transfer.clone()
     }
 
-    /// Removes the progress bar from the terminal. Returns the files and bytes moved by each node, if several nodes
-    /// took part.
+    /// Removes the progress bar from the terminal. If several nodes took part, returns a text with the files and bytes
+    /// that each node moved.
     pub(crate) fn end(self) -> Option<String> {
         if let Some(Ticker { end, thread }) = self.ticker.into_inner() {
             drop(end);
-            // A failed display is not a failure of the transfer.
+            // If the display thread panicked, the transfer does not fail.
             let _display_failed = thread.map(JoinHandle::join);
         }
         self.watcher.bar.finish_and_clear();
@@ -278,7 +278,7 @@ impl Listener for Display {
                 self.watcher.state.lock().transfer = transfer.map(|transfer| transfer.to_string());
                 self.start();
             }
-            // Once a session has started, progress is already on the screen.
+            // If a session has already started, the display shows progress, so this notice is not shown.
             Notice::Dialling { .. }
                 if self.watcher.form != OutputForm::Bar || self.ticker.get().is_some() => {}
             Notice::ConnectionLost { .. } => self.watcher.report_lost(&notice.to_string()),
@@ -327,7 +327,7 @@ impl Watcher {
         self.bar.set_position(state.done().bytes);
     }
 
-    /// Shows the bar with this text. While the transfer is queued, only the text is shown.
+    /// Shows the bar with this text. If the transfer is queued, shows only the text.
     fn draw(&self, message: String) {
         let is_in_line = self.state.lock().waits.is_some();
         terminal::style(&self.bar, if is_in_line { QUEUED_TEMPLATE } else { BAR });
@@ -435,7 +435,7 @@ impl Watcher {
         self.report_event("connection_lost", message);
     }
 
-    /// Reports a wait once for each `reason`, because several sessions may report the same wait.
+    /// Shows a wait event only once for each `reason`, because several sessions may report the same wait.
     fn report_wait(&self, reason: &str, message: &str) {
         if self.state.lock().reported.insert(reason.to_owned()) {
             self.report_event("waiting", &format!("waiting: {message}"));
@@ -454,7 +454,7 @@ impl Watcher {
         self.report_wait(BUSY, &format!("{BUSY}: {cause}"));
     }
 
-    /// Reports that the connection is restored, if it was lost.
+    /// If the connection was lost, reports that it is restored.
     fn report_reconnected(&self) {
         let lost = self.state.lock().lost.take();
         if let Some(lost) = lost {
@@ -470,12 +470,12 @@ impl Watcher {
         }
     }
 
-    /// Writes a line for the user, and an event with the same message.
+    /// Prints a line for the user, and an event that has the same message.
     fn report_event(&self, event: &str, message: &str) {
         self.say(message, json!({ "event": event, "message": message }));
     }
 
-    /// Writes a line for the user, and an event.
+    /// Prints a line for the user, and an event.
     fn say(&self, message: &str, event: Value) {
         if self.form == OutputForm::Json {
             self.print(event);
@@ -502,7 +502,7 @@ impl Watcher {
         }
     }
 
-    /// Writes a line to standard error, above the bar.
+    /// Prints a line to standard error, above the bar.
     fn warn(&self, text: &str) {
         self.bar.suspend(|| terminal::warn(text));
     }
@@ -553,13 +553,13 @@ impl Observer for Watcher {
     }
 }
 
-/// Returns whether all nodes are listed. With many nodes, some are left out.
+/// Returns whether the display lists all nodes. If there are many nodes, some are left out.
 fn are_all_listed(nodes: &Nodes) -> bool {
     nodes.count == nodes.nodes.len() as u64
 }
 
-/// Returns the text next to a [bar](BAR) that fits the terminal. Only whole parts are kept, because a truncated number
-/// would be misread.
+/// Returns the text next to a [bar](BAR), shortened to fit the terminal. Only complete parts of the text are kept,
+/// because a truncated number would be misread.
 pub(crate) fn bar_text(words: &str) -> String {
     let columns =
         terminal::columns(std::io::stderr()).map(|columns| columns.saturating_sub(BAR_COLUMNS));

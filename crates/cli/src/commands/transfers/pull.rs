@@ -28,7 +28,8 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;
     let display = display(args, &settings.remote.host, &host_name())?;
-    // With --checksum, the host does not report which files it sent. All files were at least compared.
+    // With `--checksum`, the host does not report which of the compared files it sent. All files were at least
+    // compared.
     let received = if args.checksum {
         &["compared"]
     } else {

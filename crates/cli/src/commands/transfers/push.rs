@@ -87,8 +87,8 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     Ok(exit)
 }
 
-/// Returns the target if it is a local name without slashes that does not exist yet, and if the summary is for a
-/// person. The user may have meant a host.
+/// Returns the target if it is a name without slashes that does not exist on this host yet, and if the summary is
+/// printed for a person. The user may have meant the name as a host.
 fn bare_name(settings: &PushSettings) -> Option<&Path> {
     let PushSettings { location, args, .. } = settings;
     let Location::Local(target) = location else {
@@ -100,7 +100,7 @@ fn bare_name(settings: &PushSettings) -> Option<&Path> {
     (is_bare && is_shown && !target.exists()).then_some(target)
 }
 
-/// Reports that a directory of this name was created. Does nothing if a single file was created under this name.
+/// Tells the user that a directory with this name was created. Does nothing if the push created a file with this name.
 fn report_created(name: &Path) {
     if name.is_dir() {
         terminal::say(format_args!(
@@ -134,7 +134,7 @@ fn sender_config(settings: &PushSettings, sources: &Sources, storage: &Storage) 
     }
 }
 
-/// Runs the sending role, and reconnects if connections are lost.
+/// Runs the sender, and reconnects if connections are lost.
 async fn push_there(
     remote: &Remote,
     settings: &PushSettings,
@@ -168,7 +168,7 @@ async fn push_there(
     Ok(Box::pin(pushing.push(push, run, interrupted())).await?)
 }
 
-/// Runs both roles in this process.
+/// Runs the sender and the receiver in this process.
 async fn push_here(
     push: Push,
     run: &mut Run,
@@ -182,7 +182,8 @@ async fn push_here(
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 
-/// Returns the settings of the scan, with as many threads as were useful for reading the sources before.
+/// Returns the settings of the scan. Uses as many threads as were useful for reading the same sources in earlier
+/// transfers.
 fn scan_config(usual: ScanConfig, sources: &Sources, memory: &ThreadCountCache) -> ScanConfig {
     let known = sources
         .paths()
@@ -195,9 +196,8 @@ fn scan_config(usual: ScanConfig, sources: &Sources, memory: &ThreadCountCache) 
     ScanConfig { threads, ..usual }
 }
 
-/// Maximum number of scan threads. Scanning is only part of the work: each file is then opened, read and inspected
-/// again.
-/// the scan.
+/// Maximum number of scan threads. Scanning is only part of the work, because each file is then opened, read and
+/// inspected again.
 const SCAN_THREADS_MAX: usize = 64;
 
 fn storage_memory() -> ThreadCountCache {
@@ -207,8 +207,8 @@ fn storage_memory() -> ThreadCountCache {
     )
 }
 
-/// Returns the fractions of the measured storage speed that the push reached, as far as they are known. The target
-/// counts only if it is local.
+/// Returns the known shares of the measured storage speed that the push has reached. The share of the target is known
+/// only if the target is local.
 fn shares(moved: &MovedSizes, summary: &Summary, sources: &Sources, location: &Location) -> Shares {
     let source = saved_sweeps::of_paths(sources.paths());
     let target = match location {

@@ -1,10 +1,10 @@
-//! `zmove receive`: one side of a single transfer, started over ssh by a command on another host. It is the other end
-//! of a push or a pull, or one of the two hosts of a copy.
+//! `zmove receive`: one side of a single transfer, started over ssh by a command on another host. It serves a push or a
+//! pull of that command, or it is one of the two hosts of a copy.
 //!
-//! The program reads its request from standard input, writes its listening address to standard output, and admits one
-//! key, which has all permissions of this user. **Invariant:** the program exits when its transfer ends, when standard
-//! input ends, or when nobody connects in time. In a copy it stays after a session, because the other host may lose its
-//! connections.
+//! The program reads its request from standard input, and writes its listening address to standard output. It admits
+//! one key, which has all permissions of this user. **Invariant:** the program exits when its transfer ends, when
+//! standard input ends, or when no client connects in time. In a copy, the program continues after a session, because
+//! the other host may lose its connections.
 
 use std::io::{BufRead, BufReader, Read, Stdin};
 use std::mem::ManuallyDrop;
@@ -40,7 +40,7 @@ pub(crate) fn run() -> Result<Exit> {
         .context("read standard input")?;
     let request = match ReceiveRequest::read(&line) {
         Err(SshMessageError::Version(_)) => {
-            // The sender reports both versions.
+            // The sender reports the versions of both sides.
             terminal::print(ReceiveReply::other_version_line());
             return Ok(Exit::Incompatible);
         }
@@ -48,7 +48,8 @@ pub(crate) fn run() -> Result<Exit> {
     };
     let key = request.key.parse().context("read the sender's key")?;
     let runtime = runtime::build(&mut Builder::new_multi_thread(), cores())?;
-    // The runtime is never shut down. A stuck write therefore makes later pushes wait until the process exits.
+    // The runtime is never shut down. If a write is stuck, its transfer therefore keeps its lease, and later pushes
+    // wait, until this process exits.
     let runtime = ManuallyDrop::new(runtime);
     runtime.block_on(receive(&request, key, input))?;
     Ok(Exit::Done)
@@ -94,12 +95,13 @@ async fn receive(
         move |event| match event {
             DaemonEvent::Begun { .. } => came.notify_one(),
             DaemonEvent::Ended(_) | DaemonEvent::Granted { .. } => told.notify_one(),
-            // The sender reports problems of this push. Other connections do not concern its user.
+            // The sender itself reports problems of this push. Problems of other connections do not matter to its user.
             _ => {}
         },
     );
     let daemon = copies.into_iter().fold(daemon, Daemon::with_copies);
-    // Resolves at the end of input or on a read error, because the process that started this one is then gone.
+    // Resolves at the end of standard input or on a read error. In both cases, the process that started this one has
+    // exited.
     let closed =
         tokio::task::spawn_blocking(move || std::io::copy(&mut input, &mut std::io::sink()));
     terminal::print(ReceiveReply::new(identity.fingerprint(), port, reached).line());
@@ -110,13 +112,13 @@ async fn receive(
             () = signals.next() => {}
         }
     };
-    // A transfer that does not end keeps its lease until this process exits.
+    // If a transfer does not end, it keeps its lease until this process exits.
     let _all_ended = daemon.serve(stop).await;
     Ok(())
 }
 
-/// Resolves when nobody connected in time or the transfer has ended. In a copy, resolves when nobody connected again in
-/// time.
+/// Resolves when no client has connected in time, or when the transfer has ended. In a copy, resolves when no client
+/// has reconnected in time.
 async fn wait_until_idle(begun: &Notify, ended: &Notify, stays: bool) {
     loop {
         tokio::select! {
@@ -130,7 +132,7 @@ async fn wait_until_idle(begun: &Notify, ended: &Notify, stays: bool) {
     }
 }
 
-/// Listens on a port of the range, on all addresses of the address family that ssh used.
+/// Listens on a port of the requested range, on all addresses of the address family that ssh used.
 async fn bind(
     request: &ReceiveRequest,
     identity: &Identity,

@@ -25,7 +25,7 @@ use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
 use crate::value::exit::{Exit, failure, in_transfer};
 
-/// Replaces the error of an interrupted transfer with advice on how to resume it.
+/// Replaces the error of an interrupted transfer with a message that explains how to resume the transfer.
 pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
     if Exit::of(&error) == Exit::Interrupted && !args.dry_run {
         return failure(
@@ -94,7 +94,7 @@ pub(crate) fn display(args: &PushArgs, from: &str, to: &str) -> Result<Display> 
     Ok(Display::new(args, trace.transpose()?))
 }
 
-/// Returns the settings of this user's receiving role.
+/// Returns the settings of a receiver that runs as this user.
 pub(crate) fn receiver(
     storage: Storage,
     home: Option<&Path>,
@@ -111,7 +111,7 @@ pub(crate) fn receiver(
     }
 }
 
-/// Adds the listed files that were not found to the result of a verification against a manifest.
+/// Adds files that the manifest lists but the verification did not find to the summary of the verification.
 fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Display) -> Result<()> {
     let Some(listed) = &args.listed else {
         return Ok(());
@@ -137,7 +137,7 @@ fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Display) -> Res
     Ok(())
 }
 
-/// Returns the exit code for a transfer that ran to its end.
+/// Returns the exit code of a transfer that was not interrupted.
 pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
     if args.keeping.strict_metadata && !summary.not_kept.is_empty() {
         return Exit::Partial;
@@ -153,7 +153,7 @@ pub(crate) fn names_other_host(path: &OsStr) -> bool {
         .is_some_and(|head| head.contains(':'))
 }
 
-/// Connects to a host, unless the user stops the command first.
+/// Connects to a host. Returns an error if the user stops the command during the attempt.
 pub(crate) async fn reach(
     remote: &Remote,
     dial: &DialSettings,
@@ -172,13 +172,13 @@ pub(crate) async fn reach(
     }
 }
 
-/// Resolves when the user stops the command. Listens from the call on, even before the future is polled.
+/// Resolves when the user stops the command. Signals are caught from the call on, even before the future is polled.
 pub(crate) fn interrupted() -> impl Future<Output = ()> {
     let signals = EndSignals::listen_at_terminal();
     async {
         match signals {
             Ok(mut signals) => signals.next().await,
-            // Without a handler, a signal ends the process.
+            // If no handler can be installed, a signal ends the process by default.
             Err(_) => std::future::pending().await,
         }
     }

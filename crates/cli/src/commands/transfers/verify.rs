@@ -1,5 +1,5 @@
-//! `zmove verify`: a push, a pull or a copy between two hosts that compares contents and moves nothing. With a manifest
-//! there is no target, and the receiver answers from the manifest.
+//! `zmove verify`: a push, a pull or a copy between two hosts that compares contents and moves nothing. With a
+//! manifest, no target exists, and the receiver compares the sources with the manifest.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -43,7 +43,7 @@ pub(crate) fn run(args: VerifyArgs, started: Instant) -> Result<Exit> {
     )
 }
 
-/// Reads the manifest to compare with, if one was given.
+/// Reads the manifest to compare with. Returns `None` if no manifest was given.
 fn listed(args: &VerifyArgs) -> Result<Option<Arc<ListedFiles>>> {
     let Some(path) = &args.manifest else {
         return Ok(None);

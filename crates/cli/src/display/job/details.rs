@@ -28,12 +28,13 @@ pub(crate) struct Details {
 }
 
 impl Details {
-    /// Returns the first files that failed in the last attempt with failed files.
+    /// Returns the first failed files of the last attempt that had failed files.
     fn failed(&self) -> impl Iterator<Item = &str> {
         let failed = || self.events.iter().filter(|event| event.kind == "failed");
         let last = failed().next_back().map(|event| event.attempt);
         let of_last = failed().filter(move |event| Some(event.attempt) == last);
-        // The end of the job is also an event of this kind.
+        // The final error of the job is also recorded as an event of this kind. It names no failed file, so it is left
+        // out.
         let end = self.last_error().and_then(|end| end.message.as_deref());
         let messages = of_last.filter_map(|event| event.message.as_deref());
         messages
@@ -41,8 +42,8 @@ impl Details {
             .take(FAILED_SHOWN)
     }
 
-    /// Returns the files and bytes moved by each node in the last attempt, which has ended. If there were several
-    /// attempts, this is not the total of the job.
+    /// Returns the files and bytes that each node moved in the last attempt. The attempt must have ended. If the job
+    /// had several attempts, this is not the total of the job.
     fn took_part(&self, last: u32) -> Option<String> {
         let is_wanted = |event: &&JobEvent| event.kind == TOOK_PART && event.attempt == last;
         let message = self.events.iter().rfind(is_wanted)?.message.clone()?;
@@ -58,13 +59,13 @@ impl Details {
         self.ends.iter().rev().find(|end| end.message.is_some())
     }
 
-    /// Returns whether the lines for people contain the job's final error.
+    /// Returns whether the text of the details contains the job's final error.
     pub(super) fn shows_error_of(&self, row: &Row) -> bool {
         row.job.message.is_some()
             && self.last_error().map(|end| &end.message) == Some(&row.job.message)
     }
 
-    /// Returns the lines for people, below the row of the job.
+    /// Returns the details as text. This text follows the row of the job.
     pub(super) fn lines(&self, row: &Row) -> String {
         let Job {
             submitted,
@@ -130,7 +131,7 @@ impl Details {
             .collect()
     }
 
-    /// Adds the details to an object for programs, which otherwise is the same as in a list.
+    /// Adds the details to the JSON object of a job. Without the details, the object is the same as in a list of jobs.
     pub(crate) fn add_to(&self, mut object: Value) -> Value {
         object["ends"] = json!(self.ends);
         object["last_error"] = self.last_error().and_then(|end| end.message.clone()).into();
@@ -195,7 +196,7 @@ fn watched(
     )
 }
 
-/// Returns the nodes and receivers as small tables, one line each.
+/// Returns the nodes and the receivers as small tables with one line for each participant.
 pub(crate) fn taking_part(
     Nodes {
         kind,
@@ -246,7 +247,7 @@ pub(crate) fn taking_part(
         .collect()
 }
 
-/// Returns a notification and its result as a line for people.
+/// Returns a notification and its result as a line of text.
 fn notification(notification: &Notification) -> String {
     let Notification {
         event,
@@ -272,7 +273,7 @@ fn notification(notification: &Notification) -> String {
     format!("{method}: '{}' {state}{error}", event.kind)
 }
 
-/// Returns a notification and its result as an object for programs.
+/// Returns a notification and its result as a JSON object.
 fn notification_as_json(notification: &Notification) -> Value {
     let Notification {
         event,

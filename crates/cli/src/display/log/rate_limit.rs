@@ -1,9 +1,9 @@
-//! Rate limit for log lines that strangers can cause, so that nobody can fill the log.
+//! Rate limit for log lines that unknown clients can cause, so that no client can fill the log.
 //!
-//! **Invariant:** the first event of a kind is logged immediately. Further events are logged as one line per second,
-//! with the last event and their number. There is no such line if all of them have the address and reason of the first
-//! event and are no more than the connections of one transfer, because a refused push is refused on each of its
-//! connections.
+//! **Invariant:** the first event of a kind is logged immediately. Further events of that kind are logged as one line
+//! per second, with the last event and the number of events. This line is left out if all events have the address and
+//! reason of the first event, and if their number is at most that of the connections of one transfer. The reason is
+//! that a refused push is refused on each of its connections.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,8 +15,8 @@ use zmove_daemon::{DaemonEvent, Rejection};
 use zmove_types::Lock;
 use zmove_wire::limits::LANES_MAX;
 
-/// The events held back, by kind, because an event of that kind was logged less than a second ago. Clones share this
-/// state.
+/// The events that were held back, by kind. An event is held back if an event of the same kind was logged less than a
+/// second ago. Clones share this state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LogRateLimit(Arc<Lock<HashMap<&'static str, HeldBack>>>);
 
@@ -24,10 +24,10 @@ pub(crate) struct LogRateLimit(Arc<Lock<HashMap<&'static str, HeldBack>>>);
 struct HeldBack {
     /// Address and reason of the event that was logged immediately.
     first: Option<(IpAddr, String)>,
-    /// Whether an event held back has another address or reason.
+    /// Whether any held-back event has an address or reason other than that of `first`.
     others: bool,
     count: u64,
-    /// Text of the last event.
+    /// Text of the last event that was held back.
     text: String,
     from: Option<SocketAddr>,
 }
@@ -37,7 +37,8 @@ const ACCEPT: &str = "accept";
 const INTERVAL: Duration = Duration::from_secs(1);
 
 impl LogRateLimit {
-    /// Logs an event, or holds it back for the next line of its kind. Must be called on the runtime.
+    /// Logs an event immediately, or holds it back and adds it to the next line of its kind. Must be called on the
+    /// runtime.
     pub(crate) fn log(&self, event: &DaemonEvent) {
         let (kind, from) = match event {
             DaemonEvent::Rejected { kind, address, .. } => (kind.name(), Some(*address)),
@@ -50,11 +51,11 @@ impl LogRateLimit {
         }
     }
 
-    /// Returns whether to log an event immediately. Otherwise the event is held back.
+    /// Returns true if the event must be logged immediately. Otherwise, the function holds the event back.
     fn is_first(&self, kind: &'static str, from: Option<SocketAddr>, event: &DaemonEvent) -> bool {
         let whose = match event {
-            // A refused push has completed its handshake. A peer that fails the handshake cannot be recognized as a
-            // push.
+            // Only a peer that has completed its handshake can be a refused push. A peer that fails the handshake
+            // cannot be recognized as a push.
             DaemonEvent::Rejected {
                 kind,
                 address,
@@ -102,7 +103,8 @@ impl LogRateLimit {
         }
     }
 
-    /// Takes the events of a kind since the last line. Forgets the kind if there were none.
+    /// Takes the events of a kind that were held back since the last line of that kind. If no event was held back,
+    /// forgets the kind.
     fn take(&self, kind: &'static str) -> Option<HeldBack> {
         let mut kinds = self.0.lock();
         let held_back = std::mem::take(kinds.get_mut(kind)?);

@@ -1,4 +1,4 @@
-//! The kernel's mount table, and mounts encoded as words that stay valid after a reboot.
+//! Reads the kernel's mount table, and encodes mounts as records that stay valid after a reboot.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -45,13 +45,13 @@ impl Mount {
         })
     }
 
-    /// Returns whether both are the same file system at the same mount point. An unknown ID matches any ID.
+    /// Returns whether both mounts have the same file system at the same mount point. An unknown ID matches any ID.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let are_known = self.id.is_some() && other.id.is_some();
         self.point == other.point && self.kind == other.kind && (!are_known || self.id == other.id)
     }
 
-    /// Returns the mount as messages show it.
+    /// Returns a description of the mount for messages.
     pub(super) fn shown(&self) -> String {
         format!(
             "'{}' ({})",
@@ -63,7 +63,7 @@ impl Mount {
 
 /// Returns the mount of a path, or of the directory in which the path will be created.
 pub(super) fn mount_of(path: &Path) -> Result<Mount> {
-    // Opening '.' triggers a mount on demand, and `O_PATH` needs no read permission.
+    // Opening `.` triggers an automount. `O_PATH` needs no read permission.
     let open = |path: &Path| {
         rustix::fs::open(
             path.join("."),
@@ -78,9 +78,9 @@ pub(super) fn mount_of(path: &Path) -> Result<Mount> {
     Ok(of_line(&line))
 }
 
-/// Returns the reachable mounts below a directory, without mounts that hold no files of users.
+/// Returns the reachable mounts below a directory. Leaves out file systems that contain no files of users.
 pub(super) fn mounts_below(directory: &Path) -> Result<Vec<Mount>> {
-    // A later mount at the same mount point hides the earlier one.
+    // If two mounts have the same mount point, the later mount hides the earlier one.
     let at_points: BTreeMap<_, _> = Line::all(&table()?)
         .map(|line| (line.point.clone(), line))
         .collect();
@@ -140,7 +140,7 @@ fn uuid(device: u64) -> Option<String> {
     names.next()?.file_name().into_string().ok()
 }
 
-/// Escapes bytes like the kernel does. [`unescape_mountinfo`] reverses this.
+/// Escapes bytes like the kernel does in its mount table. [`unescape_mountinfo`] reverses this.
 fn escaped(bytes: &[u8]) -> Vec<u8> {
     let escape = |&byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
@@ -149,8 +149,8 @@ fn escaped(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().flat_map(escape).collect()
 }
 
-/// File systems that store the ID returned by `statvfs`. For other file systems, the ID is a device number, random, or
-/// 0.
+/// File systems that store the ID that `statvfs` returns. For other file systems, this ID may be a device number, a
+/// random number, or 0.
 const WITH_LASTING_ID: [&str; 5] = ["btrfs", "ext2", "ext3", "ext4", "zfs"];
 /// File systems that hold no files of users.
 const PSEUDO: [&str; 18] = [
