@@ -1,5 +1,5 @@
-//! The fuzz targets of this crate, which `crates/fuzz` runs: each function takes any bytes and panics when a decoder
-//! breaks a promise.
+//! The fuzz targets of this crate, which `crates/fuzz` runs. Each function accepts any bytes, and panics if a parser
+//! violates its contract.
 //!
 //! The program never calls these functions, so they are not in its binary.
 

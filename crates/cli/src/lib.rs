@@ -35,7 +35,7 @@ use value::exit::{self, Exit};
 pub fn main() -> ExitCode {
     let started = Instant::now();
     let words: Vec<_> = std::env::args_os().collect();
-    // Parsing the command line needs more stack than the lowest limits allow.
+    // Parsing the command line needs more stack than the lowest possible limits allow.
     let code = match runtime::require_memory() {
         Ok(()) => run(words, started),
         Err(error) => fail(&error, asks_for_events(&words)),
@@ -44,7 +44,7 @@ pub fn main() -> ExitCode {
         Ok(()) => code,
         Err(error) => {
             terminal::warn(format_args!("write the output: {error}"));
-            // Another failure of the command is more important.
+            // If the command itself has failed, its exit code is more important than a failure of standard output.
             if code == ExitCode::SUCCESS {
                 Exit::File.into()
             } else {

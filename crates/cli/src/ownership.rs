@@ -1,7 +1,7 @@
-//! Determines who can change the names in the directories of settings, state, logs, sockets, jobs and journals, and
-//! does the work there as that user.
+//! Determines which users can create, rename or remove entries in the directories of settings, state, logs, sockets,
+//! jobs and journals. If another user controls such a directory, a child process works in it as that user.
 //!
-//! **Invariant:** root opens, creates or removes a name only in a directory in which no other user can do so. In a
+//! **Invariant:** root opens, creates or removes an entry only in a directory in which no other user can do so. In a
 //! directory of another user, a child process that has become that user (`zmove as-user`) does the work. A directory
 //! that several users can change is refused. See `docs/decisions/0011-roots-directories.md`.
 
@@ -27,21 +27,21 @@ pub(crate) use child::{Child, become_user, close_inherited, run_as};
 pub(crate) use commands::settle;
 pub(crate) use terminal::{end_with, run_apart};
 
-/// The users other than root who can change the names in a directory.
+/// The users other than root who can create, rename or remove entries in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// Only root.
+    /// No user other than root can change the directory.
     Root,
-    /// One user.
+    /// One user can change the directory.
     User {
         /// ID of the user.
         user: u32,
-        /// The directory, or an entry on the path to it, that belongs to the user.
+        /// The directory itself, or an entry on the path to the directory, that belongs to the user.
         entry: PathBuf,
     },
-    /// A group or all users.
+    /// A group or all users can change the directory.
     Others {
-        /// The directory, or an entry on the path to it, that they can write to.
+        /// The directory itself, or an entry on the path to the directory, to which these users can write.
         entry: PathBuf,
         /// The permission bits of the entry.
         mode: u32,
@@ -49,7 +49,7 @@ pub(crate) enum Control {
 }
 
 impl Control {
-    /// Finds the users who control a directory. The directory need not exist.
+    /// Determines which users control a directory. The directory need not exist.
     ///
     /// # Errors
     /// Returns an error if an entry on the path cannot be inspected or is not a directory.
@@ -64,11 +64,11 @@ impl Control {
         Ok(walk.shared.unwrap_or(Self::Root))
     }
 
-    /// Like [`of`](Self::of), but also checks the entries of a directory that only root controls, because an entry may
-    /// have been given to another user.
+    /// Determines which users control a directory, like [`of`](Self::of). If only root controls the directory, also
+    /// checks its entries, because an entry may belong to another user.
     ///
     /// # Errors
-    /// Like [`of`](Self::of).
+    /// Returns an error under the same conditions as [`of`](Self::of).
     pub(crate) fn with_entries(directory: &Path) -> io::Result<Self> {
         let control = Self::of(directory)?;
         if control != Self::Root {
@@ -80,8 +80,8 @@ impl Control {
         };
         for entry in entries {
             let path = entry?.path();
-            // The target of a symbolic link is on another path, which is checked. For a dangling link, the existing
-            // part of that path is checked.
+            // For a symbolic link, the path of its target is checked too. If the link is dangling, the existing part of
+            // that path is checked.
             let control = match fs::symlink_metadata(&path) {
                 Ok(found) if found.is_symlink() => match Self::of(&path)? {
                     Self::Others { entry, .. } if !entry.is_dir() => Self::Root,
@@ -98,8 +98,8 @@ impl Control {
         Ok(Self::Root)
     }
 
-    /// Returns the entry that others can change and the command that repairs it, or `None` if only root controls the
-    /// directory.
+    /// Returns the fault: the entry that other users can change, and the command that repairs its permissions. Returns
+    /// `None` if only root controls the directory.
     pub(crate) fn fault(&self) -> Option<OwnershipFault> {
         match self {
             Self::Root => None,
@@ -118,9 +118,9 @@ impl Control {
 /// A violation of the ownership rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnershipFault {
-    /// The entry and who can change it.
+    /// A description of the entry and of the users who can change it.
     pub(crate) text: String,
-    /// The command that repairs it.
+    /// The command that repairs the fault.
     pub(crate) mend: String,
 }
 
@@ -129,8 +129,8 @@ pub(crate) fn is_root() -> bool {
     Uid::effective().is_root()
 }
 
-/// Checks that only root controls `directory`, if this process is root. `purpose` names the directory's contents in
-/// errors.
+/// Checks that only root controls `directory`. Does nothing if this process is not root. `purpose` describes the
+/// contents of the directory in error messages.
 ///
 /// # Errors
 /// Returns an error if another user controls the directory, or if its owners cannot be determined.
@@ -141,10 +141,11 @@ pub(crate) fn require_root_control(directory: &Path, purpose: &str) -> Result<()
     Ok(())
 }
 
-/// Like [`require_root_control`], but checks only a file and its directory, because the other entries are not used.
+/// Checks that only root controls a file and its directory. Unlike [`require_root_control`], ignores the other entries
+/// of the directory, because they are not used.
 ///
 /// # Errors
-/// Like [`require_root_control`].
+/// Returns an error under the same conditions as [`require_root_control`].
 pub(crate) fn require_root_control_of(file: &Path, purpose: &str) -> Result<()> {
     if is_root() {
         let path = std::path::absolute(file)?;
@@ -155,7 +156,8 @@ pub(crate) fn require_root_control_of(file: &Path, purpose: &str) -> Result<()> 
     Ok(())
 }
 
-/// Returns the user who must work in `directory` instead of this process, or `None` if this process can do so.
+/// Returns the user as whom a child process must work in `directory`. Returns `None` if this process can work in the
+/// directory itself.
 ///
 /// # Errors
 /// Returns an error if several users control the directory, if another user owns an entry in a directory of root, or if
@@ -170,12 +172,12 @@ pub(crate) fn other_owner(directory: &Path, purpose: &str) -> Result<Option<u32>
     }
 }
 
-/// Finds the users who control a path, and adds context to errors.
+/// Determines with `find` which users control a path, and adds context to errors.
 fn control_of(path: &Path, find: fn(&Path) -> io::Result<Control>) -> Result<Control> {
     find(path).with_context(|| format!("find out who can change '{}'", path.display()))
 }
 
-/// Refuses `directory` if users other than root control the path `way`.
+/// Returns an error about `directory` if users other than root control the path `way`.
 fn require_control(
     way: &Path,
     find: fn(&Path) -> io::Result<Control>,
@@ -205,11 +207,12 @@ fn name_of(user: u32) -> String {
 
 /// A walk along a path through directories and symbolic links.
 struct Walk {
-    /// The resolved path walked so far.
+    /// The part of the path that was resolved so far.
     here: PathBuf,
-    /// The remaining names, last one first.
+    /// The remaining components of the path, in reverse order.
     rest: Vec<OsString>,
-    /// Set if others can create names here, but the sticky bit keeps them from changing root's names.
+    /// Set if other users can create entries in `here`, but its sticky bit prevents them from renaming or removing
+    /// root's entries.
     shared: Option<Control>,
     links: usize,
     root: u32,
@@ -226,7 +229,7 @@ impl Walk {
         })
     }
 
-    /// Follows one more name. Returns `None` if only root controls that name.
+    /// Follows the next component of the path. Returns `None` if only root controls this component.
     fn step(&mut self, name: &OsString) -> io::Result<Option<Control>> {
         let next = if name == ".." {
             self.here.parent().unwrap_or(Path::new("/")).to_owned()
@@ -235,7 +238,8 @@ impl Walk {
         };
         let found = match fs::symlink_metadata(&next) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // Nothing exists below this name, so the directory in which it would be created decides.
+                // The entry does not exist. The directory in which it would be created determines the users who control
+                // it.
                 self.rest.clear();
                 return Ok(None);
             }
@@ -275,8 +279,9 @@ impl Walk {
     }
 }
 
-/// Returns who controls an entry in a directory of root. The mode of a file does not matter: it comes from the umask of
-/// the process that created the file, and it does not control any name.
+/// Returns the users who control an entry in a directory of root. If the entry is a file, its permission bits are
+/// ignored. They depend on the umask of the process that created the file, and they do not allow anyone to rename or
+/// remove entries.
 fn entry_controller(path: &Path, found: &Metadata, root: u32) -> Control {
     match controller_of(path, found, root) {
         Some(Control::Others { .. }) if !found.is_dir() => Control::Root,
@@ -284,7 +289,7 @@ fn entry_controller(path: &Path, found: &Metadata, root: u32) -> Control {
     }
 }
 
-/// Returns which users other than root control an entry, or `None` if they cannot change anything.
+/// Returns the users other than root who can change an entry. Returns `None` if only root can change it.
 fn controller_of(path: &Path, found: &Metadata, root: u32) -> Option<Control> {
     let entry = || path.to_owned();
     if ![0, root].contains(&found.uid()) {
@@ -300,8 +305,8 @@ fn controller_of(path: &Path, found: &Metadata, root: u32) -> Option<Control> {
     })
 }
 
-/// Returns the user who counts as root in addition to 0: the owner of `/`. In a user namespace, that user may have no
-/// ID there and more privileges than this process.
+/// Returns the owner of `/`, which counts as root in addition to user 0. In a user namespace, that user may have no ID
+/// of the namespace and may have more privileges than this process.
 fn root_of_files() -> io::Result<u32> {
     Ok(fs::metadata("/")?.uid())
 }

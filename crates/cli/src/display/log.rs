@@ -55,7 +55,6 @@ impl LogFile {
     /// old file.
     ///
     /// # Errors
-    ///
     /// Returns the system's error.
     pub(crate) fn reopen(&self) -> io::Result<()> {
         *self.file.lock() = append_to(&self.path)?;

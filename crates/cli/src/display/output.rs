@@ -38,7 +38,6 @@ pub(crate) fn has_failed() -> bool {
 /// close.
 ///
 /// # Errors
-///
 /// Returns the first write error. If the reader has closed the stream, this is not an error, because the reader needs
 /// no further output.
 pub(crate) fn end() -> io::Result<()> {

@@ -1,8 +1,9 @@
 //! The current rate of a transfer, computed from the receiver's acknowledgements of the last seconds.
 //!
-//! A large file is acknowledged in groups, which take long on a slow path. The window therefore starts and ends with an
-//! acknowledgement, and is longer if acknowledgements are rare. **Invariant:** there is no rate until the window is
-//! full, because the first rate would be that of a few small files or of a connection in slow start.
+//! A large file is acknowledged in groups, and on a slow path the acknowledgements of two groups are far apart. The
+//! window therefore starts and ends with an acknowledgement, and is longer if acknowledgements are rare. **Invariant:**
+//! no rate is reported until the window is full, because the first rate would be that of a few small files or of a
+//! connection in slow start.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ impl RateWindow {
         }
     }
 
-    /// Returns the bytes per second, if there are enough acknowledgements.
+    /// Returns the rate in bytes per second. Returns `None` if the window has too few acknowledgements.
     pub(super) fn rate(&self, now: Instant) -> Option<f64> {
         if self.stands_still(now) {
             return Some(0.0);
@@ -53,7 +54,7 @@ impl RateWindow {
         Some(ByteCount(bytes).as_f64() / span.as_secs_f64())
     }
 
-    /// Returns whether the last sample is too close to the previous one.
+    /// Returns whether the time between the last two samples is too short, so that the last sample must be merged.
     fn is_crowded(&self) -> bool {
         let mut newest = self.samples.iter().rev();
         let last = newest.next().zip(newest.next());
@@ -70,8 +71,8 @@ impl RateWindow {
         (self.samples.len() >= SAMPLES_MIN && span >= WINDOW).then_some(span)
     }
 
-    /// Returns whether the window was full and has received nothing for much longer than the usual interval between
-    /// acknowledgements.
+    /// Returns whether the transfer has stalled. The window must have been full, and the time since the last
+    /// acknowledgement must be much longer than the usual interval.
     fn stands_still(&self, now: Instant) -> bool {
         let Some((span, last)) = self.span().zip(self.samples.back()) else {
             return false;
@@ -85,15 +86,15 @@ impl RateWindow {
 const WINDOW: Duration = Duration::from_secs(3);
 /// Minimum number of samples in a window.
 const SAMPLES_MIN: usize = 2;
-/// Acknowledgements that are closer together than this are merged into one sample.
+/// Minimum time between two samples. Acknowledgements that are closer together are merged into one sample.
 const SPACING: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Adds acknowledgements of 1,000 bytes each at these milliseconds, and returns the rate `later` milliseconds after
-    /// the last one.
+    /// Adds acknowledgements of 1,000 bytes each at the times `millis`. Returns the rate `later` milliseconds after the
+    /// last acknowledgement.
     fn rate(millis: impl IntoIterator<Item = u64>, later: u64) -> Option<f64> {
         let begin = Instant::now();
         let mut window = RateWindow::default();

@@ -18,27 +18,27 @@ use crate::display::summary::json::{as_json, cipher_key};
 use crate::display::terminal;
 use crate::value::exit::Exit;
 
-/// How a transfer ended, in addition to its summary.
+/// Facts about the end of a transfer that its summary does not contain.
 #[derive(Clone, Debug)]
 pub(crate) struct Ending {
     pub(crate) exit: Exit,
     /// ID of the transfer.
     pub(crate) transfer: Option<String>,
     pub(crate) sessions: SessionCount,
-    /// Whether work was lost or repeated, so that the counts may be wrong.
+    /// Whether work was lost or repeated. If so, the counts may be wrong.
     pub(crate) is_inexact: bool,
 }
 
-/// Number of sessions that a transfer ran at the same time.
+/// The number of sessions that a transfer ran at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SessionCount {
     One,
-    /// Several sessions with other hosts, whose individual counts nobody has added up.
+    /// Several sessions with other hosts. The measurements of the individual sessions were not combined.
     Several,
 }
 
-/// Prints the summary in the requested form. `transport_use` is `None` for a transfer inside one process, where nothing
-/// is encrypted.
+/// Prints the summary in the requested form. `transport_use` is `None` if the transfer ran inside one process, where
+/// nothing is encrypted.
 pub(crate) fn print(
     summary: &Summary,
     args: &PushArgs,
@@ -56,7 +56,7 @@ pub(crate) fn print(
         said["inexact"] = json!(ending.is_inexact);
         print_json(&said);
     } else if args.quiet {
-        // A nonzero exit code needs its reason on standard error.
+        // If the exit code is nonzero, the reason must be printed on standard error.
         let has_failed = summary.counters.failed > 0;
         if ending.exit == Exit::Partial && !has_failed && !summary.not_kept.is_empty() {
             terminal::warn(format_args!(
@@ -70,7 +70,7 @@ pub(crate) fn print(
     }
 }
 
-/// Returns the warnings about an ended transfer, which go to standard error in any output form.
+/// Returns the warnings about an ended transfer. They are printed on standard error in every output form.
 fn warnings(summary: &Summary) -> Vec<String> {
     let Counters {
         manifest_left_out,
@@ -100,12 +100,12 @@ fn warnings(summary: &Summary) -> Vec<String> {
     warnings
 }
 
-/// Returns whether files at the target may stay whatever they contain.
+/// Returns whether the options permit existing files at the target to stay unchanged, whatever their contents.
 const fn leaves_files(args: &PushArgs) -> bool {
     args.update || args.ignore_existing
 }
 
-/// Returns whether nothing was moved because the selection left everything out, which is most likely a mistake.
+/// Returns whether nothing was moved because the selection excluded all entries. This is most likely a mistake.
 fn has_left_all_out(summary: &Summary) -> bool {
     let Counters {
         left_out,
@@ -144,7 +144,7 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     headline + &extras(summary, args) + &limit
 }
 
-/// Returns the result of a preview.
+/// Returns a text about the result of a preview.
 fn previewed(summary: &Summary, args: &PushArgs) -> String {
     let Counters {
         added,
@@ -167,7 +167,7 @@ fn previewed(summary: &Summary, args: &PushArgs) -> String {
     )
 }
 
-/// Returns the result of a transfer that moved no file.
+/// Returns a text about the result of a transfer that moved no file.
 fn not_moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
     let Counters {
         failed, skipped, ..
@@ -187,7 +187,8 @@ fn not_moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -
     format!("{none}: {skipped} {found} in {seconds:.2} s{cipher}\n")
 }
 
-/// Returns the result of a transfer that moved data: amount, rate, flush, verification and lanes.
+/// Returns a text about the result of a transfer that moved data. It states the amount, the rate, the flush, the
+/// verification and the lanes.
 fn moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
     let Counters {
         files,
@@ -224,12 +225,12 @@ fn moved(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> St
     )
 }
 
-/// Returns the cipher of the lanes, if there are any.
+/// Returns a text about the cipher of the lanes. The text is empty if there are no lanes.
 fn cipher(args: &PushArgs, transport: Option<Transport>) -> String {
     transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args)))
 }
 
-/// Returns how each stored file was verified.
+/// Returns the names of the checks by which each stored file was verified.
 pub(crate) fn proofs(args: &PushArgs) -> &'static [&'static str] {
     match args.proof {
         ProofArg::Wire => &["wire"],
@@ -243,7 +244,7 @@ fn is_same(summary: &Summary) -> bool {
     counters.failed == 0 && !counters.has(ExitEffect::Difference)
 }
 
-/// Returns the result of a verification.
+/// Returns a text about the result of a verification.
 fn verified(summary: &Summary, args: &PushArgs) -> String {
     let Counters {
         added,
@@ -291,7 +292,7 @@ pub(crate) fn bottleneck(summary: &Summary) -> String {
     format!("{limit}, {percent} % of the time")
 }
 
-/// Returns the main limit of the transfer, and a remedy if one is known.
+/// Returns a text about the main limit of the transfer, with a remedy if one is known.
 fn limit(summary: &Summary) -> String {
     let limit = summary.bottleneck.limit;
     let idle = summary
@@ -306,14 +307,15 @@ fn limit(summary: &Summary) -> String {
     format!("limited by: {}{idle}\n{advice}", bottleneck(summary))
 }
 
-/// Minimum share of idle time that is reported. Below it, the path is nearly fully used.
+/// Minimum share of idle time to report. If the share is smaller, the path is nearly fully used.
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
-/// Returns further facts, if there are any. Counts share one line, and facts that need a sentence have separate lines.
+/// Returns further facts about the transfer, or an empty text. Counts share one line. Facts that need a sentence have
+/// lines of their own.
 pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     let mut counters = summary.counters;
     if summary.is_preview || counters.files == 0 {
-        // The first line already has this count.
+        // The first line of the summary already states this count.
         counters.skipped = 0;
     }
     if summary.is_preview {
@@ -336,7 +338,7 @@ pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     text + &lines.concat() + &not_kept(&summary.not_kept)
 }
 
-/// Returns the metadata that could not be preserved, on one line.
+/// Returns a line that lists the metadata that could not be preserved.
 pub(crate) fn not_kept(counts: &[NotKept]) -> String {
     let told: Vec<_> = counts
         .iter()

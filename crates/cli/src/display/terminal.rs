@@ -1,6 +1,6 @@
-//! Lines for the user. A closed terminal or pipe is not a failure (`output` handles the other failures of standard
-//! output). Names from other hosts cannot control the terminal: characters that [cannot be
-//! shown](zmove_types::is_unprintable) are escaped, even if a text contains a name that was not escaped before.
+//! Prints lines for the user. A closed terminal or pipe is not a failure (`output` handles all other failures of
+//! standard output). Names from other hosts cannot control the terminal: characters that [cannot be
+//! shown](zmove_types::is_unprintable) are escaped, even if the caller did not escape a name in the text.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -27,7 +27,8 @@ pub(crate) fn warn(text: impl Display) {
         line = wrapped_within(&line, columns);
     }
     line.push('\n');
-    // Standard error is not buffered, and each line is a single write.
+    // The result is ignored, because the reader may have closed standard error. The stream is not buffered, and each
+    // line is a single write.
     let _nobody_reads = io::stderr().write_all(line.as_bytes());
 }
 
@@ -36,7 +37,8 @@ pub(crate) fn print(text: impl Display) {
     output::write(text);
 }
 
-/// Writes lines to standard output. On a terminal they are wrapped at words, otherwise they stay whole.
+/// Writes lines to standard output. If standard output is a terminal, the lines are wrapped at words. Otherwise they
+/// are not wrapped.
 pub(crate) fn print_lines(text: &str) {
     let width = columns(io::stdout());
     text.lines()
@@ -47,7 +49,7 @@ pub(crate) fn print_lines(text: &str) {
         });
 }
 
-/// Returns the number of columns of a standard stream, if it is a terminal.
+/// Returns the width of a standard stream in columns. Returns `None` if the stream is not a terminal.
 pub(crate) fn columns(stream: impl AsFd + IsTerminal) -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(&stream)
         .ok()
@@ -64,7 +66,7 @@ pub(crate) fn say(text: impl Display) {
     print(format_args!("{}\n", Printable(text)));
 }
 
-/// Formats an error with its causes, without repetitions.
+/// Formats an error and its causes. A cause that repeats the text of another is left out.
 pub(crate) fn causes(error: &anyhow::Error) -> impl Display {
     Causes(error.as_ref())
 }
@@ -79,7 +81,8 @@ pub(crate) fn running(template: &str) -> ProgressBar {
     bar
 }
 
-/// Redraws a spinner at regular intervals until it is finished. If no thread can be started, the spinner does not move.
+/// Redraws a spinner at regular intervals until it is finished. If the thread for this cannot be started, the spinner
+/// does not move.
 fn tick(bar: &ProgressBar) {
     let bar = bar.downgrade();
     let tick = move || {
@@ -115,7 +118,7 @@ pub(crate) fn write_file(file: &Path, text: &str) -> io::Result<()> {
     close(opened)
 }
 
-/// A listener for operations without a bar. Each notice is a line on standard error.
+/// A listener for operations without a progress bar. It prints each notice as a line on standard error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoticeLines;
 

@@ -1,7 +1,7 @@
 //! The process that works in a directory of another user: `zmove as-user UID COMMAND...`, which root starts.
 //!
-//! **Invariant:** before the process has become the user, it does nothing but change its identity. Afterwards it has no
-//! privileges of root.
+//! **Invariant:** until the process has become that user, it does nothing but change its identity. Afterwards, it has
+//! no privileges of root.
 
 use std::ffi::{CString, OsStr};
 use std::fs;
@@ -68,16 +68,16 @@ fn account(user: u32) -> Result<User> {
     })
 }
 
-/// Leaves root's terminal, and then permanently gives this process the identity and groups of the user.
+/// Detaches this process from root's terminal, and then permanently gives it the identity and groups of the user.
 ///
 /// # Errors
-/// Returns the system's error, or an error if this process still has a terminal. The process must then exit.
+/// Returns the system's error, or an error if this process still has a terminal. After an error, the process must exit.
 pub(crate) fn become_user(user: &User) -> Result<()> {
     terminal::leave()?;
     terminal::require_no_terminal()?;
     let name = CString::new(user.name.as_str()).context("read the user's name")?;
     rustix::thread::set_no_new_privs(true).context("prevent regaining privileges")?;
-    // The groups are set first, because only root may change them.
+    // The groups must be set before the user, because only root may set the groups.
     nix::unistd::initgroups(&name, user.gid).context("set the user's groups")?;
     nix::unistd::setgid(user.gid).context("set the user's group")?;
     nix::unistd::setuid(user.uid).with_context(|| format!("become the user '{}'", user.name))?;
@@ -88,9 +88,9 @@ pub(crate) fn become_user(user: &User) -> Result<()> {
     Ok(())
 }
 
-/// Closes the descriptors inherited from the parent, except the standard streams and the first `sockets` descriptors
-/// after them, because another user must not get the files of root's shell. Must be called before this process opens
-/// its own files.
+/// Closes the file descriptors inherited from the parent, because another user must not get access to the files of
+/// root's shell. Keeps the standard streams and the first `sockets` descriptors after them. Must be called before this
+/// process opens its own files.
 ///
 /// # Errors
 /// Returns an error if the descriptors cannot be listed.
@@ -101,7 +101,8 @@ pub(crate) fn close_inherited(sockets: usize) -> Result<()> {
         .collect();
     for number in numbers {
         if usize::try_from(number).is_ok_and(|number| number >= STREAMS + sockets) {
-            // The descriptor of the listing itself is already closed.
+            // The list also contains the descriptor that was used to read the list. This descriptor is already closed,
+            // so the error is ignored.
             let _closed = nix::unistd::close(number);
         }
     }
@@ -128,7 +129,7 @@ pub(crate) fn run_as(
 /// Number of standard streams.
 const STREAMS: usize = 3;
 
-/// Environment variables that the child keeps. None of them names a file that zmove opens.
+/// Environment variables that the child inherits. None of them names a file that zmove opens.
 const ENVIRONMENT: [&str; 7] = [
     "PATH",
     "TERM",

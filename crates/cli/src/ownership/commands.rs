@@ -1,4 +1,4 @@
-//! The directories of each command, and the user who works in them.
+//! Determines the directories that each command uses, and the user as whom the command runs.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,15 @@ use crate::settings::{self, Role};
 
 /// How a command uses its directory.
 enum DirectoryUse {
-    /// The command needs nothing else, so the user who owns the directory can run it.
+    /// The command uses nothing but this directory, so the user who owns the directory can run the command.
     ByOwner {
         directory: Result<PathBuf>,
         /// The environment variable that passes the directory to the child process.
         variable: &'static str,
     },
-    /// The command also needs root's privileges elsewhere.
+    /// The command uses these directories, and also needs root's privileges for other work.
     ByRoot(Vec<Result<PathBuf>>),
-    /// The command uses no directory, or consults this module for each one.
+    /// The command uses no directory, or applies the ownership rule to each directory itself.
     None,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn settle(command: &Command) -> Result<Option<u8>> {
     }
     match use_of(command) {
         DirectoryUse::None => {}
-        // The command itself reports a missing home directory.
+        // A missing home directory is not an error here, because the command reports it.
         DirectoryUse::ByRoot(directories) => directories
             .into_iter()
             .flatten()
@@ -80,12 +80,12 @@ fn use_of(command: &Command) -> DirectoryUse {
         | Command::Trace(_)
         | Command::Completions { .. }
         | Command::Man { .. } => DirectoryUse::None,
-        // Any other command may read the keys of its user.
+        // Every other command may read the keys of its user.
         _ => DirectoryUse::ByRoot(vec![home()]),
     }
 }
 
-/// Runs the whole command of this process as the user who controls the directory, unless that is root.
+/// Runs the whole command as the user who controls the directory. Does nothing if this user is root.
 fn by_owner(directory: &Path, variable: &'static str) -> Result<Option<u8>> {
     let Some(user) = other_owner(directory, PURPOSE)? else {
         return Ok(None);
@@ -98,7 +98,8 @@ fn by_owner(directory: &Path, variable: &'static str) -> Result<Option<u8>> {
     words.fold(child, Child::arg).code().map(Some)
 }
 
-/// Returns the directories named by environment variables, for a child whose environment is cleared.
+/// Returns the directories that are named by environment variables. A child process needs them because it does not
+/// inherit the environment.
 fn places() -> impl Iterator<Item = (&'static str, PathBuf)> {
     PLACES
         .into_iter()

@@ -1,10 +1,9 @@
-//! The terminal from which root started a command. A process that has access to it can type into root's shell
-//! (TIOCSTI).
+//! Separates other users' processes from the terminal at which root started a command. A process with access to that
+//! terminal can insert input for root's shell (TIOCSTI).
 //!
 //! If root has a terminal, the process that becomes another user is a child in a separate session. Its parent stays in
-//! the foreground, copies the child's output to the terminal, and forwards signals.
-//!
-//! **Invariant:** a process that becomes another user has no controlling terminal, and no descriptor of one.
+//! the foreground, copies the child's output to the terminal, and forwards signals. **Invariant:** a process that
+//! becomes another user has no controlling terminal, and no descriptor of one.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, IsTerminal, PipeReader, Read as _, Write as _};
@@ -30,8 +29,8 @@ use crate::settings;
 use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure};
 
-/// Runs the command of this process again in a child without a terminal, if this process has one, and returns the
-/// child's exit code. Returns `None` if this process has no terminal or is that child.
+/// If this process has a terminal, runs the same command in a child without a terminal, and returns the child's exit
+/// code. Returns `None` if this process has no terminal, or if it is that child.
 ///
 /// # Errors
 /// Returns an error if the child cannot be started or was killed.
@@ -49,7 +48,7 @@ pub(crate) fn run_apart(parent: Option<u32>) -> Result<Option<u8>> {
         .arg("--apart-from")
         .arg(getpid().to_string())
         .stdin(Stdio::null());
-    // The sockets from the service manager now belong to the child.
+    // The sockets that the service manager passed to this process now belong to the child.
     if std::env::var("LISTEN_PID").is_ok_and(|pid| pid == getpid().to_string()) {
         command.env_remove("LISTEN_PID");
     }
@@ -66,7 +65,7 @@ pub(super) fn run(command: Command) -> Result<u8> {
     code.with_context(|| format!("zmove as another user ended by {status}"))
 }
 
-/// Leaves the parent's session, and with it the terminal.
+/// Leaves the parent's session, and thereby its terminal.
 ///
 /// # Errors
 /// Returns an error if this process leads a process group, which may have other members.
@@ -77,7 +76,7 @@ pub(super) fn leave() -> Result<()> {
     Ok(())
 }
 
-/// Makes the kernel kill this process when its parent exits. The user sees and ends this process through the parent.
+/// Makes the kernel kill this process when its parent exits. The user sees and stops only the parent.
 ///
 /// # Errors
 /// Returns the system's error, or an error if the parent has already exited.
@@ -94,7 +93,7 @@ pub(crate) fn end_with(parent: u32) -> Result<()> {
 /// Checks that this process has no terminal.
 ///
 /// # Errors
-/// Returns an error if it has one.
+/// Returns an error if this process has a terminal.
 pub(super) fn require_no_terminal() -> Result<()> {
     ensure!(
         !has_controlling_terminal()?,
@@ -131,15 +130,16 @@ fn has_controlling_terminal() -> Result<bool> {
     Ok(device != "0")
 }
 
-/// Returns the number of the controlling terminal in `/proc/PID/stat`. The program's name may contain any character.
+/// Returns the number of the controlling terminal from the text of `/proc/PID/stat`. The program's name in this text
+/// may contain any character.
 fn controlling_terminal(stat: &str) -> Option<&str> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(4)
 }
 
-/// Returns whether a descriptor of this process is a terminal. The function opens it again, because a descriptor cannot
-/// be borrowed by number. A device that cannot be opened again counts as a terminal: `/dev/tty` cannot, once the
-/// process has left its terminal.
+/// Returns whether a descriptor of this process refers to a terminal. The function opens the file of the descriptor
+/// again, because a descriptor cannot be borrowed by number. A device that cannot be opened counts as a terminal. For
+/// example, `/dev/tty` cannot be opened after the process has left its terminal.
 fn is_terminal(descriptor: &Path) -> bool {
     let is_device = fs::metadata(descriptor).is_ok_and(|found| found.file_type().is_char_device());
     let flags = OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -166,7 +166,7 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
         let (output, input) = io::pipe().context("make a pipe")?;
         command.stderr(input);
         copies.push(copy(output, |text| {
-            // The terminal may be gone.
+            // The result is ignored, because the terminal may no longer exist.
             let _gone = io::stderr().write_all(text.as_bytes());
         }));
     }
@@ -175,7 +175,7 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
     let mut child = command
         .spawn()
         .with_context(|| format!("start zmove as another user ({THIS_PROGRAM})"))?;
-    // Now only the child holds the pipes open.
+    // After this drop, only the child holds the write ends of the pipes.
     drop(command);
     let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
     let mut stopped = spawn_blocking(move || pid.is_some_and(is_stopped));
@@ -188,18 +188,18 @@ async fn relay(mut command: Command) -> Result<ExitStatus> {
                 return Err(failure(Exit::Broken, text));
             }
             signal = signals.next_to_pass() => {
-                // A child that has exited needs no signal.
+                // If the child has exited, it needs no signal, so the error is ignored.
                 let _ended = pid.map(|pid| kill_process(pid, signal));
             }
         }
     };
-    // A process that the child left behind may hold a pipe open.
+    // A process that the child has started may still hold a pipe open.
     let copied = futures_util::future::join_all(copies);
     let _held_open = tokio::time::timeout(LAST_WORDS, copied).await;
     Ok(status)
 }
 
-/// Waits until a child stops or exits, and returns whether it stopped. The child's user may stop it, and root would
+/// Waits until a child stops or exits. Returns whether it stopped. The child's user may stop the child, and root would
 /// then wait for it forever. The child is not reaped.
 fn is_stopped(child: Pid) -> bool {
     let events = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
@@ -211,12 +211,13 @@ fn is_stopped(child: Pid) -> bool {
     }
 }
 
-/// Copies text from a pipe to a terminal, on a thread that may block on the terminal.
+/// Copies text from a pipe to a terminal. The copy runs on a separate thread, because writing to the terminal may
+/// block.
 fn copy(output: PipeReader, show: impl FnMut(&str) + Send + 'static) -> JoinHandle<()> {
     spawn_blocking(move || copy_lines(output, show))
 }
 
-/// Copies lines, and escapes characters that would control the terminal.
+/// Copies lines. Escapes characters that could control the terminal.
 fn copy_lines(output: impl io::Read, mut show: impl FnMut(&str)) {
     let mut output = BufReader::new(output);
     let mut line = Vec::new();
@@ -237,7 +238,7 @@ fn copy_lines(output: impl io::Read, mut show: impl FnMut(&str)) {
     }
 }
 
-/// Maximum length of a line that is shown in one piece, in bytes.
+/// Maximum length of a line that is copied at once, in bytes. A longer line is split.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Maximum time to copy the last output of a child that has exited.
 const LAST_WORDS: Duration = Duration::from_secs(1);

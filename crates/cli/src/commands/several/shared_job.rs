@@ -47,7 +47,6 @@ impl JobLeader {
     /// time do work that this node would otherwise do.
     ///
     /// # Errors
-    ///
     /// Returns the error of `beside`.
     pub(crate) async fn lead(
         self,

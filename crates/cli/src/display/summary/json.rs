@@ -1,4 +1,4 @@
-//! The summary as JSON: the report counters from their table, and the other fields.
+//! The summary as JSON. The report counters are taken from their table.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(super) fn as_json(
         .filter(|resumption| resumption.bytes > 0);
     let counters = &summary.counters;
     let is_preview = summary.is_preview;
-    // A preview sends nothing, so it has no rate and no limit.
+    // A preview sends no data, so it has no rate and no limit.
     let sent = (!is_preview).then_some(());
     let proofs = if is_preview || counters.files == 0 {
         &[]
@@ -72,7 +72,8 @@ pub(super) fn as_json(
     said
 }
 
-/// Fields, other than counters, that one session measures. They are null for several sessions.
+/// Fields that are measured in one session. They are null if the transfer had several sessions. Counters are not listed
+/// here.
 const OF_ONE_SESSION: [&str; 6] = [
     "flush_seconds",
     "sender_cpu_seconds",
@@ -88,14 +89,14 @@ pub(crate) fn not_kept_as_json(counts: &[NotKept]) -> Vec<serde_json::Value> {
     counts.iter().map(lack).collect()
 }
 
-/// Returns the shares of the elapsed time by limit.
+/// Returns the share of the elapsed time that each limit accounts for.
 fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
     let keys = Limit::ALL.into_iter().map(limit_key);
     keys.zip(bottleneck.shares.map(serde_json::Value::from))
         .collect()
 }
 
-/// Returns the kernel's statistics of the lanes' connections. Shares are from 0 to 1.
+/// Returns the kernel's statistics about the connections of the lanes. Shares are numbers from 0 to 1.
 fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
     let started = if summary.counters.reconnects > 0 {
         Duration::ZERO
@@ -122,7 +123,7 @@ fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
     })
 }
 
-/// Returns the cipher as typed on the command line.
+/// Returns the cipher in the form in which it is typed on the command line.
 pub(super) fn cipher_key(args: &PushArgs) -> String {
     args.cipher
         .to_possible_value()

@@ -131,7 +131,6 @@ impl Config {
     /// Reads a configuration file. If `file` is `None`, reads the default file in `home`, which may be missing.
     ///
     /// # Errors
-    ///
     /// Returns all faults of the file.
     pub(crate) fn read(file: Option<&Path>, home: &Path) -> Result<Self, Vec<ConfigFault>> {
         let (path, may_be_missing) = match file {

@@ -23,7 +23,6 @@ use crate::value::exit::{Exit, failure, usage_error};
 /// Looks up a user by name. The user must not be root.
 ///
 /// # Errors
-///
 /// Returns an error if the user does not exist or is root.
 pub(super) fn known(name: &str) -> Result<User> {
     let found =
@@ -119,7 +118,6 @@ impl DaemonPaths {
     /// Checks that this process can access all these files. The process has already become `user`.
     ///
     /// # Errors
-    ///
     /// Returns an error for the first inaccessible file or directory, with the command that repairs it.
     pub(super) fn check(&self, user: &User) -> Result<()> {
         let group = user.gid;

@@ -16,7 +16,6 @@ pub(crate) fn sockets_count() -> usize {
 /// Returns the inherited sockets, or `None` if no socket was inherited.
 ///
 /// # Errors
-///
 /// Returns an error if a socket is neither a listening TCP socket nor a UDP socket, or if two sockets have the same
 /// kind.
 pub(crate) fn sockets() -> io::Result<Option<Inherited>> {

@@ -197,7 +197,6 @@ pub(super) fn mismatch_message(path: &Path) -> String {
 /// Compares the sources of this node, and the permissions of their reader, with those of the head.
 ///
 /// # Errors
-///
 /// Returns an error if a source does not exist on this node or differs from the head's source.
 pub(super) fn compare(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
     let mut paths = here.paths();
