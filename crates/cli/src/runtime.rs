@@ -1,11 +1,11 @@
-//! The tokio runtime of a command, within the limits of this process.
+//! Builds the tokio runtime of a command within the resource limits of this process.
 //!
-//! tokio panics if it cannot start a worker or open a socket for signals. Blocking work that finds neither an idle
-//! thread nor a new one waits for a thread that may never come. A runtime is therefore built only if this process can
-//! start all threads and open all descriptors that the runtime needs, and the runtime never gives up the threads that
-//! it has.
+//! tokio panics if it cannot start a worker or open a socket for signals. If no thread is idle and no new thread can be
+//! started, blocking work may wait forever. A runtime is therefore built only if this process can start all threads and
+//! open all descriptors that the runtime needs. The runtime never ends threads that it has started.
 //!
-//! **Invariant:** a low limit of this process is an error before the work begins. It is never a panic or an abort.
+//! **Invariant:** if a limit of this process is too low, an error is returned before the work begins. A low limit never
+//! causes a panic or an abort.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -41,7 +41,8 @@ pub(crate) fn build(builder: &mut Builder, workers: usize) -> Result<Runtime> {
     Ok(runtime)
 }
 
-/// Refuses limits of this process below which an allocation or a stack that cannot grow would abort the process.
+/// Returns an error if a memory limit of this process is so low that an allocation or a growing stack could abort the
+/// process.
 ///
 /// # Errors
 /// Returns an error if a limit is too low.
@@ -63,7 +64,7 @@ pub(crate) fn require_memory() -> Result<()> {
     Ok(())
 }
 
-/// Starts this number of threads at the same time and ends them again.
+/// Starts this number of threads, which all exist at the same time, and then ends them.
 fn require_threads(count: usize) -> io::Result<()> {
     let gate = Lock::new(());
     let wait = || {
@@ -81,7 +82,7 @@ fn require_threads(count: usize) -> io::Result<()> {
         let ended = started.into_iter().filter_map(|thread| thread.join().ok());
         (result, ended.collect::<Vec<_>>())
     });
-    // The kernel counts a thread until shortly after its end.
+    // The kernel still counts a thread for a short time after its end.
     let due = Instant::now() + END_MAX;
     while ended.iter().any(|thread| is_known(*thread)) && Instant::now() < due {
         thread::yield_now();
@@ -89,12 +90,12 @@ fn require_threads(count: usize) -> io::Result<()> {
     result
 }
 
-/// Returns whether the kernel still knows a thread.
+/// Returns whether the thread still exists in the kernel.
 fn is_known(thread: Pid) -> bool {
     sched_getaffinity(Some(thread)).is_ok()
 }
 
-/// Opens as many descriptors as a runtime needs and closes them again.
+/// Opens as many file descriptors as a runtime needs, and closes them again.
 fn require_files() -> io::Result<()> {
     let open = |_| UnixStream::pair();
     (0..FILES_MIN / 2)
@@ -113,22 +114,23 @@ fn start_kept_threads(runtime: &Runtime) {
     }
 }
 
-/// Error context for steps that fail when descriptors run out.
+/// Error context of steps that fail if the process has too few file descriptors.
 const FEW_FILES: &str =
     "start the runtime (raise the limit on open files, 'ulimit -n' or LimitNOFILE=)";
-/// Number of threads that a runtime always has for blocking work.
+/// Number of threads that a runtime keeps for blocking work.
 const THREADS_KEPT: usize = 3;
 /// Maximum time until the kernel no longer counts threads that have ended.
 const END_MAX: Duration = Duration::from_millis(500);
-/// Keep-alive time of idle threads. It is longer than any process runs.
+/// Time after which the runtime would end an idle thread. No process runs for this long.
 const KEPT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// Number of descriptors for a runtime and its signal handling, plus a reserve for the work.
+/// Number of file descriptors that a runtime and its signal handling need, plus a reserve for the work.
 const FILES_MIN: usize = 16;
-/// Minimum size of the main thread's stack.
+/// Minimum limit on the size of the main thread's stack, in bytes.
 const STACK_MIN: u64 = 1 << 20;
-/// Minimum address space: the stacks of the threads, an arena of the allocator for each, and the buffers of the lanes.
+/// Minimum limit on the address space, in bytes. The address space contains the stacks of the threads, an arena of the
+/// allocator for each thread, and the buffers of the lanes.
 const ADDRESSES_MIN: u64 = 1 << 30;
-/// Minimum memory for data. Reserved but unused parts of stacks and arenas do not count against this limit.
+/// Minimum limit on data memory, in bytes. Unused parts of stacks and arenas do not count against this limit.
 const DATA_MIN: u64 = 256 << 20;
 
 #[cfg(test)]

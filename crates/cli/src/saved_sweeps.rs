@@ -1,4 +1,4 @@
-//! Sweeps of this host's storage, saved in zmove's home directory of the user.
+//! Sweeps of this host's storage that are saved in zmove's home directory of the user.
 
 use std::path::Path;
 
@@ -14,7 +14,8 @@ pub(crate) fn in_home() -> Option<SavedSweeps> {
     })
 }
 
-/// Returns the sweep of the storage of these paths, if they are all on the same storage and it was swept.
+/// Returns the saved sweep of the storage of these paths. Returns `None` if the paths are on different storage, or if
+/// no sweep of this storage was saved.
 pub(crate) fn of_paths<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
     in_home()?.of_paths(paths)
 }

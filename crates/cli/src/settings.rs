@@ -37,24 +37,24 @@ pub(crate) use probe::probe;
 pub(crate) use pull::PullSettings;
 pub(crate) use push::{PushSettings, refuse_same_key, refuse_twice};
 
-/// The owner of the keys in use.
+/// The identity whose keys are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The user of this process.
+    /// The keys of the user who runs this process.
     Client,
-    /// The receiver. If it runs as root, it uses the keys of the host.
+    /// The keys of a receiver. A receiver that runs as root uses the keys of the host.
     Daemon,
 }
 
-/// Returns the path in an environment variable, if it is set and not empty.
+/// Returns the path in an environment variable. Returns `None` if the variable is unset or empty.
 pub(crate) fn named(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable)
         .filter(|path| !path.is_empty())
         .map(PathBuf::from)
 }
 
-/// Returns the directory of `known_hosts`, `authorized_keys` and `key.pem`. A daemon whose [`state`] is elsewhere keeps
-/// `key.pem` there.
+/// Returns the directory of `known_hosts`, `authorized_keys` and `key.pem`. If a daemon's [`state`] is in another
+/// directory, `key.pem` is there instead.
 pub(crate) fn home(role: Role) -> Result<PathBuf> {
     if let Some(home) = named("ZMOVE_HOME") {
         return Ok(home);
@@ -81,8 +81,8 @@ pub(crate) fn state(home: &Path) -> PathBuf {
     }
 }
 
-/// Returns the socket on which a daemon accepts requests from the operator of the host. It is in the service manager's
-/// runtime directory, otherwise in the daemon's [`state`] directory.
+/// Returns the socket on which a daemon accepts requests from the operator of the host. The socket is in the service
+/// manager's runtime directory. Without a service manager, it is in the daemon's [`state`] directory.
 pub(crate) fn control_socket(home: &Path) -> PathBuf {
     let directory = named("RUNTIME_DIRECTORY").unwrap_or_else(|| state(home));
     directory.join("control.sock")
@@ -112,8 +112,8 @@ pub(crate) fn own_paths(home: &Path, config: &Path, log: Option<&Path>) -> OwnPa
     OwnPaths::find(files.into_iter().chain(directories).chain(log))
 }
 
-/// Returns the paths of a daemon that was started without options. Root inspects only the settings. The other paths may
-/// be in directories of the daemon's user, and the daemon checks them itself.
+/// Returns the paths of a daemon that was started without options. If this process is root, it inspects only the
+/// settings. The other paths may be in directories of the daemon's user, and the daemon checks them itself.
 pub(crate) fn usual_own_paths(home: &Path) -> OwnPaths {
     if ownership::is_root() {
         return OwnPaths::find([home.to_owned()]);
@@ -151,14 +151,14 @@ pub(crate) fn notify_config() -> Result<NotifyConfig> {
     )))
 }
 
-/// Returns the directory of the user's jobs, which must be on this host. It is below `ZMOVE_HOME` if that is set,
-/// otherwise in the user's state directory.
+/// Returns the directory of the user's jobs, which must be on a file system of this host. The directory is below
+/// `ZMOVE_HOME` if that variable is set. Otherwise, it is in the user's state directory.
 pub(crate) fn jobs() -> Result<PathBuf> {
     if let Some(jobs) = named("ZMOVE_JOBS").or_else(|| Some(named("ZMOVE_HOME")?.join("jobs"))) {
-        // A runner starts in another directory.
+        // The path must be absolute, because a runner starts in another directory.
         return std::path::absolute(&jobs).with_context(|| format!("find '{}'", jobs.display()));
     }
-    // The XDG specification demands that a relative path is ignored.
+    // The XDG specification requires that relative paths in this variable are ignored.
     if let Some(state) = named("XDG_STATE_HOME").filter(|state| state.is_absolute()) {
         return Ok(state.join("zmove/jobs"));
     }
@@ -175,7 +175,7 @@ pub(crate) const SERVICE_STATE: &str = "/var/lib/zmove";
 /// Directory of the socket of a daemon that was started with `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_RUNTIME: &str = "/run/zmove";
 
-/// Returns the settings for a connection that carries only a short request.
+/// Returns the settings of a connection that carries only a short request.
 pub(crate) fn ask_dial() -> DialSettings {
     DialSettings {
         unknown_host: UnknownHost::Ask(Arc::new(Prompt)),
@@ -183,10 +183,11 @@ pub(crate) fn ask_dial() -> DialSettings {
     }
 }
 
-/// Raises the limit on open files as far as possible, because directories, files and lanes hold descriptors.
+/// Raises the soft limit on open files to the hard limit, because directories, files and lanes need file descriptors.
 pub(crate) fn prepare_process() {
     let limit = getrlimit(Resource::Nofile);
-    // If the system refuses, the limit stays unchanged. The code that runs out of descriptors handles that.
+    // If the system refuses the change, the limit stays unchanged. The code that later runs out of descriptors handles
+    // the error.
     let _refused = setrlimit(
         Resource::Nofile,
         Rlimit {
@@ -194,12 +195,13 @@ pub(crate) fn prepare_process() {
             maximum: limit.maximum,
         },
     );
-    // By default the process name is that of the executed file, which may be `/proc/self/exe`.
+    // By default, the process has the name of the executed file, which may be `/proc/self/exe`. This call sets the name
+    // `zmove`.
     let _a_mere_name = rustix::thread::set_name(c"zmove");
 }
 
-/// Runs work that waits for few connections, on this number of threads. At the end, tasks that block a thread are not
-/// waited for.
+/// Runs work that waits for a few connections, on this number of threads. When the work is done, the function does not
+/// wait for tasks that block a thread.
 pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = runtime::build(&mut Builder::new_multi_thread(), threads)?;
     let done = runtime.block_on(work);
@@ -207,15 +209,15 @@ pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>)
     done
 }
 
-/// How storage is accessed.
+/// The way in which storage is accessed.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
 }
 
-/// Returns the requested storage engine, or one that works on this host. In the latter case, `tell` receives the
-/// reason.
+/// Returns the requested storage engine. If it does not work on this host, returns another engine and passes the reason
+/// to `tell`.
 pub(crate) fn storage(args: StorageArgs, tell: impl Fn(&str)) -> Storage {
     storage_with(args, tell, || Ring::start(RingConfig::default()))
 }

@@ -10,8 +10,8 @@ use super::mistyped_paths::{refuse_host_without_path, refuse_user_without_colon}
 use crate::args::CleanArgs;
 use crate::value::exit::refuse;
 
-/// Returns the target to clean, and how to connect to it if it is on another host. `ask` confirms the key of an unknown
-/// host.
+/// Returns the target to clean. If the target is on another host, also returns the settings for connecting to that
+/// host. `ask` confirms the key of an unknown host.
 ///
 /// # Errors
 /// Returns an error if an option has an invalid value, or if the target is malformed.
@@ -30,7 +30,7 @@ pub(crate) fn clean(
         return Ok((location, None));
     };
     let dial = DialSettings {
-        // The lane carries no data.
+        // The single lane carries no data.
         streams: Some(1),
         path_check: PathCheck::First,
         ..dial::settings(&args.dial, remote, ask)?

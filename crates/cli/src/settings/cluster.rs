@@ -26,17 +26,17 @@ use crate::value::exit::{Exit, failure, usage_error};
 #[serde(deny_unknown_fields)]
 pub(crate) struct Cluster {
     pub(crate) name: String,
-    /// The key, in 64 hexadecimal digits, that all nodes have and the broker does not.
+    /// The secret key as 64 hexadecimal digits. All nodes have this key, but the broker does not.
     key: String,
     /// Addresses of the broker's servers, separated by commas.
     pub(crate) broker: String,
     /// Contents of the broker's credentials file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) credentials: Option<String>,
-    /// CA certificates for the broker. By default, each host uses those of its system.
+    /// CA certificates that verify the broker. If `None`, each host uses the certificates of its system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) authorities: Option<String>,
-    /// Address at which a push of this node starts the broker.
+    /// Address at which a push of this node starts the broker. `None` if no push of this node starts a broker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) local: Option<SocketAddr>,
     pub(crate) receivers: Vec<ClusterReceiver>,
@@ -65,7 +65,7 @@ impl ClusterReceiver {
 }
 
 impl Cluster {
-    /// Creates a cluster with a new key, without receivers and broker.
+    /// Creates a cluster with a new key. The cluster has no receivers and no broker yet.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let path = file(name)?;
         if path.exists() {
@@ -99,7 +99,7 @@ impl Cluster {
     }
 
     fn read(text: &str) -> Result<Self> {
-        // The rest of the error quotes the line, which may contain a key.
+        // Only the first part of the error is shown, because the rest quotes a line that may contain a key.
         let cluster: Self =
             toml::from_str(text).map_err(|error| anyhow!(error.message().to_owned()))?;
         cluster.read_key().context("its key is invalid")?;
@@ -110,7 +110,7 @@ impl Cluster {
     /// Accepts an invitation and stores the cluster.
     pub(crate) fn join(text: &str) -> Result<Self> {
         let mut cluster = Self::read(text)?;
-        // Only a node itself decides whether it starts a broker at its addresses.
+        // The invitation must not make this node start a broker. Each node configures this for itself.
         cluster.local = None;
         let path = file(&cluster.name)?;
         if path.exists() {
@@ -147,7 +147,7 @@ impl Cluster {
         key.expect("it was checked when it was read")
     }
 
-    /// Returns how to connect to the broker.
+    /// Returns the settings for connecting to the broker.
     pub(crate) fn access(&self) -> Access {
         Access {
             urls: self.broker.split(',').map(str::to_owned).collect(),
@@ -161,7 +161,7 @@ impl Cluster {
         NoticeBoard::open(&self.access(), &self.key()).await
     }
 
-    /// Connects to the queue of a job, and waits for its broker for at most `patience`.
+    /// Connects to the queue of a job. If the broker is unreachable, retries for at most `patience`.
     pub(crate) async fn queue(
         &self,
         role: QueueRole,
@@ -175,7 +175,7 @@ impl Cluster {
         JetStream::open(&self.access(), settings).await
     }
 
-    /// Returns the broker that a push of this node starts, if it starts one.
+    /// Returns the broker that a push of this node starts. Returns `None` if the node is not configured to start one.
     pub(crate) fn local_broker(&self) -> Result<Option<LocalBroker>> {
         let Some((address, seed)) = self.local.zip(self.credentials.as_ref()) else {
             return Ok(None);
@@ -187,7 +187,7 @@ impl Cluster {
         }))
     }
 
-    /// Converts an error of the broker to the failure of a command.
+    /// Converts an error about the broker to an error of the command.
     pub(crate) fn no_broker(&self, error: WorkError) -> anyhow::Error {
         match error {
             WorkError::UnusableServer(refused @ BrokerMismatch::Refused { .. }) => {
@@ -209,7 +209,7 @@ impl Cluster {
         let mut make = DirBuilder::new();
         let made = make.recursive(true).mode(0o700).create(directory);
         made.with_context(|| format!("make '{}'", directory.display()))?;
-        // A killed command may have left this file.
+        // A command that was killed may have left this temporary file.
         let _there_is_none = std::fs::remove_file(&new);
         write_new(&new, &toml::to_string(self)?)?;
         std::fs::rename(&new, &path).with_context(|| format!("write '{}'", path.display()))

@@ -1,5 +1,5 @@
-//! The settings of a copy. Depending on the location of its ends, it is a push, a pull or a copy between two other
-//! hosts.
+//! The settings of a copy. Depending on the hosts of its source and its target, a copy is a push, a pull or a copy
+//! between two other hosts.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +16,7 @@ use super::push::{PushSettings, dial_settings, refuse_contradictions};
 use crate::args::{CipherArg, CopyArgs, PushArgs};
 use crate::value::exit::{refuse, usage_error};
 
-/// The kind of a copy, which depends on the location of its two ends.
+/// The kind of a copy, which depends on the hosts of its source and its target.
 pub(crate) enum Copy {
     Push(Box<PushSettings>),
     Pull(Box<PullSettings>),
@@ -41,7 +41,7 @@ pub(crate) struct CopySettings {
 }
 
 impl Copy {
-    /// Determines the kind and settings of a copy. `ask` confirms the key of an unknown host.
+    /// Determines the kind and the settings of a copy. `ask` confirms the key of an unknown host.
     ///
     /// # Errors
     /// Returns an error if the settings contradict each other or do not apply to these ends.
@@ -152,8 +152,8 @@ fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
     )
 }
 
-/// Returns how to reach the host of a path, as typed. `zmove://` always means a daemon, even if the other host is
-/// reached over ssh.
+/// Returns how to start the receiver on the host of a path, as typed. A `zmove://` path always refers to a running
+/// daemon, even if the host at the other end is reached over ssh.
 fn start(path: &OsStr, args: &PushArgs) -> Start {
     if path.as_bytes().starts_with(b"zmove://") {
         Start::Daemon

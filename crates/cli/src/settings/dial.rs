@@ -11,7 +11,7 @@ use zmove_transport::{
 use crate::args::{DialArgs, TransportArg};
 use crate::value::exit::usage_error;
 
-/// Returns how to start the receiver at a location without a login.
+/// Returns how the receiver at a location without a login is started.
 pub(crate) fn start(args: &DialArgs) -> Start {
     if args.ssh || args.ssh_command.is_some() {
         Start::OverSsh
@@ -43,7 +43,7 @@ pub(super) fn settings(
     })
 }
 
-/// Returns the transports to use.
+/// Converts the transport option.
 pub(super) const fn transport(transport: TransportArg) -> TransportChoice {
     match transport {
         TransportArg::Auto => TransportChoice::Auto,
@@ -56,7 +56,7 @@ pub(super) const fn transport(transport: TransportArg) -> TransportChoice {
 fn reach(args: &DialArgs) -> Result<DialOptions> {
     let transport = transport(args.transport);
     let quic_congestion = match &args.congestion {
-        // A congestion control that exists only in the kernel applies to TCP.
+        // A congestion control that only the kernel provides applies to TCP, not to QUIC.
         Some(name) if transport == TransportChoice::Quic => {
             name.parse().map_err(|error: UnknownCongestion| {
                 usage_error(format!("--congestion {name}: {error}"))
@@ -77,7 +77,7 @@ fn reach(args: &DialArgs) -> Result<DialOptions> {
     })
 }
 
-/// Returns the ssh command that starts a receiver at `remote`. Without a login, the command is not used.
+/// Returns the ssh command that starts a receiver at `remote`. If `remote` has no login, the command is not used.
 fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
     let command = args.ssh_command.as_deref().unwrap_or("ssh");
     let mut words = shlex::split(command).unwrap_or_default().into_iter();

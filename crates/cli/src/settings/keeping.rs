@@ -20,7 +20,7 @@ pub(super) fn keeping(args: &KeepingArgs) -> PreserveOptions {
     }
 }
 
-/// Returns the kinds of metadata that were requested in addition to the defaults.
+/// Returns the kinds of metadata that the user requested in addition to the default kinds.
 fn wanted(args: &KeepingArgs) -> MetadataKinds {
     let all = [
         (args.archive, KEPT),
@@ -64,7 +64,8 @@ fn unwanted(args: &KeepingArgs) -> MetadataKinds {
         (args.omit_dir_times, MetadataKinds::DIRECTORY_TIMES),
     ];
     let unwanted = chosen(&args.no_preserve, &all);
-    // An access control list includes the mode bits, so it must be dropped with them.
+    // An access control list includes the mode bits. If the mode is not preserved, the list must not be preserved
+    // either.
     if unwanted.has_any(MetadataKinds::MODE) {
         unwanted.and(MetadataKinds::ACLS)
     } else {
@@ -72,7 +73,7 @@ fn unwanted(args: &KeepingArgs) -> MetadataKinds {
     }
 }
 
-/// Returns whether the owners of entries depend on the accounts of the sending host.
+/// Returns whether the options map owners by the names of accounts on the sending host.
 pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
     let kept = keeping(args).kinds;
     let by_name = |kind, map: Option<&AccountMap>| {
@@ -83,7 +84,7 @@ pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
             || by_name(MetadataKinds::GROUP, groups(args)))
 }
 
-/// Returns the values that entries get if their own mode or times are not preserved.
+/// Returns the mode and times of entries whose own mode or times are not preserved.
 pub(super) fn fallback_attributes(args: &KeepingArgs) -> FallbackAttributes {
     let kinds = keeping(args).kinds;
     FallbackAttributes {
@@ -108,7 +109,7 @@ fn umask() -> u32 {
         .unwrap_or(0o022)
 }
 
-/// Combines the kinds of a list with those of the active switches.
+/// Combines the kinds in a list with the kinds of the switches that are on.
 fn chosen(list: &[KindArg], switches: &[(bool, MetadataKinds)]) -> MetadataKinds {
     let switches = switches.iter().filter(|(is_on, _)| *is_on);
     let listed = list.iter().map(|kind| kinds(*kind));

@@ -1,5 +1,5 @@
-//! Refuses paths that were probably meant to be on another host. Otherwise they would be names on this host, and a
-//! target would become a local directory.
+//! Refuses paths that were probably meant to be on another host. Otherwise, such a path would be treated as a name on
+//! this host, and a target would become a local directory.
 
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, ToSocketAddrs};
@@ -15,14 +15,15 @@ use zmove_types::Escaped;
 use super::{Role, home};
 use crate::value::exit::usage_error;
 
-/// Refuses a target that is a host without a path, or several hosts, unless a file of that name exists on this host.
+/// Refuses a target that names one or several hosts without a path. Accepts the target if a file with this name exists
+/// on this host.
 pub(super) fn refuse_host_without_path(target: &OsStr) -> Result<()> {
     let text = target.to_string_lossy();
     let name = text.trim_end_matches('/');
     if name.contains(['/', ':']) || exists(target) {
         return Ok(());
     }
-    // A slash at the end shows that a directory is meant, but not on which host.
+    // With a slash at the end, the user clearly means a directory. It may still be on this host or on another host.
     let has_slash = name.len() < text.len();
     let is_host = |name: &str| {
         name.contains('@')
@@ -37,7 +38,7 @@ pub(super) fn refuse_host_without_path(target: &OsStr) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a target such as `USER@HOST/PATH` if neither this path nor its parent exists on this host.
+/// Refuses a target such as `USER@HOST/PATH` if neither this path nor its parent directory exists on this host.
 pub(super) fn refuse_user_without_colon(target: &OsStr) -> Result<()> {
     let bytes = target.as_bytes();
     let slash = bytes.iter().position(|&byte| byte == b'/');
@@ -53,7 +54,7 @@ pub(super) fn refuse_user_without_colon(target: &OsStr) -> Result<()> {
     )))
 }
 
-/// Refuses a source that is written as a URL, unless a file of that name exists on this host.
+/// Refuses a source that is written as a URL. Accepts the source if a file with this name exists on this host.
 pub(super) fn refuse_schemes(sources: &[OsString]) -> Result<()> {
     let missing = sources.iter().filter(|source| !exists(source));
     missing
@@ -83,7 +84,8 @@ fn is_pinned(name: &str) -> bool {
     })
 }
 
-/// Returns whether a name in the form of a domain name has an address. Other names are more often names of files.
+/// Returns whether a name that has the form of a domain name resolves to an address. Names of other forms are usually
+/// file names, so they are not looked up.
 fn is_found(name: &str) -> bool {
     let is_domain = name.rsplit_once('.').is_some_and(|(host, last)| {
         !host.is_empty() && last.len() > 1 && last.bytes().all(|byte| byte.is_ascii_alphabetic())
@@ -100,5 +102,5 @@ fn is_found(name: &str) -> bool {
     found.recv_timeout(LOOKUP_MAX).unwrap_or(false)
 }
 
-/// Maximum time to look up a name that may not be meant as a host.
+/// Maximum time to resolve a name that may not be meant as a host.
 const LOOKUP_MAX: Duration = Duration::from_secs(1);

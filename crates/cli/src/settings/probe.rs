@@ -12,7 +12,7 @@ use super::dial;
 use crate::args::ProbeArgs;
 use crate::value::exit::usage_error;
 
-/// Returns the receiver of a probe, and how to connect to it. `ask` confirms the key of an unknown host.
+/// Returns the receiver of a probe, and the settings for connecting to it. `ask` confirms the key of an unknown host.
 ///
 /// # Errors
 /// Returns an error if an option has an invalid value.
@@ -30,7 +30,7 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
         )));
     }
     let dial = DialSettings {
-        // The first lane is only for the first byte. Each round opens its lanes separately.
+        // The first lane only measures the time to the first byte. Each measurement opens its own lanes.
         streams: Some(1),
         more: LaterLanes::NewSet,
         path_check: PathCheck::First,
@@ -39,7 +39,7 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
     Ok((remote, dial))
 }
 
-/// Parses a receiver like `push` does, but also accepts one without a path.
+/// Parses a receiver in the syntax of `push`. Unlike `push`, accepts a receiver without a path.
 fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
     let location = match Location::parse(text, start)? {
         Location::Local(host) if !host.as_bytes().contains(&b'/') => {
@@ -65,7 +65,7 @@ fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
     Ok(remote)
 }
 
-/// Maximum number of rounds for which a receiver waits.
+/// Maximum number of measurements for which a receiver waits.
 const ROUNDS_MAX: usize = 8;
 
 #[cfg(test)]

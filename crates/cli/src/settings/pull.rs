@@ -1,5 +1,5 @@
-//! The settings of a pull. They are those of a push in the other direction. The sources are on the other host, so the
-//! selection is sent to that host.
+//! The settings of a pull. A pull has the settings of a push in the other direction. The sources are on the other host,
+//! so the selection is sent to that host.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -29,7 +29,7 @@ use crate::value::exit::usage_error;
 /// The settings of a pull.
 #[derive(Debug)]
 pub(crate) struct PullSettings {
-    /// The other host, with the path of the first source.
+    /// The host of the sources, with the path of the first source.
     pub(crate) remote: Remote,
     pub(crate) dial: DialSettings,
     pub(crate) fetch: Fetch,
@@ -82,9 +82,9 @@ impl PullSettings {
         })
     }
 
-    /// Returns how long the pull retries after its connections were lost.
+    /// Returns the time for which the pull tries to reconnect after its connections were lost.
     pub(crate) fn timeout(&self) -> Timeout {
-        // The list of paths is in memory, so it can be sent again.
+        // The list of paths is kept in memory, so it can be sent again after a reconnect.
         let would_keep_broken = self.args.inplace && self.args.update;
         if would_keep_broken {
             Timeout::NONE
@@ -94,8 +94,8 @@ impl PullSettings {
     }
 }
 
-/// Returns the host of all sources, and their paths on it. A source that starts with a colon is on the host of the
-/// first source.
+/// Returns the host of all sources, and the paths of the sources on that host. A source that starts with a colon is on
+/// the host of the first source.
 pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Vec<Vec<u8>>)> {
     let mut first: Option<Remote> = None;
     let mut paths = Vec::new();
@@ -134,7 +134,7 @@ pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Ve
     Ok((first.expect("clap demands a source"), paths))
 }
 
-/// Refuses several hosts, `HOST,HOST:PATH`, if only one is allowed.
+/// Refuses a location with several hosts, such as `HOST,HOST:PATH`, if only one host is allowed.
 pub(super) fn refuse_several(place: &OsStr, start: Start) -> Result<()> {
     match Location::parse_several(place, start) {
         Ok((_, others)) if !others.is_empty() => Err(usage_error(format!(
@@ -163,7 +163,7 @@ pub(super) fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
     Ok(Some(list))
 }
 
-/// Returns the request to `location` to send the sources to the path `target`.
+/// Returns the request to the host at `location` to send the sources to the path `target`.
 pub(super) fn fetch(
     args: &PushArgs,
     location: &Location,

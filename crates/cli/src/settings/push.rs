@@ -1,5 +1,5 @@
-//! The settings of a push. All options are converted here, and contradictions between options are reported here, except
-//! for the pairs that clap refuses.
+//! The settings of a push. This module converts all options and reports contradictions between them, except for the
+//! pairs that clap refuses.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -36,7 +36,8 @@ use crate::value::exit::{first, refuse, usage_error};
 #[derive(Debug)]
 pub(crate) struct PushSettings {
     pub(crate) location: Location,
-    /// Other receivers with the same target, which is on storage that they share with the first.
+    /// Additional receivers of the same target. The target is on storage that these receivers share with the first
+    /// receiver.
     pub(crate) also: Vec<Remote>,
     /// The cluster whose nodes do the job.
     pub(crate) cluster: Option<Cluster>,
@@ -109,7 +110,7 @@ impl PushSettings {
         })
     }
 
-    /// Returns the receivers. There are none if the target is on this host.
+    /// Returns the receivers. If the target is on this host, returns none.
     pub(crate) fn receivers(&self) -> impl Iterator<Item = &Remote> {
         receivers_in(&self.location, &self.also)
     }
@@ -165,7 +166,7 @@ impl PushSettings {
         }
     }
 
-    /// Returns the job of one session. Opens a list of paths again each time.
+    /// Returns the job of one session. Each call opens the list of paths again.
     ///
     /// # Errors
     /// Returns an error if the list cannot be opened.
@@ -188,11 +189,11 @@ impl PushSettings {
         })
     }
 
-    /// Returns how long the push retries after its connections were lost.
+    /// Returns the time for which the push tries to reconnect after its connections were lost.
     pub(crate) fn timeout(&self) -> Timeout {
         let Self { args, .. } = self;
-        // A killed receiver may have left a partly changed file that is newer than the source. The file would then be
-        // skipped, and the push would seem to succeed.
+        // A receiver that was killed may have left a partly changed file with a newer timestamp than the source. With
+        // `--update`, the retry would skip this file, and the push would seem to succeed.
         let would_keep_broken = args.inplace && args.update;
         let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
         if can_begin_again {
@@ -203,7 +204,7 @@ impl PushSettings {
     }
 }
 
-/// Adds the options to an opening. `location` is the other end.
+/// Adds the options to the opening message. `location` is the location at the other end.
 pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open {
     Open {
         compare: if args.checksum {
@@ -222,7 +223,7 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         },
         keeping: match args.listed {
             None => keeping::keeping(&args.keeping),
-            // A manifest describes only contents.
+            // A manifest describes only file contents, so no metadata is compared.
             Some(_) => PreserveOptions {
                 kinds: MetadataKinds::NONE,
                 ..PreserveOptions::LEAST
@@ -275,7 +276,7 @@ pub(super) fn refuse_contradictions(
     ])
 }
 
-/// Returns the receivers of a cluster, with this path.
+/// Returns the location of the first receiver and the other receivers of a cluster, all with the path `target`.
 fn receivers_of(cluster: &Cluster, target: &OsStr) -> Result<(Location, Vec<Remote>)> {
     let path = match Location::parse(target, zmove_engine::Start::Daemon)? {
         Location::Local(path) => path,
@@ -307,7 +308,7 @@ fn receivers_in<'a>(
     first.into_iter().chain(also)
 }
 
-/// Refuses a receiver that is named twice, because it would get two sessions instead of one.
+/// Refuses a receiver that is named twice, because it would serve two sessions instead of one.
 pub(crate) fn refuse_twice<'a>(receivers: impl Iterator<Item = &'a Remote>) -> Result<()> {
     let mut seen = HashSet::new();
     for receiver in receivers {
@@ -320,7 +321,7 @@ pub(crate) fn refuse_twice<'a>(receivers: impl Iterator<Item = &'a Remote>) -> R
     Ok(())
 }
 
-/// Refuses two receivers with the same key, because they are one host with two names.
+/// Refuses two receivers that have the same key, because they are one host with two names.
 pub(crate) fn refuse_same_key<'a>(
     receivers: impl Iterator<Item = (&'a Remote, Fingerprint)>,
 ) -> Result<()> {
@@ -335,9 +336,9 @@ pub(crate) fn refuse_same_key<'a>(
     Ok(())
 }
 
-/// Refuses options that do not work with several receivers, which are named by the target or by this cluster.
+/// Refuses options that do not work with several receivers. The receivers are named by the target or by the cluster.
 fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> {
-    // Without a cluster, a location that needs ssh was refused earlier.
+    // If no cluster is given, an ssh location was already refused.
     let of_ssh = first(&[
         (args.dial.ssh, "--ssh"),
         (args.dial.ssh_command.is_some(), "-e"),
@@ -350,7 +351,7 @@ fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> 
     }
     let links = args.keeping.hard_links || args.keeping.preserve.contains(&KindArg::Links);
     let refused = [
-        // `verify` has separate options.
+        // `verify` has its own options for this purpose.
         (args.verify, "verify"),
         (links, "to keep hard links (-H)"),
         (args.delete, "--delete"),
@@ -397,7 +398,7 @@ pub(super) fn dial_settings(
     };
     if args.cipher == CipherArg::None {
         dial.cipher = Cipher::None;
-        // An explicit request for QUIC was refused earlier.
+        // QUIC was refused earlier if the user requested it explicitly.
         dial.reach.transport = TransportChoice::Tcp;
     }
     Ok(dial)
@@ -425,7 +426,7 @@ fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals
     }
 }
 
-/// Returns how allocated zeros are handled.
+/// Returns how blocks of zeros that occupy storage at the source are handled.
 pub(super) fn zeros(args: &PushArgs) -> Zeros {
     match args.keeping.sparse {
         SparseArg::Zeros => Zeros::MadeHoles,
@@ -433,7 +434,7 @@ pub(super) fn zeros(args: &PushArgs) -> Zeros {
     }
 }
 
-/// Returns the options for removals.
+/// Returns the settings for removing entries at the target.
 pub(super) fn removal_order(args: &PushArgs) -> RemovalOrder {
     RemovalOrder {
         after_errors: if args.ignore_errors {
@@ -450,8 +451,8 @@ pub(super) fn removal_order(args: &PushArgs) -> RemovalOrder {
     }
 }
 
-/// Returns the directories of the journals that this process writes if it is also the receiver, because they may be
-/// inside a source.
+/// If this process is also the receiver, returns the directories of its journals. These directories may be inside a
+/// source and must not be sent.
 fn own_directories(location: &Location) -> Vec<FileNumber> {
     let journals = match location {
         Location::Local(_) => home(Role::Client).ok().map(|home| journals(&home)),
@@ -468,11 +469,12 @@ fn own_directories(location: &Location) -> Vec<FileNumber> {
         .collect()
 }
 
-/// Returns whether the target compares large files with their old versions, which costs reading each old version.
+/// Returns whether comparing large files with their old versions at the target is worthwhile. The comparison must read
+/// each old version.
 fn is_delta_worthwhile(args: &PushArgs, location: &Location) -> bool {
     match (args.delta, location) {
         (DeltaArg::Always, _) => true,
-        // Writing in place leaves unchanged groups untouched.
+        // With `--inplace`, unchanged groups need not be written.
         (DeltaArg::Auto, _) if args.inplace => true,
         (DeltaArg::Never, _) | (DeltaArg::Auto, Location::Local(_)) => false,
         (DeltaArg::Auto, Location::Remote(remote)) => {
@@ -483,7 +485,7 @@ fn is_delta_worthwhile(args: &PushArgs, location: &Location) -> bool {
     }
 }
 
-/// Approximate rate at which one thread reads and hashes from storage in use, in bytes per second.
+/// Approximate rate at which one thread reads from busy storage and hashes, in bytes per second.
 const DELTA_RATE_MAX: u64 = 600_000_000;
 
 fn durability(arg: DurabilityArg) -> Durability {

@@ -1,5 +1,5 @@
-//! Determines which directories of the target are replaced by a file or link of the same name, and the rules that
-//! protect directories from that.
+//! Determines which directories of the target may be replaced by a file or a link with the same name, and which rules
+//! protect directories from this.
 
 use zmove_scan::{Effect, Rule, Selection};
 use zmove_wire::limits::{SELECTION_RULE_BYTES_MAX, SELECTION_RULES_MAX};
@@ -7,8 +7,8 @@ use zmove_wire::{DirectoryReplacement, Open, RuleText};
 
 use crate::args::PushArgs;
 
-/// Adds to an opening which directories are replaced by a file or link, and the rules that protect some of them. If
-/// there are more rules than a receiver accepts, no directory is replaced.
+/// Adds to the opening message which directories may be replaced by a file or a link, and the rules that protect
+/// directories from this. If a receiver would refuse the number of rules, no directory is replaced.
 pub(super) fn replacement_policy(args: &PushArgs, rules: Vec<RuleText>, open: Open) -> Open {
     let stays = args.verify || args.ignore_existing || !are_within_limits(&rules);
     let in_the_way = if stays {
@@ -26,7 +26,7 @@ pub(super) fn replacement_policy(args: &PushArgs, rules: Vec<RuleText>, open: Op
     }
 }
 
-/// Returns the rules of a selection in their wire form.
+/// Returns the rules of a selection in the form in which they are sent.
 pub(super) fn rule_texts(selection: Option<&Selection>) -> Vec<RuleText> {
     let rules = selection.into_iter().flat_map(Selection::rules);
     let text = |rule: &Rule| RuleText {
