@@ -170,7 +170,7 @@ pub(crate) enum Command {
     },
 }
 
-/// Returns whether a command line that cannot be parsed asks for the events of a transfer.
+/// Returns whether an invalid command line requests the JSON events of a transfer.
 pub(crate) fn asks_for_events(words: &[OsString]) -> bool {
     let commands = ["push", "pull", "copy", "verify", "clean"];
     let mut words = words.iter().skip(1).take_while(|word| *word != "--");
@@ -185,7 +185,7 @@ impl Command {
     pub(crate) fn prints_events(&self) -> bool {
         match self {
             Self::Push(args) | Self::Pull(args) => args.json,
-            // A detached copy prints only the job's number.
+            // With `--detach`, a copy prints only the number of the job.
             Self::Copy(args) => args.push.json && !args.detach,
             Self::RunJob(_) => true,
             Self::Verify(args) => args.json,
@@ -214,7 +214,7 @@ pub(crate) enum KeyCommand {
 }
 
 impl KeyCommand {
-    /// Returns whether the command is about the daemon's key.
+    /// Returns whether the command refers to the daemon's key.
     pub(crate) const fn is_of_daemon(&self) -> bool {
         matches!(self, Self::Show { daemon: true })
     }

@@ -1,18 +1,18 @@
-//! Handles SIGINT, SIGTERM and the SIGHUP of a closed terminal, which ask the program to end, and SIGXFSZ, which must
-//! not end it.
+//! Handles SIGINT, SIGTERM and the SIGHUP of a closed terminal, which ask the program to stop. Also handles SIGXFSZ,
+//! which must not stop the program.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listeners for SIGINT, SIGTERM and optionally SIGHUP. The signals then no longer end the process by default. A signal
-/// that the parent set to be ignored stays ignored: SIGHUP under `nohup`, or SIGINT in a background command of a
-/// script.
+/// Listeners for SIGINT, SIGTERM and optionally SIGHUP. While a listener exists, its signal no longer ends the process
+/// by default. If the parent process made a signal ignored, it stays ignored. Examples are SIGHUP under `nohup`, and
+/// SIGINT in a background command of a script.
 #[derive(Debug)]
 pub(crate) struct EndSignals {
     interrupt: Option<Signal>,
     terminate: Option<Signal>,
-    /// Also `None` if SIGHUP has another meaning in this process.
+    /// Listener for SIGHUP. `None` if SIGHUP is ignored, or if it has another meaning in this process.
     hangup: Option<Signal>,
 }
 
@@ -26,7 +26,8 @@ impl EndSignals {
     }
 
     fn listen_unless(ignored: &Ignored, hangup: Option<Signal>) -> io::Result<Self> {
-        // With a handler, SIGXFSZ no longer ends the process. A write beyond the file size limit fails instead.
+        // With a handler, SIGXFSZ does not end the process. A write beyond the file size limit then returns an error
+        // instead.
         drop(signal(SignalKind::from_raw(
             rustix::process::Signal::XFSZ.as_raw(),
         ))?);
@@ -37,7 +38,7 @@ impl EndSignals {
         })
     }
 
-    /// Starts listening for the signals and for the end of the terminal.
+    /// Starts listening for the signals and for the hangup of the terminal.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -47,8 +48,8 @@ impl EndSignals {
         Self::listen_unless(&ignored, hangup)
     }
 
-    /// Starts listening for the signals, and for SIGHUP in any case, to forward them to a child in another session. The
-    /// child also ignores the signals that the parent of this process set to be ignored.
+    /// Starts listening for the signals, in order to forward them to a child in another session. Listens for SIGHUP
+    /// even if it is ignored. The child itself ignores the signals that the parent of this process made ignored.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -72,7 +73,7 @@ impl EndSignals {
     }
 }
 
-/// Waits for the next signal, or forever if there is no listener.
+/// Waits for the next signal. If there is no listener, waits forever.
 async fn one_of(signals: &mut Option<Signal>) {
     match signals {
         Some(signals) => {
@@ -82,7 +83,7 @@ async fn one_of(signals: &mut Option<Signal>) {
     }
 }
 
-/// The signals that this process ignores, as a bit mask.
+/// The set of signals that this process ignores, as a bit mask.
 struct Ignored(u64);
 
 impl Ignored {
@@ -90,7 +91,7 @@ impl Ignored {
         Self::parse(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
     }
 
-    /// Parses `/proc/PID/status`.
+    /// Parses the text of `/proc/PID/status`.
     fn parse(status: &str) -> Self {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -1,4 +1,5 @@
-//! Small value types of the command line, which are parsed from one word and displayed as one, and the exit codes.
+//! The exit codes, and small value types of the command line. A value is parsed from one word, and displayed as one
+//! word.
 
 pub(crate) mod account;
 pub(crate) mod age;

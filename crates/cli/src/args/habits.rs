@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 use zmove_types::{ByteCount, RateLimit, parse_size};
 
-/// Returns options that have no effect, because a push always behaves as they ask.
+/// Returns options that are accepted but have no effect, because a push always behaves as they request.
 pub(super) fn no_op_options() -> impl IntoIterator<Item = Arg> {
     let arg = |name: &'static str, help: &'static str| {
         Arg::new(name)
@@ -53,7 +53,7 @@ pub(crate) struct Bwlimit(pub(crate) Option<RateLimit>);
 impl FromStr for Bwlimit {
     type Err = String;
 
-    /// Parses a rate in KiB per second, or a size with its unit. 0 means no limit.
+    /// Parses a rate in KiB per second, or a size with a unit. The value 0 means no limit.
     fn from_str(text: &str) -> Result<Self, String> {
         let has_unit = text.ends_with(|last: char| !last.is_ascii_digit() && last != '.');
         let text = if has_unit {
@@ -66,8 +66,8 @@ impl FromStr for Bwlimit {
     }
 }
 
-/// Removes the `h` from bundled short options such as `-avzh`. There it is rsync's option for sizes with units. Users
-/// who ask for help type `-h` alone.
+/// Removes the `h` from bundled short options such as `-avzh`. In such a bundle, `h` is rsync's option for sizes with
+/// units. Users who want help type `-h` alone.
 pub(super) fn strip_human_readable(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
     let name = words
         .get(1)
@@ -106,7 +106,7 @@ fn has_short(command: &Command, letter: char) -> bool {
         .any(|arg| arg.get_short() == Some(letter))
 }
 
-/// Adds a matching hint to a usage error and removes clap's guesses.
+/// Adds a hint for the unknown word to a usage error, and removes the guesses of clap.
 pub(crate) fn hint(error: &mut clap::Error) {
     let kind = error.kind();
     let (named, guess) = match kind {
@@ -124,11 +124,11 @@ pub(crate) fn hint(error: &mut clap::Error) {
     };
     let is_option = word.starts_with('-');
     let is_key = word.starts_with("SHA256:");
-    // clap reports a key after a host as a subcommand that conflicts with the host.
+    // If a fingerprint follows the host, clap reports it as a subcommand that conflicts with the host.
     if kind == ErrorKind::ArgumentConflict && !is_key {
         return;
     }
-    // clap suggests passing the option as a value, which is hardly ever intended.
+    // clap suggests that the option be passed as a value. Users hardly ever mean this.
     error.remove(ContextKind::Suggested);
     let about = match error.get(ContextKind::Usage) {
         Some(ContextValue::StyledStr(usage)) => usage.to_string(),
@@ -210,12 +210,12 @@ const HINTS: &[(&[&str], &str)] = &[
     ),
     (&["du", "stat"], "'zmove scan TREE' counts files by size"),
     (&["version"], "'zmove --version'"),
-    // It takes a value here, but not in rsync.
+    // `--sparse` takes a value in zmove, but not in rsync.
     (
         &["--sparse <WHEN>"],
         "holes are always preserved; --sparse zeros turns zeros into holes, like rsync's --sparse",
     ),
-    // It is an option of other commands.
+    // `--timeout` is an option of other zmove commands.
     (
         &["--timeout"],
         "not needed here: the command gives up within seconds if a host does not answer",
@@ -355,7 +355,7 @@ const HINTS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Hints for unknown job commands, by a part of the usage line that clap reports.
+/// Hints for unknown commands of `zmove job`. Each hint belongs to a part of the usage line that clap reports.
 const JOBS: &[(&str, &str)] = &[
     (
         "zmove jobs",
@@ -367,10 +367,11 @@ const JOBS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Hint for a key after the host of `zmove trust`.
+/// Hint for a fingerprint that follows the host of `zmove trust`.
 const KEY: &str = "--fingerprint SHA256:... pins the key if it has this fingerprint";
 
-/// Returns whether the typed word is probably a typo of clap's guess. At most one letter in three may differ.
+/// Returns whether the typed word is probably a misspelling of the word that clap suggests. At most one letter in three
+/// may differ.
 fn is_typo(typed: &str, guess: &str) -> bool {
     let typed = typed.trim_start_matches('-');
     strsim::levenshtein(typed, guess.trim_start_matches('-')) <= typed.len().div_ceil(3)

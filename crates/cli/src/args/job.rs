@@ -76,7 +76,7 @@ pub(crate) struct JobOptions {
 pub(crate) const JOB: &str = "Job";
 
 impl SubmitArgs {
-    /// Returns a job for this copy with default options.
+    /// Returns the arguments of a job that runs this copy, with default options.
     pub(crate) fn of(copy: CopyArgs) -> Self {
         Self {
             copy,
@@ -90,7 +90,7 @@ impl SubmitArgs {
 
 const DEADLINE: Age = Age(Duration::from_secs(24 * 60 * 60));
 
-/// Parses an address with its port. A port alone is combined with the loopback address.
+/// Parses an address with a port. If the text is only a port, combines it with the loopback address.
 fn parse_http(text: &str) -> Result<SocketAddr, &'static str> {
     parse_address(text, Ipv4Addr::LOCALHOST.into())
         .ok_or("write ADDRESS:PORT, for example 127.0.0.1:8470, or only a port")

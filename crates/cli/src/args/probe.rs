@@ -46,8 +46,8 @@ pub(crate) struct ProbeArgs {
     pub(crate) storage: StorageArgs,
 }
 
-/// Parses the duration of a round. It is short because a path reaches its limit in seconds and a receiver waits only
-/// minutes.
+/// Parses the duration of one measurement. The duration is limited, because a path reaches its full rate within
+/// seconds, and a receiver waits only a few minutes.
 fn parse_round(text: &str) -> Result<Duration, String> {
     let time = parse_time(text)?;
     if time > ROUND_MAX {

@@ -50,7 +50,7 @@ pub(crate) struct SweepArgs {
     pub(crate) storage: StorageArgs,
 }
 
-/// Parses a time span like [`Age`], but of at least one second.
+/// Parses a time span in the syntax of [`Age`]. The time span must be at least one second.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let Age(time) = text.parse()?;
     if time < TIME_MIN {

@@ -23,7 +23,7 @@ pub(super) fn refuse_host_without_path(target: &OsStr) -> Result<()> {
     if name.contains(['/', ':']) || exists(target) {
         return Ok(());
     }
-    // With a slash at the end, the user clearly means a directory. It may still be on this host or on another host.
+    // A name with a slash at the end probably means a directory, so it counts as a host only if it contains `@`.
     let has_slash = name.len() < text.len();
     let is_host = |name: &str| {
         name.contains('@')

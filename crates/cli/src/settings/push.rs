@@ -59,10 +59,10 @@ impl PushSettings {
         Self::of(args, cluster, ask)
     }
 
-    /// Converts the options for a cluster node that takes part in a push led by another node.
+    /// Converts the options for a cluster node that takes part in a push that another node leads.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Returns an error under the same conditions as [`new`](Self::new).
     pub(crate) fn of_node(args: PushArgs, cluster: Cluster, ask: Arc<dyn Confirm>) -> Result<Self> {
         Self::of(args, Some(cluster), ask)
     }
@@ -351,7 +351,7 @@ fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> 
     }
     let links = args.keeping.hard_links || args.keeping.preserve.contains(&KindArg::Links);
     let refused = [
-        // `verify` has its own options for this purpose.
+        // `verify` also sets some of the options below, so it must come first.
         (args.verify, "verify"),
         (links, "to keep hard links (-H)"),
         (args.delete, "--delete"),

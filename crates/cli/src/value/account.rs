@@ -1,4 +1,4 @@
-//! Users and groups as typed on the command line, and as known to this host.
+//! Users and groups, as typed on the command line and as defined on this host.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use nix::unistd::{Gid, Group, Uid, User};
 use zmove_types::{Account, Accounts};
 use zmove_wire::{AccountMatch, Mapping};
 
-/// The accounts of this host.
+/// The user and group database of this host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SystemAccounts;
 
@@ -40,7 +40,7 @@ impl Accounts for SystemAccounts {
     }
 }
 
-/// The new owner and group of all entries, as maps of all users and of all groups.
+/// The new owner and group of all entries. Each is a map that applies to all users or to all groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NewOwner {
     pub(crate) users: Option<AccountMap>,
@@ -103,7 +103,7 @@ fn mapping(text: &str) -> Result<Mapping, String> {
     })
 }
 
-/// Parses a user or group of the target, given by number or name.
+/// Parses a user or a group of the target, given as a number or as a name.
 fn account(word: &str) -> Result<Account, String> {
     if let Ok(id) = word.parse() {
         return Ok(Account {

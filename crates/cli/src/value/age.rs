@@ -1,4 +1,4 @@
-//! Time spans as they are parsed and displayed.
+//! Parses and displays time spans.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ impl FromStr for Age {
 }
 
 impl fmt::Display for Age {
-    /// Writes the span in its largest unit only, rounded down.
+    /// Writes the time span in the largest unit that fits, rounded down.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
         let fitting = UNITS.into_iter().find(|(_, unit)| seconds >= *unit);

@@ -1,5 +1,5 @@
-//! The cause of a failure as a single word for programs: `ENOSPC` for an error of the operating system, otherwise
-//! zmove's own name for the cause.
+//! Names the cause of a failure with a single word for JSON. For an error of the operating system, this is the name of
+//! the error, such as `ENOSPC`. For all other causes, zmove defines the word.
 
 use nix::errno::Errno;
 use zmove_wire::FaultCode;

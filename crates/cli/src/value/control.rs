@@ -1,10 +1,11 @@
-//! Requests from `zmove status`, `stop`, `drain` and `allow remove --now` to the daemon of this host, and its
-//! responses. Each is a JSON object on one line, sent over a Unix socket that only the daemon's user and root can open.
+//! Requests from `zmove status`, `stop`, `drain` and `allow remove --now` to the daemon of this host, and the daemon's
+//! responses. Each request or response is a JSON object on one line. The Unix socket for these messages can be opened
+//! only by the daemon's user and root.
 
 use serde::{Deserialize, Serialize};
 use zmove_daemon::TransferStatus;
 
-/// Version of the status format. It increases when a field changes its meaning or is removed.
+/// Version of the status format. The version increases when a field is removed or changes its meaning.
 pub(crate) const SCHEMA: u32 = 1;
 
 /// Maximum size of a request, in bytes.
@@ -22,12 +23,12 @@ pub(crate) enum Request {
     Stop(String),
     /// Stops the running transfers of these keys.
     EndKeys(Vec<Removed>),
-    /// Refuses new transfers and shuts the daemon down after the last one.
+    /// Refuses new transfers, and shuts the daemon down after the last running transfer.
     Drain,
 }
 
 impl Request {
-    /// Returns the purpose of the request for a message.
+    /// Returns the purpose of the request, for error messages.
     pub(crate) fn purpose(&self) -> &'static str {
         match self {
             Self::Status => "for its status",
@@ -38,7 +39,8 @@ impl Request {
     }
 }
 
-/// A removed key: its name, and its fingerprint unless the key is known by a certificate.
+/// A removed key, with its name and its fingerprint. The fingerprint is missing if the key was allowed by a
+/// certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Removed {
     pub(crate) name: String,
@@ -52,9 +54,9 @@ pub(crate) enum Answer {
     Status(DaemonStatus),
     /// These transfers are being stopped.
     Ended(Vec<TransferStatus>),
-    /// No transfer was stopped, because the digits match several transfers.
+    /// No transfer was stopped, because several transfers have IDs that start with the given digits.
     Ambiguous(Vec<TransferStatus>),
-    /// Number of transfers that continue to their end.
+    /// The daemon is draining. Number of transfers that still run.
     Draining(usize),
     /// The request is invalid.
     Nonsense(String),

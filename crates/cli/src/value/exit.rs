@@ -1,4 +1,4 @@
-//! Exit codes. They resemble those of rsync.
+//! Exit codes, which resemble the exit codes of rsync.
 
 use std::process::ExitCode;
 
@@ -20,9 +20,9 @@ use crate::display::output;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(i32)]
 pub(crate) enum Exit {
-    /// Everything is done. For a push: verified, renamed into place and flushed.
+    /// The command has done everything. For a push, all files are verified, renamed into place and flushed.
     Done = 0,
-    /// The command line cannot be parsed, has contradictory options, or names something that does not exist.
+    /// The command line cannot be parsed, has contradictory options, or names an object that does not exist.
     Usage = 1,
     /// The two sides have no protocol version in common.
     Incompatible = 2,
@@ -30,25 +30,26 @@ pub(crate) enum Exit {
     Target = 3,
     /// `zmove doctor` found a problem that breaks transfers.
     DoctorFoundProblem = 4,
-    /// One side does not know the other's key.
+    /// One side does not know the key of the other side.
     Authentication = 5,
     /// `zmove verify` found a difference.
     Differs = 6,
-    /// No connection could be established, because the host does not answer or refuses.
+    /// No connection could be established, because the host does not answer or refuses the connection.
     Connection = 10,
     /// A file on this host could not be read or written.
     File = 11,
     /// The connection was lost, or the peer broke the protocol.
     Broken = 12,
-    /// The other host had no room in time, or it is being stopped and accepts nothing new.
+    /// The other host did not have a free slot in time. The code is also used if that host is shutting down and accepts
+    /// no new transfers.
     Busy = 13,
     /// The user stopped the command.
     Interrupted = 20,
-    /// Some files failed; the others are done.
+    /// Some files failed. All other files are done.
     Partial = 23,
-    /// Directories of the source changed each time they were read; everything else is done.
+    /// Some directories of the source changed each time they were read. Everything else is done.
     InDoubt = 24,
-    /// `--max-delete` kept entries from being removed; everything else is done.
+    /// `--max-delete` prevented the removal of some entries. Everything else is done.
     MaxDelete = 25,
     /// `zmove job ID wait`: the job failed.
     JobFailed = 30,
@@ -61,7 +62,7 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// Returns the exit code for an error that ended a command.
+    /// Returns the exit code of an error that ended a command.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
         if let Some(InTransfer { error, .. }) = error.downcast_ref() {
             return Self::of(error);
@@ -81,7 +82,8 @@ impl Exit {
         known.into_iter().flatten().next().unwrap_or(Self::File)
     }
 
-    /// Returns the exit code for a transfer with these counters. In a comparison, differences count too.
+    /// Returns the exit code of a transfer with these counters. In a comparison, differences also lead to a nonzero
+    /// code.
     pub(crate) fn of_counters(counters: &Counters, is_comparison: bool) -> Self {
         if counters.has(ExitEffect::Partial) {
             Self::Partial
@@ -96,7 +98,7 @@ impl Exit {
         }
     }
 
-    /// Converts the exit code of another zmove process. Unknown codes become `Exit::File`.
+    /// Converts the exit code of another zmove process. An unknown code becomes `Exit::File`.
     pub(crate) fn from_code(code: i32) -> Self {
         Self::from_repr(code).unwrap_or(Self::File)
     }
@@ -166,7 +168,7 @@ impl Exit {
         match refusal.code {
             RefusalCode::UnknownKey => Self::Authentication,
             RefusalCode::Denied | RefusalCode::Target | RefusalCode::NotUnderWay => Self::Target,
-            // Receivers also send `Busy` if they cannot read their own files.
+            // `Busy` is also sent by a receiver that cannot read its own files.
             RefusalCode::Busy => Self::Connection,
             RefusalCode::Full | RefusalCode::Stopping => Self::Busy,
             RefusalCode::Protocol | RefusalCode::Broken => Self::Broken,
@@ -179,7 +181,7 @@ impl Exit {
             PullError::Refused(refusal)
             | PullError::Ended(refusal)
             | PullError::Target(refusal) => Self::of_refusal(refusal),
-            // The same code as for a push none of whose sources exist.
+            // A push also returns this code if none of its sources exist.
             PullError::Sources(_) => Self::Partial,
             PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } => Self::Busy,
@@ -212,8 +214,8 @@ impl Exit {
     }
 }
 
-/// Classifies the exit code of a job's process. Errors of the other host or the path may pass, so the job is retried.
-/// An interrupted process is started again too.
+/// Classifies the exit code of a job's process. The job is retried if the error concerns the other host or the path to
+/// it, because such an error may be temporary. The job is also started again if its process was interrupted.
 pub(crate) fn verdict(exit: i32) -> AttemptVerdict {
     const PASSING: [Exit; 4] = [
         Exit::Connection,
@@ -254,7 +256,7 @@ impl std::error::Error for Failure {}
 /// The error of a transfer that had an ID. It displays only the inner error.
 #[derive(Debug)]
 pub(crate) struct InTransfer {
-    /// ID of the transfer, which its host uses too.
+    /// ID of the transfer. The other host uses the same ID.
     pub(crate) transfer: String,
     error: anyhow::Error,
 }
@@ -271,7 +273,7 @@ impl std::error::Error for InTransfer {
     }
 }
 
-/// Adds the ID of the transfer that the error ended, if there was one.
+/// Adds the ID of the transfer to the error that ended it. Without an ID, returns the error unchanged.
 pub(crate) fn in_transfer(error: anyhow::Error, transfer: Option<String>) -> anyhow::Error {
     match transfer {
         Some(transfer) => InTransfer { transfer, error }.into(),
@@ -284,35 +286,35 @@ pub(crate) fn failure(exit: Exit, text: impl Into<String>) -> anyhow::Error {
     Failure(exit, text.into()).into()
 }
 
-/// Creates an error about the arguments.
+/// Creates a usage error.
 pub(crate) fn usage_error(text: impl Into<String>) -> anyhow::Error {
     failure(Exit::Usage, text)
 }
 
-/// Returns a usage error for the first contradiction in the arguments that applies.
+/// Returns a usage error with the text of the first contradiction that applies.
 pub(crate) fn refuse(contradictions: &[(bool, &str)]) -> anyhow::Result<()> {
     first(contradictions).map_or(Ok(()), |text| Err(usage_error(text)))
 }
 
-/// Returns the first text that applies.
+/// Returns the first text whose condition is true.
 pub(crate) fn first<'a>(texts: &[(bool, &'a str)]) -> Option<&'a str> {
     let mut applying = texts.iter().filter(|(applies, _)| *applies);
     applying.next().map(|(_, text)| *text)
 }
 
-/// Converts the first line of clap's message into an error for programs.
+/// Converts the first line of clap's message to an error that can be printed as JSON.
 pub(crate) fn parse_error(error: &clap::Error) -> anyhow::Error {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
     usage_error(line.strip_prefix("error: ").unwrap_or(line))
 }
 
-/// Prints clap's message. Help exits with success, any other message is a usage error.
+/// Prints clap's message. Returns success for help and version texts, and a usage error for any other message.
 pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
     habits::hint(&mut error);
     let printed = error.print();
     if error.use_stderr() {
-        // A closed terminal is not a failure.
+        // A closed terminal is not a failure, so the error is ignored.
         let _terminal_gone = printed;
         Exit::Usage.into()
     } else {
@@ -348,7 +350,7 @@ mod tests {
         assert_eq!(listed.len(), codes().len(), "{listed:?}");
     }
 
-    /// `zmove job --help` has the codes from 30 on.
+    /// `zmove job --help` lists the codes from 30 on.
     #[test]
     fn the_table_of_the_help_has_the_same_codes() {
         let table = LONG.split("Exit codes:\n").nth(1).unwrap();

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use zmove_wire::PROTOCOL_VERSION;
 
-/// The release, its commit if `build.rs` knows it, and the protocol version.
+/// The release, the commit if `build.rs` knows it, and the protocol version.
 pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let commit = option_env!("ZMOVE_COMMIT")
         .map(|commit| format!(" (commit {commit})"))

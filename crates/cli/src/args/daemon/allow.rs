@@ -112,7 +112,7 @@ pub(crate) enum AllowCommand {
     },
 }
 
-/// Checks that the text names a daemon.
+/// Checks that the text is a valid address of a daemon.
 fn parse_endpoint(text: &str) -> Result<String, LocationError> {
     Remote::parse_endpoint(text).map(|_| text.to_owned())
 }

@@ -41,7 +41,7 @@ pub(crate) struct DrainArgs {
     pub(crate) control: ControlArgs,
 }
 
-/// Minimum length of an ID prefix, so that a typo does not stop a transfer.
+/// Minimum number of digits of an ID. A shorter prefix with a typo could stop another transfer.
 const DIGITS_MIN: usize = 4;
 
 fn parse_digits(text: &str) -> Result<String, String> {

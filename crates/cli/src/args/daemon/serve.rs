@@ -15,7 +15,7 @@ fn parse_listen(text: &str) -> Result<SocketAddr, &'static str> {
         .ok_or("write ADDRESS:PORT, for example 192.0.2.7:5870 or [::]:5870, or only a port")
 }
 
-/// Parses an address with its port. A port alone is combined with `host`.
+/// Parses an address with a port. If the text is only a port, combines it with `host`.
 pub(crate) fn parse_address(text: &str, host: IpAddr) -> Option<SocketAddr> {
     let port = text.strip_prefix(':').unwrap_or(text).parse::<u16>();
     port.map_or_else(|_| text.parse().ok(), |port| Some((host, port).into()))
@@ -107,7 +107,7 @@ pub(crate) enum ListenArg {
 }
 
 impl ListenArg {
-    /// Returns the transports to listen on.
+    /// Returns the transports on which the daemon listens.
     pub(crate) fn choice(self) -> TransportChoice {
         match self {
             Self::Both => TransportChoice::Auto,

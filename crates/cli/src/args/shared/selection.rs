@@ -86,17 +86,17 @@ fn pattern(effect: Effect) -> impl TypedValueParser<Value = RuleArg> {
 }
 
 impl SelectionArgs {
-    /// Returns whether any part of the selection is read from a file.
+    /// Returns whether any rules or paths of the selection are read from a file.
     pub(crate) fn reads_files(&self) -> bool {
         self.files().next().is_some()
     }
 
-    /// Returns whether files are selected by size.
+    /// Returns whether the selection has size limits.
     pub(crate) fn bounds_sizes(&self) -> bool {
         self.min_size.is_some() || self.max_size.is_some()
     }
 
-    /// Returns the selection by rules and sizes, or `None` if no rules or size limits were given.
+    /// Returns the selection by rules and sizes. Returns `None` if neither rules nor size limits were given.
     pub(crate) fn selection(&self) -> Result<Option<Arc<Selection>>> {
         let min = self.min_size.map_or(0, |size| size.0);
         let max = self.max_size.map_or(u64::MAX, |size| size.0);
@@ -126,7 +126,7 @@ impl SelectionArgs {
         Ok(Some(Arc::new(selection)))
     }
 
-    /// Returns the file systems to walk.
+    /// Returns which file systems the scan may enter.
     pub(crate) fn file_systems(&self) -> FileSystems {
         if self.one_file_system {
             FileSystems::OfRoot
@@ -135,13 +135,13 @@ impl SelectionArgs {
         }
     }
 
-    /// Returns the list of paths below `root`, if one was given.
+    /// Returns the list of paths below `root`. Returns `None` if no list was given.
     pub(crate) fn list(&self, root: impl FnOnce() -> ScanRoot) -> Result<Option<PathList>> {
         let listed = self.open_list()?;
         Ok(listed.map(|(path, reader)| PathList::new(root(), reader, path, self.separator())))
     }
 
-    /// Returns the separator between two paths of the list.
+    /// Returns the character that separates the paths in the list.
     pub(crate) fn separator(&self) -> Separator {
         if self.from0 {
             Separator::Nul
@@ -150,7 +150,7 @@ impl SelectionArgs {
         }
     }
 
-    /// Opens the list of paths, if one was given.
+    /// Opens the list of paths. Returns `None` if no list was given.
     pub(crate) fn open_list(&self) -> Result<Option<(PathBuf, Box<dyn Read + Send>)>> {
         let Some(path) = &self.files_from else {
             return Ok(None);
@@ -160,25 +160,25 @@ impl SelectionArgs {
         Ok(Some((path.clone(), reader)))
     }
 
-    /// Returns whether the same files can be selected a second time. A list from a pipe can be read only once.
+    /// Returns whether the selection can be read again. A list of paths from a pipe can be read only once.
     pub(crate) fn can_be_read_again(&self) -> bool {
         self.files_from
             .as_deref()
             .is_none_or(|path| !is_stdin(path) && path.is_file())
     }
 
-    /// Selects only the paths in this file, each terminated by NUL.
+    /// Makes the file at this path the list of the paths to select. Each path in the file is terminated by NUL.
     pub(crate) fn read_list(&mut self, file: impl Into<PathBuf>) {
         self.files_from = Some(file.into());
         self.from0 = true;
     }
 
-    /// Returns whether any part of the selection is read from standard input.
+    /// Returns whether any rules or paths of the selection are read from standard input.
     pub(crate) fn reads_stdin(&self) -> bool {
         self.files().any(|path| is_stdin(path))
     }
 
-    /// Returns the files that contain parts of the selection.
+    /// Returns the files from which rules or paths of the selection are read.
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
         let filters = self.rules.0.iter().filter_map(|rule| match rule {
             RuleArg::File(path) => Some(path),
@@ -204,7 +204,7 @@ fn file_rules(path: &Path) -> Result<Vec<Rule>> {
     rules_in(&text, path)
 }
 
-/// Parses the rules in the contents of the file at `path`.
+/// Parses the rules in `text`, which is the content of the file at `path`.
 fn rules_in(text: &[u8], path: &Path) -> Result<Vec<Rule>> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let mut rules = Vec::new();

@@ -28,7 +28,7 @@ pub(crate) struct PushArgs {
     ///
     /// The target is HOST:PATH, HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH, USER@HOST:PATH (over ssh) or
     /// a local directory.
-    // At least two paths, which may be apart on the command line. `Args::read` counts them.
+    // Requires at least two paths, which need not be adjacent on the command line. `Args::read` counts the paths.
     #[arg(required = true, num_args = 1.., value_names = ["SRC", "DST"])]
     pub(crate) paths: Vec<OsString>,
     /// Start only if a file system is mounted at DIR on this host, else exit with code 10; may be repeated
@@ -67,8 +67,8 @@ pub(crate) struct PushArgs {
     /// Print only errors
     #[arg(short, long, conflicts_with = "json")]
     pub(crate) quiet: bool,
-    // Options without a heading come first, because the heading of a flattened group also applies to the options after
-    // it.
+    // Options without a heading must come first, because the heading of a flattened group also applies to all later
+    // options.
     #[command(flatten)]
     pub(crate) dial: DialArgs,
     /// Send from all nodes of this cluster to all of its receivers (see 'zmove cluster')
@@ -160,7 +160,7 @@ const REPLACED: &str = "Existing files";
 const MIRROR: &str = "Mirroring";
 
 impl PushArgs {
-    /// Returns the rate limit of all data connections together.
+    /// Returns the rate limit for the sum of all data connections.
     pub(crate) fn limit(&self) -> Option<RateLimit> {
         self.limit.or(self.bwlimit.and_then(|Bwlimit(rate)| rate))
     }

@@ -50,7 +50,7 @@ pub(crate) struct VerifyArgs {
 }
 
 impl From<VerifyArgs> for PushArgs {
-    /// Makes a verification a dry run that compares the contents of both sides as their storage holds them.
+    /// Converts a verification to a dry run that compares contents. Both sides read the contents from storage.
     fn from(args: VerifyArgs) -> Self {
         let VerifyArgs {
             paths,
@@ -64,16 +64,17 @@ impl From<VerifyArgs> for PushArgs {
             json,
             quiet,
         } = args;
-        // A list or a manifest itself defines the entries to compare.
+        // A list or a manifest already defines the entries to compare.
         let delete = !one_way && selection.files_from.is_none() && manifest.is_none();
         Self {
             verify: true,
             dry_run: true,
             checksum: true,
             delete,
-            // Unreadable entries are reported, and entries that exist only at the target are reported too.
+            // Without this setting, entries that exist only at the target would not be reported after a read error.
             ignore_errors: true,
-            // Entries that would be removed are reported in any case.
+            // Without this setting, an empty source would be refused. Even then, entries that exist only at the target
+            // must be reported.
             allow_empty: true,
             delta: DeltaArg::Never,
             durability: DurabilityArg::None,
