@@ -27,7 +27,7 @@ pub(crate) use child::{Child, become_user, close_inherited, run_as};
 pub(crate) use commands::settle;
 pub(crate) use terminal::{end_with, run_apart};
 
-/// The users other than root who can create, rename or remove entries in a directory.
+/// Which users other than root can create, rename or remove entries in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     /// No user other than root can change the directory.
@@ -156,8 +156,8 @@ pub(crate) fn require_root_control_of(file: &Path, purpose: &str) -> Result<()> 
     Ok(())
 }
 
-/// Returns the user as whom a child process must work in `directory`. Returns `None` if this process can work in the
-/// directory itself.
+/// Returns the user who must do the work in `directory`. A child process then runs as that user. Returns `None` if this
+/// process can work in the directory itself.
 ///
 /// # Errors
 /// Returns an error if several users control the directory, if another user owns an entry in a directory of root, or if

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped};
 
-/// Returns the lines for these entries.
+/// Returns one line for each entry.
 pub(crate) fn lines(changes: &[Change]) -> String {
     let line = |change: &Change| {
         let path = path(change);

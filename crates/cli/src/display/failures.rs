@@ -115,7 +115,7 @@ pub(crate) fn without_places(message: &str) -> &str {
     }
 }
 
-/// Returns a message without the text between its first and its last quotation mark, which contains names.
+/// Returns a message without its names. All text from the first quotation mark to the last is removed.
 fn kind(message: &str) -> String {
     match (message.find('\''), message.rfind('\'')) {
         (Some(first), Some(last)) => {

@@ -233,7 +233,7 @@ impl Display {
         Arc::clone(&self.watcher.moved)
     }
 
-    /// Closes the trace, if there is one, and writes the limit of the transfer.
+    /// Writes the limit of the transfer to the trace, and closes it. Does nothing if there is no trace.
     pub(crate) fn close_trace(&self, limited_by: &str) {
         self.watcher
             .trace

@@ -13,11 +13,11 @@ use zmove_types::ByteCount;
 /// The acknowledgements of the last seconds.
 #[derive(Debug, Default)]
 pub(super) struct RateWindow {
-    /// The samples in order of time. The first one is the start of the window.
+    /// The samples in chronological order. The first sample is the start of the window.
     samples: VecDeque<AckSample>,
 }
 
-/// Number of bytes acknowledged up to a point in time.
+/// Number of bytes that were acknowledged up to the time `at`.
 #[derive(Clone, Copy, Debug)]
 struct AckSample {
     at: Instant,

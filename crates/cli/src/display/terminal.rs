@@ -20,7 +20,7 @@ pub(crate) use zmove_types::Printable;
 use crate::display::format::wrapped_within;
 use crate::display::output;
 
-/// Writes a line to standard error, wrapped at words to the width of the terminal.
+/// Writes a line to standard error. Wraps it at spaces to the width of the terminal.
 pub(crate) fn warn(text: impl Display) {
     let mut line = format!("zmove: {}", Printable(text));
     if let Some(columns) = columns(io::stderr()) {
@@ -37,7 +37,7 @@ pub(crate) fn print(text: impl Display) {
     output::write(text);
 }
 
-/// Writes lines to standard output. If standard output is a terminal, the lines are wrapped at words. Otherwise they
+/// Writes lines to standard output. If standard output is a terminal, the lines are wrapped at spaces. Otherwise, they
 /// are not wrapped.
 pub(crate) fn print_lines(text: &str) {
     let width = columns(io::stdout());

@@ -11,7 +11,7 @@ use zmove_types::Escaped;
 
 use crate::display::terminal;
 
-/// Creates the trace of a transfer between these two hosts.
+/// Creates the trace file of a transfer from host `from` to host `to`.
 pub(crate) fn create(path: &Path, from: &str, to: &str) -> Result<TraceFile> {
     TraceFile::create(path, from, to)
         .with_context(|| format!("sender: create '{}'", Escaped::path(&path)))

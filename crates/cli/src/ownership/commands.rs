@@ -1,4 +1,4 @@
-//! Determines the directories that each command uses, and the user as whom the command runs.
+//! Determines the directories that each command uses, and the user who must run the command.
 
 use std::path::{Path, PathBuf};
 

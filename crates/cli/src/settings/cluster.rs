@@ -156,7 +156,7 @@ impl Cluster {
         }
     }
 
-    /// Connects to the broker to exchange notices with the other nodes.
+    /// Connects to the broker. Over this connection, the nodes exchange notices.
     pub(crate) async fn notices(&self) -> Result<NoticeBoard, WorkError> {
         NoticeBoard::open(&self.access(), &self.key()).await
     }

@@ -44,7 +44,7 @@ impl Copy {
     /// Determines the kind and the settings of a copy. `ask` confirms the key of an unknown host.
     ///
     /// # Errors
-    /// Returns an error if the settings contradict each other or do not apply to these ends.
+    /// Returns an error if the settings contradict each other, or do not apply to this source and target.
     pub(crate) fn new(args: CopyArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.push.paths.split_last().expect("two are demanded");
         let ends = (
@@ -152,8 +152,8 @@ fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
     )
 }
 
-/// Returns how to start the receiver on the host of a path, as typed. A `zmove://` path always refers to a running
-/// daemon, even if the host at the other end is reached over ssh.
+/// Returns how the receiver is started on the host of a path that the user typed. A `zmove://` path always refers to a
+/// running daemon, even if the host at the other end is reached over ssh.
 fn start(path: &OsStr, args: &PushArgs) -> Start {
     if path.as_bytes().starts_with(b"zmove://") {
         Start::Daemon

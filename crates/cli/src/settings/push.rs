@@ -39,7 +39,7 @@ pub(crate) struct PushSettings {
     /// Additional receivers of the same target. The target is on storage that these receivers share with the first
     /// receiver.
     pub(crate) also: Vec<Remote>,
-    /// The cluster whose nodes do the job.
+    /// The cluster whose nodes run the push. `None` for a push from this node only.
     pub(crate) cluster: Option<Cluster>,
     /// The settings for connecting to the receiver, or `None` if the target is on this host.
     pub(crate) dial: Option<DialSettings>,
@@ -204,7 +204,7 @@ impl PushSettings {
     }
 }
 
-/// Adds the options to the opening message. `location` is the location at the other end.
+/// Adds the options to the opening message. `location` is the host and path at the other end.
 pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open {
     Open {
         compare: if args.checksum {

@@ -4,7 +4,7 @@
 use nix::errno::Errno;
 use zmove_wire::FaultCode;
 
-/// Returns the word for a cause.
+/// Returns the name of a cause as a single word.
 pub(crate) fn cause_of(code: FaultCode) -> String {
     match code {
         FaultCode::Os(number) => errno_name(number).unwrap_or_else(|| format!("errno_{number}")),

@@ -100,7 +100,7 @@ pub(crate) fn ensure_runner(place: &JobsDirectory) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that a runner exists if any job is unfinished. After a reboot or a kill no runner exists, and the
+/// Makes sure that a runner exists if any job is unfinished. After a reboot or a kill, no runner exists, and the
 /// displayed states would never change.
 pub(crate) fn ensure_runner_for_open_jobs(place: &JobsDirectory, store: &Store) -> Result<()> {
     if store.has_work()?
@@ -194,7 +194,7 @@ fn warn_if_past(at: Moment) {
     }
 }
 
-/// Returns the other hosts of a copy, starting with the host of the target.
+/// Returns the remote hosts of a copy, starting with the host of the target.
 fn hosts(copy: Copy) -> Vec<Remote> {
     match copy {
         Copy::Push(settings) => match settings.location {

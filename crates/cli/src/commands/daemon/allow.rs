@@ -107,7 +107,7 @@ fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
 }
 
 /// Returns the requested grant. If the arguments name no access and the key is already in the list, the key keeps its
-/// access. For example, a user who only sets an expiry date does not mean to change the access.
+/// access. For example, a user who sets only an expiry date does not want to change the access.
 fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant> {
     let known = before
         .find(&args.fingerprint)

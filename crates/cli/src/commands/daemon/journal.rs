@@ -208,12 +208,12 @@ fn name(path: &Path) -> String {
     stem.split('-').next().unwrap_or_default().to_owned()
 }
 
-/// Returns the time since a point in time, or zero if it is in the future.
+/// Returns the time that has passed since `moment`. Returns zero if `moment` is in the future.
 fn age(moment: SystemTime) -> Age {
     Age(SystemTime::now().duration_since(moment).unwrap_or_default())
 }
 
-/// Returns the time since a point in time that is given in seconds since 1970.
+/// Returns the time that has passed since a timestamp in seconds since 1970.
 fn age_of_seconds(seconds: u64) -> Age {
     UNIX_EPOCH
         .checked_add(Duration::from_secs(seconds))

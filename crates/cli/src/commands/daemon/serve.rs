@@ -116,7 +116,7 @@ fn start(
     let file = file.transpose()?;
     log::start(config.log.format, file.as_ref());
     match begin(args, file.as_ref(), config, own, user, bound) {
-        // The error is logged like any other event, so that programs that read the log see it.
+        // The error is logged like any other event, so that log monitoring detects it.
         Err(error) if file.is_some() || config.log.format == LogFormat::Json => {
             log::failed(terminal::causes(&error));
             Ok(Exit::of(&error))

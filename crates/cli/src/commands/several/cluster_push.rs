@@ -35,7 +35,7 @@ pub(crate) struct ClusterPush<'a> {
 }
 
 impl<'a> ClusterPush<'a> {
-    /// Describes the sources of a job for the other nodes, which compare them with theirs.
+    /// Describes the sources of a job. The other nodes compare this description with their own sources.
     pub(crate) fn new(
         cluster: &'a Cluster,
         job: &mut SharedJob,

@@ -81,9 +81,8 @@ fn check_target_mount(args: &PushArgs, word: &OsStr) -> Result<()> {
     Err(failure(Exit::Connection, text))
 }
 
-/// Returns an encoded record of the mounts that make up the local sources, with one line for each mount. These are the
-/// mounts on which the sources are, and the mounts below the sources that are sent. Returns `None` if all sources are
-/// entirely on the root file system.
+/// Returns an encoded record of the mounts that contain the local sources, and of the mounts below the sources that are
+/// sent. The record has one line for each mount. Returns `None` if all sources are entirely on the root file system.
 fn of_sources(args: &PushArgs) -> Result<Option<OsString>> {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
     let selection = args.selection.selection()?;

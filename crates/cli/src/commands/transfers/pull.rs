@@ -23,7 +23,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     pull(&PullSettings::new(args, Arc::new(Prompt))?, started)
 }
 
-/// Pulls with these settings.
+/// Runs a pull with these settings.
 pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;

@@ -37,7 +37,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     push(&PushSettings::new(args, Arc::new(Prompt))?, started)
 }
 
-/// Pushes with these settings.
+/// Runs a push with these settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     mount::require(args)?;

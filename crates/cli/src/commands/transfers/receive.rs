@@ -95,7 +95,7 @@ async fn receive(
         move |event| match event {
             DaemonEvent::Begun { .. } => came.notify_one(),
             DaemonEvent::Ended(_) | DaemonEvent::Granted { .. } => told.notify_one(),
-            // The sender itself reports problems of this push. Problems of other connections do not matter to its user.
+            // The sender itself reports problems of this push. Its user does not need reports about other connections.
             _ => {}
         },
     );

@@ -36,7 +36,7 @@ pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
     error
 }
 
-/// A transfer that has ended, and whose display has ended too.
+/// A transfer that has ended. Its display has also ended.
 pub(crate) struct TransferEnd {
     pub(crate) summary: Summary,
     pub(crate) moved: Arc<MovedSizes>,
@@ -87,7 +87,7 @@ impl TransferEnd {
     }
 }
 
-/// Creates the display of a transfer between these two hosts, with the requested trace.
+/// Creates the display of a transfer from host `from` to host `to`. Creates the trace file if the user requested one.
 pub(crate) fn display(args: &PushArgs, from: &str, to: &str) -> Result<Display> {
     let trace = args.trace.as_deref();
     let trace = trace.map(|path| trace::create(path, from, to));

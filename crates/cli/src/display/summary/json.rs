@@ -130,7 +130,7 @@ pub(super) fn cipher_key(args: &PushArgs) -> String {
         .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// Returns the name of a limit for programs: `source_reads` for `SourceReads`.
+/// Returns the name of a limit in JSON. For example, `SourceReads` becomes `source_reads`.
 fn limit_key(limit: Limit) -> String {
     snake(&format!("{limit:?}"))
 }

@@ -130,7 +130,7 @@ fn enforce(
             (true, false) => WRITE,
             (true, true) => WRITE | OWN,
         };
-        // A push opens the root in the same way.
+        // The root is opened in the same way as by a push.
         let opened = guard.open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), access)?;
     }

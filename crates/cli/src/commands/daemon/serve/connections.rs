@@ -1,5 +1,5 @@
-//! Serves the few local programs that query the daemon, with limits on the number of connections and the duration of
-//! each.
+//! Serves local programs that query the daemon. Limits the number of simultaneous connections and the duration of each
+//! connection.
 
 use std::future::poll_fn;
 use std::io;

@@ -1,4 +1,4 @@
-//! The metrics page over plain HTTP, for the few local programs that request it.
+//! Serves the metrics page over plain HTTP to local programs.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -80,7 +80,8 @@ impl DaemonPaths {
         ownership::require_root_control_of(&self.config, SETTINGS)
     }
 
-    /// Checks that only root controls all other directories of a daemon that keeps running as root.
+    /// Checks that only root controls the directories of state, socket and log. A daemon that keeps running as root
+    /// requires this.
     ///
     /// # Errors
     /// Returns an error if another user can change one of these directories.

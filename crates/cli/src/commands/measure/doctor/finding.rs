@@ -19,7 +19,7 @@ pub(crate) enum Severity {
 /// A check and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// The subject of the check, in one or two words.
+    /// The subject of the check, such as a sysctl or `lanes`.
     pub(crate) check: &'static str,
     pub(crate) level: Severity,
     pub(crate) text: String,

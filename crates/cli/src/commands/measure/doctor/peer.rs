@@ -73,7 +73,7 @@ pub(super) enum HostKey {
     Unknown(Fingerprint),
 }
 
-/// The result of dialing over one transport, with the connection if there is one.
+/// The result of dialing over one transport. If the dial succeeded, the result includes the connection.
 type Dialled = (Reachability, Option<(Channel, ChannelDialer)>);
 
 /// The receiver to dial, and the identity of this host.
@@ -129,7 +129,7 @@ impl Peer {
         reached.or_else(|| self.addresses.as_ref().ok()?.first().copied())
     }
 
-    /// Returns the shortest round-trip time seen.
+    /// Returns the shortest round-trip time that was measured.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         self.reached().map(|reached| reached.round_trip)
     }

@@ -143,7 +143,7 @@ fn judge_mtu(reached: &Reached, link_mtu: Option<u32>) -> Option<Finding> {
     })
 }
 
-/// Minimum round-trip time at which the growth of TCP's first windows is a noticeable part of most pushes.
+/// Minimum round-trip time at which the slow growth of TCP's first windows noticeably delays most pushes.
 const LONG: Duration = Duration::from_millis(20);
 const FIRST_WINDOWS: &str = "10 packets for each lane over TCP; the administrator of the route can raise it ('ip \
                              route change ... initcwnd 64')";

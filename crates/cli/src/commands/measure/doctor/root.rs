@@ -35,7 +35,7 @@ impl Root {
         self.number(&sysctl_path(name))
     }
 
-    /// Returns the words of a sysctl.
+    /// Returns the values of a sysctl that holds a list separated by whitespace.
     pub(crate) fn sysctl_words(&self, name: &str) -> Option<Vec<String>> {
         Some(
             self.text(&sysctl_path(name))?

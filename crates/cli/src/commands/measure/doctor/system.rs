@@ -106,7 +106,7 @@ const FILES_AMPLE: u64 = 4096;
 const FILES_WANTED: u64 = 65_536;
 const LIMITS_FILE: &str = "/etc/security/limits.d/90-zmove.conf";
 
-/// Returns whether the CPU flags in `/proc/cpuinfo` include AES, or `None` if there are no flags.
+/// Returns whether the CPU flags in `/proc/cpuinfo` include AES. Returns `None` if the file lists no flags.
 fn has_aes(cpuinfo: &str) -> Option<bool> {
     let lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     let mut flags = lines.filter(|(name, _)| matches!(name.trim(), "flags" | "Features"));

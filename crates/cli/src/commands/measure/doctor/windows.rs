@@ -110,7 +110,7 @@ impl Paths {
         let need = |round_trip| (self.lanes_to_fill(round_trip, window), round_trip);
         let needs: Vec<_> = self.round_trips().into_iter().map(need).collect();
         let largest = ByteCount(figures.0[2]);
-        // The longest round trip needs the largest window.
+        // The path with the longest round-trip time needs the largest window.
         let (lanes, round_trip) = needs[needs.len() - 1];
         let path = format!("{} at {}", self.rate, Millis(round_trip));
         if lanes <= u64::from(LANES_AT_ONCE) {

@@ -179,7 +179,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Reports on all jobs, and leaves the jobs that nobody leads.
+    /// Sends a report for each job, and leaves the jobs whose head is silent.
     async fn report_all(&mut self) -> Result<()> {
         match self.notices.server_mismatch() {
             Some(why) => warn_once(&mut self.warned_of_broker, format!("{why}: {WAITS}")),

@@ -98,7 +98,8 @@ impl NodeWork {
         std::mem::take(&mut *self.trouble.lock())
     }
 
-    /// Stores a message for the head. If there are too many messages, stores only a final note that there are more.
+    /// Stores a message for the next report to the head. If too many messages are stored, adds one final note that
+    /// further messages exist.
     fn note(&self, notice: fn(NodeFailure) -> Notice, message: &str) {
         let mut trouble = self.trouble.lock();
         let message = match trouble.len() {

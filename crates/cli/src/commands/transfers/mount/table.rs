@@ -17,7 +17,7 @@ pub(super) struct Mount {
     pub(super) point: PathBuf,
     /// Type of the file system.
     pub(super) kind: OsString,
-    /// ID of the file system, if it has one that survives a reboot.
+    /// ID of the file system. `None` if the file system has no ID that survives a reboot.
     pub(super) id: Option<String>,
 }
 
