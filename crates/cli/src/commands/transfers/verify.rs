@@ -1,5 +1,5 @@
 //! `zmove verify`: a push, a pull or a copy between two hosts that compares contents and moves nothing. With a
-//! manifest, no target exists, and the receiver compares the sources with the manifest.
+//! manifest, no target exists, and the receiver answers the sender from the manifest.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};

@@ -156,8 +156,8 @@ fn describe(notice: &JobNotice) -> Result<String> {
     Ok(format!("{source} -> {target}, led by {head}"))
 }
 
-/// Returns the push arguments that the user typed at the head. Relative sources are replaced by the paths that the head
-/// resolved.
+/// Returns the push arguments that the user typed at the head. The sources are replaced by the source paths in the
+/// head's notice.
 fn head_args(notice: &JobNotice) -> Result<PushArgs> {
     let typed = notice.words.iter().cloned().map(OsString::from_vec);
     let typed = once("zmove".into()).chain(typed);

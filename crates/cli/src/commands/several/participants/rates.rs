@@ -100,8 +100,7 @@ pub(super) fn compare(mut looks: Vec<RateSample<'_>>, waiting: Option<u64>) -> V
     nodes
 }
 
-/// Duration over which rates are measured. It is longer than the time between the end of one item and the start of the
-/// next.
+/// Duration over which rates are measured. A node needs less time than this to start and finish an item.
 const WINDOW: Duration = Duration::from_secs(5);
 /// A node at work that has moved nothing for this time counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(3);
