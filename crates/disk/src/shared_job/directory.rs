@@ -3,20 +3,20 @@
 //! | entry | written by |
 //! |---|---|
 //! | `.zmove-PROCESS-SESSION/`: entries without a final name | one session |
-//! | `.zmove-job-PROOF/`: parts of large files ([`proof`]) | all sessions |
+//! | `.zmove-job-PROOF/`: parts, the temporary files of large files ([`proof`]) | all sessions |
 //! | `journal-…`: records which groups of the parts are flushed | one session each |
-//! | `heartbeat-…`: shows that the head is alive ([`heartbeats`]) | one session each |
+//! | `heartbeat-…`: shows that the head, the node that leads the job, is alive ([`heartbeats`]) | one session each |
 //!
 //! **Invariant:** no session creates or renames anything after the end of the job. A host cannot look up the processes
 //! of another host, and a file lock may be effective on one host only. But on every file system, a removed directory
 //! accepts no new entries, and an entry that no longer exists cannot be renamed. A session that has lost its sender is
 //! stopped by its lease.
 //!
-//! A part of a large file is created only once per job. Before it gets its final name, a mark replaces its name here
-//! ([`JobSession::retire_part`]), so no receiver creates it again. Otherwise a receiver's records about the part could
-//! refer to two files, because the inode number of the first may be reused. A file under the name of a part has never
-//! had a final name, where other programs could have changed it. So another job may take it over
-//! ([`JobSession::adopt_part`]).
+//! A part of a large file is created only once per job. Before the part is renamed to its final name, a symbolic link
+//! (a mark) takes its name here ([`JobSession::retire_part`]), so no receiver creates the part again. Otherwise a
+//! receiver's records about the part could refer to two files, because the inode number of the first file may be
+//! reused. A file under the name of a part has never had a final name, under which other programs could have changed
+//! the file. So another job may take the part over ([`JobSession::adopt_part`]).
 //!
 //! Directories of the target itself are created under their final names. It is not an error if another receiver has
 //! created one first.
@@ -58,7 +58,7 @@ pub use self::job_session::{JOB_ENDED, JobSession, NewEntryGroup, PART_GONE, Par
 #[derive(Debug)]
 pub struct SharedJobDirectory {
     directory: Arc<OwnedFd>,
-    /// The name of the subdirectory that holds the parts.
+    /// The name of the subdirectory that holds the parts of large files.
     parts: Name,
 }
 
@@ -69,7 +69,7 @@ pub enum SharedJobError {
     /// The job has no directory here, and this session may not create it.
     #[error("the job is not under way")]
     NotUnderWay,
-    /// The directory belongs to another user.
+    /// The directory of the job belongs to another user.
     #[error("the directory of the job belongs to another user")]
     OfAnotherUser,
     /// The directory was not created by a receiver as the directory of this job.
@@ -132,7 +132,8 @@ impl SharedJobDirectory {
                     return Err(SharedJobError::NotUnderWay);
                 }
                 Err(error) if is_absent(&error) => {}
-                // A session that undoes the creation of the directory removes the proof first.
+                // Another session that undoes the creation of the directory removes the proof first, so the directory
+                // may have just lost its proof.
                 Err(SharedJobError::Foreign) if !is_last => {}
                 opened => return opened,
             }
@@ -152,16 +153,17 @@ impl SharedJobDirectory {
         &self.directory
     }
 
-    /// Removes the entries that a session created when it failed to begin a job, so that nobody takes the job for a
-    /// running one. Returns whether nothing of the job is left. Opens no file or directory, because opening may be the
-    /// operation that failed.
+    /// Removes the entries that a session created before it failed to begin a job, so that no other session takes the
+    /// job for a running one. Returns whether nothing of the job is left. This function opens no file or directory,
+    /// because opening may be the operation that failed.
     pub fn undo_begin(root: &OwnedFd, job: SharedJobId, own: &str) -> bool {
         let name = name_of(job);
         let _done = Self::try_undo_begin(root, job, own);
         stat_at(root, &name).is_err_and(|error| error == Errno::NOENT)
     }
 
-    /// The proof gets a hidden name first. It is renamed back if other sessions have entries in the directory.
+    /// Renames the proof to a hidden name first. If other sessions have entries in the directory, renames the proof
+    /// back.
     fn try_undo_begin(root: &OwnedFd, job: SharedJobId, own: &str) -> rustix::io::Result<()> {
         let name = name_of(job);
         let directory = Path::new(name.as_os_str());
@@ -194,8 +196,8 @@ impl SharedJobDirectory {
         })
     }
 
-    /// Ends the job and removes its directory from the target. May be repeated if the result of an earlier call is
-    /// unknown.
+    /// Ends the job and removes its directory from the target. The caller may repeat the call if the result of an
+    /// earlier call is unknown.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -207,12 +209,13 @@ impl SharedJobDirectory {
         patience: Duration,
     ) -> io::Result<()> {
         self.clear(patience)?;
-        // The next session at this target removes what is left.
+        // The next session at this target removes any remaining entries.
         let _best_effort = self.remove(lease, root, job, patience);
         Ok(())
     }
 
-    /// Ends a job whose head has died, and removes its directory from the target. Retries until `patience` has passed.
+    /// Ends a job whose head, the node that leads the job, has died. Removes the job's directory, and retries until
+    /// `patience` has passed.
     ///
     /// # Errors
     /// See [`SharedJobError`].
@@ -225,15 +228,15 @@ impl SharedJobDirectory {
         Ok(Self::open_with_proof(root, job)?.remove(lease, root, job, patience)?)
     }
 
-    /// Removes an empty directory of this user that has the name of a job but no proof. It may be left by a receiver
-    /// that was interrupted while it ended the job. Returns whether the directory is gone.
+    /// Removes an empty directory of this user that has the name of a job but no proof. A receiver may have left the
+    /// directory when it was interrupted while it ended the job. Returns whether the directory is gone.
     pub fn remove_empty(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> bool {
         stat_at(root, name_of(job)).is_ok_and(|found| is_own(&found))
             && Self::try_to_remove(lease, root, job).is_ok()
     }
 
-    /// Removes the directory of an ended job from its target, and preserves the time and mode of the target. Late
-    /// sessions may create entries in the directory until it is removed.
+    /// Removes the directory of an ended job from its target, and preserves the time and mode of the target. Sessions
+    /// that have not noticed the end may create entries in the directory until it is removed.
     fn remove(
         &self,
         lease: &Lease,
@@ -264,7 +267,7 @@ impl SharedJobDirectory {
             AtFlags::EACCESS,
         );
         let is_closed = access == Err(Errno::ACCESS);
-        // One permit for the whole change, so that the mode is always restored.
+        // One permit covers the whole change, so that the mode is always restored.
         let permit = lease.permit()?;
         if is_closed {
             Descriptor::Open(root.as_fd()).set_mode(&permit, mode | Mode::RWXU)?;

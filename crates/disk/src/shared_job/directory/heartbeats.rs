@@ -1,20 +1,22 @@
-//! Files in the directory of a job that show other receivers that the head of the job is alive.
+//! Heartbeat files in the directory of a job, which show other receivers that the head of the job, the node that leads
+//! it, is alive.
 //!
-//! Each receiver that is connected to the head writes a *beat* into its own file there once per second. A beat holds a
-//! number and the age of the newest ping that the head has echoed. A session that finds the directory of another job
-//! reads these beats ([`WatchedJob`]) until it knows whether that job is alive. A network file system may show outdated
-//! directories and attributes for a minute, but a newly opened file is read from the server. So each beat is written
-//! and read through a new descriptor, and file times are never used.
+//! Each receiver that is connected to the head writes a heartbeat into its own file there once per second. A heartbeat
+//! holds a number and the age of the newest ping that the head has echoed. A session that finds the directory of
+//! another job reads these files ([`WatchedJob`]) until it knows whether that job is alive. A network file system may
+//! show outdated directories and attributes for a minute, but a newly opened file is read from the server. So each
+//! heartbeat is written and read through a new descriptor, and file times are never used.
 //!
-//! **Proof that a head is alive.** A dead head leaves the beats of its last seconds, which slow storage may show late.
-//! A receiver writes its beats one after another. So a beat was written after the previous beat became visible, and the
-//! head has echoed a ping that was sent no earlier than that time minus the age in the beat. If the ping was sent after
-//! the first look, the head was alive at that time. The clocks of two hosts are never compared.
+//! **Proof that a head is alive.** A dead head leaves the heartbeats of its last seconds, which slow storage may show
+//! late. A receiver writes its heartbeats one after another. So a heartbeat was written after the previous one became
+//! visible. The head has echoed a ping that was sent no earlier than that time minus the age in the heartbeat. If the
+//! ping was sent after the first check of the directory, the head was alive after that check. The clocks of two hosts
+//! are never compared.
 //!
-//! **End of the wait.** Beats are ignored if they have no proof or one older than a lease. So once a lease has passed
-//! since the first look, each heartbeat changes at most once before it proves that the head is alive, and a job of this
-//! user is soon known to be alive or dead. Other users can write anything into their own directories, so the wait for
-//! these ends after [`FOREIGN_WAIT_MAX`].
+//! **End of the wait.** A heartbeat is ignored if it has no echo age or one greater than the duration of a lease. So
+//! once a lease has passed since the first check, each heartbeat file changes at most once before it proves that the
+//! head is alive. A job of this user is therefore soon known to be alive or dead. Other users can write anything into
+//! their own directories, so the wait for the jobs of other users ends after [`FOREIGN_WAIT_MAX`].
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -41,19 +43,19 @@ pub struct Heartbeat {
     beats: u64,
 }
 
-/// The state of a job that another run leads, as far as it is known.
+/// Whether a job of another run is alive, as far as this session knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
     /// The state is not known yet.
     Unclear,
-    /// The head of the job was alive after the first look.
+    /// The head of the job was alive after the first check.
     Alive,
     /// No heartbeat has changed for [`DEAD_AFTER`].
     Dead,
     /// The directory does not exist, or the entry is not a directory.
     Gone,
-    /// The directory is not waited for and not removed. It belongs to this user but was not created as the directory of
-    /// the job, or it belongs to another user and the wait for it has ended.
+    /// This session neither waits for the directory nor removes it. Either the directory belongs to this user but was
+    /// not created as the directory of the job, or it belongs to another user and the wait for it has ended.
     Foreign,
 }
 
@@ -61,12 +63,12 @@ pub enum Liveness {
 #[derive(Debug)]
 pub struct WatchedJob {
     job: SharedJobId,
-    /// The last beat of each heartbeat file, by a hash of the file's name.
+    /// The newest heartbeat of each file, by a hash of the file's name.
     seen: HashMap<u64, SeenBeat>,
     hashes: RandomState,
-    /// The times of the first and the last look, or `None` before the first.
+    /// The times of the first and the newest check. `None` before the first check.
     checks: Option<CheckTimes>,
-    /// The time for which no heartbeat has changed.
+    /// The total time for which no heartbeat has changed.
     silent: Duration,
     /// The time at which the wait for a directory of another user ends.
     foreign_until: Instant,
@@ -78,46 +80,47 @@ struct CheckTimes {
     last: Instant,
 }
 
-/// A beat, with the time of the last look before it appeared.
+/// A heartbeat, with the time of the last check before it was found.
 #[derive(Clone, Copy, Debug)]
 struct SeenBeat {
     beat: Beat,
-    /// The time of the last look before this beat was found; `None` if the first look found it.
+    /// The time of the last check before this heartbeat was found. `None` if the first check found it.
     made_after: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Beat {
     number: u64,
-    /// The age of the newest echoed ping when the beat was written.
+    /// The age of the newest echoed ping when the heartbeat was written.
     echo_age: Duration,
 }
 
-/// A job is dead if no heartbeat has changed for this time. It is five seconds longer than a receiver can continue
-/// without its head.
+/// The time without any new heartbeat after which a job counts as dead. It is five seconds longer than a receiver can
+/// continue without the head.
 pub const DEAD_AFTER: Duration = Duration::from_secs(25);
-/// The maximum time for which a session waits for directories of other users, who can write any heartbeats there. It
-/// counts from the start of the session. If the head of a job died before the session started, the receivers of that
-/// job publish nothing after this time.
+/// The maximum time for which a session waits for the directories of other users, who can write any heartbeats there.
+/// The time starts with the session. If the head of a job died before the session started, the receivers of that job
+/// publish nothing after this time.
 const FOREIGN_WAIT_MAX: Duration = Duration::from_secs(2 * DEAD_AFTER.as_secs());
-/// The maximum age of a proof that is accepted, rounded up. Only the first beat of a session has no proof.
+/// The maximum echo age in a heartbeat that counts as proof, rounded up. Only the first heartbeat of a session has no
+/// echo age.
 const PROOF_AGE_MAX: Duration = LEASE_MAX.saturating_add(Duration::from_millis(1));
-/// The maximum time between two looks that counts as silence.
+/// The maximum time between two checks that counts as time without a heartbeat.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 pub(super) const HEARTBEAT_PREFIX: &str = "heartbeat-";
-/// The size of a beat in bytes: its number, a space, and the age in milliseconds. All beats have the same size, so a
-/// reader never sees a truncated number. Anyone with write access here can write anything.
+/// The size of a heartbeat in bytes: its number, a space, and the echo age in milliseconds. All heartbeats have the
+/// same size, so a reader never sees a truncated number. Anyone with write access to the file can write anything.
 const BEAT_BYTES: usize = NUMBER_DIGITS + 1 + AGE_DIGITS;
 const NUMBER_DIGITS: usize = 20;
 const AGE_DIGITS: usize = 8;
-/// The age in a beat without a proof.
+/// The age in a heartbeat that proves nothing, because the head has not echoed a ping yet.
 const NO_PROOF_MS: u128 = 99_999_999;
-/// The maximum number of heartbeats to read in one directory. A head is connected to fewer receivers.
+/// The maximum number of heartbeat files to read in one directory. A head is connected to fewer receivers.
 const BEATS_MAX: usize = 256;
 
 impl SharedJobDirectory {
-    /// Returns the heartbeat of a session, which has no beat yet. No other session may ever have used the identifier
-    /// `own`.
+    /// Returns the heartbeat file of a session, into which no heartbeat has been written yet. No other session may ever
+    /// have used the identifier `own`.
     ///
     /// # Errors
     /// Returns an error if the name is too long.
@@ -132,9 +135,9 @@ impl SharedJobDirectory {
 }
 
 impl Heartbeat {
-    /// Writes the next beat. `echo_age` is the age of the newest ping that the head has echoed, or `None` if it has
-    /// echoed none. Only the first beat creates the file. So the file does not reappear after the end of the job
-    /// removes it.
+    /// Writes the next heartbeat. `echo_age` is the age of the newest ping that the head has echoed, or `None` if the
+    /// head has echoed none. Only the first call creates the file. So the file does not reappear after the end of the
+    /// job removes it.
     ///
     /// # Errors
     /// Returns the system's error, `ENOENT` if the job has ended.
@@ -146,7 +149,7 @@ impl Heartbeat {
             usual
         };
         self.beats += 1;
-        // Rounded up, because a greater age is the weaker proof.
+        // Round up, because a greater age proves less.
         let age = echo_age.map_or(NO_PROOF_MS, |age| NO_PROOF_MS.min(age.as_millis() + 1));
         let beat = format!("{:0NUMBER_DIGITS$} {age:0AGE_DIGITS$}", self.beats);
         let mode = Mode::RUSR | Mode::WUSR;
@@ -174,8 +177,9 @@ pub fn list_shared_jobs(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId
 }
 
 impl WatchedJob {
-    /// Starts to observe a job, for a session that began at `since`. Returns `None` if nobody needs to wait for the
-    /// job: in a directory in which everyone can create entries, such as `/tmp`, any user could have created the name.
+    /// Starts to observe a job, for a session that began at `since`. Returns `None` if `parent` is a directory in which
+    /// everyone can create entries, such as `/tmp`, and the job's directory does not belong to this user. Such a
+    /// directory is not waited for, because any user could have created one with the name of a job.
     #[must_use]
     pub fn begin(parent: BorrowedFd<'_>, job: SharedJobId, since: Instant) -> Option<Self> {
         let is_sticky = rustix::fs::fstat(parent)
@@ -196,11 +200,12 @@ impl WatchedJob {
         self.job
     }
 
-    /// Reads the heartbeats again. Must be called several times per second. At most one second between two looks counts
-    /// as silence, because a process that was suspended or waited for storage has observed nothing.
+    /// Reads the heartbeats again. The caller must call this function several times per second. At most one second
+    /// between two calls counts as time without a heartbeat, because a process that was suspended or waited for storage
+    /// has observed nothing.
     ///
     /// # Errors
-    /// Returns the system's error. The state of the job is unknown then.
+    /// Returns the system's error. The state of the job is unknown in that case.
     pub fn check(&mut self, parent: BorrowedFd<'_>) -> io::Result<Liveness> {
         let now = Instant::now();
         let is_of_another = match SharedJobDirectory::open_with_proof(parent, self.job) {
@@ -210,7 +215,7 @@ impl WatchedJob {
         let found = match read_heartbeats(parent, self.job) {
             Ok(found) => found,
             Err(error) if is_no_job(&error) => return Ok(Liveness::Gone),
-            // An unreadable directory of another user is no sign of life.
+            // Another user's directory that cannot be read shows no heartbeats.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Vec::new(),
             Err(error) => return Err(error),
         };
@@ -220,7 +225,7 @@ impl WatchedJob {
         })
     }
 
-    /// Returns the state of the job after a look that began at `now`.
+    /// Returns the state of the job after the check that began at `now` and found these heartbeats.
     fn evaluate(&mut self, now: Instant, found: Vec<(Name, Beat)>) -> Liveness {
         let checks = self.checks.unwrap_or(CheckTimes {
             first: now,
@@ -264,7 +269,8 @@ impl WatchedJob {
 }
 
 impl SeenBeat {
-    /// Returns whether `next`, the following beat, proves that the head was alive at or after `moment`.
+    /// Returns whether `next`, the heartbeat that followed this one, proves that the head was alive at or after
+    /// `moment`.
     fn proves(&self, next: &Beat, moment: Instant) -> bool {
         let made_after = self
             .made_after
@@ -273,8 +279,8 @@ impl SeenBeat {
     }
 }
 
-/// Returns whether an error means that the job has no directory: it was removed, or another user has created another
-/// kind of entry there.
+/// Returns whether an error means that the job has no directory. Either the directory was removed, or another user has
+/// created an entry of another kind with its name.
 fn is_no_job(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -316,7 +322,7 @@ fn read(directory: &OwnedFd, name: &Name) -> io::Result<Option<Beat>> {
 }
 
 impl Beat {
-    /// Parses a beat. Returns `None` if the text is not a beat or is incomplete.
+    /// Parses a heartbeat. Returns `None` if the text is incomplete or not a heartbeat.
     fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let (number, age) = text.split_once(' ')?;

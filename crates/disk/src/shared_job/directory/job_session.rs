@@ -27,28 +27,28 @@ use crate::staging::new_files::NewFiles;
 use crate::staging::staged::Staged;
 use crate::storage::file_io::data_file::Direct;
 
-/// The error of an operation that is impossible because the job has ended. No file system returns it.
+/// The error of an operation that fails because the job has ended. No file system returns this error.
 pub const JOB_ENDED: Errno = Errno::OWNERDEAD;
 
 /// The error of opening a part that has its final name or was given up. Nothing may be written to such a part. No file
 /// system returns this error.
 pub const PART_GONE: Errno = Errno::ALREADY;
 
-/// The state of a large file in a job.
+/// The state of a job's temporary file for a large file, which is called a part.
 #[derive(Debug)]
 pub enum PartState {
     /// No receiver has created the part.
     Nothing,
-    /// The part exists and has no final name. It may be about to get one ([`JobSession::retire_part`]).
+    /// The part exists and has no final name. A receiver may be about to rename it ([`JobSession::retire_part`]).
     Part(File),
-    /// The part has its final name, and a mark records that.
+    /// The part was renamed to its final name. A symbolic link in its place (a mark) records that.
     Committed {
         /// The inode of the file.
         inode: u64,
     },
-    /// The part was given up, and a mark records that.
+    /// The part was given up because it could not be written. A symbolic link in its place (a mark) records that.
     GivenUp {
-        /// The system's error number for which it could not be written.
+        /// The system's error number of the failed write.
         errno: i32,
     },
 }
@@ -93,7 +93,7 @@ impl JobSession {
         &self.own
     }
 
-    /// Returns whether the job has ended. Earlier reports of this session may then be wrong.
+    /// Returns whether the job has ended. If so, earlier results of this session may be wrong.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let there = number_at(&self.job, &self.own_name);
@@ -114,9 +114,9 @@ impl JobSession {
         self.create(|| Staged::create_in(&self.own, new_files, mode))
     }
 
-    /// Renames an entry of the session's directory to its final name. If it replaces an entry, the time of the
-    /// directory is preserved, because a repeated rename may happen after the directory has got its final time. A time
-    /// that is set between the two calls made here is still lost.
+    /// Renames an entry of the session's directory to its final name. If the entry replaces another, the time of the
+    /// directory is preserved, because a repeated rename may happen after the directory's final time was set. If
+    /// another process sets that time between the two calls made here, the new time is lost.
     ///
     /// # Errors
     /// Returns the errors of [`publish_file`](crate::publish_file), and [`JOB_ENDED`](crate::JOB_ENDED).
@@ -153,18 +153,20 @@ impl JobSession {
     }
 
     /// Restores the time of a directory in which an entry was replaced. A session that resumes after the end of the job
-    /// leaves the time unchanged, because somebody may have set it since.
+    /// leaves the time unchanged, because a user may have set the time since the end.
     pub(super) fn restore_time(&self, lease: &Lease, directory: &OwnedFd, time: Timestamp) {
         if !self.has_ended()
             && let Ok(permit) = lease.permit()
         {
-            // Without the right to set the time, the transfer sets no times of directories either.
+            // A process that may not set this time does not set the times of other directories either, so the error is
+            // ignored.
             let _best_effort = set_file_mtime(permit, directory, time);
         }
     }
 
     /// Checks after a failed rename whether the entry has its final name anyway. If a response is lost, the client of a
-    /// network file system repeats the request and gets an error: the old name is missing or the new one exists.
+    /// network file system repeats the request. The repeated request fails because the old name is missing or the new
+    /// one exists.
     pub(super) fn check_failed_rename(
         &self,
         staged: FileNumber,
@@ -226,7 +228,8 @@ impl JobSession {
         self.publish_made(lease, made, &fresh, place, replace)
     }
 
-    /// Renames an entry from its `fresh` name to its final one. The fresh name is removed even after an error.
+    /// Renames an entry from its temporary name `fresh` to its final name. The temporary name is removed even after an
+    /// error.
     fn publish_made<T>(
         &self,
         lease: &Lease,
@@ -242,8 +245,8 @@ impl JobSession {
         published
     }
 
-    /// Opens the part of a large file, which receivers on other hosts may write as well. Creates it if it does not
-    /// exist.
+    /// Opens the part of a large file, and creates it if it does not exist. Receivers on other hosts may write the same
+    /// part.
     ///
     /// # Errors
     /// Returns the system's error, [`JOB_ENDED`] or [`PART_GONE`].
@@ -261,8 +264,8 @@ impl JobSession {
         })
     }
 
-    /// Moves a part of a dead job into this job, if it has this inode. It is removed from the dead job first, so that
-    /// two jobs never share it. Returns whether this session has taken the part.
+    /// Moves a part of a dead job into this job, if the part has this inode number. The part is removed from the dead
+    /// job first, so that two jobs never share it. Returns whether this session has taken the part.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -284,7 +287,7 @@ impl JobSession {
         let take =
             |fresh: &Name| rustix::fs::renameat(dead.fd(), &path, &self.own, fresh.as_os_str());
         let fresh = match make_hidden(self.own.as_fd(), take) {
-            // Another session has taken it first.
+            // Another session has taken the part first.
             Err(Errno::NOENT) => return Ok(false),
             taken => taken?.0,
         };
@@ -349,18 +352,18 @@ impl JobSession {
         rustix::fs::fsync(&self.parts).map_err(|error| self.job_ended_if_missing(error.into()))
     }
 
-    /// Replaces the name of a part with a mark before the part is published. `file` must be the opened part. The part
-    /// then has only its *retired* name, which the rename to the final name removes. So a file under the name of a part
-    /// has never had a final name, where other programs could have changed it. May be repeated if the result of an
-    /// earlier call is unknown.
+    /// Replaces the name of a part with a mark, a symbolic link, before the part is published. `file` must be the
+    /// opened part. After this call, the part has only its *retired* name. The rename to the final name removes that
+    /// name too. So a file under the original name of a part has never had a final name, under which other programs
+    /// could have changed it. The caller may repeat the call if the result of an earlier call is unknown.
     ///
     /// # Errors
-    /// Returns the system's error, or [`JOB_ENDED`]. The part must not be published then.
+    /// Returns the system's error, or [`JOB_ENDED`]. The part must not be published in that case.
     pub fn retire_part(&self, part: &Name, file: &File) -> io::Result<()> {
         if self.has_name(part, file)? {
             let retired = retired_name(part);
-            // The link is made by name. If the name is a mark already, it leads nowhere, so a published file gets no
-            // new name here.
+            // The link is made by name. If a mark has already replaced the part, the name is a symbolic link that leads
+            // nowhere. So a published file gets no new name here.
             let linked = rustix::fs::linkat(
                 &self.parts,
                 part.as_os_str(),
@@ -378,12 +381,12 @@ impl JobSession {
         self.flush_part_names()
     }
 
-    /// Renames a part to its final name. `file` must be the opened part. May be repeated if the result of an earlier
-    /// call is unknown.
+    /// Renames a part to its final name. `file` must be the opened part. The caller may repeat the call if the result
+    /// of an earlier call is unknown.
     ///
     /// # Errors
     /// Returns the system's error, or [`JOB_ENDED`]. `ENOENT` is also returned if another receiver has published the
-    /// part and somebody has removed the file since.
+    /// part and a user has removed the file since.
     pub fn publish_part(
         &self,
         lease: &Lease,
@@ -408,17 +411,18 @@ impl JobSession {
         Err(self.job_ended_if_missing(Errno::NOENT.into()))
     }
 
-    /// Gives up a part that cannot be written for this reason. `file` must be the opened part. Its space is freed once
-    /// nobody has it open, and no receiver creates it again in this job.
+    /// Gives up a part that cannot be written because of the error `reason`. `file` must be the opened part. The space
+    /// of the part is freed when the last process closes it. No receiver creates the part again in this job.
     ///
     /// # Errors
-    /// Returns the system's error. The part is kept then.
+    /// Returns the system's error. The part is kept in that case.
     pub fn give_up_part(&self, part: &Name, file: &File, reason: Errno) -> io::Result<()> {
         let text = format!("{GIVEN_UP}{}", reason.raw_os_error());
         self.write_mark(part, file, &text)
     }
 
-    /// Replaces a part with a mark: a symbolic link that leads nowhere and whose text records the fate of the part.
+    /// Replaces a part with a mark: a symbolic link that leads nowhere and whose text records whether the part was
+    /// committed or given up.
     fn write_mark(&self, part: &Name, file: &File, text: &str) -> io::Result<()> {
         if !self.has_name(part, file)? {
             return Ok(());
@@ -457,10 +461,10 @@ impl JobSession {
         }
     }
 
-    /// Checks that a directory is in the same file system as the job, because a rename cannot cross file systems.
+    /// Checks that a directory is on the same file system as the job, because a rename cannot cross file systems.
     ///
     /// # Errors
-    /// Returns `EXDEV` if it is not.
+    /// Returns `EXDEV` if the file systems differ.
     pub fn check_device(&self, directory: impl AsFd) -> io::Result<()> {
         let device = rustix::fs::fstat(directory)?.st_dev;
         if device == self.device {
@@ -494,5 +498,5 @@ pub(super) fn is_missing(error: &io::Error) -> bool {
 
 /// The prefix of the name of a part that is about to be published, followed by the name of the part.
 const RETIRED: &str = "retired-";
-/// The prefix of the text of the mark of a part that was given up, followed by the error number.
+/// The prefix of the link text that marks a part as given up, followed by the error number.
 const GIVEN_UP: &str = "given-up-";
