@@ -1,16 +1,17 @@
-//! Threads that wait for storage concurrently, and take turns at the cores.
+//! Threads that wait for storage concurrently and share the cores.
 //!
 //! The amount of data that a peer may have written, hashed and listed is unlimited, and the operating system shares the
-//! cores among threads, not among keys. So the threads that work for one key share places. There are at most as many
-//! places as cores, however many transfers the threads serve. Each thread asks for its turn before every piece of work,
-//! and gives its place to the next waiting thread.
+//! cores among threads, not among keys. So the threads that work for one key share a limited number of places, each a
+//! permission to run. There are at most as many places as cores, however many transfers the threads serve. Work is
+//! divided into pieces. A piece is one request to storage, or a few related requests such as all that a small file
+//! needs. Before each piece, a thread asks for its turn, which means a place. If another thread is waiting, the place
+//! goes to the waiting thread.
 //!
 //! Threads that wait for storage do not occupy a core. On slow storage there are more places, as many as
-//! [`ThreadCountController`] finds useful. A piece is one request to storage, or a few related ones such as all that a
-//! small file needs. The durations of the pieces, and how long their threads were awake during that time, are measured
-//! (`/proc/thread-self/schedstat`). If writes complete promptly, no threads are added: each would hold a buffer and
-//! only queue for the same storage. A thread does not count if it has not asked for its turn for the time [`LEASE`],
-//! because its storage hangs or its peer does not read.
+//! [`ThreadCountController`] finds useful. The program measures how long each piece takes, and how long its thread was
+//! awake during that time (`/proc/thread-self/schedstat`). If writes complete promptly, no threads are added: each
+//! would hold a buffer and only queue for the same storage. A thread whose storage hangs or whose peer does not read
+//! does not ask for its turn. After the time [`LEASE`], its place no longer counts as occupied.
 //!
 //! Work of many pieces is done [in parallel](StorageThreads::run_parallel): while places are free, more threads join.
 
@@ -34,14 +35,14 @@ mod width;
 /// The threads that work for one key or for one push.
 #[derive(Debug)]
 pub struct StorageThreads {
-    /// The number of threads that may work regardless of the storage.
+    /// The number of threads that may work concurrently even on fast storage.
     places: usize,
-    /// A thread no longer counts as working if it has not asked for its turn for this long.
+    /// The time after which a thread that has not asked for its turn no longer counts as working.
     lease: Duration,
     /// Returns the total time for which the calling thread has been awake, or `None` if it is unknown.
     awake: fn() -> Option<Duration>,
     state: Lock<TurnState>,
-    /// For each task, whether another thread would be useful.
+    /// For each task, whether one more thread would be useful.
     needs_thread: [AtomicBool; 2],
 }
 
@@ -57,9 +58,9 @@ pub enum Task {
 #[derive(Debug)]
 struct TurnState {
     tasks: [TaskThreads; 2],
-    /// The working threads, each with its task and the time at which it last asked for its turn.
+    /// The working threads by number, each with its task and the time of its last request for a turn.
     at_work: HashMap<u64, (Task, Instant)>,
-    /// The waiting threads in order. The first thread of each task is woken when a place may be free.
+    /// The waiting threads in order of arrival. The first thread of each task is woken when a place may be free.
     waiting: VecDeque<WaitingThread>,
     next: u64,
 }
@@ -76,7 +77,7 @@ struct WaitingThread {
 struct TaskThreads {
     width: ThreadCountController,
     at_work: usize,
-    /// Threads that were started to help and have not asked for a turn yet.
+    /// The number of helper threads that were started and have not asked for a turn yet.
     starting: usize,
     /// The start of the sample, shifted by the time for which no thread was working.
     since: Instant,
@@ -84,8 +85,8 @@ struct TaskThreads {
     sample: WorkSample,
 }
 
-/// The turn of one thread. The thread has a place from the time when it [asks](Self::is_over) until it
-/// [pauses](Self::pause) or the turn is dropped.
+/// The permission of one thread to take turns with the other threads. The thread occupies a place from the time when it
+/// [asks for a turn](Self::is_over) until it [pauses](Self::pause) or this value is dropped.
 pub struct Turn<'a> {
     threads: &'a StorageThreads,
     task: Task,
@@ -95,24 +96,24 @@ pub struct Turn<'a> {
     start_another: Option<&'a (dyn Fn() + Sync)>,
 }
 
-/// The place of a thread, if it has one, and its work since its last report.
+/// The place of a thread, if it occupies one, and the work that the thread has not reported yet.
 #[derive(Debug, Default)]
 struct ThreadPlace {
-    /// The number of the place, and the time since the last report.
+    /// The number that identifies the thread, and a stopwatch started at its last report.
     held: Option<(u64, Stopwatch)>,
     elapsed: Duration,
     done: u64,
-    /// The maximum time for which the thread sleeps while it writes its contents to prompt storage.
+    /// The maximum time that the thread may sleep between two reports for its writes to count as prompt.
     prompt: Duration,
     /// The total time for which the thread had been awake at its last report.
     awake: Option<Duration>,
 }
 
-/// Measures the time of the calling thread without its waits for permits, which are not caused by storage.
+/// Measures the time of the calling thread without its waits for permits, because storage does not cause these waits.
 #[derive(Clone, Copy, Debug)]
 struct Stopwatch {
     began: Instant,
-    /// The total time for which the thread had waited for permits at that time.
+    /// The total time for which the thread had waited for permits when the stopwatch was started.
     waited: Duration,
 }
 
@@ -127,22 +128,23 @@ struct ParallelWork<'a, Work, Admit, T> {
     done: Lock<Vec<T>>,
 }
 
-/// The maximum time until the first waiting thread notices that its session has ended or that the lease of another
-/// thread has expired.
+/// The maximum time until the first waiting thread notices that its session has ended, or that another thread has not
+/// asked for its turn for the time [`LEASE`].
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of threads ahead of a waiting thread that delay its next check, by [`CHECK_INTERVAL`] each. Hundreds
 /// of waiting threads must not keep the cores busy with checks.
 const DELAYED_CHECKS_MAX: usize = 9;
 /// The time after which a thread that has not asked for its turn no longer counts as working.
 const LEASE: Duration = Duration::from_secs(1);
-/// Pieces of work are measured together until they have taken this long.
+/// The minimum total duration of the pieces that are measured together.
 const MEASURED_MIN: Duration = Duration::from_millis(2);
-/// The maximum sleep during the write of a file or group for the storage to count as prompt, in addition to
-/// [`PROMPT_PER_MEBIBYTE`]. A file takes several round trips on a network file system.
+/// The maximum time that a thread may sleep while it writes a file or group, if the storage is to count as prompt.
+/// [`PROMPT_PER_MEBIBYTE`] is added to this time. On a network file system, a file takes several round trips.
 const PROMPT_MAX: Duration = Duration::from_micros(500);
 /// The time that a slow disk (500 MB/s) needs for 1 MiB.
 const PROMPT_PER_MEBIBYTE: Duration = Duration::from_millis(2);
-/// Maximum number of threads, which the metadata servers of parallel file systems accept from one client.
+/// Maximum number of threads. The metadata servers of parallel file systems accept this many concurrent requests from
+/// one client.
 const THREADS_MAX: usize = 256;
 
 impl Default for StorageThreads {
@@ -159,8 +161,8 @@ impl StorageThreads {
         Self::with_places(cores(), LEASE)
     }
 
-    /// Creates threads of which only one works at a time, even if it never asks for its turn. Tests use this to show
-    /// that a thread with a place does not wait for a thread that needs one.
+    /// Creates threads of which only one works at a time, even if that thread never asks for its turn. Tests use this
+    /// to show that a thread with a place does not wait for a thread that needs a place.
     #[must_use]
     pub fn one_at_a_time() -> Self {
         Self::with_places(1, Duration::MAX)
@@ -182,7 +184,7 @@ impl StorageThreads {
         }
     }
 
-    /// Returns a turn for a thread of a session that ends when `stopping` is set.
+    /// Returns a [`Turn`] for a thread of a session that ends when `stopping` is set.
     pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
         Turn {
             threads: self,
@@ -193,9 +195,9 @@ impl StorageThreads {
         }
     }
 
-    /// Runs `work` on this thread and on as many further threads as are useful. Returns all results. Between its
-    /// pieces, `work` [asks for its turn](Turn::is_over) and [gets help](Turn::start_helper). `admit` is called for
-    /// each further thread, and its result is kept until that thread ends.
+    /// Runs `work` on this thread and on as many further threads as are useful. Returns the results of all threads.
+    /// Between its pieces, `work` [asks for its turn](Turn::is_over) and [starts helper threads](Turn::start_helper).
+    /// `admit` is called for each further thread, and its result is kept until that thread ends.
     pub fn run_parallel<T: Send, Permit: Send + 'static>(
         &self,
         task: Task,
@@ -217,13 +219,14 @@ impl StorageThreads {
         shared.done.into_inner()
     }
 
-    /// Returns whether storage is so slow that the task uses more threads than there are cores.
+    /// Returns whether storage is so slow that more threads than there are cores work on the task.
     #[must_use]
     pub fn is_slow(&self, task: Task) -> bool {
         self.state.lock().task_threads(task).width.threads() > cores()
     }
 
-    /// Starts a task with the number of threads that was useful before, unless the task has already started.
+    /// Starts a task with the number of threads that was useful in an earlier transfer, unless the task has already
+    /// started.
     pub fn start_with(&self, task: Task, threads: usize) {
         let mut state = self.state.lock();
         state.task_threads(task).width.start_with(threads);
@@ -234,12 +237,14 @@ impl StorageThreads {
         self.needs_thread[task as usize].store(state.needs_thread(task), Ordering::Relaxed);
     }
 
-    /// Returns the number of threads that was useful for a task, or `None` if there was too little work to tell.
+    /// Returns the number of threads that was useful for a task, or `None` if there was too little work to determine
+    /// it.
     pub(crate) fn useful_threads(&self, task: Task) -> Option<usize> {
         self.state.lock().task_threads(task).width.useful_threads()
     }
 
-    /// Waits for a place in the order of arrival. Returns `None` if the session has ended.
+    /// Waits for a place in the order of arrival, and returns the number of the thread. Returns `None` if the session
+    /// has ended.
     fn enter(&self, task: Task, stopping: &AtomicBool) -> Option<u64> {
         let mut state = self.state.lock();
         let number = state.next;
@@ -288,7 +293,7 @@ impl StorageThreads {
         !state.waiting.is_empty() || state.is_over_full(task, self.places)
     }
 
-    /// Returns whether one more thread would be useful. If so, it counts as starting.
+    /// Returns whether one more thread would be useful. If so, records that a thread is being started.
     fn begin_start(&self, task: Task) -> bool {
         let mut state = self.state.lock();
         let needs_thread = state.needs_thread(task);
@@ -367,9 +372,9 @@ impl TurnState {
         CHECK_INTERVAL + ahead.map(|_| CHECK_INTERVAL).sum()
     }
 
-    /// Returns whether a waiting thread may start. The first thread in the queue may take a place that is available
-    /// regardless of the storage. The first thread of its task need not wait behind the other task for places that its
-    /// own task has gained.
+    /// Returns whether a waiting thread may start. The first thread in the queue may take any place that is available
+    /// to its task. The first thread of a task may also take a place that the controller has added for this task. For
+    /// such a place, it does not wait behind threads of the other task.
     fn may_enter(&self, number: u64, task: Task, threads: &StorageThreads) -> bool {
         let task_threads = &self.tasks[task as usize];
         let is_first =
@@ -378,8 +383,8 @@ impl TurnState {
             || is_first(self.first(task)) && task_threads.at_work < task_threads.width.threads()
     }
 
-    /// Returns whether one more thread may work on a task. The width of the other task is ignored, because that task
-    /// may be finished or use other storage.
+    /// Returns whether one more thread may work on a task. The thread count that the other task uses is ignored,
+    /// because that task may be finished or use other storage.
     fn has_room(&self, task: Task, &StorageThreads { places, lease, .. }: &StorageThreads) -> bool {
         let width = self.tasks[task as usize].width.threads();
         if self.at_work.len() < places || self.tasks[task as usize].at_work < width {
@@ -452,8 +457,8 @@ impl TaskThreads {
 }
 
 impl Turn<'_> {
-    /// Asks for a turn, which is required before each piece. If another thread is waiting, gives up the place and waits
-    /// for a new one. Returns whether the session has ended.
+    /// Asks for a turn (a place to run), which is required before each piece of work. If another thread is waiting,
+    /// gives up the place and waits for a new one. Returns whether the session has ended.
     pub fn is_over(&self) -> bool {
         if self.stopping.load(Ordering::Relaxed) {
             return true;
@@ -478,8 +483,8 @@ impl Turn<'_> {
         false
     }
 
-    /// Starts another thread for this work if that is useful. Must be called between pieces while more work is left
-    /// than this thread is about to do.
+    /// Starts another thread for this work if that is useful. The caller must call this function between pieces, while
+    /// more work remains than the next piece of this thread.
     pub fn start_helper(&self) {
         if self.threads.needs_thread[self.task as usize].load(Ordering::Relaxed)
             && let Some(start_another) = self.start_another
@@ -488,15 +493,15 @@ impl Turn<'_> {
         }
     }
 
-    /// Records that this piece of work writes `bytes`. Storage that takes a while to transfer them does not count as
-    /// slow.
+    /// Records that this piece of work writes `bytes` bytes. The time that even a slow disk needs to transfer that many
+    /// bytes does not make the storage count as slow.
     pub fn note_write(&self, bytes: usize) {
         let moving = PROMPT_PER_MEBIBYTE.mul_f64(bytes as f64 / f64::from(1 << 20));
         self.place.lock().prompt += PROMPT_MAX + moving;
     }
 
-    /// Gives up the place until the next piece. Must be called before the thread waits for another thread of its key or
-    /// for the peer.
+    /// Gives up the place until the next piece of work. The caller must call this function before the thread waits for
+    /// another thread of its key or for the peer.
     pub fn pause(&self) {
         let mut place = self.place.lock();
         let Some((number, _)) = place.held else {
@@ -528,8 +533,8 @@ impl Stopwatch {
 }
 
 impl ThreadPlace {
-    /// Returns the work of the thread since its last report, or `None` if the time is too short to measure. If the
-    /// awake time cannot be measured, the thread counts as always awake.
+    /// Returns the work of the thread since its last report, or `None` if the time since then is too short to measure.
+    /// If the awake time cannot be measured, the thread counts as always awake.
     fn take_sample(&mut self, awake: impl Fn() -> Option<Duration>) -> Option<WorkSample> {
         let since = self.held.as_mut().map(|(_, since)| since)?;
         let elapsed = self.elapsed + since.elapsed();

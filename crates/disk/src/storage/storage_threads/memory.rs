@@ -1,5 +1,5 @@
-//! Remembers how many threads were useful on slow storage, in the file `storage` next to the keys. The next transfer
-//! there starts with that number.
+//! Stores the number of threads that was useful on each slow file system, in the file `storage` next to the keys. The
+//! next transfer on that file system starts with the stored number.
 //!
 //! Each line holds one task on one file system, such as `read:nfs4:server:/export`, and a number of threads. If no more
 //! threads were useful than there are cores, the file system has no line and is treated as unknown.
@@ -15,11 +15,11 @@ use crate::opening::proc::{Mount, mounts};
 
 use super::{StorageThreads, THREADS_MAX, Task, cores};
 
-/// The remembered numbers of threads for all file systems. Empty by default.
+/// The stored numbers of threads for all file systems. The default value stores nothing.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadCountCache(Option<PathBuf>);
 
-/// The remembered numbers of threads for one file system.
+/// The stored numbers of threads for one file system.
 #[derive(Debug, Default)]
 pub struct FileSystemThreadCounts(Option<(CacheFile<UsefulThreads>, String)>);
 
@@ -44,13 +44,13 @@ struct UsefulThreads {
 }
 
 impl ThreadCountCache {
-    /// Returns the numbers that are stored in the directory `home`.
+    /// Returns the numbers of threads that are stored in the directory `home`.
     #[must_use]
     pub fn in_home(home: &Path) -> Self {
         Self(Some(home.join(FILE)))
     }
 
-    /// Returns the numbers for the file system at `path`. They are empty if the path cannot be opened.
+    /// Returns the numbers of threads for the file system at `path`. They are empty if the path cannot be opened.
     #[must_use]
     pub fn at(&self, path: &Path) -> FileSystemThreadCounts {
         let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
@@ -60,7 +60,7 @@ impl ThreadCountCache {
         )
     }
 
-    /// Returns the numbers for the file system that contains `file`.
+    /// Returns the numbers of threads for the file system that contains `file`.
     #[must_use]
     pub fn of(&self, file: impl AsFd) -> FileSystemThreadCounts {
         let name = || Mount::of_open_file(&mounts(), file).map(|mount| name_of(&mount));
@@ -81,14 +81,14 @@ impl FileSystemThreadCounts {
         (today().saturating_sub(known.day) <= DAYS_MAX).then_some(known.threads)
     }
 
-    /// Starts these threads with the number that was useful before.
+    /// Starts `threads` with the number that was useful in an earlier transfer.
     pub fn recall(&self, work: StorageWork, threads: &StorageThreads) {
         if let Some(known) = self.threads(work) {
             threads.start_with(work.task(), known);
         }
     }
 
-    /// Stores how many of these threads were useful, if there was enough work to tell.
+    /// Stores how many of `threads` were useful, if there was enough work to determine that.
     pub fn keep(&self, work: StorageWork, threads: &StorageThreads) {
         let Some(((remembered, file_system), found)) =
             self.0.as_ref().zip(threads.useful_threads(work.task()))
@@ -100,7 +100,7 @@ impl FileSystemThreadCounts {
             threads: found,
             day: today(),
         });
-        // The value is only advice, and an unwritable home is reported elsewhere.
+        // The value is only a hint, so an error is ignored. Other code reports a directory that is not writable.
         let _best_effort = remembered.put(&key(work, file_system), known);
     }
 }
@@ -124,8 +124,8 @@ fn key(work: StorageWork, file_system: &str) -> String {
     format!("{work}:{file_system}")
 }
 
-/// Returns the name of a mount's file system, made of its type and source. The name of a server is the same at every
-/// mount point.
+/// Returns the name of a mount's file system, made of its type and source. A file system of a server has the same name
+/// at every mount point.
 fn name_of(Mount { kind, source, .. }: &Mount) -> String {
     let no_blank = |letter: char| {
         if letter.is_whitespace() || letter.is_control() {

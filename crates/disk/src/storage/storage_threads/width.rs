@@ -2,10 +2,10 @@
 //! of the threads and returns the number of threads to use.
 //!
 //! By Little's law, the number of requests in flight is rate × latency. So on slow storage that accepts many concurrent
-//! requests, the rate grows with the number of threads. It does not grow if the threads keep the cores busy, wait for
-//! each other (the kernel creates files in one directory one after the other), or wait for a peer. So the controller
-//! adds threads as an attempt, only while the existing threads are mostly asleep, and takes them back if the rate has
-//! not grown:
+//! requests, the rate grows with the number of threads. The rate does not grow if the threads keep the cores busy, wait
+//! for each other (the kernel creates files in one directory one after the other), or wait for a peer. So the
+//! controller adds threads only while the existing threads are mostly asleep. If the rate has not grown after such an
+//! attempt, the controller removes the added threads:
 //!
 //! ```text
 //!            mostly asleep: 2 or 4 times as many          the rate has not grown: as many as before
@@ -15,10 +15,10 @@
 //! ```
 //!
 //! After an attempt that had no benefit, the next attempt halves the number of threads. The smaller number is kept if
-//! the rate stays the same. Each failed attempt doubles the wait before the next one.
+//! the rate stays the same. Each failed attempt doubles the wait before the next attempt.
 //!
-//! At the start, when nothing is known, short samples are enough while each attempt improves the rate too much to be
-//! chance. This reaches a hundred threads after about twenty latencies.
+//! At the start, when the storage is unknown, short samples are enough while each attempt improves the rate too much to
+//! be chance. In this phase the controller reaches a hundred threads after about twenty latencies.
 
 use std::time::Duration;
 
@@ -35,14 +35,14 @@ pub(super) struct ThreadCountController {
     is_starting: bool,
     /// Whether the number of threads comes from an earlier transfer and has not been checked against this storage yet.
     is_recalled: bool,
-    /// The number of useful threads at the last sample in which they had enough work.
+    /// The number of useful threads at the last sample in which the threads had enough work.
     found: Option<usize>,
     /// The time until the next attempt.
     rest: Duration,
-    /// The rest after the next failed attempt.
+    /// The wait after the next failed attempt.
     rest_next: Duration,
-    /// The weighted number of reports in recent samples, in which older samples count less. `prompt` is the part of
-    /// them from prompt storage.
+    /// The weighted number of reports in recent samples, in which older samples count less. `prompt` is the share of
+    /// them from storage that responded promptly.
     reports: f64,
     prompt: f64,
 }
@@ -78,24 +78,24 @@ pub(super) struct WorkSample {
     pub(super) prompt: u32,
 }
 
-/// Minimum length of a sample. A shorter one proves nothing.
+/// Minimum length of a sample. A shorter sample is not reliable.
 const SAMPLE_MIN: Duration = Duration::from_millis(25);
-/// Maximum length of a sample. A longer one only delays decisions.
+/// Maximum length of a sample. A longer sample would only delay decisions.
 const SAMPLE_MAX: Duration = Duration::from_millis(500);
 /// Number of pieces that each thread should complete in one sample.
 const PIECES_EACH: u64 = 8;
 /// Minimum length of a sample at the start. The kernel updates a thread's awake time at its ticks, every 4 ms.
 const SAMPLE_MIN_AT_START: Duration = Duration::from_millis(12);
 const PIECES_EACH_AT_START: u64 = 4;
-/// The factor by which twice as many threads must increase the rate to be kept.
+/// The minimum factor by which the rate must increase for a doubled number of threads to be kept.
 const GAIN_MIN: f64 = 1.08;
 /// The factor by which an attempt must increase the rate for the start phase to continue.
 const GAIN_AT_START: f64 = 1.7;
-/// Minimum share of the rate that half as many threads must retain to be kept.
+/// The minimum share of the rate that must remain for a halved number of threads to be kept.
 const KEPT_MIN: f64 = 0.9;
-/// Minimum share of the threads' time that must be spent on work for an attempt to be judged.
+/// The minimum share of the threads' time that must be spent on work for an attempt to be evaluated.
 const USED_MIN: f64 = 0.75;
-/// The shares of time asleep from which twice and four times as many threads are tried.
+/// The shares of time asleep from which on twice (`ASLEEP`) and four times (`FAST_ASLEEP`) as many threads are tried.
 const ASLEEP: f64 = 0.5;
 const FAST_ASLEEP: f64 = 0.9;
 /// The factor for the first attempt if a single thread is mostly asleep. The gain from fewer threads could not be
@@ -131,7 +131,7 @@ impl ThreadCountController {
         }
     }
 
-    /// Starts with this number of threads, unless samples of the storage have been taken.
+    /// Starts with this number of threads, unless the controller already has samples of the storage.
     pub(super) fn start_with(&mut self, threads: usize) {
         if self.found.is_none() && self.attempt.is_none() && self.reports == 0.0 {
             self.threads = threads.clamp(1, self.threads_max);
@@ -177,7 +177,7 @@ impl ThreadCountController {
         }
     }
 
-    /// Takes the sample of the work since the last one, and updates the number of threads.
+    /// Takes the sample of the work since the last sample, and updates the number of threads.
     pub(super) fn add_sample(&mut self, sample: &WorkSample) {
         let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         let at_work =
@@ -192,7 +192,7 @@ impl ThreadCountController {
                 rested
             }
         };
-        // Samples of this length are only reliable if the threads do hardly anything but sleep.
+        // Samples of this length are only reliable if the threads are asleep almost all the time.
         self.is_starting &= sample.asleep() >= FAST_ASLEEP;
         if self.is_recalled && self.reports >= REPORTS_MIN {
             self.is_recalled = false;
