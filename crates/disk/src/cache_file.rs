@@ -1,7 +1,7 @@
-//! Small files that store the results of earlier work. Each line holds a key without blanks and a value in JSON. The
-//! newest line is the last, the first line names the format version, and the file is replaced atomically.
+//! Small files that store the results of earlier work. Each line holds a key without blanks and a value in JSON. New
+//! lines are appended at the end, the first line names the format version, and the file is replaced atomically.
 //!
-//! The contents are advice only. A file that cannot be read or parsed is ignored and rewritten.
+//! The contents are only hints. A file that cannot be read or parsed is ignored and rewritten.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -23,14 +23,14 @@ pub struct CacheFile<V> {
     values: PhantomData<fn() -> V>,
 }
 
-/// A value that is stored in such a file.
+/// A value that can be stored in a [`CacheFile`].
 pub trait CacheValue: Serialize + DeserializeOwned {
-    /// Returns whether a parsed value is plausible, which means that this program could have written it.
+    /// Returns whether this program could have written a value that was parsed from a file.
     fn is_plausible(&self) -> bool;
 }
 
 impl<V: CacheValue> CacheFile<V> {
-    /// Creates a reference to a file with this first line and at most `lines_max` further lines.
+    /// Creates a reference to a file whose first line is `header` and that has at most `lines_max` further lines.
     #[must_use]
     pub const fn new(file: PathBuf, header: &'static str, lines_max: usize) -> Self {
         Self {
@@ -60,8 +60,8 @@ impl<V: CacheValue> CacheFile<V> {
     }
 
     /// Stores `value` for `key`, or removes the key if `value` is `None`. The oldest lines beyond the limit are
-    /// dropped. A missing directory is created with mode 0700, which happens at the first push over ssh because that
-    /// needs no keys here.
+    /// dropped. A missing directory is created with mode 0700. This happens at the first push over ssh, because such a
+    /// push needs no keys in that directory.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -86,7 +86,7 @@ impl<V: CacheValue> CacheFile<V> {
         }
     }
 
-    /// Explains why a text cannot be parsed.
+    /// Returns the reason why a text cannot be parsed.
     fn fault(&self, text: &str) -> String {
         let versioned = self.header.rsplit_once(' ').and_then(|(name, known)| {
             let found = text.lines().next()?.strip_prefix(name)?.trim();
@@ -136,7 +136,7 @@ impl<V: CacheValue> CacheFile<V> {
     }
 }
 
-/// Returns the number of days since 1970-01-01, which serves to discard old values.
+/// Returns the number of days since 1970-01-01, which is used to discard old values.
 #[must_use]
 pub fn today() -> u64 {
     unix_now().as_secs() / (24 * 60 * 60)

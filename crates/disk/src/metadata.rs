@@ -1,5 +1,5 @@
-//! The metadata of entries: how it is read and set, which of it a file system stores, and which of it new entries
-//! inherit.
+//! The metadata of entries: how it is read and set, which kinds of metadata a file system stores, and which kinds new
+//! entries inherit.
 
 pub(crate) mod attributes;
 pub(crate) mod entry;

@@ -1,4 +1,4 @@
-//! Opens entries beneath a root or by name, and finds the mounts that they are on.
+//! Opens entries below a root or by name, and finds the mounts that contain them.
 
 pub(crate) mod by_name;
 pub(crate) mod dead_mount;

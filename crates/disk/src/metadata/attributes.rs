@@ -94,8 +94,8 @@ pub(crate) fn set_group_at(
     )
 }
 
-/// Sets the times of an open directory to their current values. This gives the directory something to flush without a
-/// visible change.
+/// Sets the times of an open directory to their current values. A later flush of the directory then has a change to
+/// write, although nothing visible has changed.
 ///
 /// # Errors
 /// Returns the system's error.

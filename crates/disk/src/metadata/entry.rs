@@ -21,7 +21,7 @@ use open_despite_mode::open_despite_mode;
 use proven::ProvenKinds;
 use xattrs::Descriptor;
 
-/// The properties of a source file that must not change between the first and the last check.
+/// The properties of a source file that must not change while the file is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Size in bytes.
@@ -129,11 +129,11 @@ const fn of_stat(stat: &Stat) -> FileNumber {
     }
 }
 
-/// Sets the metadata of a regular file if the file still matches `judged`. Returns the parts that could not be set.
+/// Sets the metadata of a regular file if the file still matches `judged`, its identity when it was compared. Returns
+/// the values that could not be set.
 ///
-/// Other entries are not even opened, because opening a device can have side effects. The access control of such an
-/// entry is left to its owner. A write that keeps the length, made after the last check and before the time is set,
-/// goes unnoticed.
+/// Entries of other types are not opened, because opening a device can have side effects, and keep their metadata. A
+/// write between the last check and the setting of the time goes unnoticed if it keeps the length of the file.
 ///
 /// # Errors
 /// Returns the system's error, `EINVAL` if the entry is not a regular file, `EBUSY` if the file has changed or has
@@ -153,7 +153,7 @@ pub fn set_metadata_if_unchanged(
     }
     let file = open_despite_mode(lease, directory, name)?;
     let opened = FileIdentity::of(&file)?;
-    // `open_despite_mode` may change the mode for a moment, which updates the ctime.
+    // `open_despite_mode` may change the mode temporarily, which updates the ctime.
     let is_it = FileIdentity {
         ctime: there.ctime,
         ..opened
@@ -175,12 +175,14 @@ pub fn set_metadata_if_unchanged(
 }
 
 /// Returns whether the owner of a file must not change because the file has other hard links. A local user may have
-/// created one of these links to a file that belongs to somebody else. The owner of a new file can always be set.
+/// created one of these links to give away a file that belongs to somebody else. The owner of a new file can always be
+/// set.
 fn is_owner_change_unsafe(there: &FileIdentity, wanted: &WantedMetadata<'_>) -> bool {
     wanted.changes_owner(there.ids) && there.names > 1 && can_change_owner()
 }
 
-/// Returns whether setting the mode or time of an entry with owner `has` failed because another user owns it.
+/// Returns whether setting the mode or time of an entry failed because another user owns the entry. `has` is the owner
+/// of the entry.
 #[must_use]
 pub fn is_foreign_owner_failure(has: Ids, misses: &[MetadataFailure]) -> bool {
     misses.iter().any(MetadataFailure::needs_entry_owner) && is_foreign_owner(has)
@@ -199,8 +201,8 @@ pub(crate) fn can_change_owner() -> bool {
     capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::CHOWN))
 }
 
-/// Sets the modification time of an open file, and its access time to the current time. Both are set because some file
-/// systems ignore a request that sets only one of them.
+/// Sets the modification time of an open file, and sets its access time to the current time. Both times are set because
+/// some file systems ignore a request that sets only one of them.
 ///
 /// # Errors
 /// Returns the system's error.

@@ -1,8 +1,8 @@
-//! Properties of stored times that hold for all file systems and need no probe.
+//! Properties of stored times that are known without testing a file system.
 
 use zmove_types::Timestamp;
 
-/// Returns whether a file system could store the time `source` as `there`.
+/// Returns whether some file system could store the time `source` as `there`.
 pub(crate) fn may_be_stored_as(there: Timestamp, source: Timestamp) -> bool {
     !is_storable_everywhere(source) || there.seconds.abs_diff(source.seconds) <= UNIT_SECONDS_MAX
 }
@@ -13,15 +13,16 @@ pub fn is_storable_everywhere(time: Timestamp) -> bool {
     (EARLIEST_EVERYWHERE..LATEST_EVERYWHERE).contains(&time.seconds)
 }
 
-/// Returns whether the stored time is so far from the wanted one that the wanted one must be outside the range of the
-/// file system.
+/// Returns whether the stored time `got` differs so much from the time `wanted` that the wanted time must be outside
+/// the range of the file system.
 #[must_use]
 pub fn is_out_of_range(got: Timestamp, wanted: Timestamp) -> bool {
     got.seconds.abs_diff(wanted.seconds) > UNIT_SECONDS_MAX
 }
 
-/// 1980 (FAT) to January 2038 (32 bits), narrowed by two days at both ends because of time zones.
+/// The earliest time that every file system can store. The range is 1980 (FAT) to January 2038 (32 bits), narrowed by
+/// two days at both ends because of time zones.
 const EARLIEST_EVERYWHERE: i64 = 315_532_800 + 2 * 86_400;
 const LATEST_EVERYWHERE: i64 = 2_147_483_647 - 2 * 86_400;
-/// FAT has a resolution of 2 s.
+/// The coarsest resolution of any file system in seconds, which is that of FAT.
 pub(crate) const UNIT_SECONDS_MAX: u64 = 2;

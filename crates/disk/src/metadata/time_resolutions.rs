@@ -18,13 +18,13 @@ use crate::opening::by_name::{create_at, unlink_at};
 use crate::publishing::lease::{Lease, Permit};
 use crate::staging::hidden::make_hidden;
 
-/// How each file system stores times. A file system is probed once, when an existing time differs from the wanted one
-/// and the difference may be due to rounding.
+/// How each file system stores times. Each file system is tested once, when an existing time differs from the wanted
+/// time and rounding may be the reason.
 #[derive(Debug, Default)]
 pub struct TimeResolutions {
     probed: Lock<HashMap<u64, Arc<Lock<Option<TimeLimits>>>>>,
-    /// Permits a probe to create a file with a hidden name, which changes the time of its directory. `None` for an
-    /// inspection.
+    /// The lease under which a test may create a file with a hidden name, which changes the time of the file's
+    /// directory. `None` for an inspection, which may not create such a file.
     lease: Option<Lease>,
 }
 
@@ -57,16 +57,17 @@ impl TimeResolutions {
         }
     }
 
-    /// Returns whether the file system stores `source` as the time `there`, for an entry of `directory`. If the file
-    /// system cannot be probed because nothing can be created in the directory, it is assumed to store every time
-    /// exactly.
+    /// Returns whether the time `there` is the result of storing `source` on the file system of `directory`. If the
+    /// file system cannot be tested because nothing can be created in the directory, this function assumes that the
+    /// file system stores every time exactly.
     #[must_use]
     pub fn stores_as(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
         there == source
             || may_be_stored_as(there, source) && self.stored_time(directory, source) == there
     }
 
-    /// Returns the time that the file system of a directory would store for `time`, or `time` if it cannot be probed.
+    /// Returns the time that the file system of a directory would store for `time`, or `time` itself if the file system
+    /// cannot be tested.
     #[must_use]
     pub fn stored_time(&self, directory: impl AsFd, time: Timestamp) -> Timestamp {
         self.limits(directory.as_fd())
@@ -105,7 +106,7 @@ impl TimeLimits {
     fn probe(probe: &Probe<'_>) -> io::Result<Self> {
         let usual = probe.store_and_read_back(PROBE_TIME)?;
         let Some(unit_ns) = units_ns().find(|unit| truncate(PROBE_TIME, *unit) == usual) else {
-            // The file system rounds times in another way or ignores them, so only equal times count as equal.
+            // The file system rounds times in another way or ignores them, so only equal times are treated as equal.
             return Ok(Self {
                 unit_ns: 1,
                 earliest: None,
@@ -172,7 +173,7 @@ struct Probe<'a> {
     named: Option<HiddenProbe<'a>>,
 }
 
-/// The hidden name of a probe file, with the properties that its directory had before.
+/// The hidden name of a test file, with the earlier properties of the directory that contains the file.
 struct HiddenProbe<'a> {
     lease: &'a Lease,
     directory: BorrowedFd<'a>,
@@ -231,8 +232,8 @@ const PROBE_TIME: Timestamp = Timestamp {
     seconds: 1_000_000_001,
     nanos: 987_654_321,
 };
-/// About 35,000 years, which is beyond the range of every file system that has a limit. A larger value could overflow
-/// on a server that counts in nanoseconds.
+/// About 35,000 years in seconds, which is outside the range of every file system that has a limit. A larger value
+/// could overflow on a server that counts in nanoseconds.
 const FAR_SECONDS: i64 = 1 << 40;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 

@@ -9,8 +9,8 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use crate::metadata::entry::xattrs::descriptor_path;
 
-/// Returns the kernel's boot ID, or `None` if it cannot be read. A service whose `/proc` shows only processes cannot
-/// read it.
+/// Returns the kernel's boot ID, or `None` if it cannot be read. A service that is only allowed to see processes in
+/// `/proc` cannot read the boot ID.
 #[must_use]
 pub fn boot_id() -> Option<u128> {
     read_id("/proc/sys/kernel/random/boot_id")
@@ -32,7 +32,7 @@ pub struct Mount {
     pub id: u64,
     /// The device number of the file system, `MAJOR:MINOR`.
     pub device: String,
-    /// The mounted directory of the file system: `/`, or another one for a bind mount.
+    /// The directory of the file system that is mounted: `/`, or another directory for a bind mount.
     pub root: PathBuf,
     /// The mount point.
     pub point: PathBuf,
@@ -112,8 +112,8 @@ pub fn mounts() -> Vec<u8> {
     std::fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
-/// Returns whether a file system is mounted on an entry. The entry itself is not accessed, so a dead mount does not
-/// matter.
+/// Returns whether a file system is mounted on an entry. Works even if the mount is dead, because the entry itself is
+/// not accessed.
 pub fn is_mount_point(directory: impl AsFd, name: &OsStr) -> bool {
     let path = std::fs::read_link(descriptor_path(directory.as_fd()));
     path.is_ok_and(|path| {

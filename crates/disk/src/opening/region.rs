@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags, open};
 
 use crate::opening::proc::Mount;
 
-/// A directory of a file system together with everything below it.
+/// A directory inside a file system, together with everything below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// The device number of the file system, `MAJOR:MINOR`. Empty if the kernel does not report mounts.
@@ -62,7 +62,8 @@ impl Region {
         self.root.strip_prefix(&other.root).ok().filter(|_| same)
     }
 
-    /// Returns the path at which two regions overlap, relative to the examined path of each of them.
+    /// Returns the location at which two regions overlap, as two paths. Each path is relative to the path that was
+    /// examined for its region.
     #[must_use]
     pub fn overlap(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
         if let Some(position) = self.position_in(other) {

@@ -39,8 +39,8 @@ pub struct Tree {
 /// How the modes of directories are handled in a tree that a transfer writes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectoryModes {
-    /// Modes are set at the end of the transfer. Until that time, only the owner can access new directories, and
-    /// directories that deny access to their owner are opened up.
+    /// Modes are set at the end of the transfer. Before the end, only the owner can access new directories, and a
+    /// directory that denies access to its owner is made accessible to the owner.
     #[default]
     SetAtTheEnd,
     /// Modes are not set. A new directory gets the usual mode, and an existing directory keeps its mode.
@@ -269,8 +269,8 @@ impl Tree {
         self.create_missing(path, DirectoryModes::Kept)
     }
 
-    /// Creates the directory at a path that the user chose, and its missing parents, with the usual mode. Symbolic
-    /// links and `..` in the path are followed.
+    /// Creates the directory at a path that the user chose, and the missing parents of the directory, with the usual
+    /// mode. Symbolic links and `..` in the path are followed.
     ///
     /// # Errors
     /// Returns the system's error and the errors of [`Lease::permit`].
@@ -292,7 +292,7 @@ impl Tree {
         Ok(missing.into_iter().rev().try_for_each(make)?)
     }
 
-    /// Creates a directory in an open one. Returns `false` if the name exists.
+    /// Creates a directory inside an open directory. Returns `false` if the name exists.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -311,7 +311,7 @@ impl Tree {
 
     /// Opens a directory and creates its missing components. The path is walked in a loop, because it may have
     /// thousands of components, too many for recursion. If modes are set at the end, the existing directories on the
-    /// way are made writable. The root is not, because it belongs to the user.
+    /// path are made writable. The root keeps its mode, because the root belongs to the user.
     fn create_missing(&self, path: &RelPath, modes: DirectoryModes) -> io::Result<Arc<OwnedFd>> {
         let opens_up = modes == DirectoryModes::SetAtTheEnd;
         let mut directory = Arc::clone(&self.root);
@@ -373,7 +373,7 @@ fn open_or_create(
 /// Opens the parent of an open directory.
 ///
 /// # Errors
-/// Returns `ESTALE` if the parent is not `known`, which means that the open directory has been moved.
+/// Returns `ESTALE` if the parent is not the directory `known`, which means that the open directory has been moved.
 pub(crate) fn open_parent(directory: &OwnedFd, known: FileNumber) -> io::Result<OwnedFd> {
     let above = open_at(directory, "..", DIRECTORY)?;
     if number_of(&above)? == known {

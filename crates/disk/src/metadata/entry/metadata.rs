@@ -36,7 +36,7 @@ pub struct WantedMetadata<'a> {
     pub mode: u32,
     /// The modification time. `None` leaves both times unchanged.
     pub mtime: Option<Timestamp>,
-    /// The access time. `None` keeps the current one.
+    /// The access time. `None` leaves the access time unchanged if `mtime` is set.
     pub atime: Option<Timestamp>,
     /// The user ID of the owner. `None` keeps the current owner. [`Account::NO_ID`] means that no user with the wanted
     /// name exists.
@@ -47,28 +47,31 @@ pub struct WantedMetadata<'a> {
     pub xattrs: &'a [Xattr],
     /// The kinds of extended attributes to set. Attributes of these kinds that are not in `xattrs` are removed.
     pub kinds: MetadataKinds,
-    /// Whether the owner and group may be set at all. If not, a difference is reported as a miss.
+    /// Whether the owner and group may be set at all. If not, a difference in owner or group is reported as a
+    /// [`MetadataFailure`].
     pub may_set_owner: bool,
     /// Whether setuid and setgid bits are dropped when the owner or group could not be set.
     pub set_ids_need_owner: bool,
 }
 
-/// A part of the metadata that could not be set, with the reason.
+/// A value of the metadata that could not be set, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetadataFailure {
-    /// The kind of the part.
+    /// The kind of the metadata.
     pub kind: MetadataKinds,
-    /// The system's error, or [`MetadataFailure::NOT_STORED`] if the system reported success.
+    /// The system's error, or [`MetadataFailure::NOT_STORED`] if the system reported success but did not store the
+    /// value.
     pub error: Errno,
 }
 
 impl MetadataFailure {
     /// The error for a value that the file system accepted but did not store.
     pub const NOT_STORED: Errno = Errno::OPNOTSUPP;
-    /// The error for a time outside the range of the file system. The entry has the nearest time that can be stored.
+    /// The error for a time outside the range of the file system. The entry was given the nearest time that can be
+    /// stored.
     pub const OUT_OF_RANGE: Errno = Errno::OVERFLOW;
 
-    /// Returns whether the miss is a mode or time that only the owner of the entry may set.
+    /// Returns whether the value is a mode or time that only the owner of the entry may set.
     #[must_use]
     pub fn needs_entry_owner(&self) -> bool {
         let is_refused = matches!(self.error, Errno::PERM | Errno::ACCESS);
@@ -78,8 +81,8 @@ impl MetadataFailure {
                 .has_any(self.kind)
     }
 
-    /// Returns whether an error means that the file system or its rules refuse a value, rather than that the storage
-    /// failed.
+    /// Returns whether an error means that the file system or its rules refuse a value. Other errors mean that the
+    /// storage failed.
     pub(crate) fn is_refusal(error: Errno) -> bool {
         matches!(
             error,
@@ -147,14 +150,15 @@ impl WantedMetadata<'_> {
         Ok(setting.misses)
     }
 
-    /// Returns whether [`Self::set`] would change the owner or group of an entry that has the owners `has`. The kernel
-    /// then removes the file's capabilities.
+    /// Returns whether [`Self::set`] would change the owner or group of an entry whose current owner and group are
+    /// `has`. If so, the kernel removes the file's capabilities.
     #[must_use]
     pub fn changes_owner(&self, has: Ids) -> bool {
         self.may_set_owner && !self.matches(has, self.mode)
     }
 
-    /// Returns a miss for each of owner and group that differs from `has`, for use when ownership cannot be set.
+    /// Returns a [`MetadataFailure`] for the owner and for the group if they differ from `has`. Used if ownership
+    /// cannot be set.
     #[must_use]
     pub fn ownership_failures(&self, has: Ids) -> Vec<MetadataFailure> {
         let user = self
@@ -174,8 +178,8 @@ impl WantedMetadata<'_> {
             .collect()
     }
 
-    /// Returns the owner and group changes that this process could not make, without trying them. An unprivileged
-    /// process can only change the group of its own entries, and only to a group that it belongs to.
+    /// Returns the changes of owner and group that this process could not make, without trying them. An unprivileged
+    /// process can only change the group of its own entries, and only to a group that the process belongs to.
     #[must_use]
     pub fn unsettable_owners(&self, has: Ids) -> Vec<MetadataFailure> {
         let mut missing = self.ownership_failures(has);
@@ -318,7 +322,7 @@ impl MetadataSetter<'_> {
         Ok(())
     }
 
-    /// Sets or removes an attribute. If the mode denies the owner write access, it is widened first.
+    /// Sets or removes an attribute. If the mode denies the owner write access, that access is granted first.
     fn change_xattr(
         &mut self,
         name: &[u8],

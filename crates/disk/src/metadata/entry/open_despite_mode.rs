@@ -1,8 +1,8 @@
 //! Opens entries of this process's user whose mode forbids opening them.
 //!
-//! **Invariant:** only the mode of the checked entry is changed. An `O_PATH` descriptor holds that entry, and its mode
-//! is changed and the entry opened through `/proc/self/fd`. So it does not matter if another entry takes over the name
-//! in between.
+//! **Invariant:** only the mode of the checked entry is changed. An `O_PATH` descriptor holds that entry. The mode is
+//! changed and the entry is opened through this descriptor in `/proc/self/fd`. So it does not matter if another entry
+//! takes over the name in between.
 
 use std::fs::File;
 use std::io;
@@ -24,8 +24,8 @@ pub(crate) struct EntryHandle {
     owner: u32,
 }
 
-/// Opens an entry for reading. If the mode forbids that, a regular file is made readable for a moment first. An entry
-/// whose mode allows reading need not be a regular file.
+/// Opens an entry for reading. If the mode forbids reading, the entry must be a regular file, and its mode is changed
+/// temporarily. If the mode allows reading, the entry may be of any type.
 ///
 /// # Errors
 /// Returns the system's error, `ELOOP` for a symbolic link, and the errors of [`Lease::permit`].
@@ -108,7 +108,7 @@ impl EntryHandle {
         }
     }
 
-    /// Sets the mode of the entry and then opens it with `flags`, which the mode must permit.
+    /// Sets the mode of the entry and then opens the entry with `flags`, which the mode must permit.
     pub(crate) fn open(
         &self,
         permit: &Permit<'_>,

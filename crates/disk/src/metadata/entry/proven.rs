@@ -1,8 +1,8 @@
 //! The kinds of metadata that each file system is known to store.
 //!
-//! Some file systems report success when a mode, owner, attribute or time is set, and ignore it (vfat, ntfs-3g,
-//! bindfs). So each value is read back after it is set, until the file system has stored a new value of that kind once.
-//! On a file system that ignores the values, every value is read back and each missing value is counted.
+//! Some file systems (vfat, ntfs-3g, bindfs) report success when a mode, owner, attribute or time is set, but ignore
+//! the value. So each value is read back after it is set, until the file system has once stored a new value of that
+//! kind. On a file system that ignores values, every value is read back and each missing value is counted.
 
 use std::collections::HashMap;
 

@@ -58,7 +58,7 @@ pub struct EntryXattrs {
 const ACCESS: &[u8] = b"system.posix_acl_access";
 /// The access control list that a directory gives to new entries.
 const DEFAULT: &[u8] = b"system.posix_acl_default";
-/// The two names as C strings, for system calls.
+/// The name of the access control list of a file as a C string, for system calls. The name of the default list follows.
 pub(crate) const ACCESS_NAME: &CStr = c"system.posix_acl_access";
 pub(crate) const DEFAULT_NAME: &CStr = c"system.posix_acl_default";
 
@@ -149,8 +149,8 @@ fn names(
 }
 
 /// Returns whether an attribute is XFS's own form of an access control list. XFS lists each access control list a
-/// second time under such a name, and the list is copied in its POSIX form. Other file systems store an attribute of
-/// this name like any other.
+/// second time under such a name. zmove copies only the POSIX form of the list. Other file systems store an attribute
+/// of this name like any other attribute.
 fn is_xfs_acl(of: impl HasXattrs, name: &[u8]) -> bool {
     name.starts_with(XFS_ACL) && of.file_system() == Some(XFS_MAGIC)
 }
@@ -169,8 +169,8 @@ fn get(of: impl HasXattrs, name: &CStr) -> rustix::io::Result<Vec<u8>> {
     read_whole(Xattr::VALUE_BYTES_MAX, |room| of.get_into(name, room))
 }
 
-/// Returns the bytes that `read` writes into a buffer. Retries with a buffer of `longest` bytes if a short one does not
-/// suffice.
+/// Returns all bytes that `read` writes into a buffer. If a short buffer does not suffice, retries with a buffer of
+/// `longest` bytes.
 fn read_whole(
     longest: usize,
     read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
@@ -290,8 +290,8 @@ pub(crate) fn default_acl(directory: BorrowedFd<'_>) -> io::Result<Option<Vec<u8
 }
 
 /// Returns the mode to set if the access control list of an entry with `mode` and `xattrs` cannot be stored. The group
-/// bits of `mode` are the list's mask, so they are limited to the permissions of the owning group. The result grants
-/// nobody more than the list does.
+/// bits of `mode` are the mask of the list, so the result limits them to the permissions of the owning group. The
+/// result grants no user more access than the list does.
 #[must_use]
 pub fn mode_without_acl(mode: u32, xattrs: &[Xattr]) -> u32 {
     let Some(acl) = xattrs.iter().find(|xattr| *xattr.name == *ACCESS) else {
@@ -320,7 +320,8 @@ pub(crate) fn descriptor_path(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Large enough for most values, and for the names of most entries.
+/// Size of the first buffer in bytes. It is large enough for most values, and for the names of most entries'
+/// attributes.
 const SHORT_BYTES: usize = 512;
 /// The largest list of names that Linux returns.
 const NAMES_BYTES_MAX: usize = 64 << 10;

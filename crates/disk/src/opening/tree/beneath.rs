@@ -31,7 +31,7 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Resu
     Step::Component.open_all(root, path, flags)
 }
 
-/// How much of a path one system call opens.
+/// How many components of the path one system call opens.
 #[derive(Clone, Copy)]
 enum Step {
     /// The longest prefix of the path that the kernel accepts in one call, checked by `openat2`.
@@ -66,11 +66,12 @@ impl Step {
                 return opened;
             }
         }
-        // The file was opened with `O_NONBLOCK` while another process holds a lease on it, possibly for long.
+        // Another process holds a lease on the file, possibly for a long time, and `O_NONBLOCK` makes the call fail
+        // instead of waiting.
         Err(Errno::AGAIN)
     }
 
-    /// Splits a path at a `/` into the part to open next and the rest.
+    /// Splits a path at a `/` into the components to open next and the remaining components.
     fn split(self, path: &[u8]) -> (&[u8], &[u8]) {
         let cut = match self {
             Self::Whole if path.len() <= STEP_BYTES_MAX => None,

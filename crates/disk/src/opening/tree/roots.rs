@@ -1,9 +1,9 @@
 //! Opens the directories that the clients of a daemon may access.
 //!
-//! **Invariant:** on the way to a root, no link is followed that lies at any depth in a root to which a client may
-//! write. A client could have created the link as the user of this process, and would choose the directory that this
-//! process reads and writes. Directories are compared by device and inode, so bind mounts of a root or of a part of it
-//! are covered.
+//! **Invariant:** while a root is opened, no symbolic link is followed that lies anywhere inside a root to which a
+//! client may write. A client could have created the link as the user of this process, and would choose the directory
+//! that this process reads and writes. Directories are compared by device and inode, so bind mounts of a root or of a
+//! directory in it are covered.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ pub struct Roots {
     guard: RootGuard,
 }
 
-/// The rule for opening the roots of a daemon.
+/// The rule that decides which paths a daemon may open as roots.
 #[derive(Clone, Debug, Default)]
 pub struct RootGuard {
     /// The roots to which any client may write.
@@ -43,7 +43,8 @@ pub struct OwnPaths(Arc<[OwnPath]>);
 #[derive(Debug)]
 struct OwnPath {
     path: PathBuf,
-    /// The directories that contain the path, and those that contain each link on the way to it.
+    /// The directories that contain the path, and the directories that contain the symbolic links on the way to the
+    /// path.
     around: HashSet<FileNumber>,
 }
 
@@ -54,7 +55,7 @@ struct WritableRoot<'a> {
 }
 
 impl Roots {
-    /// Creates the roots of a client. A relative path of the client is resolved beneath the first root.
+    /// Creates the roots of a client. A relative path that the client sends is resolved below the first root.
     #[must_use]
     pub const fn new(paths: Vec<PathBuf>, guard: RootGuard) -> Self {
         Self { paths, guard }
@@ -100,7 +101,7 @@ impl RootGuard {
         Ok(Tree::at(Arc::new(opened)))
     }
 
-    /// Resolves the symbolic links in the path of a directory that is to become a root. The result is read from the
+    /// Resolves the symbolic links in the path of a directory that is to become a root. The result is the path of the
     /// opened directory, so nobody can replace a component between the check and the result.
     ///
     /// # Errors
@@ -124,10 +125,10 @@ impl RootGuard {
         Ok(reached)
     }
 
-    /// Returns the roots to which any client may write, except those that cannot be reached.
+    /// Returns the roots to which any client may write. Roots that cannot be reached are left out.
     ///
     /// If the path of a root goes through a client's link, that client decides where the root leads. So the roots whose
-    /// paths have no links are resolved first, and no link inside them is followed to resolve the others.
+    /// paths have no links are resolved first, and no link inside them is followed to resolve the other roots.
     fn open_writable(&self) -> Vec<WritableRoot<'_>> {
         let without_links = self.open_allowed(|_| Err(io::ErrorKind::PermissionDenied.into()));
         self.open_allowed(|link| {
@@ -156,7 +157,7 @@ impl OwnPaths {
         Self(paths.into_iter().map(OwnPath::find).collect())
     }
 
-    /// Refuses a root that contains one of the paths.
+    /// Refuses a root that contains one of the daemon's own paths.
     fn check_root(&self, root: FileNumber) -> io::Result<()> {
         let Some(own) = self.0.iter().find(|own| own.around.contains(&root)) else {
             return Ok(());
@@ -174,7 +175,7 @@ impl OwnPath {
     fn find(path: PathBuf) -> Self {
         let mut around = HashSet::new();
         let mut enclose = |place: &OwnedFd| {
-            // Without /proc, only the usual path is known.
+            // Without `/proc`, only the path that was used to open the directory is known.
             around.extend(
                 AncestorDirectories::of(place)
                     .into_iter()
@@ -256,7 +257,7 @@ fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
     }
 }
 
-/// Returns the directories at and above a path without links, as far as they exist.
+/// Returns the device and inode numbers of a path without links and of all directories above it, as far as they exist.
 fn ancestor_numbers(path: &Path) -> impl Iterator<Item = FileNumber> {
     let number = |path: &Path| number_at(CWD, path).ok();
     path.ancestors().filter_map(number)

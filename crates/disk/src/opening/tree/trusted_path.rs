@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// A symbolic link on the way to a directory.
+/// A symbolic link in the path of a directory.
 pub(crate) struct PathLink<'a> {
     /// The directory that contains the link.
     pub(crate) directory: &'a OwnedFd,
@@ -53,8 +53,8 @@ pub(crate) fn reopen_for_reading(reached: &OwnedFd) -> io::Result<OwnedFd> {
 /// Returns an `O_PATH` descriptor of the entry at `path`. The entry need not be readable.
 ///
 /// # Errors
-/// Returns the system's error, `ELOOP` if the path has too many links, or the error of `may_follow` for the first link
-/// that it refuses.
+/// Returns the system's error, `ELOOP` if the path has too many links, or the error that `may_follow` returns for the
+/// first link that it refuses.
 pub(crate) fn walk(
     path: &Path,
     mut may_follow: impl FnMut(&PathLink<'_>) -> io::Result<()>,

@@ -41,8 +41,8 @@ pub(super) struct ThreadCountController {
     rest: Duration,
     /// The wait after the next failed attempt.
     rest_next: Duration,
-    /// The weighted number of reports in recent samples, in which older samples count less. `prompt` is the share of
-    /// them from storage that responded promptly.
+    /// The weighted number of reports in recent samples, in which older samples count less. `prompt` counts only the
+    /// reports from storage that responded promptly.
     reports: f64,
     prompt: f64,
 }
