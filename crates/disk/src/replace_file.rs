@@ -1,4 +1,5 @@
-//! Atomic replacement of small advisory files. Losing such a file costs time, never data.
+//! Atomic replacement of small files that hold hints. If such a file is lost, transfers take longer but no data is
+//! lost.
 
 use std::fs;
 use std::io;

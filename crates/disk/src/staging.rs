@@ -1,4 +1,4 @@
-//! Entries that have no final name yet, including those left by processes that have ended.
+//! Entries that have no final name yet, including entries that ended processes have left behind.
 
 pub(crate) mod abandoned;
 pub(crate) mod guarded;

@@ -21,7 +21,7 @@ use open_despite_mode::open_despite_mode;
 use proven::ProvenKinds;
 use xattrs::Descriptor;
 
-/// The properties of a source file that must not change while the file is transferred.
+/// The properties of a file that must be the same at two checks for the file to count as unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Size in bytes.

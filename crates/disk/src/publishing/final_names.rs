@@ -1,7 +1,8 @@
 //! System calls that create or remove final names.
 //!
-//! **Invariant:** nothing else in this crate renames, links or removes an entry under a name that others see. Each call
-//! takes a [`Permit`], so no name changes after the connection to the sender is lost. Hidden names need no permit.
+//! **Invariant:** no other code in this crate renames, links or removes an entry under a name that other processes use.
+//! Each call takes a [`Permit`], so no name changes after the connection to the sender is lost. Hidden names need no
+//! permit.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;

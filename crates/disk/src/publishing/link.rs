@@ -38,7 +38,7 @@ impl NonRegular<'_> {
     }
 }
 
-/// The result of creating a hard link.
+/// The result of making a name a hard link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linked {
     /// The link was created.
@@ -48,7 +48,7 @@ pub enum Linked {
 }
 
 /// Makes `new` a hard link to `first`, if `first` is a regular file that `is_it` accepts. Does not follow symbolic
-/// links. An existing entry is replaced atomically if `replace` allows it.
+/// links. If `replace` allows it, an existing entry is replaced atomically.
 ///
 /// # Errors
 /// Returns the system's error, `ESTALE` if `first` is missing or a different file, and `EISDIR` if `new` is a
@@ -69,8 +69,8 @@ pub fn place_link(
     place(lease, first, new, is_it, replace)
 }
 
-/// Makes `new` a hard link to `first`, if `first` is the given kind of entry. An existing entry is replaced atomically
-/// if `replace` allows it.
+/// Makes `new` a hard link to `first`, if `first` is the given kind of entry. If `replace` allows it, an existing entry
+/// is replaced atomically.
 ///
 /// # Errors
 /// Returns the system's error, `ESTALE` if `first` is missing or a different entry, and `EISDIR` if `new` is a

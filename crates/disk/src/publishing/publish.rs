@@ -150,7 +150,7 @@ fn replace_with_symlink(
     target: &[u8],
 ) -> rustix::io::Result<()> {
     let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
-    // A link with other hard links may belong to another user.
+    // A symbolic link that has other hard links may belong to another user.
     let is_alone = || FileIdentity::at(directory, name).is_ok_and(|there| there.names == 1);
     if there.is_ok_and(|there| there.as_bytes() == target) && is_alone() {
         return Ok(());

@@ -1,10 +1,12 @@
 //! Removes entries recursively.
 //!
-//! **Invariant:** no symbolic link is followed. Each directory is opened by its name in its parent, and on the way back
-//! up the parent must still be the same directory. A link is removed as a link. However deep the tree is, at most three
-//! of its descriptors are open at a time. However wide it is, only a few names are kept for each of the deepest
-//! directories: an entry that is not a directory is removed while its directory is read, and a directory with more
-//! entries is read again. Mount points are kept, with the directories that contain them.
+//! **Invariant:** no symbolic link is followed. Each directory is opened by its name in its parent. When the removal
+//! returns to a parent, the parent must still be the same directory. A link is removed as a link.
+//!
+//! However deep the tree is, at most three of its descriptors are open at a time. However wide it is, only a few names
+//! are stored for each of the deepest directories: an entry that is not a directory is removed while its directory is
+//! read, and a directory with more entries is read again. Mount points are kept, together with the directories that
+//! contain them.
 
 use std::cell::Cell;
 use std::io;
@@ -24,9 +26,9 @@ use crate::publishing::final_names::remove;
 use crate::publishing::lease::Lease;
 use crate::staging::hidden::{is_hidden, is_leftover};
 
-/// The number of deepest directories for which names are kept.
+/// The number of deepest directories for which names are stored.
 const LISTED_MAX: usize = 8;
-/// The number of names to keep for each directory. Names of maximum length take 64 KiB.
+/// The number of names to store for each directory. Names of maximum length take 64 KiB.
 const NAMES_MAX: usize = 256;
 /// Maximum number of retained entries to remember when a directory is reread. Rereading stops at this limit.
 const RETAINED_MAX: usize = 65_536;
@@ -79,8 +81,8 @@ impl RemovalBudget {
     }
 }
 
-/// Removes entries of a directory of `tree` recursively. Returns the number of removed entries. `failed` gets the path
-/// in `tree` of each entry that could not be removed.
+/// Removes entries of a directory of `tree` recursively. Returns the number of removed entries. `failed` receives the
+/// path in `tree` of each entry that could not be removed.
 pub fn remove_entries<'n>(
     tree: &Tree,
     directory: &RelPath,
@@ -98,7 +100,7 @@ pub fn remove_entries<'n>(
 }
 
 /// Removes entries like [`remove_entries`], until `should_stop` returns true or the budget is used up. The remaining
-/// entries are kept. `should_stop` is called before each entry. When the budget is used up, `failed` gets the first
+/// entries are kept. `should_stop` is called before each entry. When the budget is used up, `failed` receives the first
 /// remaining entry with `EDQUOT`.
 pub fn remove_entries_within<'n>(
     budget: &RemovalBudget,
@@ -128,8 +130,8 @@ pub fn remove_entries_within<'n>(
     }
 }
 
-/// Removes entries like [`remove_entries`], from the open directory `opened`. Its path may lead to another directory by
-/// now.
+/// Removes entries like [`remove_entries`], from the open directory `opened`. Another directory may now have the path
+/// of `opened`.
 pub(crate) fn remove_entries_of<'n>(
     tree: &Tree,
     directory: &RelPath,
@@ -151,8 +153,8 @@ pub(crate) fn remove_best_effort(directory: &Arc<OwnedFd>, name: &Name) {
     let _best_effort = remove_entries(&tree, &RelPath::root(), names, |_path, _stays| {});
 }
 
-/// Removes an open directory recursively. Its name in `parent` may belong to another directory by now, so only an empty
-/// directory is removed by that name. `failed` gets the error of each entry that could not be removed.
+/// Removes an open directory recursively. Another directory may now have the name in `parent`, so only an empty
+/// directory is removed by that name. `failed` receives the error of each entry that could not be removed.
 pub fn remove_open_directory(
     parent: BorrowedFd<'_>,
     name: &Name,
@@ -226,7 +228,7 @@ impl RemovalContext<'_> {
 struct Removal<'a, F> {
     top: BorrowedFd<'a>,
     name: &'a Name,
-    /// The directories from the entry down to the one that is being emptied.
+    /// The directories from the entry down to the directory that is being emptied.
     levels: Vec<RemovalLevel>,
     /// The descriptor of the deepest of these directories.
     here: Option<OwnedFd>,
@@ -240,18 +242,18 @@ struct Removal<'a, F> {
 
 struct RemovalLevel {
     name: Name,
-    /// The sequence number of the directory among all that were entered.
+    /// The sequence number of this directory among all directories that were entered.
     number: u64,
     itself: FileNumber,
-    /// Subdirectories that were not entered yet.
+    /// Subdirectories that have not been entered yet.
     directories: Vec<Name>,
-    /// Whether there may be entries that have not been read yet.
+    /// Whether the directory may contain entries that have not been read yet.
     is_unread: bool,
-    /// Whether an entry was removed since the last reading of the directory began.
+    /// Whether an entry was removed since the current reading of the directory began.
     has_shrunk: bool,
     /// A hidden entry, if any, that is kept because it may belong to a running transfer.
     hidden: Option<Name>,
-    /// Whether an entry below was kept. Its error has been reported.
+    /// Whether an entry below this directory was kept. The error of that entry has been reported.
     has_retained: bool,
 }
 
@@ -315,7 +317,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// Continues with a directory that has been opened.
+    /// Adds an opened directory, which is emptied next.
     fn push_level(&mut self, name: Name, directory: OwnedFd, itself: FileNumber) {
         let above = self.levels.len().checked_sub(LISTED_MAX);
         if let Some(above) = above.and_then(|depth| self.levels.get_mut(depth)) {
@@ -404,14 +406,16 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
                 level.has_shrunk = true;
                 self.removed += 1;
             }
-            // The entry is listed but does not exist. It may be listed again, so it must not cause another reading.
+            // The entry is listed but does not exist. The entry may be listed again, so it must not cause another
+            // reading of the directory.
             Err(Errno::NOENT) => {}
             Err(error) => self.report_failure(Some(&name), error.into()),
         }
         Ok(ListingStep::Continue)
     }
 
-    /// Removes the deepest directory, which should be empty. If it is not, it is read again, unless that cannot help.
+    /// Removes the deepest directory, which should be empty. If it is not empty, it is read again, unless another
+    /// reading cannot remove more entries.
     fn leave(&mut self, should_stop: &impl Fn() -> bool) {
         let above = match self.above() {
             Ok(above) => above,
@@ -452,7 +456,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// Opens the parent of the deepest directory. Returns `None` if that parent is the top.
+    /// Opens the parent of the deepest directory. Returns `None` if that parent is the directory from which entries are
+    /// removed.
     fn above(&self) -> io::Result<Option<OwnedFd>> {
         let [.., above, _] = &self.levels[..] else {
             return Ok(None);

@@ -1,8 +1,8 @@
 //! Creates FIFOs, sockets and devices under a hidden name, and renames them to their final name once all their metadata
 //! is set.
 //!
-//! **Invariant:** none of them is ever opened, because opening a device can have side effects and opening a FIFO can
-//! block.
+//! **Invariant:** none of these entries is ever opened, because opening a device can have side effects and opening a
+//! FIFO can block.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,8 +21,9 @@ use crate::publishing::publish::{Replace, publish_file};
 use crate::staging::hidden::make_hidden;
 
 /// Creates a FIFO, socket or device and sets its metadata. An existing entry of the same kind is kept, and any other
-/// entry is replaced. Returns the parts of the metadata that could not be set, or `None` if the name exists and must
-/// not be replaced. If this host or file system does not permit such an entry, its kind is returned as a miss.
+/// entry is replaced. Returns the metadata that could not be set, or `None` if the name exists and must not be
+/// replaced. If this host or file system does not permit such an entry, the result contains the kind of the entry as a
+/// failure.
 ///
 /// # Errors
 /// Returns the system's error, `EISDIR` if the name is a directory.
@@ -85,8 +86,8 @@ pub fn place_special(
     }
 }
 
-/// Returns an `O_PATH` descriptor of such an entry, which must have no other hard link. Another process that may rename
-/// entries here could have replaced it with a device whose owner and mode must not change.
+/// Returns an `O_PATH` descriptor of a FIFO, socket or device, which must have no other hard link. Another process that
+/// may rename entries here could have replaced the entry with a device whose owner and mode must not change.
 fn hold(directory: BorrowedFd<'_>, name: &Name, special: Special) -> io::Result<OwnedFd> {
     let held = hold_new(directory, name, form(special))?;
     if is(&rustix::fs::fstat(&held)?, special) {

@@ -15,7 +15,7 @@ use crate::publishing::remove::remove_entries_of;
 use crate::staging::hidden::{HiddenEntries, ParentIdentity, list_hidden};
 
 /// Removes the entries that ended processes have left in `directory`, which is `path` of `tree`. Returns the shared
-/// jobs whose directories are there. An entry that cannot be removed is left for a later call.
+/// jobs whose directories are in `directory`. An entry that cannot be removed is left for a later call.
 ///
 /// # Errors
 /// Returns the system's error if the directory cannot be listed.
@@ -33,7 +33,7 @@ pub fn remove_abandoned(
 
 /// Removes an entry of the directory `path` of `tree`. A directory is removed with its contents, but only if no other
 /// user could have given it this name. The parent keeps its mode and time. Returns the number of removed entries.
-/// `failed` gets the path in `tree` of each entry that could not be removed.
+/// `failed` receives the path in `tree` of each entry that could not be removed.
 ///
 /// # Errors
 /// Returns the system's error if the directory cannot be opened or no permit is issued.
@@ -45,7 +45,7 @@ pub fn remove_leftover(
 ) -> io::Result<u64> {
     let directory = tree.open_directory(path)?;
     let before = FileIdentity::of(&directory)?;
-    // One permit for the whole change, so that the mode is always restored.
+    // One permit covers the whole change, so that the mode is always restored.
     let permit = tree.lease().permit()?;
     let names = std::slice::from_ref(name);
     let removed = remove_leftovers(tree, path, directory.as_fd(), names, failed);

@@ -1,9 +1,10 @@
-//! The rule for hidden directories: they are only created to be filled, and removed recursively, in a directory where
-//! nobody except this user and root can rename entries.
+//! The rule for hidden directories: such a directory is only filled, or removed recursively, if nobody except this user
+//! and root can rename entries in its parent.
 //!
-//! The name of a leftover can be forged. A user who may rename entries of a directory may also remove files and empty
-//! directories there, so removing these destroys nothing that such a user could not destroy. But such a user could
-//! rename a non-empty directory of another user without being able to remove it.
+//! The name of an entry that an ended process has left can be forged. A user who may rename entries of a directory may
+//! also remove files and empty directories in it. If this program removes those entries, it destroys nothing that such
+//! a user could not destroy. But such a user could rename a non-empty directory of another user without being able to
+//! remove it.
 
 use std::os::fd::BorrowedFd;
 
