@@ -1,20 +1,21 @@
 //! The right of a receiver to publish, which depends on a live sender.
 //!
-//! To *publish* is to create or remove a final name, to write into a file that has one, or to change attributes at the
-//! target. A receiver that was suspended, or whose storage did not respond, may resume hours after its sender has
-//! disconnected. Another transfer may have stored newer data in the interval. So each call that publishes takes a
-//! [`Permit`]. A [`Lease`] issues a permit only if the sender has echoed a ping that this receiver sent in the last ten
-//! seconds.
+//! To *publish* is to create or remove a final name, to write into a file that has a final name, or to change
+//! attributes at the target. A receiver that was suspended, or whose storage did not respond, may resume hours after
+//! its sender has disconnected. Another transfer may have stored newer data in the meantime. So each call that
+//! publishes takes a [`Permit`]. A [`Lease`] issues a permit only if the sender has echoed a ping that this receiver
+//! sent in the last ten seconds.
 //!
-//! An echo may have waited in a buffer while this process was suspended. Its age counts from the time when the ping was
-//! *sent*, so an old echo proves nothing. Two rules cover suspensions of less than ten seconds:
+//! An echo may have waited in a buffer while this process was suspended. The age of an echo counts from the time when
+//! the ping was *sent*, so an old echo proves nothing. Two rules cover suspensions of less than ten seconds:
 //!
-//! - After half a second in which no thread of this process ran, a permit requires the echo of a ping that is sent
+//! - If no thread of this process has run for half a second, a permit requires the echo of a ping that is sent
 //!   afterwards.
-//! - The same holds for a thread whose last call under a permit, or last flush, took longer than half a second.
+//! - If the last call of a thread under a permit, or its last flush, took longer than half a second, the same rule
+//!   applies to this thread.
 //!
-//! **Invariant:** a permit cannot be stored or cloned, and one call uses it up. So after the sender has disconnected,
-//! each thread can make at most one more call, which was permitted just before.
+//! **Invariant:** a permit cannot be stored or cloned, and a single call consumes it. So after the sender has
+//! disconnected, each thread can make at most one more call, for which the permit was issued just before.
 
 use std::cell::Cell;
 use std::fmt;
@@ -30,7 +31,8 @@ use zmove_types::Lock;
 
 /// Maximum age of an echoed ping that still proves that the sender is alive, counted from when the ping was sent.
 pub const LEASE_MAX: Duration = Duration::from_secs(10);
-/// A process or thread that has not run for longer than this may have been suspended, and needs a new echo.
+/// Maximum time for which a process or thread may not have run. After a longer time it may have been suspended, and
+/// needs a new echo.
 pub const SUSPENSION_MAX: Duration = Duration::from_millis(500);
 
 /// The right to publish, shared by all threads of a session.
@@ -53,8 +55,8 @@ struct LeaseState {
     clock: Clock,
     /// Sends a ping with this value to the sender.
     ping: Box<dyn Fn(u64) + Send + Sync>,
-    /// A copy of the control connection's descriptor, if the kernel reports the end of that connection. The copy keeps
-    /// the connection open, so it is dropped when the lease ends.
+    /// A copy of the control connection's descriptor, or `None` if the kernel does not report the end of that
+    /// connection. The copy keeps the connection open, so it is dropped when the lease ends.
     connection: RwLock<Option<OwnedFd>>,
     /// Time at which the newest ping was sent.
     newest_sent: AtomicU64,
@@ -62,7 +64,7 @@ struct LeaseState {
     newest_echoed: AtomicU64,
     /// Round-trip time of the last echo, in nanoseconds.
     round_trip: AtomicU64,
-    /// Echoes of pings that were sent before this time prove nothing.
+    /// Echoes of pings that were sent before this time do not count.
     since: AtomicU64,
     /// Time at which any thread last recorded that it runs.
     last_run: AtomicU64,
@@ -81,25 +83,25 @@ struct IssuedPermit<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PermitRefusal {
     Ended,
-    /// A permit requires the echo of a ping that was sent at this time or later.
+    /// A permit requires the echo of a ping that was sent at or after this time.
     NeedsEchoSince(u64),
 }
 
 impl Permit<'_> {
-    /// Returns a permit for an entry that has no final name yet. This requires no lease.
+    /// Returns a permit for an entry that has no final name yet. No lease is needed for such a permit.
     pub const fn for_hidden() -> Self {
         Self { _issued: None }
     }
 }
 
 thread_local! {
-    /// Echoes of pings that were sent before this time prove nothing to this thread.
+    /// Echoes of pings that were sent before this time do not count for this thread.
     static THREAD_VALID_SINCE: Cell<u64> = const { Cell::new(0) };
     /// Total time for which this thread has waited for echoes, over all leases.
     static PERMIT_WAIT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Returns the total time for which the calling thread has waited for permits. This is time spent on the sender, not on
+/// Returns the total time for which the calling thread has waited for permits. The sender causes this wait, not the
 /// storage.
 pub(crate) fn waited_for_permits() -> Duration {
     PERMIT_WAIT.get()
@@ -132,7 +134,7 @@ impl Lease {
     }
 
     /// Returns a lease that holds while the sender echoes the values that `ping` sends. `connection` is a copy of the
-    /// control connection's descriptor, if the kernel reports the end of that connection.
+    /// control connection's descriptor, or `None` if the kernel does not report the end of that connection.
     #[must_use]
     pub fn timed(
         clock: Clock,
@@ -172,8 +174,12 @@ impl Lease {
             .is_none_or(|timed| timed.try_issue().is_ok())
     }
 
-    /// Returns the age of the newest echoed ping, counted from when it was sent. Returns `None` if the lease has ended,
-    /// or if the age exceeds [`LEASE_MAX`] or the sum of `within` and the round-trip time of the last echo.
+    /// Returns the age of the newest echoed ping, counted from the time when the ping was sent. Returns `None` in these
+    /// cases:
+    ///
+    /// - The lease has ended.
+    /// - The age exceeds [`LEASE_MAX`].
+    /// - The age exceeds the sum of `within` and the round-trip time of the last echo.
     #[must_use]
     pub fn echo_age(&self, within: Duration) -> Option<Duration> {
         let Some(timed) = &self.0 else {
@@ -187,12 +193,13 @@ impl Lease {
         (!timed.is_over() && newest_echoed > 0 && age <= within).then(|| Duration::from_nanos(age))
     }
 
-    /// Sends a ping and returns its value. Also records that this process runs. Must be called once per second.
+    /// Sends a ping and returns its value. Also records that this process runs. The caller must call this function once
+    /// per second.
     pub fn send_ping(&self) -> u64 {
         self.0.as_ref().map_or(0, |timed| timed.send_ping())
     }
 
-    /// Records that this process runs. Must be called at intervals shorter than [`SUSPENSION_MAX`].
+    /// Records that this process runs. The caller must call this function at intervals shorter than [`SUSPENSION_MAX`].
     pub fn note_running(&self) {
         if let Some(timed) = &self.0 {
             timed.note_running();
@@ -206,21 +213,21 @@ impl Lease {
         }
     }
 
-    /// Invalidates all pings that were sent so far: their echoes no longer prove anything.
+    /// Invalidates all pings that were sent so far: their echoes no longer count.
     pub fn invalidate_pings(&self) {
         if let Some(timed) = &self.0 {
             timed.since.fetch_max((timed.clock)(), Ordering::AcqRel);
         }
     }
 
-    /// Returns whether the lease has ended. No more permits are issued then.
+    /// Returns whether the lease has ended. An ended lease issues no permits.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.0.as_ref().is_some_and(|timed| timed.is_over())
     }
 
-    /// Runs a slow call that publishes nothing. If it takes longer than [`SUSPENSION_MAX`], this thread needs the echo
-    /// of a later ping.
+    /// Runs a slow call that publishes nothing. If the call takes longer than [`SUSPENSION_MAX`], this thread needs the
+    /// echo of a ping that is sent afterwards.
     pub fn watch_slow_call<R>(&self, call: impl FnOnce() -> R) -> R {
         let _watched = self.0.as_ref().map(|timed| IssuedPermit {
             lease: timed,
@@ -267,7 +274,8 @@ impl LeaseState {
         Ok(IssuedPermit { lease: self, at })
     }
 
-    /// Records that this thread runs, and returns the time. After a gap, earlier pings prove nothing.
+    /// Records that this thread runs, and returns the current time. If no thread has run for longer than
+    /// [`SUSPENSION_MAX`], all earlier pings are invalidated.
     fn note_running(&self) -> u64 {
         let now = (self.clock)();
         // The gap is recorded before the run time, so that no other thread misses the gap.
@@ -286,7 +294,7 @@ impl LeaseState {
     }
 
     fn note_echo(&self, value: u64) {
-        // A peer may send any value. A value that was never sent proves nothing.
+        // A peer may send any value. The echo of a value that was never sent is ignored.
         if value <= self.newest_sent.load(Ordering::Acquire) {
             let took = (self.clock)().saturating_sub(value);
             self.round_trip.store(took, Ordering::Release);
@@ -295,8 +303,8 @@ impl LeaseState {
         self.wake();
     }
 
-    /// Waits until an echo is received, the lease ends, or a second has passed. The caller then checks the connection
-    /// again.
+    /// Waits until an echo is received, the lease ends, or a second has passed. After the wait, the caller checks the
+    /// connection again.
     fn wait_for_echo_since(&self, oldest: u64) {
         let began = Instant::now();
         let waiting = self.waiting.lock();
@@ -314,8 +322,8 @@ impl LeaseState {
         self.ended.load(Ordering::Acquire) || self.has_hung_up()
     }
 
-    /// Returns whether the kernel has noticed the end of the connection. This only helps to stop earlier, because the
-    /// kernel does not notice every end.
+    /// Returns whether the kernel has detected the end of the connection. This check only makes the receiver stop
+    /// sooner, because the kernel does not detect every end.
     fn has_hung_up(&self) -> bool {
         let connection = self
             .connection

@@ -1,28 +1,30 @@
 //! Names of entries that have no final name yet, and the search for such entries left by dead processes.
 //!
-//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, contains the directory in which the entry was
-//! created, the process that created it, and the time. The next transfer to the directory removes entries of processes
-//! that have ended. Entries of other machines, whose processes cannot be looked up here, are removed after some days.
-//! Machines that were cloned from one image share a machine ID. They are told apart by host name, and an entry from
-//! another boot that was created after this boot began belongs to another machine in any case. Manifests are also
-//! collected under such names. A scan for a push skips these entries in the directory in which they were created. In a
-//! directory that accepts only new names (`chattr +a`), no entry can be placed. The directories of [shared
-//! jobs](crate::SharedJobDirectory) follow other rules: they are removed long after their jobs.
+//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, identifies the directory in which the entry
+//! was created, the process that created the entry, and the time of the creation. The next transfer to the directory
+//! removes entries of processes that have ended. Entries of other machines, whose processes cannot be looked up here,
+//! are removed after some days. Machines that were cloned from one image share a machine ID, so they are distinguished
+//! by host name. An entry from another boot that was created after this boot began belongs to another machine in any
+//! case. Manifests are also collected under such names. A scan for a push skips these entries in the directory in which
+//! they were created. In a directory that accepts only new names (`chattr +a`), no entry with a hidden name can be
+//! created. The directories of [shared jobs](crate::SharedJobDirectory) follow other rules: they are removed long after
+//! their jobs.
 //!
-//! A lasting name, `.zmove-TRANSFER-NUMBER`, is the name of a part of a large file that outlives its process, so that
-//! another transfer can resume it. A scan skips such entries in every directory: a part cannot be distinguished from a
-//! copy of one, and neither is a file that a user has created.
+//! A lasting name, `.zmove-TRANSFER-NUMBER`, is the name of a part, the temporary file of a large file. A part outlives
+//! its process, so that another transfer can resume it. A scan skips entries with such names in every directory,
+//! because a part cannot be distinguished from a copy of a part. A user creates neither of them.
 //!
 //! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with a passing name only if its
 //! process has ended and the entry was itself created under that name. A copy of such an entry is ordinary data. Names
 //! can be forged, so a directory is removed recursively only if no other user can have given it that name
-//! ([`guarded`](crate::staging::guarded)). Directories are created to be filled under hidden names only in such
-//! parents. The exception is the moment in which the directory of a shared job is created.
+//! ([`guarded`](crate::staging::guarded)). Directories with hidden names are only filled in parents for which that is
+//! true. The only exception is the creation of the directory of a shared job.
 //!
-//! An entry is not a copy if it lies in the directory that its name contains, or if its time of birth matches the time
-//! in its name, because a copy would be younger. One of the two is enough, because each can be unavailable. A directory
-//! gets another inode when overlayfs copies it from a lower layer, and entries of a staging directory may end up in the
-//! directory that was in its way. Some file systems store no time of birth, and servers have their own clocks.
+//! An entry is not a copy if it lies in the directory that its name identifies, or if its time of birth matches the
+//! time in its name, because a copy would be younger. One of the two conditions is enough, because each can be
+//! impossible to check. A directory gets another inode when overlayfs copies it from a lower layer. Entries of a
+//! staging directory may be moved into an existing directory. Some file systems store no time of birth, and servers
+//! have their own clocks.
 //!
 //! No lock shows whether the creator is alive, because a lock would cost a descriptor for each of hundreds of thousands
 //! of names.
@@ -46,8 +48,7 @@ use crate::opening::proc::read_id;
 use crate::shared_job::names::job_of;
 use crate::staging::guarded::GuardedEntries;
 
-/// The prefix of all names that transfers use temporarily. An entry with such a name is not removed while its transfer
-/// may be running.
+/// The prefix of all hidden names. An entry with such a name is not removed while its transfer may be running.
 const HIDDEN_PREFIX: &str = ".zmove-";
 
 /// Returns whether a name may belong to a running transfer.
@@ -63,7 +64,8 @@ pub struct LastingNames {
     given: AtomicU64,
 }
 
-/// The identity of a directory as contained in names. The device number is omitted because it may change at each boot.
+/// The identity of a directory, as its entries' hidden names contain it. The device number is omitted because it may
+/// change at each boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ParentIdentity {
     inode: u64,
@@ -75,7 +77,7 @@ pub(crate) struct ParentIdentity {
     guarded: GuardedEntries,
 }
 
-/// A process, identified uniquely across hosts, boots and reused process IDs.
+/// A process, identified uniquely across hosts and boots, even if process IDs are reused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ProcessIdentity {
     /// A hash of the machine ID, the host name and, in a container, the PID and time namespaces. A machine without an
@@ -89,21 +91,22 @@ struct ProcessIdentity {
 }
 
 /// The maximum difference in milliseconds between the time in a name and the time of birth of an entry that is not a
-/// copy. The kernel's clock for files lags by a tick, and storage may be slow to create an entry.
+/// copy. The kernel's clock for file times is up to a tick late, and storage may be slow to create an entry.
 const BIRTH_MS_MAX: u64 = 1_000;
-/// The age after which processes of other or unknown machines count as dead, because they cannot be looked up here.
+/// The age after which a process of another or unknown machine counts as dead, because such a process cannot be looked
+/// up here.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A start time later than that of any process.
 const ENDED_START: u64 = u64::MAX;
-/// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel), in which every process outside
-/// containers runs.
+/// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel). Every process outside containers runs in
+/// this namespace.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// The inode of the initial time namespace (`PROC_TIME_INIT_INO`). In other namespaces, processes have other start
 /// times.
 const FIRST_TIME_NAMESPACE: u64 = 0xEFFF_FFFA;
 
 impl LastingNames {
-    /// The number of hexadecimal digits of a transfer's ID in its names.
+    /// The number of hexadecimal digits of a transfer's ID in hidden names.
     pub const TAG_DIGITS: usize = 12;
 
     /// Creates names that contain `tag`, a short text that distinguishes transfers.
@@ -142,8 +145,8 @@ pub fn make_hidden<T>(
 /// Creates a directory that is to be filled under its hidden name, like [`make_hidden`].
 ///
 /// # Errors
-/// Also returns `EPERM` if other users may rename entries of `directory`. A leftover could not be distinguished from a
-/// directory of theirs.
+/// Also returns `EPERM` if other users may rename entries of `directory`. In such a directory, a leftover of this
+/// process could not be distinguished from another user's directory.
 pub(crate) fn make_hidden_directory(
     directory: BorrowedFd<'_>,
     make: impl Fn(&Name) -> rustix::io::Result<()>,
@@ -155,7 +158,7 @@ pub(crate) fn make_hidden_directory(
     Ok(make_hidden_beneath(&parent, make)?.0)
 }
 
-/// Creates an entry like [`make_hidden`], in a directory whose identity is already known.
+/// Creates an entry like [`make_hidden`], in a directory whose identity has already been read.
 pub(crate) fn make_hidden_beneath<T>(
     parent: &ParentIdentity,
     make: impl Fn(&Name) -> rustix::io::Result<T>,
@@ -172,7 +175,7 @@ pub(crate) fn make_hidden_beneath<T>(
     }
 }
 
-/// Returns the unique identity of this process across all hosts, as numbers separated by dashes.
+/// Returns numbers separated by dashes that identify this process uniquely across all hosts.
 #[must_use]
 pub fn own_process() -> &'static str {
     static OWN: OnceLock<String> = OnceLock::new();
@@ -231,11 +234,12 @@ impl Display for ParentIdentity {
     }
 }
 
-/// Returns whether the entry `name` of `directory` is unfinished, or was unfinished when its process ended, and is not
-/// a copy of such an entry.
+/// Returns whether the entry `name` of `directory` is not finished, or was not finished when its process ended. Returns
+/// `false` for a copy of such an entry.
 #[must_use]
 pub fn is_temporary(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
-    // The prefix is checked first because most names do not have it, which saves the look at the directory.
+    // The prefix is checked first because most names do not have it. For these names, the directory need not be
+    // queried.
     is_hidden(name)
         && creator_of(directory, &ParentIdentity::of(directory).to_string(), name).is_some()
 }
@@ -266,7 +270,7 @@ struct EntryCreator {
 }
 
 /// Returns the creator of the entry `name` of `directory`, or `None` if the entry is a copy. `here` is the identity of
-/// `directory` as contained in names.
+/// `directory` in the form that hidden names contain.
 fn creator_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, EntryCreator)> {
     let text = std::str::from_utf8(name).ok()?;
     let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
@@ -289,18 +293,18 @@ pub(crate) fn is_leftover(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     creator.is_some_and(|(name, creator)| creator.has_ended(|| age_of(directory, &name)))
 }
 
-/// The hidden entries of a directory, without those of running processes.
+/// The hidden entries of a directory, except those of running processes.
 #[derive(Debug, Default)]
 pub struct HiddenEntries {
-    /// Entries left by ended processes, without directories that other users may have given such a name.
+    /// Entries left by ended processes, except directories that other users may have given such a name.
     pub left: Vec<Name>,
     /// Parts of large files.
     pub parts: Vec<Name>,
-    /// Shared jobs whose directories are here.
+    /// Shared jobs whose directories are in this directory.
     pub jobs: Vec<SharedJobId>,
 }
 
-/// Returns the hidden entries of `directory`. `other` gets each entry that is not hidden.
+/// Returns the hidden entries of `directory`. `other` receives each entry that is not hidden.
 ///
 /// # Errors
 /// Returns the system's error if the directory cannot be listed.
@@ -388,7 +392,7 @@ impl ProcessIdentity {
         })
     }
 
-    /// Returns the process that is displayed as these numbers.
+    /// Returns the process whose text form consists of these numbers.
     const fn of_numbers([machine, boot, pid, start]: [u64; 4]) -> Self {
         Self {
             machine,
@@ -407,8 +411,8 @@ impl ProcessIdentity {
         self.is_of_machine(own) && self.boot == own.boot
     }
 
-    /// Returns whether the process is running. `start` is the start time of the process that now has its ID, or `None`
-    /// if that process cannot be seen. Processes of other users may be invisible (`hidepid`).
+    /// Returns whether the process is running. `start` is the start time of the process that now has its process ID, or
+    /// `None` if that process cannot be seen. Processes of other users may be invisible (`hidepid`).
     fn is_running(&self, start: Option<u64>) -> bool {
         start.map_or_else(|| process_exists(self.pid), |start| start == self.start)
     }
@@ -472,7 +476,7 @@ fn machine() -> u64 {
     }
     let namespace = |path, first| match std::fs::metadata(path).map(|namespace| namespace.ino()) {
         Ok(number) if number != first => number,
-        // The initial namespace, or a kernel without such namespaces.
+        // Either the initial namespace, or a kernel that does not support such namespaces.
         _ => 0,
     };
     let pids = namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE);
@@ -481,7 +485,7 @@ fn machine() -> u64 {
     machine_hash(id, pids ^ (times << 32), host.nodename().to_bytes())
 }
 
-/// Combines a machine ID, which clones of one image share, with the namespaces and the host name.
+/// Returns a hash of a machine ID, which clones of one image share, the namespaces and the host name.
 fn machine_hash(id: u64, namespaces: u64, name: &[u8]) -> u64 {
     id ^ namespaces ^ (hash(name) << 32)
 }
@@ -493,8 +497,8 @@ fn hash(text: &[u8]) -> u64 {
     })
 }
 
-/// Returns the time at which this boot began, in milliseconds since the Unix epoch. If the system clock is set, the
-/// result moves with it.
+/// Returns the time at which this boot began, in milliseconds since the Unix epoch. The result changes if the system
+/// clock is set.
 fn booted_ms() -> u64 {
     let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let up_ms = u64::try_from(up.tv_sec).unwrap_or(0) * 1000;
@@ -505,7 +509,7 @@ fn boot() -> u64 {
     short_id("/proc/sys/kernel/random/boot_id")
 }
 
-/// Returns the first 32 bits of the ID in a file, or 0 if it is unknown.
+/// Returns the first 32 bits of the ID in a file, or 0 if the ID cannot be read.
 fn short_id(path: &str) -> u64 {
     let bits = read_id(path).unwrap_or(0) >> 96;
     u64::try_from(bits).expect("32 bits are left")

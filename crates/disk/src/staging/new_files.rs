@@ -1,4 +1,4 @@
-//! Properties shared by all new files of a directory. They are looked up once, because each lookup costs a round trip
+//! Properties that all new files of a directory share. They are looked up once, because each lookup costs a round trip
 //! on slow storage.
 
 use std::fs::File;
@@ -26,7 +26,7 @@ pub struct NewFiles {
     has_default_acl: OnceLock<bool>,
     /// The attributes that files must be given if they are created elsewhere.
     inheritance: OnceLock<Inheritance>,
-    /// A mode that new files are known to get unchanged when they are created with it, or `NO_MODE`.
+    /// A mode that new files get unchanged when they are created with it, or `NO_MODE` if no such mode is known yet.
     exact_mode: AtomicU32,
 }
 
@@ -45,9 +45,9 @@ impl Default for NewFiles {
 }
 
 impl NewFiles {
-    /// Sets the mode and time of a file that was just created in the directory. Returns the parts that could not be
-    /// set. The umask and the directory restrict the mode of each file in the same way, so the result is checked only
-    /// once.
+    /// Sets the mode and time of a file that was just created in the directory. Returns the values that could not be
+    /// set. The umask and the directory restrict the mode of each file in the same way, so the resulting mode is
+    /// checked only once.
     ///
     /// # Errors
     /// Returns the system's error if the storage fails.

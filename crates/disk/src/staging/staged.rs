@@ -1,9 +1,9 @@
 //! A file that has no final name yet, or an existing file that is [changed in place][Existing].
 //!
-//! The hidden name is in the directory where the file will stay, because renaming between directories takes a lock for
-//! the whole file system. A file without any name (`O_TMPFILE`) would not need cleanup either. But it occupies a
-//! descriptor until it is flushed, network file systems refuse it, and replacing another file with it takes three more
-//! operations.
+//! The file is created under a hidden name in the directory where it will stay, because renaming between directories
+//! takes a lock for the whole file system. A file without any name (`O_TMPFILE`) would also need no cleanup. But such a
+//! file occupies a descriptor until it is flushed, network file systems refuse it, and replacing another file with it
+//! takes three more operations.
 //!
 //! **Invariant:** until [`commit`](Staged::commit), the file has a hidden name in the directory where it will stay. An
 //! abandoned file is removed on drop, or by [`remove_abandoned`](crate::remove_abandoned) if the process has died. Only
@@ -43,7 +43,7 @@ pub struct Staged {
     data: DataFile,
     directory: Arc<OwnedFd>,
     temporary: Option<Name>,
-    /// The lease that protects a file that others see or that a later transfer may take over.
+    /// The lease under which the file is written, if other processes use the file or a later transfer may take it over.
     lease: Lease,
     /// Whether the hidden name is kept when this is dropped.
     lasting: AtomicBool,
@@ -81,11 +81,11 @@ impl Staged {
         ))
     }
 
-    /// Reopens a lasting file without changing it. The file must be accepted by `is_it`, so that another file that now
-    /// has the name is left alone.
+    /// Reopens a lasting file without changing it. `is_it` must accept the file, so that a different file that now has
+    /// the name is not changed.
     ///
     /// # Errors
-    /// Returns the system's error, `ELOOP` for a symbolic link, and `ENOENT` for another file.
+    /// Returns the system's error, `ELOOP` for a symbolic link, and `ENOENT` for a different file.
     pub fn reopen(
         lease: &Lease,
         directory: &Arc<OwnedFd>,
@@ -116,8 +116,8 @@ impl Staged {
         Ok(reopened)
     }
 
-    /// Opens a file with this name and length that others write as well, including other hosts. Creates it if it does
-    /// not exist. The file is kept when this is dropped.
+    /// Opens a file with this name and length that other processes, also on other hosts, write as well. Creates the
+    /// file if it does not exist. The file is kept when this value is dropped.
     ///
     /// # Errors
     /// Returns the system's error, `EINVAL` if the name is not a regular file.
@@ -138,7 +138,8 @@ impl Staged {
         if !there.regular {
             return Err(Errno::INVAL.into());
         }
-        // All writers set the same length. None sets a shorter one, which would truncate data that others have written.
+        // All writers set the same length. No writer sets a shorter length, which would cut off data that another has
+        // written.
         if there.bytes < bytes {
             let _permit = lease.permit()?;
             file.set_len(bytes)?;
@@ -178,7 +179,7 @@ impl Staged {
         }
     }
 
-    /// Keeps `what` until the file is closed, for example a reservation of its descriptors.
+    /// Keeps `what` until the file is closed. An example is a reservation of the file's descriptors.
     pub fn attach(&mut self, what: impl Any + Send + Sync) {
         self._attached = Some(Box::new(what));
     }
@@ -189,12 +190,12 @@ impl Staged {
         self.in_place.is_some()
     }
 
-    /// Runs `write`, which writes to the file. All writes to a file that others see, or that a later transfer may take
-    /// over, must use this function. It requires a permit, and it detects writes by others if the file is changed in
-    /// place.
+    /// Runs `write`, which writes to the file. This function requires a permit, and detects writes by other processes
+    /// if the file is changed in place. All writes to a file that other processes use, or that a later transfer may
+    /// take over, must use this function.
     ///
     /// # Errors
-    /// Returns the errors of [`Lease::permit`]. Nothing is written then.
+    /// Returns the errors of [`Lease::permit`]. Nothing is written in that case.
     pub fn write<R>(&self, write: impl FnOnce() -> R) -> io::Result<R> {
         let permit = self.lease.permit()?;
         Ok(match &self.in_place {
@@ -222,7 +223,7 @@ impl Staged {
         self.temporary.as_ref()
     }
 
-    /// Makes drop remove the file unless it is committed first.
+    /// Makes the drop of this value remove the file, unless the file is committed first.
     pub fn discard(&self) {
         self.lasting.store(false, Ordering::Relaxed);
     }
@@ -297,8 +298,8 @@ impl Staged {
         self.data.reserve(bytes, data, direct)
     }
 
-    /// Returns the error that closing the file would return. Must be called after the last write and before the file is
-    /// marked complete. The file itself is closed later, when its error could only be ignored.
+    /// Returns the error that closing the file would return. The caller must call this function after the last write
+    /// and before it marks the file as complete. The file itself is closed later, when an error could only be ignored.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -306,7 +307,8 @@ impl Staged {
         self.data.check_close()
     }
 
-    /// Punches holes into the file outside the ranges of `data`. The file may contain arbitrary data there before.
+    /// Punches holes into the file outside the ranges of `data`. Before the call, the file may contain any data in
+    /// these places.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -334,8 +336,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Sets the directory in which the file will be renamed, after its hidden name has moved there from the directory
-    /// in which it was created.
+    /// Sets the directory in which the file will be renamed. Used after the hidden name was moved from the directory in
+    /// which the file was created.
     pub fn move_to(&mut self, directory: Arc<OwnedFd>) {
         self.directory = directory;
     }
@@ -357,8 +359,8 @@ impl Staged {
         self.publish(lease, name, replace)
     }
 
-    /// Renames the file like [`commit`](Self::commit), without consuming it, so that the caller can check its removal
-    /// after a failure.
+    /// Renames the file like [`commit`](Self::commit), without consuming this value. The caller can then check after a
+    /// failure whether the file was removed.
     ///
     /// # Errors
     /// Returns the errors of [`commit`](Self::commit).

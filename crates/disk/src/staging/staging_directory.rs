@@ -207,8 +207,8 @@ impl StagingDirectory {
     }
 
     /// Moves the entries of this directory into another directory. Files replace files and links, and directories are
-    /// merged with directories of the same name. An entry is removed here if an existing one
-    /// [stays](MergeCallbacks::keeps_existing) in `target` or the move fails.
+    /// merged with directories of the same name. If an existing entry of `target` [is
+    /// kept](MergeCallbacks::keeps_existing) or the move fails, the entry of this directory is removed instead.
     pub fn merge_into(
         &self,
         lease: &Lease,
@@ -253,8 +253,8 @@ impl Drop for StagingDirectory {
             if remove_directory_at(&parent, &self.hidden).is_ok() {
                 return;
             }
-            // The next transfer to this directory removes what remains. After a merge, the staging directory may be in
-            // a parent in which other users can rename entries.
+            // The next transfer to this directory removes any remaining entries. After a merge, the staging directory
+            // may be in a parent in which other users can rename entries.
             remove_open_directory(
                 parent.as_fd(),
                 &self.hidden,

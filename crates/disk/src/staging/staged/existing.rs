@@ -5,17 +5,17 @@
 //! that ticks every few milliseconds, on some file systems every second, and the source may have been written in the
 //! same tick.
 //!
-//! Only one session at a time can change a file. It holds a lock (`flock`), and a second session gets an error that the
-//! file is locked. If sessions waited, writers could wait for each other forever.
+//! Only one session at a time can change a file. The session holds a lock (`flock`), and a second session gets an error
+//! that the file is locked. If sessions waited for the lock, they could wait for each other forever.
 //!
-//! **Invariant:** during the change, and after an interrupted one, the file differs from its final state, because it is
-//! one byte longer. A file whose change was given up also has the oldest modification time that the file system
-//! supports, so that it is newer than no other file. The file gets its final length only if no change by others was
-//! [detected](InPlaceChange).
+//! **Invariant:** during the change, and after an interrupted change, the file differs from its final state, because it
+//! is one byte longer. A file whose change was given up also has the oldest modification time that the file system
+//! supports, so that it is newer than no other file. The file gets its final length only if no change by other
+//! processes was [detected](InPlaceChange).
 //!
 //! **Invariant:** from before the first byte is changed until the final mode is set, the file has no setuid and setgid
-//! bits. Otherwise anyone who ran it in the meantime would run a client's data with the privileges of the file's owner.
-//! Also, only the owner may have more access to the file than its final mode allows.
+//! bits. Otherwise anyone who ran the file during the change would run a client's data with the privileges of the
+//! file's owner. Also, only the owner may have more access to the file than its final mode allows.
 
 use std::fs::File;
 use std::io;
@@ -53,7 +53,7 @@ pub struct Change {
     pub mode: u32,
     /// The final modification time.
     pub mtime: Timestamp,
-    /// Whether the file must also look unfinished after a power failure.
+    /// Whether the file must still look unfinished if power fails during the change.
     pub survives_power_cut: bool,
 }
 

@@ -1,8 +1,8 @@
-//! Detects changes by others while a file is changed in place.
+//! Detects changes by other processes while a file is changed in place.
 //!
-//! Between two of our writes, the length of the file and the times that the kernel sets at each change must stay the
-//! same. A write by another program during one of our writes is not detected, and neither are writes through a memory
-//! mapping after the first write to a page.
+//! Between two writes of this process, the length of the file and the times that the kernel sets at each change must
+//! stay the same. A write by another process during one of these writes is not detected. Writes through a memory
+//! mapping are not detected either, except for the first write to a page.
 
 use std::fs::File;
 use std::io;
@@ -16,12 +16,12 @@ use crate::metadata::entry::{FileIdentity, set_file_mtime};
 use crate::publishing::lease::Permit;
 use crate::storage::file_io::data_file::is_remote;
 
-/// A file that is changed in place, observed from our first change to the last.
+/// A file that is changed in place, observed from the first change by this process to its last.
 #[derive(Debug)]
 pub(super) struct InPlaceChange {
     /// The final length of the file, in bytes.
     bytes: u64,
-    /// `None` on a remote file system, whose server may set the times later.
+    /// The observed state. `None` on a remote file system, whose server may set the times later.
     state: Option<Lock<WatchState>>,
 }
 
@@ -48,7 +48,7 @@ impl InPlaceChange {
         }
     }
 
-    /// Runs one of our own changes to the file, so that it does not count as a change by others.
+    /// Runs a change of the file by this process, so that it does not count as a change by another process.
     pub(super) fn change<R>(
         &self,
         permit: Permit<'_>,
@@ -92,7 +92,8 @@ impl InPlaceChange {
         there.bytes == self.bytes
     }
 
-    /// Returns whether the file is still as our last change left it, and was so at every earlier check.
+    /// Returns whether no other process has changed the file since the last change by this process, and none had at any
+    /// earlier check.
     fn is_undisturbed(&self, file: &File) -> bool {
         self.lock().is_none_or(|mut state| {
             state.check(file);

@@ -3,8 +3,8 @@
 //! Another process may add entries to a directory that it has open. **Invariant:** a directory is removed only while it
 //! is empty, and the kernel does not let anyone create entries in a removed directory.
 //!
-//! **Invariant:** however deep the directories are, at most two of them and their parents are open. Each parent that is
-//! reopened on the way back up is the one that was left on the way down.
+//! **Invariant:** however deep the directories are, at most two of them and their parents are open. When the merge
+//! returns to a parent and reopens it, the parent must be the same directory as before.
 
 use std::collections::HashSet;
 use std::io;
@@ -25,12 +25,12 @@ use crate::publishing::remove::remove_best_effort;
 /// Callbacks of a merge. See [`merge_into`](super::StagingDirectory::merge_into).
 #[expect(missing_debug_implementations, reason = "it holds closures")]
 pub struct MergeCallbacks<'a> {
-    /// Returns whether the existing entry in the target is kept. Gets the source and target directories, and the path
-    /// below the staging directory of an entry that is not a directory.
+    /// Returns whether an existing entry of the target is kept. The arguments are the source directory, the target
+    /// directory, and the path of the entry below the staging directory. The entry is not a directory.
     pub keeps_existing: &'a mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
     /// Reports an entry that cannot be moved.
     pub failed: &'a mut dyn FnMut(RelPath, io::Error),
-    /// Called before each entry, to let other threads use the core.
+    /// Lets other threads use the core. Called before each entry.
     pub pause: &'a dyn Fn(),
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Merge<'a, 'b> {
     callbacks: &'a mut MergeCallbacks<'b>,
     /// The directory that contains the staging directory.
     parent: Arc<OwnedFd>,
-    /// The directories from the staging directory down to the one that is being emptied.
+    /// The directories from the staging directory down to the directory that is being emptied.
     levels: Vec<MergeLevel>,
     /// The deepest of these directories.
     here: DirectoryPair,
@@ -48,7 +48,7 @@ pub(super) struct Merge<'a, 'b> {
     path: RelPath,
 }
 
-/// A directory in the staging directory, and the one that it is merged with.
+/// A directory in the staging directory, and the directory that it is merged with.
 struct DirectoryPair {
     from: Arc<OwnedFd>,
     into: Arc<OwnedFd>,
@@ -130,7 +130,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         Ok(())
     }
 
-    /// Opens the parents of the deepest pair of directories. The top pair shares one parent.
+    /// Opens the parents of the deepest pair of directories. The first pair has only one parent.
     fn above(&self) -> io::Result<DirectoryPair> {
         let [.., above, _] = &self.levels[..] else {
             return Ok(DirectoryPair {
@@ -166,8 +166,8 @@ impl<'a, 'b> Merge<'a, 'b> {
         self.path = self.path.directory();
     }
 
-    /// Moves the current entries of the deepest directory. Returns whether there were any that had not been given up
-    /// before.
+    /// Moves the current entries of the deepest directory. Returns whether the directory contained any entries except
+    /// those that had been given up before.
     fn move_entries(&mut self) -> bool {
         let entries = match Dir::read_from(&self.here.from)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -225,7 +225,7 @@ impl<'a, 'b> Merge<'a, 'b> {
                     level.below.push(name.clone());
                 })
             }
-            // The entry is listed but does not exist. It may be listed again, so it does not count.
+            // The entry is listed but does not exist. The entry may be listed again, so it does not count as found.
             Err(Errno::NOENT) => return false,
             Err(error) => self.report_failure(name, error.into()),
         }
