@@ -20,7 +20,7 @@ use crate::listing::Listing;
 use crate::selection::Selection;
 use crate::sources::walk_record::WalkRecord;
 
-/// One tree or file to walk.
+/// A directory tree or a single entry to walk.
 #[derive(Clone, Debug)]
 pub struct ScanRoot {
     /// The path as the user typed it. A symbolic link is followed if the path ends in `/`, and is sent as a link
@@ -29,8 +29,8 @@ pub struct ScanRoot {
     /// The path of this entry below the target. [`RelPath::root`] puts the contents of a directory directly into the
     /// target directory (`src/`), and is only valid for directories.
     pub prefix: RelPath,
-    /// A directory and the path of this entry below it, which is opened without following links.
-    /// [`source`](Self::source) is then used in messages only. If `None`, the entry is opened by its path.
+    /// An open directory, and the path of this entry below it, which is opened without following links. If set,
+    /// [`source`](Self::source) is used in messages only. If `None`, the entry is opened by [`source`](Self::source).
     pub(crate) beneath: Option<(Arc<OwnedFd>, RelPath)>,
 }
 
@@ -39,11 +39,11 @@ pub struct ScanRoot {
 pub struct ScanConfig {
     /// Number of threads that list directories and look up entries. Default: four times the number of cores, between 8
     /// and 32, because metadata operations wait for disks and servers. More threads help on cold or remote file
-    /// systems, fewer leave cores to others. Each thread has a read buffer of
+    /// systems. Fewer threads leave cores to other work. Each thread has a read buffer of
     /// [`LIST_BUFFER_BYTES`](Self::LIST_BUFFER_BYTES).
     pub threads: usize,
-    /// Maximum number of entries in one batch. Default: 1024. Larger batches cost less per entry, smaller ones deliver
-    /// the first entries of a large directory sooner. See `queue_batches_max` for the memory.
+    /// Maximum number of entries in one batch. Default: 1024. Larger batches cost less per entry. Smaller batches
+    /// deliver the first entries of a large directory sooner. See `queue_batches_max` for the memory.
     pub batch_entries_max: usize,
     /// Number of batches that may wait for the consumer before the walk pauses. Default: 64. A larger queue bridges
     /// longer pauses of the consumer, but each waiting batch keeps one directory open. Maximum memory of the queue:
@@ -53,21 +53,21 @@ pub struct ScanConfig {
     pub selection: Option<Arc<Selection>>,
     /// Whether the walk enters other file systems. Default: yes. Restricting it costs a system call per directory.
     pub file_systems: FileSystems,
-    /// The kinds of extended attributes to look for. Default: none. Each entry then costs another system call, and each
-    /// attribute two more.
+    /// The kinds of extended attributes to look for. Default: none. If any kinds are set, each entry costs one more
+    /// system call, and each attribute two more.
     pub xattrs: Option<MetadataKinds>,
-    /// Decides which names are skipped in trees and lists. Default: none. [`unfinished`] skips entries that this
-    /// program has not finished.
+    /// A function that decides which names are skipped, both in trees and in lists of paths. Default: none.
+    /// [`unfinished`] is such a function. It skips entries of unfinished transfers.
     pub skip_filter: Option<SkipFilter>,
-    /// The mount points below the roots at the head of a job across several nodes. Default: none, so mounts are not
-    /// compared. Only walks of portions compare them.
+    /// The mount points below the roots, as seen by the head, the node that leads a job across several nodes. Default:
+    /// none, so mounts are not compared. Only portions of a walk compare mounts.
     pub mounts: Option<Arc<BTreeSet<PathBuf>>>,
     /// The record that lets a later walk of the same roots check that the roots are unchanged and find what has changed
     /// since. Default: none. A record costs a system call per directory and an open descriptor per root.
     pub walk_record: Option<Arc<WalkRecord>>,
-    /// The record of the previous walk. Default: none. With it, the walk emits only the entries of directories that
-    /// have changed since that walk began, and no roots. In other directories it reads only the names of
-    /// subdirectories.
+    /// The record of the previous walk. Default: none. If set, the walk emits only the entries of directories that have
+    /// changed since the previous walk began, and emits no roots. In other directories, the walk reads only the names
+    /// of subdirectories.
     pub reread: Option<Arc<WalkRecord>>,
 }
 
@@ -79,8 +79,8 @@ pub type SkipFilter = fn(BorrowedFd<'_>, &[u8]) -> Option<Unfinished>;
 pub enum Unfinished {
     /// An entry that the process that created it will rename or remove.
     Temporary,
-    /// A part of a large file, or an entry named like the directory of a shared job. Such entries outlive their
-    /// processes, and are counted.
+    /// A part of a large file, or an entry that has the name of a shared job's directory. Such entries outlive their
+    /// processes, and the walk counts them.
     Part,
 }
 
@@ -160,8 +160,8 @@ impl ScanRoot {
         move |errno| ScanError::io(self.source.clone(), operation, errno)
     }
 
-    /// Opens the directory that the root names with these flags. Without flags, opens the directory that contains the
-    /// root, which is then a single entry.
+    /// Opens the directory at the path of the root with these flags. Without flags, opens the directory that contains
+    /// the root, which is then a single entry.
     pub(crate) fn open(&self, flags: Option<OFlags>) -> Result<SourceRoot, Errno> {
         let extent = if flags.is_some() {
             Extent::Tree
@@ -197,13 +197,14 @@ impl ScanRoot {
         SourceRoot::at(opened, &path, &self.prefix, extent)
     }
 
-    /// Returns whether the path means a directory and not a link to it: by its form (`a/`, `a/.`, `..`) or by its
-    /// prefix.
+    /// Returns whether the path means a directory and not a symbolic link to that directory. The form of the path
+    /// (`a/`, `a/.`, `..`) or the prefix of the root decides this.
     fn names_directory(&self) -> bool {
         self.prefix.is_root() || means_contents(self.source.as_os_str().as_bytes())
     }
 
-    /// Returns the parent directory and the name in it, or `None` if the path does not end in a name.
+    /// Returns the parent directory of the path and the last name in the path, or `None` if the path does not end in a
+    /// name.
     pub(crate) fn parent_and_name(&self) -> Option<(PathBuf, &OsStr)> {
         let parent = self.source.parent()?;
         let parent = if parent.as_os_str().is_empty() {

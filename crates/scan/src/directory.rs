@@ -20,12 +20,13 @@ use crate::error::{Operation, ScanError};
 use crate::generated::{GeneratedFileSystems, GeneratedFiles};
 use crate::listing::Listing;
 
-/// The open directory that a [`ScanRoot`](crate::ScanRoot) names, or that contains the single entry that it names.
+/// The open directory at the path of a [`ScanRoot`](crate::ScanRoot), or the open directory that contains a root that
+/// is a single entry.
 #[derive(Debug)]
 pub struct SourceRoot {
     path: PathBuf,
     prefix: RelPath,
-    /// How much below this directory was requested.
+    /// Whether everything below this directory was requested, or a single entry.
     pub(crate) extent: Extent,
     /// Device and inode number of the directory.
     pub(crate) number: FileNumber,
@@ -43,7 +44,7 @@ enum RootPlace {
     Within(Arc<OwnedFd>, RelPath),
 }
 
-/// How much below a root was requested.
+/// The entries that were requested below a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// The directory and everything below it. The prefix is the target path of the directory.
@@ -201,7 +202,7 @@ impl SourceRoot {
         &self.path
     }
 
-    /// Returns an `O_PATH` descriptor of the directory. Fails with `ESTALE` if its path now leads to another directory.
+    /// Returns an `O_PATH` descriptor of the directory. Fails with `ESTALE` if another directory now has its path.
     fn fd(&self) -> Result<Arc<OwnedFd>> {
         let (above, below) = match &self.place {
             RootPlace::Open(fd) => return Ok(Arc::clone(fd)),
@@ -215,8 +216,8 @@ impl SourceRoot {
         Ok(Arc::new(opened))
     }
 
-    /// Opens the regular file at `path` below this root for reading, without following symbolic links. It is for
-    /// callers that open a file later and do not keep its [`Directory`] open. The file may have been replaced since the
+    /// Opens the regular file at `path` below this root for reading, without following symbolic links. Callers use this
+    /// function to open a file later without keeping its [`Directory`] open. The file may have been replaced since the
     /// scan, so the caller must compare device and inode.
     ///
     /// # Errors
@@ -230,8 +231,8 @@ impl SourceRoot {
         )?)
     }
 
-    /// Returns whether a directory that cannot be opened is a mount point that this walk does not enter anyway. A FUSE
-    /// mount may deny all access to other users, even a look-up.
+    /// Returns whether a directory that cannot be opened is a mount point that this walk would not enter. A FUSE mount
+    /// may deny other users all access, even to its attributes.
     pub(crate) fn is_excluded_mount(
         self: &Arc<Self>,
         path: &RelPath,
@@ -250,15 +251,15 @@ impl SourceRoot {
         move |errno| ScanError::listed(self.path.join(path.as_path()), Operation::Open, errno)
     }
 
-    /// Returns which files on this device have contents that are generated when they are read, as on proc. Returns
-    /// `None` if the device is not known yet.
+    /// Returns which files on this device have generated contents, as on proc. Returns `None` if that has not been
+    /// determined for the device yet.
     #[must_use]
     pub fn known_generated_files(&self, device: u64) -> Option<GeneratedFiles> {
         self.generated.known(device)
     }
 
-    /// Returns which files on this device have generated contents. If that is not known yet, determines it from `file`,
-    /// an open file on the device.
+    /// Returns which files on this device have generated contents. If that has not been determined yet, determines it
+    /// from `file`, an open file on the device.
     #[must_use]
     pub fn generated(&self, device: u64, file: impl AsFd) -> GeneratedFiles {
         self.generated.query(device, file)
@@ -334,8 +335,8 @@ impl Directory {
         self.query_status(AtFlags::empty())
     }
 
-    /// Returns the current identity and times as the server of a network file system knows them, regardless of local
-    /// caches. A listing after this call is at least as recent.
+    /// Returns the current identity and times of the directory from the server of a network file system, regardless of
+    /// local caches. A listing after this call is at least as recent.
     pub(crate) fn query_status_at_server(&self) -> Result<DirectoryStatus> {
         self.query_status(AtFlags::STATX_FORCE_SYNC)
     }
@@ -360,14 +361,15 @@ impl Directory {
         })
     }
 
-    /// Returns whether this is the placeholder that a Btrfs snapshot contains for a subvolume that is not part of it. A
-    /// placeholder is an empty directory whose times are always the current time.
+    /// Returns whether this directory is a placeholder on Btrfs. A Btrfs snapshot does not include subvolumes below it,
+    /// and contains a placeholder for each. A placeholder is an empty directory whose times are always the current
+    /// time.
     fn is_placeholder(&self, status: &DirectoryStatus) -> bool {
         status.number.inode == PLACEHOLDER_INODE
             && fstatfs(&self.fd).is_ok_and(|stat| stat.f_type == BTRFS)
     }
 
-    /// Returns the root above this directory.
+    /// Returns the root that contains this directory.
     #[must_use]
     pub fn root(&self) -> &Arc<SourceRoot> {
         &self.root
@@ -391,8 +393,8 @@ impl Directory {
         &self.fd
     }
 
-    /// Returns the target path of the entry `name`. Only if the root is a single entry can the last component differ
-    /// from `name`.
+    /// Returns the target path of the entry `name`. The last component can differ from `name` only if the root is a
+    /// single entry.
     ///
     /// # Errors
     /// Returns [`PathError::PathTooLong`], but never for an entry that the scan emitted.

@@ -40,8 +40,8 @@ pub enum ScanItem {
 /// batches.
 #[derive(Debug)]
 pub struct EntryBatch {
-    /// The directory that contains the entries. It stays open while the batch exists. A caller that handles entries
-    /// later should keep the root and path of the directory instead.
+    /// The directory that contains the entries. The directory stays open while the batch exists. A caller that handles
+    /// entries later should keep the root and path of the directory instead of the batch.
     pub directory: Arc<Directory>,
     /// The entries.
     pub entries: Vec<Entry>,
@@ -64,8 +64,11 @@ pub struct Entry {
     pub device: u64,
     /// The change time, which no program can set.
     pub ctime: Timestamp,
-    /// Whether the file may have holes. It has attributes, whose storage could hide that of the holes, or it occupies
-    /// less storage than its length. The latter is also true of compressed files.
+    /// Whether the file may have holes. This is true in two cases:
+    ///
+    /// - The file occupies less storage than its length, as compressed files also do.
+    /// - The file has attributes. The storage of the attributes is included in the occupied storage, so it could hide
+    ///   holes.
     pub may_have_holes: bool,
     /// Whether the entry is a mount point. `None` before Linux 5.8.
     pub is_mount: Option<bool>,
@@ -89,9 +92,9 @@ pub struct HardLinkedFile {
 /// The identity of a file with several names.
 ///
 /// Device and inode number are not sufficient: a file system that is built on others (mergerfs, 9p, some file servers)
-/// can use one number for several files. Hard links of different files have different change times, and all hard links
-/// of one file have the same. A hard link that is created during the walk may count as another file, which the next run
-/// corrects.
+/// can use one number for several files. Files that share a number have different change times, while all hard links of
+/// one file have the same change time. A hard link that is created during the walk may count as another file, which the
+/// next run corrects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HardLinkedFileId {
     /// The inode and device number.
@@ -140,8 +143,8 @@ pub enum EntryKind {
 }
 
 impl Entry {
-    /// Looks up one name of an open directory and its extended attributes of these `kinds`. The entry type that the
-    /// listing reported is ignored, because the attributes are needed anyway and are more recent.
+    /// Looks up one name of an open directory, and the extended attributes of the entry that are of these `kinds`. The
+    /// entry type that the listing reported is ignored, because the attributes are needed anyway and are more recent.
     pub(crate) fn look_up(
         directory: &Directory,
         raw_name: &CStr,
@@ -212,9 +215,10 @@ impl HardLinkedFile {
 }
 
 impl EntryProperties {
-    /// Reads the properties of an entry. If any attributes are requested, an access control list is looked for too. If
-    /// such lists are not among `kinds`, `metadata` gets the mode that the entry has without the list. Attributes that
-    /// cannot be read are recorded, and are read again when the entry is sent.
+    /// Reads the properties of an entry. If any extended attributes are requested, an access control list is looked for
+    /// too. If access control lists are not among `kinds`, `metadata` gets the mode that the entry would have without
+    /// its list. The kinds of attributes that cannot be read are recorded. These attributes are read again when the
+    /// entry is sent.
     pub(crate) fn read(
         entry: impl HasXattrs,
         stat: &Statx,
@@ -245,7 +249,8 @@ impl EntryProperties {
             never_copied,
             ..
         } = found;
-        // An entry without a mark counts as having no attributes, so existing ones at the target are removed.
+        // An entry without an [`XattrMark`] counts as having no attributes, so existing attributes at the target are
+        // removed.
         if xattrs.is_empty() && unread.is_empty() {
             return (properties, never_copied);
         }

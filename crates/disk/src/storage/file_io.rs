@@ -1,9 +1,10 @@
 //! The common interface of storage engines, which take and return owned buffers.
 //!
-//! **Invariant:** every request returns its buffer, whether it succeeds or fails. A read shows each slice once and in
-//! order. Engines differ only in speed. The code shared by all engines is here: the aligned part of a transfer bypasses
-//! the page cache if possible. The rest (the end of a file, refused requests, cached files) goes through the page
-//! cache.
+//! **Invariant:** every request returns its buffer, whether the request succeeds or fails. A read shows each slice once
+//! and in order. Engines differ only in speed.
+//!
+//! The code that all engines share is in this module. The aligned bytes of a transfer bypass the page cache if
+//! possible. All other bytes (the end of a file, refused requests, cached files) go through the page cache.
 
 use std::fmt;
 use std::fs::File;
@@ -22,12 +23,12 @@ pub(crate) mod storage_reader;
 
 use data_file::DataFile;
 
-/// Reads and writes at file offsets. An engine implements `read_some` and `write_some`. The other methods are based on
-/// them.
+/// Reads and writes at file offsets. An engine implements `read_some` and `write_some`, on which the other methods are
+/// based.
 pub trait FileIo: Send + Sync + fmt::Debug {
-    /// Reads from the start of the span and shows each slice to `seen` once. Returns the number of bytes shown, which
-    /// is less than the span at the end of the file or if the engine cannot continue. Does not change the length of the
-    /// buffer.
+    /// Reads from the start of the span and passes each slice to `seen` once. Returns the number of bytes passed to
+    /// `seen`. This number is less than the span at the end of the file or if the engine cannot continue. Does not
+    /// change the length of the buffer.
     fn read_some(
         &self,
         way: IoMode<'_>,
@@ -40,8 +41,9 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     /// engine cannot continue.
     fn write_some(&self, way: IoMode<'_>, span: Span, buffer: Buffer) -> IoResult<usize>;
 
-    /// Reads a span and shows each slice to `seen` while it is in the CPU cache. Returns the number of bytes read,
-    /// which is less than the span only at the end of the file. The contents of the buffer after the span may change.
+    /// Reads a span and passes each slice to `seen` while the slice is in the CPU cache. Returns the number of bytes
+    /// read, which is less than the span only at the end of the file. The contents of the buffer after the span may
+    /// change.
     ///
     /// # Panics
     /// Panics if the span ends beyond the capacity of the buffer.
@@ -61,7 +63,7 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         );
         let mut filled = 0;
         if let Some((way, padded)) = file.direct_read(&span, &mut buffer) {
-            // Bytes after `len` come from a file that has grown. They were not requested and are not shown.
+            // Bytes after `len` come from a file that has grown. They were not requested and are not passed to `seen`.
             let mut shown = 0;
             let show = &mut |slice: &[u8]| {
                 let wanted = slice.len().min(len - shown);
@@ -119,8 +121,8 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         (Ok(()), buffer)
     }
 
-    /// Reads up to `len` bytes from `offset` and shows each slice to `seen` while it is in the CPU cache. Fewer bytes
-    /// are read only at the end of the file. Sets the length of the buffer to the number of bytes read.
+    /// Reads up to `len` bytes from `offset` and passes each slice to `seen` while the slice is in the CPU cache. Fewer
+    /// bytes are read only at the end of the file. Sets the length of the buffer to the number of bytes read.
     ///
     /// # Panics
     /// Panics if `len` exceeds the capacity of the buffer.
@@ -154,10 +156,10 @@ pub trait FileIo: Send + Sync + fmt::Debug {
 /// The result of a request, together with its buffer.
 pub type IoResult<T> = (io::Result<T>, Buffer);
 
-/// A callback that gets the slices of a read in order.
+/// A callback that receives the slices of a read in order.
 pub type SliceCallback<'a> = &'a mut dyn FnMut(&[u8]);
 
-/// A file descriptor, with the kind of I/O that it is used for.
+/// A file descriptor, with the kind of I/O to use on it.
 #[derive(Clone, Copy, Debug)]
 pub enum IoMode<'a> {
     /// I/O through the page cache.

@@ -1,9 +1,9 @@
 //! Finds holes in source files by `SEEK_DATA` and `SEEK_HOLE`, and punches holes into target files that may contain
 //! data.
 //!
-//! The answer of the kernel is trusted. A file system that reports data as a hole loses that data in every program that
-//! looks for holes. A file system without holes reports that everything is data. On the kernel's own file systems,
-//! dirty pages in the page cache count as data.
+//! The holes that the kernel reports are trusted. If a file system reports data as a hole, every program that looks for
+//! holes loses that data. A file system without holes reports that everything is data. On the kernel's own file
+//! systems, dirty pages in the page cache count as data.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +14,9 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, retry_on_intr};
 use zmove_types::{DataRanges, DataRangesBuilder};
 
-/// Returns the data ranges of a file of `bytes`, and the number of holes that were dropped because there were too many.
-/// Returns no ranges if the file has no hole or the file system does not report holes. Resets the file position to the
-/// start.
+/// Returns the data ranges of a file of `bytes` bytes, and the number of holes that are not among the ranges because
+/// the file has too many holes. Returns no ranges if the file has no hole or the file system does not report holes.
+/// Resets the file position to the start.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -36,8 +36,8 @@ fn find(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
     Ok(finder.finish(bytes))
 }
 
-/// Finds data like [`find_data`], but also treats allocated blocks of zeros as holes. Reads all data of the file, until
-/// `stop` returns true.
+/// Finds data like [`find_data`], but also treats allocated blocks of zeros as holes. Reads all data of the file,
+/// unless `stop` returns true before the end.
 ///
 /// # Errors
 /// Returns the system's error, or `ECANCELED` if `stop` returned true.
@@ -81,8 +81,8 @@ static ZERO_BLOCK: [u8; ZERO_BLOCK_BYTES] = [0; ZERO_BLOCK_BYTES];
 /// The size of one read, which fits in the L2 cache.
 const SEARCHED_AT_ONCE_BYTES: usize = 256 << 10;
 
-/// Returns the next data range of a file from `at` on. If the file system does not report holes, the range extends
-/// beyond the end of the file.
+/// Returns the next data range of a file at or after the offset `at`. If the file system does not report holes, the
+/// range extends beyond the end of the file.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -99,8 +99,8 @@ pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
     }
 }
 
-/// Returns the offset of the next data of a file from `at` on. Unlike [`next_data`], it does not look for the end of
-/// the data, for which a file system in memory visits all pages of the range.
+/// Returns the offset of the next data of a file at or after the offset `at`. Unlike [`next_data`], this function does
+/// not look for the end of the data range, for which a file system in memory visits all pages of the range.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -134,7 +134,7 @@ pub(crate) fn make_holes(file: &File, data: &DataRanges) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the data ranges of a file. `contents` holds the data of all ranges one after the other.
+/// Writes the data ranges of a file. `contents` holds the data of all ranges in order, without the holes.
 ///
 /// # Errors
 /// Returns the system's error.

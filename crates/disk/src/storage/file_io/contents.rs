@@ -47,8 +47,9 @@ impl ContentsWriter {
         bytes >= PAGE_BYTES as u64 && can_write_directly(file, bytes, self.direct)
     }
 
-    /// Writes whole pages by direct I/O and returns the number of bytes written. The rest must go through the page
-    /// cache: the end of the file, and data whose write has failed, so that the second attempt returns the error.
+    /// Writes whole pages by direct I/O and returns the number of bytes written. The caller must write the remaining
+    /// bytes through the page cache. These are the end of the file, and data whose direct write has failed. If the
+    /// second write of such data fails too, it returns the error.
     fn write_direct(&self, file: &File, contents: &[u8]) -> io::Result<usize> {
         let body = &contents[..contents.len() - contents.len() % PAGE_BYTES];
         if body.is_empty() || !can_write_directly(file, contents.len() as u64, self.direct) {
@@ -80,7 +81,8 @@ fn write_aligned(mut file: &File, body: &[u8]) -> io::Result<usize> {
     Ok(written)
 }
 
-/// Calls `write` for the rest of `body` while the rest starts at a page boundary. Returns the number of bytes written.
+/// Calls `write` for the remaining bytes of `body` while they start at a page boundary. Returns the number of bytes
+/// written.
 fn write_pages(body: &[u8], mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> usize {
     let mut written = 0;
     while written < body.len() && written.is_multiple_of(PAGE_BYTES) {

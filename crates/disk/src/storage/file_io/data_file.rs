@@ -2,17 +2,19 @@
 //!
 //! Buffers are page-aligned and groups are multiples of a page, so a large file can be read and written by `O_DIRECT`
 //! without a copy. The decision depends only on the file, not on the engine. A file with direct I/O has a second
-//! descriptor of the same inode. It is opened if the file system reports the alignment that it needs (`statx`). If
-//! nothing is reported, as by older kernels and FUSE, a page is assumed. Files in memory, and on network file systems
-//! with a client in the kernel, have no second descriptor.
+//! descriptor of the same inode. The second descriptor is opened if the file system reports the alignment that it
+//! requires (`statx`). Older kernels and FUSE report no alignment, so page alignment is assumed. Files in memory, and
+//! on network file systems with a client in the kernel, have no second descriptor.
 //!
-//! By default, large files are read past the page cache, and files above a certain size are written past it. That size
-//! is smaller on ext4 and XFS, which write in place. A range is read from the page cache if most of it is cached
-//! (`cachestat`), or if the kernel does not report that. The page cache also handles a last piece that is not a whole
-//! page, a refusal of the first request, and errors. It returns the errors that are real.
+//! By default, reads of large files bypass the page cache, and so do writes of files above a certain size. That size is
+//! smaller on ext4 and XFS, which write in place. A range is read through the page cache if most of the range is cached
+//! (`cachestat`), or if the kernel does not report that. The page cache is also used for the last bytes of a file that
+//! do not fill a page, after a refusal of the first direct request, and after errors. A real error then occurs again
+//! and is returned.
 //!
-//! Before a file on ext4 or XFS is written by direct I/O, its blocks are allocated, so that the writes of its groups
-//! need not take turns to allocate them. This is skipped if it would take more than half of the free space.
+//! Before a file on ext4 or XFS is written by direct I/O, its blocks are allocated. Otherwise the writes of its groups
+//! would have to wait for each other to allocate blocks. The allocation is skipped if it would take more than half of
+//! the free space.
 //!
 //! **Invariant:** a page is written through one of the two descriptors, never through both. If a file system refuses
 //! direct requests, everything goes through the first descriptor and no error is returned.
@@ -54,9 +56,9 @@ pub struct DataFile {
 #[derive(Debug)]
 struct DirectFile {
     file: Arc<File>,
-    /// The alignment of offsets, lengths and addresses, in bytes.
+    /// The required alignment of offsets, lengths and addresses, in bytes.
     align: usize,
-    /// Whether a range is read from the page cache if it is cached.
+    /// Whether a range that is in the page cache is read from there.
     prefer_cache: bool,
     /// Whether the kernel serializes synchronous writes to this file.
     writes_in_turns: bool,
@@ -102,9 +104,9 @@ impl DataFile {
         Ok(data)
     }
 
-    /// Sets the final size of an empty file that is about to be written. If its parts will be written by direct I/O,
-    /// also allocates space for `data`, or for the whole file. These parts arrive in any order, and separate
-    /// allocations would have to take turns.
+    /// Sets the final size of an empty file that is about to be written. If the file will be written by direct I/O,
+    /// also allocates space for `data`, or for the whole file. The groups of the file arrive in any order, and separate
+    /// allocations would have to wait for each other.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -125,9 +127,9 @@ impl DataFile {
             && is_allocation_useful(&self.cached, data_bytes);
         let whole = 0..bytes;
         let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
-        // If an allocation fails, nothing is lost: the writes allocate the space and return the errors.
+        // A failed allocation has no consequences: the writes allocate the space and return any errors.
         if allocate && wanted.iter().any(|range| self.allocate(range).is_err()) {
-            // Free the space that was allocated before the failure, because others need it.
+            // Frees the space that was allocated before the failure, because other files need it.
             self.cached.set_len(0)?;
             self.cached.set_len(bytes)?;
         }
@@ -159,8 +161,8 @@ impl DataFile {
         &self.cached
     }
 
-    /// Returns the descriptor for a direct read of a range, and the length to request. The request must be aligned even
-    /// if the end of the file is not. Returns `None` if the range must be read through the page cache.
+    /// Returns the descriptor for a direct read of a range, and the length to request. The length of a request must be
+    /// aligned even if the end of the file is not. Returns `None` if the range must be read through the page cache.
     pub(crate) fn direct_read(
         &self,
         span: &Span,
@@ -177,9 +179,9 @@ impl DataFile {
         Some((IoMode::Direct(&direct.file), padded))
     }
 
-    /// Returns the descriptor for a direct write of a span, and the number of bytes to write with it. The rest is less
-    /// than a page. A span that does not start at a page boundary is not written directly, so a page with a hole is
-    /// only written through the page cache.
+    /// Returns the descriptor for a direct write of a span, and the number of bytes to write with it. The remaining
+    /// bytes are less than a page. A span that does not start at a page boundary is not written directly, so a page
+    /// with a hole is only written through the page cache.
     pub(crate) fn direct_write(
         &self,
         span: &Span,
@@ -235,8 +237,8 @@ impl DataFile {
             .try_for_each(|file| zmove_uring::close(file.try_clone()?))
     }
 
-    /// Records that the file system does not support direct requests after all. Any other error occurs again through
-    /// the page cache and is returned there.
+    /// Records that the file system does not support direct requests. Other errors need not be recorded: they occur
+    /// again through the page cache and are returned then.
     pub(crate) fn note_refusal(&self, error: &io::Error) {
         let refusal = matches!(
             Errno::from_io_error(error),
@@ -254,7 +256,8 @@ impl DirectFile {
     /// Opens a second descriptor of the file for direct I/O. Returns `None` if the file does not support it.
     fn open(file: &File, access: OFlags, prefer_cache: bool) -> Option<Self> {
         let align = alignment(file)?;
-        // Opened through `/proc`, because the name may now be another file, and a file may have no name.
+        // Opens the file through `/proc`, because the file may have no name, or its name may now belong to another
+        // file.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = access | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
@@ -310,7 +313,7 @@ fn alignment(file: &File) -> Option<usize> {
     let told = asked
         .ok()
         .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-    // An older kernel reports nothing. The first request shows whether page alignment is enough.
+    // An older kernel reports no alignment. The first request shows whether page alignment is enough.
     let Some(told) = told else {
         return Some(PAGE_BYTES);
     };
@@ -325,8 +328,8 @@ pub fn free_bytes(file_system: &StatVfs) -> u64 {
     file_system.f_bavail.saturating_mul(file_system.f_frsize)
 }
 
-/// Returns whether to allocate the blocks of the whole file in advance. This is done on file systems where it avoids a
-/// lock for each write, and only if others keep as much free space.
+/// Returns whether to allocate the blocks of the whole file in advance. Returns true only on file systems where this
+/// avoids a lock for each write, and only if at least the same amount of space remains free for other files.
 fn is_allocation_useful(file: &File, bytes: u64) -> bool {
     let has_room = |stat: &StatVfs| bytes <= free_bytes(stat) / 2;
     rustix::fs::fstatvfs(file).is_ok_and(|stat| has_room(&stat)) && is_written_in_place(file)
@@ -356,8 +359,8 @@ const READ_DIRECT_BYTES_MIN: u64 = 16 << 20;
 const WRITE_DIRECT_BYTES_MIN: u64 = 16 << 20;
 /// Minimum size of files that are written by direct I/O on file systems that write in place.
 const WRITE_DIRECT_IN_PLACE_BYTES_MIN: u64 = 128 << 10;
-/// `f_type` of ext4 and XFS. Other file systems copy on write, where reserved space is useless, or cannot reserve
-/// space.
+/// `f_type` of ext4 and XFS. Other file systems either copy on write, so that reserved space is useless, or cannot
+/// reserve space.
 const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
 /// `f_type` of tmpfs and ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];

@@ -1,8 +1,8 @@
 //! A storage engine that fails according to a script, for tests.
 //!
-//! The program itself never creates one, and no option or environment variable enables it. Without it there is no cost.
-//! **Invariant:** requests are counted in the order in which they arrive, reads and writes separately from 0. So a
-//! script hits the same request in every run if each side has one thread.
+//! The program itself never creates this engine, and no option or environment variable enables it. So the engine costs
+//! nothing outside tests. **Invariant:** requests are counted from 0 in the order in which they arrive, with separate
+//! counts for reads and writes. So a script hits the same request in every run if each side has one thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,7 +39,7 @@ pub struct FaultAt {
     pub fault: InjectedFault,
 }
 
-/// The kind of a request, which is one part of a read or of a write.
+/// The kind of a request. A read or write may consist of several requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// The request reads from a file.
@@ -91,7 +91,7 @@ impl Faulty {
         at.map(|at| at.fault)
     }
 
-    /// Lets `inner` serve a request, unless the script has a fault for it.
+    /// Lets `inner` execute a request, unless the script has a fault for the request.
     fn serve(
         &self,
         kind: RequestKind,

@@ -1,13 +1,13 @@
-//! The storage engines: plain system calls, io_uring, or the one that suits the file.
+//! The storage engines: plain system calls, io_uring, or the faster engine for each file.
 //!
-//! With io_uring, the parts of a group are in flight concurrently, and the first parts are hashed, in order, while
-//! later ones are still being read. On request, io_uring is tested from its setup to a first read. If the test fails,
-//! the program uses plain system calls and prints the reason in one line.
+//! With io_uring, several requests for one group are in flight concurrently. The first bytes of the group are hashed,
+//! in order, while later bytes are still being read. If the user requests io_uring, the program tests it from its setup
+//! to a first read. If the test fails, the program uses plain system calls and prints the reason in one line.
 //!
 //! By default, plain system calls are used, which are as fast on local disks (`docs/PERFORMANCE.md`). io_uring is used
-//! in the one case in which they cannot be as fast. A FUSE file system unlocks a file for the next write only when the
-//! server has completed the previous one, even for direct I/O, unless the request is asynchronous. So concurrent
-//! `pwrite` calls to one large file are serialized there, while requests to a ring are not.
+//! in the one case in which plain system calls cannot be as fast. A FUSE file system unlocks a file for the next write
+//! only when the server has completed the previous write, even for direct I/O, unless the request is asynchronous. So
+//! concurrent `pwrite` calls to one large file are serialized there, while requests to a ring are not.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -25,8 +25,8 @@ pub enum StorageEngine {
     Threads,
     /// Requests that are submitted to a ring's thread.
     Uring(Ring),
-    /// `pread` and `pwrite`, or a ring if only a ring keeps several writes to one file in flight. The first such write
-    /// starts the ring. The inner value is `None` if io_uring is refused.
+    /// `pread` and `pwrite`, or a ring if only a ring can keep several writes to one file in flight. The first such
+    /// write starts the ring. The inner value is `None` if the system refuses io_uring.
     Auto(OnceLock<Option<Ring>>),
 }
 
@@ -53,7 +53,7 @@ impl FileIo for StorageEngine {
         }
         let slice_bytes = match way {
             IoMode::Cached(_) => SLICE_BYTES,
-            // One request for the whole span, because each request waits for the device.
+            // A single request covers the whole span, because each request waits for the device.
             IoMode::Direct(_) | IoMode::DirectSerialized(_) => span.len(),
         };
         let mut moved = 0;
@@ -93,7 +93,8 @@ impl FileIo for StorageEngine {
         }
     }
 
-    /// Returns an engine with a separate ring. A ring has few slots, and requests to unresponsive storage keep theirs.
+    /// Returns an engine with a separate ring. A ring has few slots, and requests to unresponsive storage occupy their
+    /// slots.
     fn new_independent(&self) -> Option<Arc<dyn FileIo>> {
         Some(Arc::new(match self {
             Self::Threads => return None,

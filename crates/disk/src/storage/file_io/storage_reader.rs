@@ -1,5 +1,5 @@
-//! Hashes files as they are on storage. Used for verification, and for transfers that prove what they have stored or
-//! check whether a failed flush has lost data.
+//! Hashes the contents of files as the storage holds them. Used for verification, for transfers that prove what they
+//! have stored, and for transfers that check whether a failed flush has lost data.
 //!
 //! After a failed write-back, or a bit error on the disk, the page cache still has the data as it was written. So clean
 //! pages are dropped before reading, and reads bypass the page cache where possible. Dirty pages and mapped pages are
@@ -17,7 +17,7 @@ use crate::storage::file_io::data_file::{DataFile, Direct};
 use crate::storage::file_io::{FileIo, SliceCallback};
 use crate::storage::holes::next_data_offset;
 
-/// A file that is read as its storage holds it.
+/// A file whose contents are read from its storage instead of the page cache.
 #[derive(Debug)]
 pub struct StoredFile {
     data: DataFile,
@@ -96,8 +96,8 @@ impl StorageReader {
         Ok(has_data.then(|| hasher.finish()))
     }
 
-    /// Returns whether a group has the chaining value `wanted`, where `None` means zeros. Zeros match whether or not
-    /// they are a hole.
+    /// Returns whether a group has the chaining value `wanted`, where `None` means that all bytes are zero. Zero bytes
+    /// match `None` whether they are stored or a hole.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -111,7 +111,7 @@ impl StorageReader {
         Ok(found == wanted || value_or_zeros(span, found) == value_or_zeros(span, wanted))
     }
 
-    /// Shows all bytes of a group to `seen`, or nothing if the group is a hole. Returns whether there was data. Fails
+    /// Passes all bytes of a group to `seen`, or nothing if the group is a hole. Returns whether there was data. Fails
     /// if the file ends inside the group.
     fn read_slices(
         &self,
@@ -137,7 +137,7 @@ impl StorageReader {
     }
 }
 
-/// Returns the chaining value of a group, which is that of zeros for a hole.
+/// Returns the chaining value of a group. If the group is a hole (`None`), returns the value of a group of zeros.
 #[must_use]
 pub fn value_or_zeros(span: GroupSpan, value: Option<Cv>) -> Cv {
     value.unwrap_or_else(|| sparse_group_cv(span, std::iter::empty(), &[]))
