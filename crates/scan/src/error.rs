@@ -56,7 +56,7 @@ pub enum ScanError {
         /// The system's error.
         source: io::Error,
     },
-    /// A root is no longer the directory that it was during the first walk.
+    /// A root is no longer the directory that the first walk opened.
     #[error(
         "list directory '{}': it is no longer the same directory as at the start",
         Escaped::path(path)
@@ -65,7 +65,7 @@ pub enum ScanError {
         /// The path of the root, as the user typed it.
         path: PathBuf,
     },
-    /// A mount that the first walk found below a root is gone.
+    /// A mount that the first walk found below a root no longer exists.
     #[error(
         "list directory '{}': the mount that was there at the start is gone",
         Escaped::path(path)
@@ -74,7 +74,7 @@ pub enum ScanError {
         /// The path of the mount.
         path: PathBuf,
     },
-    /// An entry differs from the one that another node has found.
+    /// An entry differs from the entry that another node found at the same path.
     #[error(
         "find '{}' as another node found it: {difference}",
         Escaped::path(path)
@@ -93,11 +93,11 @@ pub enum ScanError {
     },
 }
 
-/// How an entry differs from the one that another node has found.
+/// The difference between an entry on this node and the entry that another node found at the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Difference {
-    /// The path is another directory.
+    /// Another directory is at the path.
     #[error("it is a different directory here (inode {here}, not {there})")]
     Another {
         /// The inode number on this node.
@@ -111,10 +111,10 @@ pub enum Difference {
     /// The entry does not exist here.
     #[error("it does not exist here")]
     Missing,
-    /// The entry is a mount point here, but not at the head.
+    /// The entry is a mount point here, but not at the head, the node that leads the job.
     #[error("it is a mount point here, but not at the node that leads")]
     MountedHere,
-    /// The entry is a mount point at the head, but not here.
+    /// The entry is a mount point at the head, the node that leads the job, but not here.
     #[error("it is a mount point at the node that leads, but not here")]
     NotMountedHere,
 }
@@ -182,7 +182,8 @@ impl ScanError {
         }
     }
 
-    /// Returns the error about an entry that a listing contained. If the entry does not exist, it has vanished.
+    /// Returns the error about an entry that a listing contained. If the entry no longer exists, returns
+    /// [`ScanError::Vanished`].
     pub(crate) fn listed(path: PathBuf, operation: Operation, errno: Errno) -> Self {
         match errno {
             Errno::NOENT => Self::Vanished { path },
@@ -190,7 +191,7 @@ impl ScanError {
         }
     }
 
-    /// Returns the error of an operation on a path that did not come from a listing.
+    /// Returns the error of an operation on a path that was not read from a listing.
     pub(crate) fn io(path: PathBuf, operation: Operation, errno: Errno) -> Self {
         Self::Io {
             path,

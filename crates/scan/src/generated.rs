@@ -1,5 +1,5 @@
 //! File systems such as proc and sysfs that generate the contents of a file when it is read. Such a file has length 0
-//! or the length of a page, whatever its contents. Some FUSE file systems do this for single files, which then have
+//! or the length of a page, whatever its contents. On some FUSE file systems, single files have generated contents and
 //! length 0.
 //!
 //! **Invariant:** the type of each file system is queried once, by device number.
@@ -9,7 +9,8 @@ use std::sync::{PoisonError, RwLock};
 
 use rustix::fs::{FsWord, fstatfs};
 
-/// The files of a file system whose contents may be generated on reading, so that their lengths are meaningless.
+/// The files of a file system whose contents may be generated when the files are read, so that their lengths are
+/// meaningless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeneratedFiles {
     /// No files.
@@ -29,7 +30,7 @@ impl GeneratedFiles {
         }
     }
 
-    /// Returns whether a file of this length belongs to these files.
+    /// Returns whether a file of this length is among these files.
     #[must_use]
     pub fn has(self, bytes: u64) -> bool {
         match self {
@@ -47,15 +48,15 @@ pub(crate) struct GeneratedFileSystems {
 }
 
 impl GeneratedFileSystems {
-    /// Returns which files on this device have generated contents, or `None` if it is not known yet.
+    /// Returns which files on this device have generated contents, or `None` if that has not been determined yet.
     pub(crate) fn known(&self, device: u64) -> Option<GeneratedFiles> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let found = known.iter().find(|(of, _)| *of == device);
         found.map(|(_, generated)| *generated)
     }
 
-    /// Returns which files on this device have generated contents. If that is not known yet, determines it from `file`,
-    /// an open file on the device.
+    /// Returns which files on this device have generated contents. If that has not been determined yet, determines it
+    /// from `file`, an open file on the device.
     pub(crate) fn query(&self, device: u64, file: impl AsFd) -> GeneratedFiles {
         self.known(device).unwrap_or_else(|| {
             let Ok(stat) = fstatfs(file) else {

@@ -44,7 +44,7 @@ pub struct Histogram {
     buckets: Vec<Share>,
 }
 
-/// The number and total size of some of the files.
+/// The number and total size of the files of one class or bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
     /// The number of files.
@@ -156,7 +156,7 @@ fn bucket_start(index: usize) -> u64 {
     index.checked_sub(1).map_or(0, |power| 1 << power)
 }
 
-/// Replaces an extreme if `value` exceeds it. The path is only computed in that case.
+/// Replaces an [`Extreme`] if `value` exceeds its value. The path is only computed in that case.
 fn raise_extreme(extreme: &mut Option<Extreme>, value: u64, path: impl FnOnce() -> String) {
     if extreme.as_ref().is_none_or(|extreme| value > extreme.value) {
         *extreme = Some(Extreme {

@@ -1,7 +1,7 @@
 //! Buffers for listing directories, reused from one listing to the next.
 //!
 //! **Invariant:** a listing contains each name once. Some file systems (Gluster, unions, some NFS servers) return a
-//! name twice, and everything below such a directory would be walked twice.
+//! name twice. Without this invariant, everything below a directory with such a name would be walked twice.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -14,8 +14,8 @@ pub(crate) struct Listing {
     pub(crate) names: SeenNames,
 }
 
-/// The names in the current listing, stored as 128-bit hashes of about 35 bytes each, so that directories of millions
-/// of names stay cheap. The keys are random, so nobody can construct names with equal hashes.
+/// The names in the current listing, stored as 128-bit hashes. Each hash takes about 35 bytes, so that directories of
+/// millions of names need little memory. The keys are random, so nobody can construct names with equal hashes.
 #[derive(Debug, Default)]
 pub(crate) struct SeenNames {
     hashes: HashSet<[u64; 2]>,

@@ -1,6 +1,7 @@
-//! A running scan, as its consumer sees it.
+//! A running scan, as seen by its consumer.
 //!
-//! **Invariant:** the threads of the walk end when everything is walked, or soon after the last consumer is dropped.
+//! **Invariant:** the threads of the walk end when everything has been walked, or soon after the last consumer is
+//! dropped.
 
 use std::io;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use crate::error::ScanError;
 use crate::sources::path_list::PathList;
 use crate::walk::{UnfinishedParts, Walk, WalkTally, Worker};
 
-/// The stream of items that a walk emits. Clones share one stream, and each item goes to one of them. The walk stops
-/// when the last clone and the last receiver are dropped.
+/// The stream of items that a walk emits. All clones share the stream, and each item goes to one of the clones. The
+/// walk stops when the last clone and the last receiver are dropped.
 #[derive(Clone, Debug)]
 pub struct Scan {
     receiver: Receiver<ScanItem>,
@@ -108,14 +109,14 @@ impl Scan {
         self.tally.left_out()
     }
 
-    /// Returns the parts of unfinished transfers that have been skipped so far.
+    /// Returns the number of parts of unfinished transfers that have been skipped so far, and the path of one of them.
     #[must_use]
     pub fn parts(&self) -> UnfinishedParts {
         self.tally.parts()
     }
 
-    /// Returns how the threads of the walk have spent their time so far: on the file system, or blocked by the
-    /// consumer. A walk has no upstream stage, so it is never starved.
+    /// Returns the times that the threads of the walk have spent so far on the file system and blocked by the consumer.
+    /// A walk has no upstream stage, so it is never starved.
     #[must_use]
     pub fn times(&self) -> StageTimes {
         self.tally.clock.times()

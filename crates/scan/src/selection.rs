@@ -1,11 +1,11 @@
 //! Selects entries by name, with rules in gitignore syntax, and files by size.
 //!
 //! The walk checks each name before it looks up the entry. So an excluded entry costs no system call, and an excluded
-//! directory is not opened. The check happens after the look-up only if it depends on the kind (a rule that ends in
-//! `/`) or on the size. All rules are compiled into one set, which `globset` matches in one pass. The last matching
-//! rule decides. Excluded entries are counted, a directory as one.
+//! directory is not opened. An entry is checked after its look-up only if the result depends on its kind (a rule that
+//! ends in `/`) or on its size. All rules are compiled into one set, which `globset` matches in one pass. The last
+//! matching rule decides. Excluded entries are counted, and an excluded directory counts as one entry.
 //!
-//! A mirror also checks names that exist only at the target. Sizes are ignored for them, because a file that is
+//! A mirror also checks names that exist only at the target. Sizes are ignored for these names, because a file that is
 //! excluded by its size still exists at the source.
 //!
 //! **Invariant:** the result for a name depends only on the target path, the kind and the rules, so both sides of a
@@ -28,8 +28,8 @@ pub(crate) use directory_filter::DirectoryFilter;
 pub use pattern::{Effect, PatternError, Rule};
 
 /// A selection of entries. The last rule that matches a path decides, and a path without a matching rule is included.
-/// Rules match paths below the target, so `/x` is the entry `x` at its top. Nothing below an excluded directory is
-/// checked.
+/// Rules match paths below the target, so the rule `/x` matches the entry `x` directly in the target. Nothing below an
+/// excluded directory is checked.
 #[derive(Clone, Debug)]
 pub struct Selection {
     set: GlobSet,
@@ -48,7 +48,7 @@ pub enum PathKind {
     Other,
 }
 
-/// The effect of the rules on a path, for each kind that the entry may have.
+/// The effect of the rules on a path, for each kind that the entry at the path may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RuleEffect {
     directory: Effect,
@@ -114,7 +114,8 @@ impl Selection {
     /// Records that these rules have matched a name during a scan.
     fn record_matches(&self, matches: &[usize]) {
         let matched = matches.iter().map(|index| &self.matched[*index]);
-        // All threads of a scan record here. Reading first avoids taking the cache line from other threads.
+        // All threads of a scan record matches here. Reading the flag first avoids taking the cache line from other
+        // threads.
         matched
             .filter(|rule| !rule.load(Ordering::Relaxed))
             .for_each(|rule| rule.store(true, Ordering::Relaxed));
@@ -126,7 +127,7 @@ impl Selection {
         &self.sizes
     }
 
-    /// Returns whether there are any rules for names.
+    /// Returns whether the selection has any rules for names.
     #[must_use]
     pub fn has_rules(&self) -> bool {
         !self.rules.is_empty()

@@ -73,7 +73,7 @@ impl Events {
         }
     }
 
-    /// Returns the events since the previous call. The list is empty if there were none.
+    /// Returns the events since the previous call. The list is empty if no events occurred.
     pub(crate) fn read(&mut self) -> io::Result<Vec<TreeEvent>> {
         let mut new_events = Vec::new();
         let mut buffer = [MaybeUninit::uninit(); 64 << 10];

@@ -1,4 +1,4 @@
-//! The state of each file: changing, ready, in a batch, or sent in its present version.
+//! The state of each file: changing, ready, in a batch, or sent in its current version.
 //!
 //! ```text
 //!             changed                      taken               settled
@@ -42,7 +42,7 @@ pub(crate) struct Ledger {
     rest: Duration,
     changing: HashMap<PathBuf, Changing>,
     ready: BTreeMap<PathBuf, ()>,
-    /// The files that were handed out, by the hash of their path, which takes less memory than the path.
+    /// The files that were handed out in a batch, by the hash of their path, which takes less memory than the path.
     known: HashMap<u64, Known>,
     /// The files of `known` that the current walk has found. `None` if no walk is in progress.
     met: Option<HashSet<u64>>,
@@ -54,9 +54,10 @@ pub(crate) struct Ledger {
 /// The state of a file that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
-    /// The file is in a batch and had this version when it was handed out.
+    /// The file is in a batch and had this version when the batch was handed out.
     InBatch { version: u64 },
-    /// The target has this version, with this look.
+    /// The target has this version. `look` identifies its size, modification time and other metadata that a transfer
+    /// compares.
     AtTarget { version: u64, look: u64 },
     /// The version at the target is unknown: the file changed while its batch ran, or the batch failed.
     InDoubt,
@@ -64,9 +65,9 @@ enum Known {
 
 #[derive(Debug)]
 struct Changing {
-    /// The version seen last. `None` if an event reported the change.
+    /// The version that was seen last. `None` if an event reported the change.
     stamp: Option<Stamp>,
-    /// The time from which the file must stay unchanged.
+    /// The time of the last change. The file must stay unchanged for a while after this time.
     since: Instant,
     rest: Duration,
 }
@@ -106,7 +107,8 @@ impl Ledger {
         self.failures.remove(path);
     }
 
-    /// Records a file that a walk has found. The file is ready if it `has_rested` already.
+    /// Records a file that a walk has found. If `has_rested` is true, the file has been unchanged long enough and is
+    /// ready.
     pub(crate) fn found(&mut self, path: PathBuf, stamp: Stamp, has_rested: bool, now: Instant) {
         let number = self.state.hash_one(&path);
         let known = self.known.get(&number);
@@ -148,7 +150,7 @@ impl Ledger {
         self.met = Some(HashSet::new());
     }
 
-    /// Ends a walk. Files that the walk did not find are forgotten, but only if the walk was complete.
+    /// Ends a walk. If the walk was complete, files that it did not find are forgotten.
     pub(crate) fn end_walk(&mut self, is_whole: bool) {
         if let Some(met) = self.met.take().filter(|_| is_whole) {
             self.known.retain(|number, known| {
@@ -157,7 +159,8 @@ impl Ledger {
         }
     }
 
-    /// Checks the files that have rested long enough. `look` returns the present version of a file.
+    /// Checks the files that should have been unchanged long enough to be ready. `look` returns the current version of
+    /// a file.
     pub(crate) fn check_rested(&mut self, now: Instant, look: impl Fn(&Path) -> Option<Stamp>) {
         let is_due = |changing: &Changing| now.duration_since(changing.since) >= changing.rest;
         let due: Vec<_> = self
@@ -185,7 +188,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the time until the next file may have rested long enough.
+    /// Returns the time until the next file may have been unchanged long enough.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Duration> {
         let left =
             |changing: &Changing| (changing.since + changing.rest).saturating_duration_since(now);
@@ -197,7 +200,8 @@ impl Ledger {
         (self.ready.len(), self.changing.len())
     }
 
-    /// Hands out up to `files_max` ready files, each in the version that `look` returns.
+    /// Hands out up to `files_max` ready files. `look` returns the current version of a file, which is recorded as the
+    /// version in the batch.
     pub(crate) fn take(
         &mut self,
         files_max: usize,
@@ -230,7 +234,7 @@ impl Ledger {
     }
 
     /// Settles a batch. Files that have changed since they were handed out must be moved again. Files for which
-    /// `has_failed` returns true are retried after a delay.
+    /// `has_failed` returns true are moved again after a delay.
     pub(crate) fn settle(
         &mut self,
         batch: Batch,
@@ -252,7 +256,7 @@ impl Ledger {
                     .max(REST_MIN)
                     .saturating_mul(1 << (*failures).min(12))
                     .min(FAILURE_REST_MAX);
-                // A file that is being changed becomes ready without a retry.
+                // A file that is changing becomes ready again anyway and needs no separate retry.
                 let changing = Changing {
                     stamp: None,
                     since: now,
@@ -279,7 +283,7 @@ impl Ledger {
         }
     }
 
-    /// Takes back a batch that was not moved.
+    /// Takes back a batch whose files were not moved.
     pub(crate) fn put_back(&mut self, batch: Batch) {
         for (path, _) in batch.files {
             self.note(&path, Known::InDoubt);

@@ -1,5 +1,5 @@
-//! Watches a directory tree and reports the files that are ready to be moved: closed by their writer, or unchanged for
-//! some time. `zmove submit --watch` uses this crate and moves the files.
+//! Watches a directory tree and reports the files that are ready to be moved. A file is ready if its writer has closed
+//! it, or if it has not changed for some time. `zmove submit --watch` uses this crate and moves the files.
 //!
 //! The kernel reports changes through inotify. The tree is also walked at intervals, because the kernel can drop events
 //! and does not report changes that other hosts make on a network file system.

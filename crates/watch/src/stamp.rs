@@ -13,7 +13,7 @@ pub(crate) struct Stamp {
     changed: (i64, i64),
 }
 
-/// The metadata that a transfer compares. Two versions of a file may have the same look.
+/// The metadata that a transfer compares. Two versions of a file may have the same values of this metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FileVersion {
     inode: u64,
@@ -42,7 +42,7 @@ impl Stamp {
         state.hash_one(self)
     }
 
-    /// Returns a number that is the same for all versions with this look.
+    /// Returns a number that is the same for all versions for which a transfer would compare the same metadata.
     pub(crate) fn version_number(&self, state: &RandomState) -> u64 {
         state.hash_one(self.version)
     }
@@ -58,6 +58,6 @@ pub(crate) fn age(metadata: &Metadata) -> Duration {
         .ok()
         .and_then(|changed| changed.elapsed().ok())
         .unwrap_or_default();
-    // The fractions of a second were cut off.
+    // The timestamps were truncated to whole seconds, so the age may be up to one second too high.
     age.saturating_sub(Duration::from_secs(1))
 }

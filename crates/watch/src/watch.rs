@@ -21,8 +21,8 @@ use crate::stamp::{Stamp, age};
 pub struct WatchConfig {
     /// Time for which a file that was not closed must stay unchanged before it counts as ready.
     pub rest: Duration,
-    /// Minimum time between two walks. `None` means one minute, or `wait_until_due` if the tree is only walked. The
-    /// pause after a slow walk is always longer.
+    /// Minimum time between two walks. If `None`, the minimum is one minute. If inotify is not used and the tree is
+    /// only walked, [`rest`](Self::rest) replaces that minute. A slow walk makes the time longer.
     pub rescan: Option<Duration>,
     /// Returns whether a directory is on a file system that other hosts can change without an inotify event.
     pub is_shared: fn(&Path) -> bool,
@@ -48,7 +48,7 @@ pub struct WatchStatus {
     pub directories: usize,
     /// Number of ready files.
     pub ready: usize,
-    /// Number of files that are changing or must still rest.
+    /// Number of files that are changing or have not been unchanged long enough.
     pub changing: usize,
     /// Whether the root exists.
     pub exists: bool,
@@ -131,8 +131,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Waits up to `patience` for ready files and hands out at most `files_max` of them. Returns `None` if there are
-    /// none.
+    /// Waits up to `patience` for ready files and hands out at most `files_max` of them. Returns `None` if no file
+    /// became ready.
     #[must_use]
     pub fn take(&self, files_max: usize, patience: Duration) -> Option<Batch> {
         let until = Instant::now() + patience;
@@ -209,7 +209,7 @@ struct Watcher {
     config: WatchConfig,
     shared: Arc<Shared>,
     watches_max: usize,
-    /// `None` if the root does not exist, or if the tree is only walked.
+    /// The inotify watches. `None` if the root does not exist, or if the tree is only walked.
     events: Option<Events>,
     /// Device and inode of the root when it was opened.
     identity: Option<(u64, u64)>,
@@ -238,7 +238,7 @@ impl Watcher {
         }
     }
 
-    /// Starts over if the root has been replaced, removed or created.
+    /// Starts again with an empty state if the root has been replaced, removed or created.
     fn check_root(&mut self) {
         let found = identity(&self.root);
         if found == self.identity && !std::mem::take(&mut self.has_root_gone) {
@@ -368,7 +368,7 @@ impl Watcher {
         self.shared.is_ready.notify_all();
     }
 
-    /// Waits for an event or for the next check that is due.
+    /// Waits for an event, or until the next check of a file or the next walk is due.
     fn wait_until_due(&self) {
         let now = Instant::now();
         let due = self
@@ -402,7 +402,8 @@ enum WalkStep {
 }
 
 impl Watcher {
-    /// Walks the tree at `below`, a path relative to the root. Returns whether everything in it was found.
+    /// Walks the directory at `below`, a path relative to the root, with everything below it. Returns whether all
+    /// entries were found.
     fn walk_tree(&mut self, below: &Path) -> bool {
         let mut left = vec![below.to_owned()];
         let mut is_whole = true;
@@ -449,7 +450,8 @@ impl Watcher {
     /// Starts to watch a directory that is about to be read, so that no change is missed.
     fn enter(&mut self, path: &Path, below: &Path, metadata: &Metadata) -> WalkStep {
         if self.shared.account().ledger.counts().0 >= READY_MAX {
-            // The next walk finds the rest after the ready files have been moved.
+            // The walk stops because enough files are ready. The next walk finds the remaining files after these have
+            // been moved.
             self.was_interrupted = true;
             return WalkStep::Stop;
         }
@@ -506,7 +508,8 @@ impl Watcher {
             .found(below, stamp, age(metadata) >= rest, Instant::now());
     }
 
-    /// Reports a path that cannot be read, once. Returns whether the path no longer exists.
+    /// Reports a path that cannot be read, unless it has been reported before. Returns whether the path no longer
+    /// exists.
     fn skip_unreadable(&mut self, path: &Path, error: &io::Error) -> bool {
         let is_gone = error.kind() == ErrorKind::NotFound;
         if !is_gone && self.unreadable.insert(path.to_owned()) {
@@ -527,7 +530,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
         .map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Returns whether the kernel refuses all further watches, not only this one.
+/// Returns whether the kernel refuses all further watches and not only this one.
 fn is_for_all(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -551,8 +554,8 @@ fn stamp_at(path: &Path) -> Option<Stamp> {
     Stamp::of(&path.symlink_metadata().ok()?)
 }
 
-/// Minimum time between two walks if inotify reports changes. It is also at least `PAUSES_OF_WALKS` times the duration
-/// of the last walk.
+/// Minimum time between two walks if inotify reports changes. The time is also at least `PAUSES_OF_WALKS` times the
+/// duration of the last walk.
 const PAUSE: Duration = Duration::from_secs(60);
 const PAUSES_OF_WALKS: u32 = 10;
 /// Minimum time between two walks if the tree is only walked.

@@ -38,7 +38,8 @@ impl<'a> DirectoryFilter<'a> {
         }
     }
 
-    /// Returns whether `name` must be looked up, because it would be included as some kind of entry.
+    /// Returns whether `name` must be looked up. This is the case if the rules include the name for at least one kind
+    /// of entry.
     pub(crate) fn may_admit(&mut self, name: &CStr) -> bool {
         let Some(selection) = self.selection.filter(|selection| selection.has_rules()) else {
             return true;
@@ -56,7 +57,7 @@ impl<'a> DirectoryFilter<'a> {
         wanted
     }
 
-    /// Returns whether the entry of the last checked name is included.
+    /// Returns whether the entry is included. Its name must be the last name that was checked.
     pub(crate) fn admits(&mut self, entry: &Entry) -> bool {
         let Some(selection) = self.selection else {
             return true;

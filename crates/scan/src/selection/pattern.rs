@@ -50,14 +50,14 @@ pub enum PatternError {
     /// The pattern is empty or can never match.
     #[error("it matches nothing")]
     Nothing,
-    /// The pattern starts with `#`. On the command line, a comment is surely a mistake.
+    /// The pattern starts with `#`. On the command line, the user cannot have meant a comment.
     #[error("a '#' at its start makes it a comment: write '\\#'")]
     Comment,
     /// The pattern of an include starts with `!`, which would turn it into an exclude.
     #[error("a '!' at its start inverts it: use an exclude, or write '\\!'")]
     NegatedInclude,
-    /// The pattern is a rule in rsync syntax. Contains advice. As a pattern, the rule would be a name that hardly any
-    /// file has.
+    /// The pattern is a rule in rsync syntax. In gitignore syntax, such a rule would match only a name that hardly any
+    /// file has. The value is advice for the user.
     #[error("{0}")]
     RsyncRule(String),
     /// The pattern ends in a backslash.
@@ -118,7 +118,7 @@ impl Rule {
         }
     }
 
-    /// Recreates a rule from the pattern and effect of an existing one.
+    /// Creates a rule from the pattern and effect of an existing rule.
     ///
     /// # Errors
     /// Returns a [`PatternError`] if the pattern cannot be used.
@@ -174,7 +174,7 @@ fn without_trailing_spaces(line: &str) -> &str {
 fn translate(body: &str) -> Result<String, PatternError> {
     let anchored = body.contains('/');
     let body = body.strip_prefix('/').unwrap_or(body);
-    // No path that rules are applied to contains such names.
+    // Rules are never applied to paths that contain such names.
     if body.split('/').any(|name| matches!(name, "" | "." | "..")) {
         return Err(PatternError::Nothing);
     }

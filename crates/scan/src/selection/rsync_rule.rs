@@ -1,5 +1,5 @@
-//! Recognizes rules in the syntax of rsync's filter files (`- *.tmp`). In gitignore syntax, such a rule is a name that
-//! hardly any file has, so a file of them would silently include everything.
+//! Recognizes rules in the syntax of rsync's filter files (`- *.tmp`). In gitignore syntax, such a rule matches only a
+//! name that hardly any file has. So a file of such rules would silently include everything.
 
 /// Returns advice for a line of a file, if the line looks like an rsync rule.
 pub(super) fn advice_for_line(line: &str) -> Option<String> {

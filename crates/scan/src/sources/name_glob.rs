@@ -19,8 +19,8 @@ pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     }
     let mut at_glob = 0;
     let mut at_name = 0;
-    // The position after the last `*`, and the start of the part of the name that the rest of the glob must match.
-    // After each failure the `*` takes one more byte of the name.
+    // The position in the glob after its last `*`, and the position in the name from which the rest of the glob must
+    // match. After each failure, the `*` matches one more byte of the name.
     let mut star: Option<(usize, usize)> = None;
     loop {
         if glob.get(at_glob) == Some(&b'*') {
@@ -46,7 +46,8 @@ pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Returns the number of bytes of the glob that match this byte, or `None` if they do not match it.
+/// Returns the number of bytes of the glob that form its first element, if that element matches `byte`. Returns `None`
+/// if it does not match.
 fn match_one(glob: &[u8], byte: u8) -> Option<usize> {
     match glob {
         [b'?', ..] => Some(1),

@@ -54,8 +54,8 @@ impl PathList {
         }
     }
 
-    /// Returns the next paths, or `None` at the end of the list. It returns the paths that one read has delivered, so
-    /// that they need not wait for later ones.
+    /// Returns the next paths, or `None` at the end of the list. The result contains only the paths that one read has
+    /// delivered, so that these paths need not wait for later ones.
     pub(crate) fn next_batch(&mut self) -> Option<Vec<ListedPath>> {
         let mut batch = Vec::new();
         let mut text = Vec::new();
@@ -68,7 +68,7 @@ impl PathList {
                         path: self.name.clone(),
                         source,
                     }));
-                    // The list after a failed read is unknown.
+                    // After a failed read, the position in the list is unknown, so the remaining paths are not read.
                     self.reader = BufReader::new(Box::new(io::empty()));
                     break;
                 }
@@ -77,7 +77,7 @@ impl PathList {
         (!batch.is_empty()).then_some(batch)
     }
 
-    /// Reads up to the next separator or the end. Only the beginning of a text that is too long is kept.
+    /// Reads a path up to the next separator or the end of the list. If the path is too long, keeps only its beginning.
     fn read_text(&mut self, text: &mut Vec<u8>) -> io::Result<Option<Length>> {
         text.clear();
         let separator = match self.separator {
@@ -118,7 +118,7 @@ impl PathList {
     }
 }
 
-/// Whether a text of the list is complete.
+/// Whether the text of a path was read completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Length {
     Whole,

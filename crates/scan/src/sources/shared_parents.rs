@@ -1,7 +1,7 @@
-//! Opens the roots of one walk, so that thousands of sources in one directory share its descriptor.
+//! Opens the roots of one walk. Thousands of sources in one directory share one descriptor of that directory.
 //!
-//! **Invariant:** in addition to one descriptor for each directory that contains roots, only a few descriptors stay
-//! open as long as the roots.
+//! **Invariant:** one descriptor per directory that contains roots stays open, and a few further descriptors of roots.
+//! All of them are closed when the roots are dropped.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,7 +25,8 @@ pub(crate) struct SharedParents {
     roots: AtomicUsize,
 }
 
-/// Number of roots that stay open. Each further root is reopened for each use, which costs three system calls.
+/// Number of roots that stay open. Each further root is opened again whenever it is used, which costs three system
+/// calls.
 const ROOTS_OPEN_MAX: usize = 16;
 
 impl SharedParents {

@@ -1,9 +1,10 @@
 //! The complete names of source trees, directory by directory. A mirror keeps these names at the target.
 //!
 //! **Invariant:** a [`DirectoryNames`] contains every name of its directory, including names that a selection excludes.
-//! If a directory cannot be read completely, an error is returned instead. A root that is not the directory of the
-//! first walk is an error. At the end of the listings, a mount of the first walk that was not found again is an error
-//! too. As in the walk, nothing below a root is opened through a symbolic link, and no excluded directory is opened.
+//! If a directory cannot be read completely, an error is returned instead. If a root is not the directory that the
+//! first walk opened, an error is returned too. If a mount of the first walk was not found again, an error is returned
+//! at the end of the listings. As in the walk, nothing below a root is opened through a symbolic link, and no excluded
+//! directory is opened.
 
 use std::ffi::CStr;
 use std::path::PathBuf;
@@ -27,9 +28,9 @@ pub struct DirectoryNames {
     pub directory: RelPath,
     /// The names in byte order.
     pub names: Vec<Name>,
-    /// Whether the names may differ from those that the first walk found.
+    /// Whether the names may differ from the names that the first walk found.
     pub changed: bool,
-    /// A source that maps to this directory and has no entries at all.
+    /// A source directory without any entries that maps to this directory, if there is one.
     pub empty_source: Option<PathBuf>,
 }
 
@@ -51,7 +52,7 @@ struct PendingDirectory {
     roots: Vec<Arc<SourceRoot>>,
     /// The path of the directory below these roots.
     path: RelPath,
-    /// The names that other roots add to this directory.
+    /// Names that other roots add to this directory.
     added_names: Vec<Name>,
     /// Whether the directory may have been moved here since the first walk, together with a directory above it.
     moved: bool,
@@ -68,9 +69,9 @@ struct DirectoryContents {
 }
 
 impl SourceNames {
-    /// Creates the listings of these roots. Directories that the selection excludes or that lie on other file systems
-    /// are not listed. A root that is not a directory has no listing. `config` is the configuration of the first walk,
-    /// with its record. That walk must have ended.
+    /// Creates the listings of these roots. `config` is the configuration of the first walk, with its record. The first
+    /// walk must have ended. Directories that the selection excludes or that lie on other file systems are not listed.
+    /// A root that is not a directory has no listing.
     #[must_use]
     pub fn of(roots: &[ScanRoot], config: ScanConfig) -> Self {
         let walk_record = config.walk_record.as_ref();
@@ -118,7 +119,7 @@ impl SourceNames {
         }
     }
 
-    /// Lists one directory. Returns `None` if it is on another file system.
+    /// Lists one directory. Returns `None` if the directory is on a file system that the walk does not enter.
     fn list(&mut self, waiting: PendingDirectory) -> Result<Option<DirectoryNames>, ScanError> {
         let PendingDirectory {
             roots,
@@ -177,7 +178,7 @@ impl SourceNames {
         } else {
             DirectoryContents::default()
         };
-        // The times are read after the names, so a change after this point is not part of the names.
+        // The times are read after the names, so the recorded times cover every change that the names include.
         let status = directory.status().map_err(&failed)?;
         if let Some(mount) = status.mount(root) {
             self.missing_mounts.remove(&mount);
@@ -217,7 +218,7 @@ impl PendingDirectory {
 }
 
 impl DirectoryContents {
-    /// Adds an entry. Always returns `true`, which means to continue.
+    /// Adds an entry. Always returns `true`, so that the listing continues.
     fn add(
         &mut self,
         directory: &Directory,
@@ -225,7 +226,7 @@ impl DirectoryContents {
         name: &CStr,
         kind: FileType,
     ) -> Result<bool, ScanError> {
-        // The directory of a shared job is never listed. A mirror spares such directories at the target.
+        // The directory of a shared job is never listed. A mirror does not remove such directories at the target.
         if is_shared_job_name(name.to_bytes()) {
             return Ok(true);
         }

@@ -1,24 +1,24 @@
-//! A record of the first walk of some roots, with which a later walk checks that it sees the same trees: the roots
-//! themselves, the mounts below them, and the time at which the first walk began. The walks of a mirror share one
-//! record across all sessions of a run, because each walk opens the sources by path and may reach other directories.
+//! A record of the first walk of some roots, with which a later walk checks that it sees the same trees. The walks of a
+//! mirror share one record across all sessions of a run, because each walk opens the sources by path and may reach
+//! other directories.
 //!
-//! The record holds the roots, and the device and inode of each directory that is the root of a mount
-//! (`STATX_ATTR_MOUNT_ROOT`, or before Linux 5.8 each directory on another device than its root). This costs a `statx`
-//! per directory.
+//! The record holds the roots, the time at which the first walk began, and the device and inode of each directory below
+//! a root that is the root of a mount (`STATX_ATTR_MOUNT_ROOT`, or before Linux 5.8 each directory on another device
+//! than its root). Recording the mounts costs a `statx` per directory.
 //!
 //! Names are not recorded. A rename gives both directories a new ctime, so a directory whose ctime is later than the
-//! beginning has lost or gained names. A later ctime without a later mtime comes from a rename of the directory itself,
-//! a new mode, or a program that sets times back. Everything below such a directory counts as changed too, because a
-//! directory that replaces another one contains subdirectories with old times.
+//! beginning of the walk may have lost or gained names. If the ctime is later but the mtime is not, the directory
+//! itself was renamed, its mode was changed, or a program has set its times back. Everything below such a directory
+//! counts as changed too, because a directory that replaces another one contains subdirectories with old times.
 //!
-//! A walk also records whether a directory had changed since the beginning by the time it was listed. A file that was
-//! moved out of it, into a directory that had already been listed, may then be missing. Another walk
-//! ([`ScanConfig::reread`](crate::ScanConfig)) visits the changed directories again.
+//! A walk also records whether a directory had changed between the beginning of the walk and the listing of the
+//! directory. A file that was moved from this directory into a directory that had already been listed may be missing
+//! from the scan. Another walk ([`ScanConfig::reread`](crate::ScanConfig)) visits the changed directories again.
 //!
-//! The beginning is read from the clock, and the walk starts in the next tick of the clock. File systems take
-//! timestamps from ticks, so a change just before the beginning would otherwise look like one just after it. If source
-//! and target are on one host, the journals that a push writes into a source do not count as changes. A manifest does
-//! not count either, because it is created before the beginning and renamed after the end.
+//! The time of the beginning is read from the clock, and the walk starts in the next tick of the clock. File systems
+//! take timestamps from ticks, so a change just before the beginning would otherwise look like a change just after it.
+//! If source and target are on one host, the journals that a push writes into a source do not count as changes. A
+//! manifest does not count either, because it is created before the beginning and renamed after the end.
 //!
 //! **Invariant:** a root that a mirror has recorded stays open while the record exists, so that no other directory can
 //! get its inode number. The entry of a root is never replaced.
@@ -47,7 +47,7 @@ pub struct WalkRecord {
     /// Maximum number of roots that are kept open.
     roots_open_max: usize,
     mounts: Lock<Mounts>,
-    /// Whether any directory had changed since the beginning by the time it was listed.
+    /// Whether any directory had changed between the beginning of the walk and its listing.
     has_changed: AtomicBool,
     /// Whether the time of such a change has no nanoseconds.
     has_whole_seconds: AtomicBool,
@@ -55,7 +55,7 @@ pub struct WalkRecord {
     unstable_directories: Lock<Vec<PathBuf>>,
 }
 
-/// A root that a walk has opened.
+/// A root that a walk has opened as a directory.
 #[derive(Debug)]
 struct KnownRoot {
     number: FileNumber,
@@ -86,8 +86,8 @@ pub(crate) enum DirectoryChange {
 }
 
 impl WalkRecord {
-    /// Creates a record for a walk that is about to begin. Returns in the next tick of the clock, so that every later
-    /// change on this host gives a directory a later time than any earlier change. Changes of the directories in `own`
+    /// Creates a record for a walk that is about to begin. Returns in the next tick of the clock, so that every change
+    /// on this host after the return gets a later time than any change before it. Changes of the directories in `own`
     /// are ignored.
     #[must_use]
     pub fn begin(own: Vec<FileNumber>) -> Self {
@@ -108,8 +108,8 @@ impl WalkRecord {
         }
     }
 
-    /// Creates a record for a walk that rereads the changes since this walk began. First waits until later changes get
-    /// another time, even on a file system that stores whole seconds.
+    /// Creates a record for a walk that visits again the directories that changed since this walk began. First waits
+    /// until later changes get a later time, even on a file system that stores whole seconds.
     #[must_use]
     pub fn begin_reread(&self) -> Self {
         if self.has_whole_seconds.load(Ordering::Relaxed) {
@@ -122,7 +122,7 @@ impl WalkRecord {
     }
 
     /// Returns the same record with a limit on open roots, for walks that remove nothing. Another directory may get the
-    /// inode number of a root that is not open.
+    /// inode number of a root that is not kept open.
     #[must_use]
     pub fn with_few_descriptors(self) -> Self {
         Self {
@@ -189,7 +189,7 @@ impl WalkRecord {
         }
     }
 
-    /// Records the times of a directory after it was listed. `listed` is the state before.
+    /// Records the times of a directory after it was listed. `listed` is the state just before the listing.
     pub(crate) fn note_listed(
         &self,
         directory: &Directory,
@@ -206,7 +206,8 @@ impl WalkRecord {
             self.has_changed.store(true, Ordering::Relaxed);
             return;
         };
-        // Our clock can only tell whether the change was later if the clock of the storage is not ahead of ours.
+        // Whether the change was later than the listing is only certain if the clock of the storage is not ahead of
+        // this host's clock.
         let is_ahead = after.ctime > now(ClockId::Realtime);
         let is_other = before.ctime != after.ctime;
         if is_other || !is_ahead {
@@ -265,12 +266,12 @@ fn now(clock: ClockId) -> Timestamp {
     }
 }
 
-/// Small enough to leave descriptors for other uses under a low limit.
+/// Small enough to leave descriptors for other uses if the limit on descriptors is low.
 const ROOTS_OPEN_MAX: usize = 16;
 /// Maximum wait for the next tick, which is longer than a tick. It ends the wait if the clock has been set back.
 const TICK_MAX: Duration = Duration::from_millis(60);
 const PAUSE: Duration = Duration::from_millis(1);
-/// Longer than the resolution of 2 s that some file systems have.
+/// A wait that is longer than the resolution of 2 s that some file systems have.
 const WHOLE_SECONDS: Duration = Duration::from_millis(2100);
 
 #[cfg(test)]
