@@ -1,8 +1,9 @@
 //! The jobs of a walk: visiting a root, listing a directory, and looking up a batch of its names.
 //!
 //! Each job runs on the walk's own rayon pool, newest first. So a thread walks depth-first, and few directories are
-//! pending. **Invariant:** a pending directory is stored as a path, not as a descriptor. The number of open descriptors
-//! is bounded by the threads, the batches of names to look up, and the emitted batches that are not dropped yet.
+//! waiting to be listed. **Invariant:** a directory that is waiting is stored as a path, not as a descriptor. The
+//! number of open descriptors is bounded by the number of threads, of batches of names to look up, and of emitted
+//! batches that are not dropped yet.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::AsFd;
@@ -53,7 +54,7 @@ pub(crate) struct Walk {
     scratch: Lock<Vec<Scratch>>,
 }
 
-/// The execution of one job.
+/// The context in which a thread runs one job.
 #[derive(Debug)]
 pub(crate) struct Worker<'walk> {
     walk: &'walk Arc<Walk>,
@@ -99,9 +100,9 @@ impl Walk {
         self.scratch.lock().push(scratch);
     }
 
-    /// Returns why a name is skipped, or `None` if it is not skipped.
+    /// Returns the reason why a name is skipped, or `None` if the name is not skipped.
     fn unfinished(&self, directory: &Directory, name: &CStr) -> Option<Unfinished> {
-        // An entry that is itself a root is never skipped.
+        // An entry that is itself the root of the walk is never skipped.
         let skip_filter = self
             .config
             .skip_filter
@@ -109,7 +110,7 @@ impl Walk {
         skip_filter(directory.fd().as_fd(), name.to_bytes())
     }
 
-    /// Returns whether a name is skipped. Counts the parts of unfinished transfers.
+    /// Returns whether a name is skipped. If the skipped entry is a part of an unfinished transfer, counts the part.
     fn counts_as_skipped(&self, directory: &Directory, name: &CStr) -> bool {
         let why = self.unfinished(directory, name);
         if why == Some(Unfinished::Part) {
@@ -157,7 +158,7 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Visits and emits a root, which is a directory with everything below it or a single entry.
+    /// Visits and emits a root. A root is either a directory with everything below it or a single entry.
     pub(crate) fn visit_root(&mut self, root: &ScanRoot) {
         let visited = match root.directory_flags() {
             _ if self.walk.config.reread.is_some() => self.reread_tree(root),
@@ -249,8 +250,8 @@ impl<'walk> Worker<'walk> {
             .and_then(|(_, name)| CString::new(name.as_bytes()).ok());
         let mut names = NameList::default();
         names.push(&name.ok_or_else(|| root.failed(Operation::Stat)(Errno::INVAL))?);
-        // The entry may just have become a directory. Listing it then fails with an error, because it is opened with
-        // `O_PATH` only.
+        // The entry may just have become a directory. Listing that directory then fails with an error, because
+        // directories of a single-entry root are opened with `O_PATH` only.
         self.look_up(&directory, &names, Visit::Entries);
         Ok(())
     }
@@ -278,8 +279,8 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Lists a directory of the walk and records its times for later walks. The times are read after the names, so that
-    /// they show every change that the names may not include.
+    /// Lists a directory of the walk and records the directory's times for later walks. The times are read after the
+    /// names, so that the times show every change that the names may not include.
     fn visit(&mut self, directory: &Arc<Directory>, visit: Visit) -> Result<(), Errno> {
         let before = match &self.walk.config.reread {
             Some(_) => Some(directory.status()?),
@@ -297,7 +298,7 @@ impl<'walk> Worker<'walk> {
         Ok(())
     }
 
-    /// Returns which part of a directory to visit.
+    /// Returns which entries of a directory to visit.
     fn visit_for(
         &self,
         directory: &Directory,
@@ -310,7 +311,7 @@ impl<'walk> Worker<'walk> {
         match walked.change(before) {
             _ if moved == Visit::Tree => Visit::Tree,
             DirectoryChange::Nothing => Visit::Directories,
-            // A root cannot have been moved here unnoticed.
+            // A root cannot have been moved here without being noticed, because its inode number was compared.
             DirectoryChange::Replaced if !directory.source_path().is_root() => Visit::Tree,
             DirectoryChange::Replaced | DirectoryChange::Names => Visit::Entries,
         }
@@ -340,7 +341,7 @@ impl<'walk> Worker<'walk> {
         self.walk.put_back(Scratch { listing, names });
     }
 
-    /// Passes a job to another thread, or runs it directly if enough jobs are waiting.
+    /// Queues a job for another thread. If enough jobs are waiting, runs the job directly.
     fn run_or_queue(&mut self, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
         if self.walk.batches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
             self.walk.batches_waiting.fetch_sub(1, Ordering::Relaxed);
@@ -366,8 +367,8 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Looks up these names and returns the selected entries. Errors are passed to `report`. Returns no entries if the
-    /// walk is stopped.
+    /// Looks up these names and returns the selected entries. Each error is passed to `report`. If the walk is stopped,
+    /// returns no entries.
     fn look_up_selected(
         &mut self,
         directory: &Directory,
@@ -394,7 +395,7 @@ impl<'walk> Worker<'walk> {
         entries
     }
 
-    /// Returns whether an entry that cannot be looked up is a mount point that this walk does not enter anyway.
+    /// Returns whether an entry that cannot be looked up is a mount point that this walk would not enter.
     fn is_excluded_mount(&self, directory: &Directory, name: &CStr) -> bool {
         self.walk.config.file_systems == FileSystems::OfRoot
             && is_mount_point(directory.fd(), OsStr::from_bytes(name.to_bytes()))
@@ -449,7 +450,7 @@ impl<'walk> Worker<'walk> {
     }
 }
 
-/// The part of a directory that a walk visits.
+/// The entries of a directory that a walk visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visit {
     /// The entries of the directory. Whether subdirectories are visited is decided for each of them.

@@ -51,7 +51,7 @@ pub(crate) struct Ledger {
     state: RandomState,
 }
 
-/// The state of a file that was handed out.
+/// The state of a file that was handed out in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     /// The file is in a batch and had this version when the batch was handed out.

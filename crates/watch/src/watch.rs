@@ -21,8 +21,8 @@ use crate::stamp::{Stamp, age};
 pub struct WatchConfig {
     /// Time for which a file that was not closed must stay unchanged before it counts as ready.
     pub rest: Duration,
-    /// Minimum time between two walks. If `None`, the minimum is one minute. If inotify is not used and the tree is
-    /// only walked, [`rest`](Self::rest) replaces that minute. A slow walk makes the time longer.
+    /// Minimum time between two walks. The default (`None`) is one minute if inotify reports changes. If the tree is
+    /// only walked, the default is [`rest`](Self::rest), but at least one second. A slow walk makes the time longer.
     pub rescan: Option<Duration>,
     /// Returns whether a directory is on a file system that other hosts can change without an inotify event.
     pub is_shared: fn(&Path) -> bool,

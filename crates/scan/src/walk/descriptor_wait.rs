@@ -1,8 +1,8 @@
 //! Waits for free descriptors when the process or the machine has run out of them.
 //!
 //! Consumers release descriptors when they drop batches, so a shortage is usually short. **Invariant:** the wait is
-//! bounded, and is halved each time it ends without success. So if a consumer keeps every batch, the walk fails with
-//! errors instead of hanging.
+//! bounded, and the bound is halved after each wait without success. So if a consumer keeps every batch, the walk fails
+//! with errors instead of hanging.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -23,7 +23,7 @@ impl DescriptorWait {
         }
     }
 
-    /// Repeats `open` while it fails because descriptors are exhausted, until the maximum wait has passed.
+    /// Calls `open` again while the call fails because descriptors are exhausted, until the maximum wait has passed.
     pub(crate) fn open<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         let mut end = None;
         loop {

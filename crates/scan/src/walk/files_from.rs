@@ -1,10 +1,10 @@
-//! Visits listed paths (`--files-from`) instead of walking a tree. One job reads the list, and each of the others looks
-//! up paths of one directory.
+//! Visits listed paths (`--files-from`) instead of walking a tree. One job reads the list. Every other job looks up the
+//! listed paths of one directory.
 //!
-//! The reading job takes the paths of one read at a time and groups them by directory. Each other job opens a directory
-//! once for its group and looks up the names. The first job that reaches a directory emits the directory and its
-//! parents, under a lock that it holds until they are in the queue. So a directory is still emitted before any entry in
-//! it.
+//! The reading job takes the paths that one read delivers and groups them by directory. Each other job opens a
+//! directory once for its group and looks up the names. The first job that reaches a directory emits the directory and
+//! its parents, under a lock that the job holds until these items are in the queue. So a directory is always emitted
+//! before any entry in it.
 //!
 //! A path that is listed twice is sent once. To detect that, the scan stores a fingerprint of each path and each
 //! directory, with keys that are generated at its start. A fingerprint takes at most 60 bytes, including the growth of
@@ -36,8 +36,8 @@ use super::names::NameList;
 #[derive(Debug)]
 struct ListedTree {
     root: Arc<SourceRoot>,
-    /// The directories that have been emitted. The lock is held while a directory is emitted, so that the items of a
-    /// job that finds it here come later in the queue.
+    /// The directories that have been emitted. The lock is held while a directory is emitted. So if another job finds
+    /// the directory here, that job's items come later in the queue than the directory.
     emitted: Lock<Fingerprints>,
 }
 
@@ -93,7 +93,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Emits the mode and time of the source itself, which is listed as `.`.
+    /// Emits the mode and time of the directory to which the paths are relative. The list contains that directory as
+    /// `.`.
     fn visit_top(&mut self, top: &Arc<Directory>) {
         if let Err(errno) = self.send_root(top) {
             self.report(ScanError::io(top.full_path(), Operation::Stat, errno));
@@ -123,8 +124,8 @@ impl Worker<'_> {
             if self.walk.unfinished(directory, &raw).is_some()
                 && self.admits(&path, PathKind::Other)
             {
-                // In a tree, the entry would be skipped silently. For a listed path, the user needs to know that it is
-                // not sent.
+                // A walk of a tree skips such an entry silently. If the user has listed the path, the user needs to
+                // know that the entry is not sent.
                 self.report(ScanError::Listed {
                     path: group.path_of(name),
                     fault: ListFault::Unfinished,
@@ -144,7 +145,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Opens a directory after emitting the directory and those above it.
+    /// Opens a directory after emitting it and the directories above it.
     fn enter(&mut self, tree: &ListedTree, path: &RelPath) -> Result<Arc<Directory>, SkipReason> {
         let mut emitted = tree.emitted.lock();
         if !path.is_root() && !emitted.contains(path) {
@@ -280,7 +281,8 @@ fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     }
 }
 
-/// Turns a vanished entry into a missing path, because the list may name a path that never existed.
+/// Converts the error about a vanished entry into an error about a missing path, because the list may contain a path
+/// that never existed.
 fn as_list_error(error: ScanError, parent: &RelPath) -> ScanError {
     match error {
         ScanError::Vanished { path } => {

@@ -1,23 +1,28 @@
-//! Marks of directories, which record the state that one node of a job has seen, so that another node can check that it
-//! sees the same directory.
+//! Marks of directories. A mark records the state of a directory that one node of a job has seen, so that another node
+//! can check that it sees the same directory.
 //!
-//! On a file system shared by all nodes, a directory has the same inode number on each of them, and its change time,
-//! which no program can set, never goes back. In a copy, inode numbers differ. If a copy preserves them, as a snapshot
-//! or a cloned volume does, directories that have changed since have an older change time in the copy. A directory that
-//! has changed *later* than its mark is walked in its current state, as in any push. A different directory at the path
-//! is walked too if any directory above it has changed later than recorded, because replacing a directory changes its
-//! parent.
+//! On a file system shared by all nodes, a directory has the same inode number on each node, and its change time, which
+//! no program can set, never goes back. In a copy, inode numbers differ. If a copy preserves them, as a snapshot or a
+//! cloned volume does, a directory that has changed since the copy was made has an older change time in the copy. A
+//! directory that has changed *later* than its mark is walked in its current state, as in any push. A different
+//! directory at the path is walked too if any directory above it has changed later than recorded, because replacing a
+//! directory changes its parent.
 //!
-//! A change above only shows that a directory may have been replaced. In a tree whose top changes constantly, the inode
-//! number alone proves nothing. So three more comparisons prevent a node from sending another tree: the roots, before
-//! the node joins; change times, because an outdated copy has no later one above; and mounts, here at every level of
-//! the path. If a file system itself shows different directories to different hosts without mounts, and its top
-//! changes, each node sends the directories that it sees. On a file system that cannot be queried for the current
-//! state, a node may send a directory that exists only in its own name cache, for about a second after the directory
-//! was replaced.
+//! A change above only shows that a directory may have been replaced. In a tree whose upper directories change
+//! constantly, a different inode number alone proves nothing. So three more comparisons prevent a node from sending
+//! another tree:
+//!
+//! - The roots are compared before the node joins.
+//! - Change times are compared, because in an outdated copy no directory above has a later change time.
+//! - Mounts are compared at every level of the path.
+//!
+//! If a file system itself shows different directories to different hosts without mounts, and its upper directories
+//! change, each node sends the directories that it sees. On a file system that cannot be queried for the current state,
+//! a node may send a directory that exists only in its own name cache, for about a second after the directory was
+//! replaced.
 //!
 //! **Invariant:** a directory with a mark is listed only after it was compared with the mark, and after the server was
-//! queried. An outdated cache on this node is refreshed and is not a difference.
+//! queried. An outdated cache on this node is refreshed and does not count as a difference.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,23 +38,24 @@ use crate::directory::{Directory, DirectoryStatus, SourceRoot};
 use crate::entry::Entry;
 use crate::error::{Difference, ScanError};
 
-/// The state of a directory as a node has seen it.
+/// The state of a directory as a node of the job has seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryMark {
     /// The inode number.
     pub inode: u64,
     /// The change time.
     pub ctime: Timestamp,
-    /// The latest change time of all directories above, each read before that directory was listed. `None` for a root.
+    /// The latest change time of all directories above this one. The change time of each of them was read before its
+    /// entries were listed. `None` for a root.
     pub above_ctime: Option<Timestamp>,
 }
 
-/// A directory below a root, and its state as a node has seen it.
+/// A directory below a root, and the state of the directory as a node of the job has seen it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkedPath {
     /// The path below the root.
     pub path: RelPath,
-    /// The mark. `None` means that neither this directory nor anything below it is compared.
+    /// The mark of the directory. If `None`, neither this directory nor anything below it is compared.
     pub mark: Option<DirectoryMark>,
 }
 
@@ -62,7 +68,7 @@ impl DirectoryMark {
         }
     }
 
-    /// Returns the mark of a directory that is an entry of the directory with this mark.
+    /// Returns the mark of `entry`, a subdirectory of the directory with this mark.
     pub(super) fn below(self, entry: &Entry) -> Self {
         Self {
             inode: entry.inode,
@@ -82,12 +88,14 @@ impl DirectoryMark {
         }
     }
 
-    /// Returns whether any directory above has changed. `now` is the latest change time of the directories above.
+    /// Returns whether any directory above the marked one has changed since the mark was made. `now` is the current
+    /// latest change time of the directories above.
     fn has_changed_above(self, now: Timestamp) -> bool {
         self.above_ctime.is_some_and(|then| now > then)
     }
 
-    /// Returns the mark of the current directory, which may have replaced the recorded one.
+    /// Returns a mark of the directory that is now at the path, which may have replaced the marked directory. `here` is
+    /// the current state of the directory.
     fn refreshed(self, here: &DirectoryStatus, above: Option<Timestamp>) -> Self {
         Self {
             inode: here.number.inode,
@@ -136,7 +144,7 @@ pub(super) fn open_and_compare(
                     });
                 };
                 above = query_ancestors(path, config, &open)?;
-                // If a directory above was removed, so was this one.
+                // If a directory above was removed, this directory was removed too.
                 may_be_replaced = above.map_or(!path.is_root(), |now| seen.has_changed_above(now));
                 sleep(pause);
             }
@@ -144,11 +152,12 @@ pub(super) fn open_and_compare(
     }
 }
 
-/// Returns the latest change time of the directories above a path, or `None` if one of them is missing or the path is a
-/// root. All of them are queried, from the root downwards, so that no name on the way comes from a cache.
+/// Returns the latest change time of the directories above a path. Returns `None` if one of these directories is
+/// missing or if the path is a root. Each directory is queried, from the root downwards, so that no name in the path is
+/// taken from a cache.
 ///
 /// # Errors
-/// Returns an error if the mounts on these directories differ from those at the head.
+/// Returns an error if the mounts on these directories differ from the mounts at the head, the node that leads the job.
 fn query_ancestors(
     path: &RelPath,
     config: &ScanConfig,
@@ -173,8 +182,8 @@ fn query_ancestors(
     Ok(latest)
 }
 
-/// Checks that an entry is a mount point here if and only if it is one at the head. A mount hides the directory that
-/// all nodes share.
+/// Checks that an entry is a mount point here if and only if it is a mount point at the head, the node that leads the
+/// job. A mount hides the directory that all nodes share.
 ///
 /// # Errors
 /// Returns an error if the entry is a mount point only here or only at the head.
@@ -203,8 +212,9 @@ pub(super) fn check_mount(
     }
 }
 
-/// The pauses before each new attempt. The first attempt only queries the servers for all directories above. The others
-/// are for file systems that cannot be queried and cache names and attributes for about a second.
+/// The pauses before each new attempt. The first attempt only queries the servers for all directories above. The second
+/// and third attempts are for file systems that cannot be queried and that cache names and attributes for about a
+/// second.
 const PAUSES: [Duration; 3] = [Duration::ZERO, CACHE_PAUSE, CACHE_PAUSE.saturating_mul(5)];
 const CACHE_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 

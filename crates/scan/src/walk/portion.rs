@@ -1,5 +1,5 @@
-//! Portions of a walk: the part of some trees that one of several nodes walks at a time, and the rest that is left for
-//! others.
+//! Portions of a walk. Several nodes share the walk of some trees, and a portion is the work that one node does at a
+//! time. The remaining work is left to later portions.
 //!
 //! **Invariant:** if the sources do not change, a portion is the same for every node and every repetition. Names are
 //! taken in byte order, and a portion is limited by entries and bytes, never by time.
@@ -27,7 +27,7 @@ use super::{DescriptorWait, UnfinishedParts, Walk, WalkTally, Worker, may_be_dir
 pub struct PortionSize {
     /// Maximum number of entries to look up.
     pub entries: usize,
-    /// Maximum total size of the files in bytes. The last file may exceed it.
+    /// Maximum total size of the files in bytes. The last file of a portion may exceed this limit.
     pub bytes: u64,
     /// Files of at least this size in bytes do not count toward `bytes`.
     pub large_bytes: u64,
@@ -35,7 +35,7 @@ pub struct PortionSize {
     pub wanted: PortionEntries,
 }
 
-/// The entries of a tree that a portion contains.
+/// The kinds of entries that a portion contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortionEntries {
     /// All entries.
@@ -44,34 +44,35 @@ pub enum PortionEntries {
     Directories,
 }
 
-/// The entries found in some trees, and the remaining work.
+/// The entries that the walk of a portion found, and the remaining work.
 #[derive(Debug, Default)]
 pub struct Portion {
-    /// The items found, in the order in which the receiver must get them.
+    /// The items found, in the order in which the receiver needs them.
     pub items: Vec<ScanItem>,
     /// Directories that remain to be walked.
     pub directories: Vec<MarkedPath>,
     /// Entries that remain to be looked up, as names of a directory.
     pub names: Vec<(MarkedPath, Vec<Name>)>,
-    /// The marks of opened directories that were compared, by their paths below the root.
+    /// The marks of the directories that were opened and compared, by their paths below the root.
     pub marks: HashMap<RelPath, DirectoryMark>,
     /// Number of entries that the selection has excluded.
     pub left_out: u64,
     /// The parts of unfinished transfers that were skipped.
     pub parts: UnfinishedParts,
-    /// Whether the directory whose entries were to be looked up could not be opened.
+    /// Whether the directory that contains the entries to look up could not be opened.
     pub is_unopened: bool,
 }
 
 impl Portion {
-    /// Returns the error about an entry that differs from the one that another node has found, if there is one.
+    /// Returns the error about an entry that differs from the entry that another node found at the same path, if there
+    /// is such an error.
     #[must_use]
     pub fn difference(&self) -> Option<&ScanError> {
         self.errors()
             .find(|error| matches!(error, ScanError::Differs { .. }))
     }
 
-    /// Returns the error about exactly this path.
+    /// Returns the error about exactly this path, if there is one.
     #[must_use]
     pub fn failure_at(&self, path: &Path) -> Option<&ScanError> {
         self.errors().find(|error| error.path() == Some(path))
@@ -85,7 +86,7 @@ impl Portion {
     }
 }
 
-/// Walks these directories below a root, up to the limits of a portion.
+/// Walks these directories below a root until a limit of the portion is reached.
 #[must_use]
 pub fn walk_portion(
     root: &ScanRoot,
@@ -96,7 +97,7 @@ pub fn walk_portion(
     portion(config, size, |walker| walker.walk(root, directories))
 }
 
-/// Looks up entries of a directory below a root, up to the limits of a portion.
+/// Looks up entries of a directory below a root until a limit of the portion is reached.
 #[must_use]
 pub fn look_up_portion(
     root: &ScanRoot,
@@ -111,8 +112,8 @@ pub fn look_up_portion(
     })
 }
 
-/// Returns the mark of a root, or of the directory that contains a root that is a single entry. Returns `None` if the
-/// directory cannot be opened.
+/// Returns the mark of a root. If the root is a single entry, returns the mark of the directory that contains it.
+/// Returns `None` if the directory cannot be opened.
 #[must_use]
 pub fn mark_root(root: &ScanRoot) -> Option<DirectoryMark> {
     let open = || {
@@ -201,7 +202,8 @@ impl PortionWalker<'_, '_> {
         self.portion.items.push(ScanItem::Error(error));
     }
 
-    /// Lists a directory and looks up its entries, up to the limits of the portion. Returns its subdirectories.
+    /// Lists a directory and looks up its entries until a limit of the portion is reached. Returns the subdirectories
+    /// of the directory.
     fn visit(
         &mut self,
         root: &Arc<SourceRoot>,
@@ -262,7 +264,8 @@ impl PortionWalker<'_, '_> {
         }
     }
 
-    /// Returns all names of a directory, as far as it can be read.
+    /// Returns the names of a directory that may belong to wanted entries. If reading the directory fails, reports the
+    /// error and returns the names that were read before.
     fn list(&mut self, directory: &Directory) -> Vec<CString> {
         let mut names = Vec::new();
         let listed = directory.list(&mut Listing::default(), |entry| {
@@ -277,7 +280,7 @@ impl PortionWalker<'_, '_> {
         names
     }
 
-    /// Leaves names for later portions, in groups of one portion each.
+    /// Leaves names for later portions, in groups that each fit into one portion.
     fn defer_names(&mut self, directory: &Directory, names: &[CString]) {
         let path = directory.source_path();
         for batch in names.chunks(self.size.entries) {
@@ -311,8 +314,8 @@ impl PortionWalker<'_, '_> {
         self.portion.directories.extend(below);
     }
 
-    /// Adds entries of a directory up to the limits of the portion, and leaves the others for later. Returns the
-    /// subdirectories among them.
+    /// Adds entries of a directory until a limit of the portion is reached, and leaves the remaining entries for later
+    /// portions. Returns the subdirectories among the added entries.
     fn add_entries(&mut self, directory: &Arc<Directory>, names: &[CString]) -> Vec<MarkedPath> {
         let mut list = NameList::default();
         names.iter().for_each(|name| list.push(name));
@@ -360,7 +363,7 @@ impl PortionWalker<'_, '_> {
         below
     }
 
-    /// Reports entries whose mounts differ from those at the head.
+    /// Reports entries that are mount points only here or only at the head, the node that leads the job.
     fn compare_mounts(&mut self, directory: &Directory, entries: &[Entry]) {
         if directory.root().extent == Extent::SingleEntry {
             return; // a source itself, which is compared before the walk

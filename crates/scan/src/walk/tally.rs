@@ -1,4 +1,4 @@
-//! Counts of a running walk, for observers.
+//! Counts of a running walk, which other threads can read.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -34,13 +34,13 @@ pub struct WalkTotals {
 pub struct UnfinishedParts {
     /// Number of parts.
     pub count: u64,
-    /// The path of one of them.
+    /// The path of one of the parts.
     pub first: Option<PathBuf>,
 }
 
 impl UnfinishedParts {
-    /// Returns a warning for the user if any parts were skipped. It names one of them, because that may be a user's own
-    /// entry with such a name.
+    /// Returns a warning for the user if any parts were skipped. The warning names one of the parts, because the user
+    /// may have created an entry with such a name.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let count = self.count;

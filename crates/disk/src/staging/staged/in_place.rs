@@ -113,8 +113,8 @@ impl WatchState {
 }
 
 /// Sets the modification time of a file to the oldest possible time, so that the file counts as older than any other.
-/// It is set after each change, because a session may be unable to do so when it stops, and when the change is given
-/// up.
+/// This function is called after each change, because a session may be unable to set the time when it stops. It is also
+/// called when the change is given up.
 pub(super) fn set_oldest_mtime(permit: Permit<'_>, file: &File) {
     let oldest = Timestamp {
         seconds: i64::from(i32::MIN),
