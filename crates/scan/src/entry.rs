@@ -117,7 +117,7 @@ pub struct EntryProperties {
 /// A summary of an entry's extended attributes. The attributes themselves are read when the entry is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XattrMark {
-    /// A digest of the attributes that are copied, for comparison. `None` if there are none.
+    /// A digest of the attributes that are copied, used to compare them. `None` if no attributes are copied.
     pub digest: Option<[u8; 32]>,
     /// Size in bytes of the attributes that are sent.
     pub bytes: usize,

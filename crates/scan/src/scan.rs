@@ -115,8 +115,8 @@ impl Scan {
         self.tally.parts()
     }
 
-    /// Returns the times that the threads of the walk have spent so far on the file system and blocked by the consumer.
-    /// A walk has no upstream stage, so it is never starved.
+    /// Returns the times that the threads of the walk have spent so far: working on the file system, or blocked by the
+    /// consumer. A walk has no upstream stage, so its threads never wait for input.
     #[must_use]
     pub fn times(&self) -> StageTimes {
         self.tally.clock.times()

@@ -1,5 +1,5 @@
 //! Attributes that new entries inherit from their directory: the group of a setgid directory and its default access
-//! control list. A file that was created elsewhere gets them before it is linked into the directory.
+//! control list. A file that was created elsewhere is given these attributes before it is linked into the directory.
 
 use std::fs::File;
 use std::io;

@@ -157,7 +157,7 @@ impl Lease {
         })))
     }
 
-    /// Issues the right to publish once. Waits for an echo if there is no recent one.
+    /// Issues the right to publish once. Waits for an echo if no recent echo has been received.
     ///
     /// # Errors
     /// Returns `ECONNABORTED` if the session has ended or its connection has hung up.

@@ -62,7 +62,7 @@ impl RemovalBudget {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// Records that `entries` of the removed entries were replaced by others.
+    /// Records that `entries` of the removed entries were removed because another entry replaces them.
     pub fn note_replaced(&self, entries: u64) {
         self.replaced.fetch_add(entries, Ordering::Relaxed);
     }

@@ -80,8 +80,8 @@ pub(crate) struct ParentIdentity {
 /// A process, identified uniquely across hosts and boots, even if process IDs are reused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ProcessIdentity {
-    /// A hash of the machine ID, the host name and, in a container, the PID and time namespaces. A machine without an
-    /// ID gets a new one at each boot. 0 if it is unknown.
+    /// A hash of the machine ID, the host name and, in a container, the PID and time namespaces. If a machine has no
+    /// ID, the hash changes at each boot. The value is 0 if the machine is unknown.
     machine: u64,
     /// The boot ID, or 0 if it is unknown.
     boot: u64,

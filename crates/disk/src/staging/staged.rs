@@ -47,7 +47,7 @@ pub struct Staged {
     lease: Lease,
     /// Whether the hidden name is kept when this is dropped.
     lasting: AtomicBool,
-    /// Detects changes by others while an existing file is changed in place.
+    /// Detects changes by other processes while an existing file is changed in place.
     in_place: Option<InPlaceChange>,
     /// A value that is dropped together with the file.
     _attached: Option<Box<dyn Any + Send + Sync>>,
@@ -138,8 +138,7 @@ impl Staged {
         if !there.regular {
             return Err(Errno::INVAL.into());
         }
-        // All writers set the same length. No writer sets a shorter length, which would cut off data that another has
-        // written.
+        // All writers set the same length. A shorter length would cut off data that another writer has written.
         if there.bytes < bytes {
             let _permit = lease.permit()?;
             file.set_len(bytes)?;

@@ -189,7 +189,7 @@ impl StagingDirectory {
                 let removed = unlink_at(self.parent(), &self.hidden);
                 Ok(removed.inspect_err(|_error| self.exchange_back())?)
             }
-            // Without `RENAME_EXCHANGE`, the name does not exist for a moment.
+            // Without `RENAME_EXCHANGE`, the old entry is removed first, so the name does not exist for a short time.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 Self::remove_existing(lease, &self.parent(), &self.name)?;
                 Ok(self.rename_to_final(lease)?)

@@ -1,5 +1,5 @@
-//! One session of a shared job. It creates its entries in its own directory below that of the job, and renames them
-//! from there to their final names.
+//! One session of a shared job. The session creates entries in its own directory inside the job's directory, and
+//! renames them from there to their final names.
 //!
 //! **Invariant:** after the directory of the job has been removed, every attempt to create or rename an entry fails
 //! with [`JOB_ENDED`].

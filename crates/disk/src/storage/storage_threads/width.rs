@@ -31,7 +31,7 @@ pub(super) struct ThreadCountController {
     attempt: Option<ThreadCountAttempt>,
     /// The direction of the next attempt. More threads are tried only while the current ones are mostly asleep.
     next: ThreadCountStep,
-    /// Whether every attempt so far has been a large improvement.
+    /// Whether every attempt so far has improved the rate by a large factor.
     is_starting: bool,
     /// Whether the number of threads comes from an earlier transfer and has not been checked against this storage yet.
     is_recalled: bool,
@@ -300,7 +300,7 @@ mod tests {
         awake: Duration,
         /// The time for which a piece waits for storage.
         latency: Duration,
-        /// The number of pieces that storage serves concurrently. The others wait in its queue.
+        /// The number of pieces that storage serves concurrently. All further pieces wait in its queue.
         depth: usize,
         /// Pieces that arrive per second.
         offered: f64,
