@@ -49,7 +49,7 @@ pub struct StagingDirectory {
     name: Name,
     hidden: Name,
     directory: Arc<OwnedFd>,
-    /// Whether the hidden name no longer belongs to this directory.
+    /// Whether this directory no longer has its hidden name. If so, an entry with that name must not be removed.
     is_released: AtomicBool,
     new_files: NewFiles,
 }
@@ -103,7 +103,7 @@ impl StagingDirectory {
         *self.parent.lock() = parent;
     }
 
-    /// Returns whether the staging directory still has its hidden name, so that it was neither moved nor removed.
+    /// Returns whether the staging directory still has its hidden name. If not, it was moved or removed.
     #[must_use]
     pub fn has_hidden_name(&self) -> bool {
         let there = number_at(self.parent(), &self.hidden);
@@ -181,8 +181,8 @@ impl StagingDirectory {
         rename_with(permit, &parent, &self.hidden, &parent, &self.name, flags)
     }
 
-    /// Exchanges the two names atomically, so that a complete entry has the name at any time. An entry that cannot be
-    /// removed, because it is now a directory, gets its name back.
+    /// Exchanges the hidden and the final name atomically, so that a complete entry has the final name at any time. If
+    /// the old entry cannot be removed, because it is now a directory, the exchange is undone.
     fn publish_over_file(&self, lease: &Lease) -> io::Result<()> {
         match self.exchange_names(lease.permit()?) {
             Ok(()) => {
@@ -201,7 +201,7 @@ impl StagingDirectory {
     /// Undoes the exchange of names. The exchange had a permit, so undoing it needs none.
     fn exchange_back(&self) {
         let exchanged = self.exchange_names(Permit::for_hidden());
-        // If this fails, the entry with the hidden name belongs to somebody else and must not be removed.
+        // If this call fails, the entry with the hidden name belongs to another process and must not be removed.
         self.is_released
             .store(exchanged.is_err(), Ordering::Relaxed);
     }

@@ -49,7 +49,7 @@ pub struct WalkRecord {
     mounts: Lock<Mounts>,
     /// Whether any directory had changed between the beginning of the walk and its listing.
     has_changed: AtomicBool,
-    /// Whether the time of such a change has no nanoseconds.
+    /// Whether the time of any such change had no fraction of a second.
     has_whole_seconds: AtomicBool,
     /// The directories that may have changed while they were reread.
     unstable_directories: Lock<Vec<PathBuf>>,
@@ -63,25 +63,25 @@ struct KnownRoot {
     open: Option<Arc<SourceRoot>>,
 }
 
-/// The mounts below the roots, with their paths.
+/// The mounts below the roots, each with its path.
 pub(crate) type Mounts = HashMap<FileNumber, PathBuf>;
 
 /// The state just before a directory was listed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ListingStart {
-    /// The time of the clock that file systems use for timestamps.
+    /// The time of the clock that file systems use for timestamps, just before the listing.
     began: Timestamp,
     /// The identity and times of the directory, if the walk rereads it.
     before: Option<DirectoryStatus>,
 }
 
-/// The possible changes of a directory since the first walk began.
+/// The possible changes of a directory since the first walk began, as shown by its times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirectoryChange {
     Nothing,
     /// Names may have been added or removed.
     Names,
-    /// The directory may have replaced another one, with everything below it.
+    /// The directory, with everything below it, may have replaced another directory.
     Replaced,
 }
 
@@ -147,8 +147,8 @@ impl WalkRecord {
         Ok(())
     }
 
-    /// Returns the record of the root at this path, or `None` if no walk has opened it as a directory. The inner value
-    /// is the open root, if it is kept open.
+    /// Returns the root that is recorded for this path, or `None` if no walk has opened the path as a directory. The
+    /// inner value is the open root. It is `None` if the root is not kept open.
     pub(crate) fn root(&self, path: &Path) -> Option<Option<Arc<SourceRoot>>> {
         self.roots.lock().get(path).map(|known| known.open.clone())
     }
@@ -177,8 +177,9 @@ impl WalkRecord {
         self.mounts.lock().clone()
     }
 
-    /// Returns the change that a directory's times show. The ctime decides, because no program can set it. If the mtime
-    /// is not later, the directory was renamed, its mode was changed, or a program has set the mtime back.
+    /// Returns the change that the times of a directory indicate. The ctime decides, because no program can set it. If
+    /// only the ctime is later than the beginning, the directory was renamed, its mode was changed, or a program has
+    /// set the mtime back.
     pub(crate) fn change(&self, status: &DirectoryStatus) -> DirectoryChange {
         if !self.is_after_begin(status.ctime) || self.own.contains(&status.number) {
             DirectoryChange::Nothing
@@ -224,7 +225,7 @@ impl WalkRecord {
         self.has_changed.load(Ordering::Relaxed)
     }
 
-    /// Returns the directories that changed, or may have changed, while they were reread.
+    /// Returns the directories that may have changed while a walk visited them again.
     #[must_use]
     pub fn unstable_directories(&self) -> Vec<PathBuf> {
         let mut unstable_directories = self.unstable_directories.lock().clone();
@@ -238,7 +239,8 @@ impl WalkRecord {
 }
 
 impl ListingStart {
-    /// Records that a directory is about to be listed. `before` is its status if the walk rereads it.
+    /// Records that a directory is about to be listed. If the walk visits the directory again, `before` is the
+    /// directory's current status.
     pub(crate) fn begin(before: Option<DirectoryStatus>) -> Self {
         Self {
             began: now(ClockId::RealtimeCoarse),
@@ -247,7 +249,7 @@ impl ListingStart {
     }
 }
 
-/// Returns whether a file system's time is not before a time of the clock.
+/// Returns whether a timestamp of a file system is equal to or later than `began`, a time of this host's clock.
 fn is_not_before(time: Timestamp, began: Timestamp) -> bool {
     // A time without nanoseconds may come from a file system that stores whole seconds.
     let has_seconds_only = time.nanos == 0;
@@ -268,7 +270,8 @@ fn now(clock: ClockId) -> Timestamp {
 
 /// Small enough to leave descriptors for other uses if the limit on descriptors is low.
 const ROOTS_OPEN_MAX: usize = 16;
-/// Maximum wait for the next tick, which is longer than a tick. It ends the wait if the clock has been set back.
+/// Maximum wait for the next tick, which is longer than a tick. This limit matters only if the clock is set back during
+/// the wait.
 const TICK_MAX: Duration = Duration::from_millis(60);
 const PAUSE: Duration = Duration::from_millis(1);
 /// A wait that is longer than the resolution of 2 s that some file systems have.

@@ -269,7 +269,8 @@ fn skip_reason(tree: &ListedTree, path: &RelPath, errno: Errno) -> SkipReason {
     })
 }
 
-/// Returns the reason why paths below a directory that could not be looked up are not sent.
+/// Converts the error about a directory that could not be looked up into the reason why the paths below the directory
+/// are not sent.
 fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     match error {
         ScanError::Path { source, .. } => ListFault::Path(source),

@@ -1,12 +1,13 @@
 //! Proof that a directory is the directory of a job.
 //!
 //! **Invariant:** a receiver writes into a directory, or removes entries from it, only if a receiver created it as the
-//! directory of this job. Any user who may rename entries in the target can give the job's name to another directory.
-//! So the name of the subdirectory of parts is the proof: it contains the job ID and the inode number of the directory
-//! around it. Nobody else can forge it: a receiver accepts no path from a sender with such a name, and other users
-//! cannot create names in a closed directory of the receiver's user. The proof exists before the directory gets the
-//! job's name, and is removed last. A directory without a proof is foreign, even if it is a copy. Receivers whose hosts
-//! see different inode numbers for the same directory cannot share a job.
+//! directory of this job. Any user who may rename entries in the target can rename another directory to the job's name.
+//! So the name of the subdirectory that holds the parts is the proof. This name contains the job ID and the inode
+//! number of the job's directory. Nobody else can forge the proof: a receiver accepts no path from a sender with such a
+//! name, and other users cannot create names in a directory of the receiver's user that denies them access. The proof
+//! is created before the directory is renamed to the job's name, and is removed last. A directory without a proof does
+//! not belong to the job, even if it is a copy of the job's directory. Receivers whose hosts see different inode
+//! numbers for the same directory cannot share a job.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,8 +25,8 @@ use crate::opening::tree::DIRECTORY;
 use crate::publishing::remove::remove_best_effort;
 use crate::staging::hidden::make_hidden;
 
-/// Opens a directory, and creates it if it does not exist. It denies access to other users, and its entries inherit
-/// nothing from it.
+/// Opens a directory, and creates it if it does not exist. The directory denies access to other users, and its entries
+/// inherit nothing from it.
 pub(super) fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -63,8 +64,8 @@ fn is_closed(directory: &Stat) -> bool {
     !Mode::from_raw_mode(directory.st_mode).intersects(open)
 }
 
-/// Creates the directory of a job with its proof, unless the name exists. It is created inside a directory that other
-/// users cannot access, so that nobody can replace it before it has the proof.
+/// Creates the directory of a job with its proof, unless the name exists. The directory is first created inside a
+/// directory that other users cannot access, so that nobody can replace it before it has the proof.
 pub(super) fn create_with_proof(root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
     let make_closed = |name: &Name| rustix::fs::mkdirat(root, name.as_os_str(), Mode::RWXU);
     let (hidden, ()) = make_hidden(root.as_fd(), make_closed)?;
@@ -86,7 +87,7 @@ fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::R
         disable_inheritance(made.as_fd())?;
         let proof = proof_name(job, number_of(&made)?.inode);
         rustix::fs::mkdirat(&made, proof.as_os_str(), Mode::RWXU)?;
-        // The rename can replace at most an empty directory, which cannot be a job's.
+        // The rename can replace only an empty directory, and an empty directory cannot be that of a job.
         match rustix::fs::renameat(closed, to, root, to) {
             Err(Errno::EXIST | Errno::NOTEMPTY) => Ok(()),
             renamed => Ok(renamed?),

@@ -34,7 +34,7 @@ pub struct MergeCallbacks<'a> {
     pub pause: &'a dyn Fn(),
 }
 
-/// The state of a merge in progress.
+/// The state of a merge that is in progress.
 pub(super) struct Merge<'a, 'b> {
     lease: &'a Lease,
     callbacks: &'a mut MergeCallbacks<'b>,
@@ -62,7 +62,7 @@ struct MergeLevel {
     into: FileNumber,
     /// Subdirectories that exist in both directories.
     below: Vec<Name>,
-    /// Entries that are not moved.
+    /// Entries that could not be moved and are not tried again.
     given_up: HashSet<Name>,
 }
 
@@ -249,7 +249,7 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 
     fn discard(&mut self, name: Name) {
-        // An entry that cannot be removed here is removed later, together with this directory.
+        // If the entry cannot be removed now, it is removed later together with this directory.
         remove_best_effort(&self.here.from, &name);
         self.levels
             .last_mut()

@@ -17,7 +17,7 @@ use crate::storage::file_io::data_file::{Direct, can_write_directly};
 #[derive(Debug)]
 pub struct ContentsWriter {
     direct: Direct,
-    /// One buffer, for contents that are not page-aligned.
+    /// A pool with one buffer, for contents that are not page-aligned.
     aligned: BufferPool,
 }
 
@@ -41,7 +41,7 @@ impl ContentsWriter {
         file.write_all(&contents[written..])
     }
 
-    /// Returns whether the whole pages of a file of this size are expected to bypass the page cache.
+    /// Returns whether all whole pages of a file of this size are expected to be written by direct I/O.
     #[must_use]
     pub fn is_direct(&self, file: &File, bytes: u64) -> bool {
         bytes >= PAGE_BYTES as u64 && can_write_directly(file, bytes, self.direct)
@@ -71,7 +71,7 @@ impl ContentsWriter {
     }
 }
 
-/// Writes whole pages from page-aligned memory, until all are written or the file system refuses.
+/// Writes whole pages from page-aligned memory. Stops early if the file system refuses a write.
 fn write_aligned(mut file: &File, body: &[u8]) -> io::Result<usize> {
     if fcntl_setfl(file, OFlags::DIRECT).is_err() {
         return Ok(0);

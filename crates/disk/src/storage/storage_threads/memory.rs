@@ -73,7 +73,8 @@ impl ThreadCountCache {
 }
 
 impl FileSystemThreadCounts {
-    /// Returns the number of threads that was useful before, if it exceeded the number of cores.
+    /// Returns the number of threads that was useful in an earlier transfer, if that number exceeded the number of
+    /// cores.
     #[must_use]
     pub fn threads(&self, work: StorageWork) -> Option<usize> {
         let (remembered, file_system) = self.0.as_ref()?;
@@ -145,9 +146,10 @@ impl CacheValue for UsefulThreads {
 
 const FILE: &str = "storage";
 const HEADER: &str = "# zmove storage 2";
-/// Maximum number of lines in the file. A file system has up to four.
+/// Maximum number of lines in the file. One file system has up to four lines.
 const LINES_MAX: usize = 256;
-/// The number of days for which a value is valid, because storage is extended and replaced.
+/// The number of days for which a stored value is valid. After that time, the storage may have been extended or
+/// replaced.
 const DAYS_MAX: u64 = 30;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tests of the turns of threads, on slow and on fast storage.
+//! Tests of threads that take turns, on slow and on fast storage.
 
 use super::*;
 use crate::publishing::lease::{Lease, SUSPENSION_NANOS};
@@ -78,7 +78,7 @@ fn who_waits_first_works_first() {
                 thread::yield_now();
             }
         }
-        // There is one place, which each thread gives to the next.
+        // There is only one place to run, which each thread gives to the next thread.
         all.pop();
     });
     assert_eq!(order.into_inner(), [0, 1, 2, 3]);
@@ -177,7 +177,7 @@ fn answer_late() {
 
 #[test]
 fn work_that_waits_for_storage_is_done_by_many_side_by_side() {
-    // A thread that waits for a core counts as awake. Here no thread does, even on a busy host.
+    // A thread that waits for a core counts as awake. In this test no thread waits for a core, even on a busy host.
     let threads = StorageThreads {
         awake: hardly_awake,
         ..without_end_of_leases()
@@ -293,7 +293,7 @@ fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
             |turn| {
                 while !turn.is_over() && take() {
                     turn.note_write(1024);
-                    // After a gap the next permit needs a new echo.
+                    // After this time without running, the next permit needs a new echo.
                     now.fetch_add(2 * SUSPENSION_NANOS, Ordering::SeqCst);
                     drop(lease.permit().unwrap());
                     turn.start_helper();
