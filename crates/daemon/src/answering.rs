@@ -1,5 +1,5 @@
-//! Answers a peer that has dialed but does not send files: it fetches files, orders a copy to another host, asks for a
-//! grant, or asks for a result.
+//! Answers a peer that has dialed this host but does not send files here. Such a peer fetches files, orders a copy to
+//! another host, requests a grant, or asks for the result of a copy.
 //!
 //! **Invariant:** an invalid request is refused before anything is looked up.
 
@@ -15,7 +15,7 @@ use crate::sending::{
 };
 use crate::transfers::StopReason;
 
-/// Reads the request of a peer and answers it. A transfer is interrupted when `stop` resolves.
+/// Reads the request of a peer and answers it. If `stop` resolves, a transfer in progress is interrupted.
 ///
 /// # Errors
 /// Returns [`SendingError`] if the request was not completed. Files that failed are not an error.

@@ -27,7 +27,7 @@ use store::Store;
 
 /// The state of copies, on disk and in memory; see the module.
 pub struct Copies {
-    /// The directory with this host's memory of network paths.
+    /// The directory in which this host stores the measured properties of network paths.
     home: PathBuf,
     /// This host's key.
     identity: Identity,
@@ -79,8 +79,9 @@ pub(crate) fn now() -> u64 {
 }
 
 impl Copies {
-    /// Opens the copies stored in `directory`, for a daemon with this key and with its memory of network paths in
-    /// `home`. Damaged files are ignored. Without a directory, all state is lost when this process ends.
+    /// Opens the copies stored in `directory`, for a daemon with the key `identity`. The measured properties of network
+    /// paths are stored in `home`. Damaged files are ignored. If `directory` is `None`, all state is lost when this
+    /// process ends.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read, or if a file in it has another format version.
@@ -112,7 +113,8 @@ impl Copies {
         &self.home
     }
 
-    /// Returns the running copy with this id, or one with an equal order.
+    /// Returns the client's running copy with the id of `order`. If the client has no such copy, returns one whose
+    /// order is equal except for the id.
     pub(crate) fn running(
         &self,
         client: Fingerprint,
@@ -157,7 +159,7 @@ impl Copies {
         Some((Arc::clone(copy), entered))
     }
 
-    /// Stores the result of a copy. May block on files.
+    /// Stores the result of a copy. May block on file I/O.
     ///
     /// # Errors
     /// Returns an error if the result cannot be written. It is then kept until this process ends.
@@ -180,7 +182,8 @@ impl Copies {
             gone
         };
         for key in gone {
-            // A result whose file stays is read again after a restart, and dropped again.
+            // If the file of a removed result cannot be deleted, the result is read again after a restart and then
+            // removed again.
             let _best_effort = self.write(&key);
         }
         self.write(&(client, id))
@@ -191,7 +194,7 @@ impl Copies {
             .update(&result_name(key), || self.results.lock().get(key).cloned())
     }
 
-    /// Returns the result of a copy that this daemon has sent.
+    /// Returns the result of a finished copy that this daemon has sent.
     pub(crate) fn ended(&self, client: Fingerprint, id: [u8; 16]) -> Option<EndedCopy> {
         let oldest = now().saturating_sub(RESULT_RETENTION.as_secs());
         let results = self.results.lock();
@@ -201,8 +204,8 @@ impl Copies {
             .map(|kept| kept.result.clone())
     }
 
-    /// Returns the state or the result of a client's copy. If `stop` is set, tells a running copy to stop, and revokes
-    /// the grants of a copy that this daemon receives. May block on files.
+    /// Returns the state or the result of a client's copy. If `stop` is set, stops a running copy and revokes the
+    /// grants of a copy that this daemon receives. May block on file I/O.
     ///
     /// # Errors
     /// Returns a refusal if a grant cannot be revoked for good.

@@ -44,10 +44,11 @@ use crate::transfers::StopReason;
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time for a client to receive the result.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time during which the other host is redialed.
+/// Maximum time for which this daemon keeps redialing the destination of a copy.
 const RETRY_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Makes a copy to another host, or attaches the client to a copy that it ordered before.
+/// Makes a copy to another host. If the client has already ordered the same copy, attaches the client to that copy
+/// instead.
 pub(crate) async fn copy(
     mut session: SendingSession,
     copy: CopyOrder,
@@ -130,7 +131,7 @@ fn already_running() -> Refusal {
     Refusal::new(RefusalCode::Busy, "this copy is already running")
 }
 
-/// Returns the client's read access if its key may have files sent to the destination `to`.
+/// Returns the client's read access if its key is allowed to order copies to the destination `to`.
 fn rights(
     authorized: &Authorized,
     key: Fingerprint,
@@ -183,7 +184,7 @@ async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
     }
 }
 
-/// Attaches a client to a running copy, instead of the client that was attached before.
+/// Attaches a client to a running copy. The client replaces the client that was attached before.
 async fn listen(mut control: PeerControl, running: &RunningCopy) -> Result<Sent, SendingError> {
     let follows = ToSender::Copy(CopyState::Follows { id: running.id });
     control.writer.send(&encode_message(&follows)).await?;
@@ -228,7 +229,7 @@ async fn forward_messages(control: PeerControl, mut words: UnboundedReceiver<Rel
                 }
                 drop(held);
             }
-            // A client sends nothing more. It has disconnected or violates the protocol.
+            // The client must not send anything more. It has either disconnected or violated the protocol.
             _ = &mut gone => return,
         }
     }
@@ -261,8 +262,9 @@ struct RepeatedSearch {
 }
 
 impl RepeatedSearch {
-    /// Searches on a blocking thread until the future is dropped. A search can take long in large directories and takes
-    /// turns with the key's other work, so it must not occupy the runtime's threads, which serve all keys.
+    /// Searches on a blocking thread until the future is dropped. A search of large directories can take long, and it
+    /// shares CPU time with the key's other work. It must therefore not occupy the threads of the runtime, which serve
+    /// all keys.
     async fn again(self: Arc<Self>) -> Result<PushJob, BoxError> {
         let stopping = StopOnDrop::default();
         let stopped = stopping.flag();
@@ -412,7 +414,8 @@ async fn finish(
         ended: told,
         strict: order.fetch.open.keeping.strict,
     };
-    // A daemon that is being stopped has not ended the copy: an equal order continues it.
+    // A copy that stops because its daemon is shutting down has not ended. The client can order the same copy again to
+    // continue it.
     if cut_off != Some(StopReason::Stopping) {
         let copies = Arc::clone(copies);
         let id = order.id;
@@ -558,7 +561,7 @@ mod tests {
             assert!(first.is_none(), "{first:?}");
             release.send(()).unwrap();
             working.await.unwrap().unwrap();
-            // This key may not have files sent to any host.
+            // The key in this test is not allowed to order copies to any host.
             assert!(searching.await.is_err());
         });
     }

@@ -81,7 +81,7 @@ struct Shared {
     config: ReceiverConfig,
     admissions: Admissions,
     transfers: Arc<Transfers>,
-    /// True when transfers that do not end are abandoned. Each transfer watches it.
+    /// True once the daemon abandons the transfers that have not ended. Each transfer watches it.
     leaving: watch::Sender<bool>,
     /// True when new transfers are refused while running transfers continue. Each queued transfer watches it.
     draining: watch::Sender<bool>,
@@ -315,8 +315,8 @@ impl Shared {
     }
 
     /// Returns the key to which a peer's connections and transfers are charged. This is the peer's own key, or the key
-    /// of one of the clients whose grants authorize the peer. Once the peer has named its grant, its quota is that of
-    /// the grant's client.
+    /// of a client whose grant authorizes the peer. Once the peer has chosen a grant, its transfer is charged to the
+    /// quota of the client that gave the grant.
     fn charged_key(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
         let clients = authorized.by_grants_of.iter().map(|granter| granter.key);
         self.admissions
@@ -371,8 +371,8 @@ impl Shared {
             }
             None => self.registry.enter(key, greeting.transfer, Some(lanes_in)),
         };
-        // Allows more lanes than were granted: lanes greet in any order, and before their sender knows the number of
-        // granted lanes.
+        // The channel has room for more lanes than were granted. Lanes may greet in any order, and some greet before
+        // the sender knows how many lanes were granted.
         let room = usize::from(slot.portion.lanes.max(2 * LANES_UNREQUESTED_MAX));
         let admitted = AdmittedTransfer {
             who,
@@ -409,7 +409,7 @@ impl Shared {
         .await;
     }
 
-    /// Resolves when a transfer must be ended from outside.
+    /// Resolves when the daemon, the operator or an expired grant ends the transfer.
     fn cut_off(&self, live: &ActiveTransfer) -> impl Future<Output = StopReason> {
         let mut stopping = self.stopping.subscribe();
         async move {
@@ -638,7 +638,8 @@ impl Shared {
                 return self.reject(Rejection::Transfer, address, reason);
             }
         };
-        // A few lanes may wait for others to end. A lane that arrives after the end of its transfer is not needed.
+        // The channel has room for a few lanes that wait for other lanes to end. If the channel is closed, the transfer
+        // has ended and does not need this lane.
         let is_one_too_many = match lanes {
             LanesIn::Receiving(lanes, rate) => {
                 let rate = authorized
@@ -694,7 +695,8 @@ async fn await_grant_expiry(node: Option<Arc<NodeGrant>>) {
     }
 }
 
-/// Returns the text of an error and its causes. A cause is omitted if the text already ends with it.
+/// Joins the text of an error and the texts of its causes. Omits a cause if the joined text already ends with the same
+/// words.
 fn with_causes(error: &dyn Error) -> String {
     let causes =
         std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string);

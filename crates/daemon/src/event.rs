@@ -24,7 +24,7 @@ pub struct Moved {
     pub target: Option<Vec<u8>>,
     /// Bytes of file contents received or sent.
     pub bytes: u64,
-    /// Bytes of filler received. `None` unless the transfer is a probe.
+    /// Bytes of meaningless data that a probe has received. `None` unless the transfer is a probe.
     pub probed: Option<u64>,
     /// Regular files received and renamed into place, or sent.
     pub files: u64,
@@ -41,7 +41,7 @@ pub struct Moved {
 pub enum Rejection {
     /// The client did not prove a key.
     Handshake,
-    /// The connection was closed in favor of others before it had proved a key.
+    /// The connection was closed before it had proved a key, to make room for other connections.
     Crowded,
     /// The client's key is unknown or not authorized.
     UnknownKey,
@@ -55,7 +55,8 @@ pub enum Rejection {
     Limit,
     /// The daemon is being stopped.
     Stopping,
-    /// The lane belongs to no transfer or exceeds the transfer's lanes, or the transfer is already running.
+    /// The lane belongs to no transfer, or its transfer already has too many lanes. Also used for a transfer that is
+    /// already running.
     Transfer,
 }
 
@@ -160,7 +161,7 @@ impl TransferEnd {
         }
     }
 
-    /// Returns the result in one word, for metrics.
+    /// Returns the name of the result as one word, for metrics.
     #[must_use]
     pub const fn result(&self) -> &'static str {
         match self.faults() {
@@ -170,7 +171,7 @@ impl TransferEnd {
         }
     }
 
-    /// Returns the kind of the error that ended the transfer early.
+    /// Returns the kind of the error that ended the transfer early, or `None` if no error ended the transfer.
     #[must_use]
     pub const fn error_kind(&self) -> Option<&'static str> {
         match self {
@@ -182,7 +183,7 @@ impl TransferEnd {
 }
 
 impl Rejection {
-    /// Returns the category in one word, for metrics.
+    /// Returns the name of the category as one word, for metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
@@ -328,7 +329,8 @@ impl fmt::Display for EndedTransfer {
 }
 
 impl EndedTransfer {
-    /// Writes the moved amount (if the transfer was to move anything), the peer's key, and the failures on this host.
+    /// Writes the amount that was moved (if the transfer was to move files), the peer's key, and the failures on this
+    /// host.
     fn write_amount(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { who, moved, end } = self;
         let looked = matches!(end, TransferEnd::Received { report, .. } if report.looked.is_some());
@@ -363,7 +365,7 @@ impl EndedTransfer {
     }
 }
 
-/// Writes which storage does not respond.
+/// Writes the mount of the storage that does not respond.
 fn write_storage(f: &mut fmt::Formatter<'_>, mount: Option<&Mount>) -> fmt::Result {
     match mount {
         Some(mount) => {

@@ -1,5 +1,6 @@
-//! Sessions of a job's nodes that have no line of their own here. A grant signed by the head of the job authorizes
-//! them: the head's line applies, but only to the opening that was granted.
+//! Authorizes the nodes of a job whose keys are not in this host's list of authorized keys. Such a node presents a
+//! grant that was signed by the head of the job, which is the node that leads it. The head's line in the list then
+//! applies to the node, but only for the opening that was granted.
 //!
 //! **Invariant:** the head's line is looked up only after its signature has been verified, so that nobody can find out
 //! which keys are authorized. Of the head's rights, a node gets only the right to write what was granted.
@@ -42,7 +43,7 @@ pub(crate) fn authorize(
     }
 }
 
-/// The grant of a node's session, which may open nothing else.
+/// The session of a node that was authorized by a grant. The session may open only what was granted.
 #[derive(Debug)]
 pub(crate) struct NodeSession {
     pub(crate) grant: Arc<NodeGrant>,

@@ -28,7 +28,8 @@ struct Shared {
 
 type Key = (Fingerprint, TransferId);
 
-/// The channel for a transfer's lanes, on which this side receives or sends.
+/// The channel that passes new lanes to the session of their transfer. This side either receives or sends on these
+/// lanes.
 #[derive(Clone, Debug)]
 pub(crate) enum LanesIn {
     /// Lanes to receive on. The lanes share this rate, unless their key has its own rate limit.
@@ -40,7 +41,7 @@ pub(crate) enum LanesIn {
 #[derive(Debug)]
 pub(crate) enum LaneLookup {
     Lanes(LanesIn),
-    /// The transfer is queued. Its sender dials other lanes when it begins.
+    /// The transfer is queued. When the transfer begins, its sender dials new lanes.
     Queued,
     /// The transfer has just ended and needs no more lanes.
     Ended,
@@ -77,8 +78,8 @@ impl Registry {
         })
     }
 
-    /// Returns the channel for a transfer's lanes. Waits up to `patience` if a lane arrives before its control
-    /// connection.
+    /// Returns the channel for a transfer's lanes. A lane may arrive before the control connection of its transfer, so
+    /// this function waits up to `patience` for the transfer.
     pub(crate) async fn find(
         &self,
         owner: Fingerprint,

@@ -1,11 +1,12 @@
-//! Relays a sending session's events, file hashes and final account to the receiver that requested the transfer.
+//! Relays a sending session's events, file hashes and final report (`Relay::Account`) to the receiver that requested
+//! the transfer.
 //!
 //! Counts are accumulated and sent ten times a second; all other messages are sent immediately. Messages that the
 //! receiver has not read are queued and charged to its key's quota. When too many bytes are queued, a thread that sends
 //! a message waits, and so does its scan or preview. Tasks of the runtime never wait. If far too many bytes are queued,
 //! the session is ended or the listener is dropped ([`Listeners`]).
 //!
-//! **Invariant:** queued messages are bounded and charged, and no message follows the account.
+//! **Invariant:** queued messages are bounded and charged, and no message follows the final report.
 
 use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +29,7 @@ use crate::access::refusals::denied;
 /// The relay of one session; see the module.
 pub(crate) struct SenderRelay {
     quota: Quota,
-    /// The channel to the writer. `None` once the account has been sent.
+    /// The channel to the writer. `None` once the final report has been sent.
     messages: Lock<Option<UnboundedSender<RelayMessage>>>,
     backlog: Arc<Waiting>,
     /// Progress that has not been sent.
@@ -36,12 +37,12 @@ pub(crate) struct SenderRelay {
     hashed: Lock<Vec<FileHash>>,
     /// Hashes of files that already existed at the receiver.
     existing: Lock<Vec<FileHash>>,
-    /// Total progress since the session began, as far as it has been sent.
+    /// Progress since the session began, without the progress in `unsent`.
     totals: Lock<TransferProgress>,
     listeners: Listeners,
     /// The daemon's own counters of the transfer.
     meter: Arc<TransferMeter>,
-    /// The reason why the transfer was ended from outside.
+    /// The reason why the daemon or its operator ended the transfer.
     cut_off: OnceLock<Refusal>,
     /// True when the receiver has far too many unread bytes, or its key has no memory left.
     over: watch::Sender<bool>,
@@ -74,7 +75,7 @@ struct QueuedMessage {
 
 /// Number of queued bytes above which a sending thread must wait.
 const BACKLOG_BYTES_MAX: usize = 4 << 20;
-/// Number of queued bytes above which the listener is given up.
+/// Number of queued bytes above which the listener is dropped.
 const OVERFLOW_BYTES_MIN: usize = 32 << 20;
 /// Interval at which a waiting thread checks whether the session has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -153,7 +154,7 @@ impl SenderRelay {
         }
     }
 
-    /// Attaches another listener instead of the previous one. It receives all messages from now on.
+    /// Attaches a new listener, which receives all messages from now on. The new listener replaces the previous one.
     pub(crate) fn attach(&self) -> mpsc::UnboundedReceiver<RelayMessage> {
         let (messages_in, messages) = mpsc::unbounded_channel();
         let totals = self.totals.lock();
@@ -185,7 +186,7 @@ impl SenderRelay {
         self.backlog.less.notify_all();
     }
 
-    /// Records why the transfer is about to be ended from outside, for the final message.
+    /// Records why the daemon or its operator is about to end the transfer. The final message contains this reason.
     pub(crate) fn cut_off(&self, refusal: Refusal) {
         let _first = self.cut_off.set(refusal);
     }
@@ -261,7 +262,7 @@ impl SenderRelay {
         });
     }
 
-    /// Gives up a listener that does not read its messages.
+    /// Drops a listener that does not read its messages.
     fn give_up_listener(&self) {
         match self.listeners {
             Listeners::Needed => drop(self.over.send_replace(true)),
@@ -286,7 +287,7 @@ impl SenderRelay {
         }
     }
 
-    /// Returns whether the writer has gone or the account has been sent.
+    /// Returns whether the writer has gone or the final report has been sent.
     fn has_ended(&self) -> bool {
         self.messages
             .lock()

@@ -77,7 +77,8 @@ pub(crate) struct KeyShare {
     pub(crate) rate: Option<SharedRate>,
     /// Bytes charged for the transfer's plan.
     pub(crate) plan_bytes: usize,
-    /// The receiver settings of this host. The storage engine and the accounts in them are also used for sending.
+    /// The settings of this host for receiving. Sending uses the storage engine and the user accounts in these settings
+    /// too.
     pub(crate) config: ReceiverConfig,
 }
 
@@ -96,7 +97,7 @@ pub enum SendingError {
     /// The operator of this host has ended the transfer. The reason is sent to the peer.
     #[error("{}", .0.text)]
     CutOff(Refusal),
-    /// The peer has started over.
+    /// The peer has opened the same transfer again with a new session.
     #[error("the receiver started again over other connections")]
     Superseded,
     /// The peer does not read its messages, or its key has no memory left for them.
@@ -168,8 +169,8 @@ const STRING_BYTES: usize = 136;
 const OPEN_FILES: usize = 16;
 /// Minimum number of scan threads and of reader threads, regardless of the key's other transfers.
 const THREADS_MIN: usize = 2;
-/// Maximum amount of a key's memory that is charged for the plan of one transfer. The amount is also limited to
-/// 1/`PLAN_SHARE` of the key's memory.
+/// Maximum number of bytes that are charged to a key's memory for the plan of one transfer. The charge also never
+/// exceeds 1/`PLAN_SHARE` of the key's memory limit.
 const PLAN_BYTES_MAX: u64 = 64 << 20;
 const PLAN_SHARE: u64 = 16;
 /// Maximum length of the sources in the log, in bytes. The first source is always shown completely.
@@ -203,7 +204,8 @@ pub(crate) async fn send_files(
 
 impl SendingSession {
     /// Prepares the transfer that the peer has ordered, if it is permitted. Stops preparing if the peer disconnects or
-    /// the daemon stops. A peer sends nothing until it is answered, so any message is a protocol violation.
+    /// the daemon stops. The peer must not send anything until it has received an answer, so any message during the
+    /// preparation is a protocol violation.
     pub(crate) async fn prepare(
         &mut self,
         order: Order,
@@ -227,7 +229,7 @@ impl SendingSession {
     }
 }
 
-/// Returns the sources as one text for the log. A long list is cut off.
+/// Joins the sources into one string for the log. A long list is truncated.
 pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
     let mut shown = Vec::new();
     for SourcePath(source) in &fetch.sources {
@@ -249,7 +251,8 @@ pub(crate) fn may_not_read(key: Fingerprint, authorized: &Authorized) -> Refusal
     denied(text)
 }
 
-/// Returns the name of a key as an argument of a command.
+/// Returns the name of a key for use as a command argument in a message. Returns the placeholder `NAME` if the name
+/// contains whitespace.
 pub(crate) fn argument_of(name: &str) -> &str {
     if name.contains(char::is_whitespace) {
         "NAME"
@@ -264,7 +267,7 @@ pub(crate) async fn refuse(control: PeerControl, refusal: Refusal) -> SendingErr
     SendingError::Refused(refusal)
 }
 
-/// Tells a peer why its message was not understood.
+/// Sends a peer the reason why its message could not be decoded.
 pub(crate) async fn refuse_malformed(control: PeerControl, error: SendingError) -> SendingError {
     let SendingError::Control(ControlError::Wire(error)) = error else {
         return error;
@@ -276,7 +279,7 @@ pub(crate) async fn refuse_malformed(control: PeerControl, error: SendingError) 
     .await
 }
 
-/// Refuses a peer whose transfer is ended from outside before it has begun.
+/// Refuses a peer whose transfer was ended by the daemon or its operator before it began.
 pub(crate) async fn cut_off(control: PeerControl, cut: StopReason) -> SendingError {
     let refusal = cut.refusal();
     refuse(control, refusal.clone()).await;

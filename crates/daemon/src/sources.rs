@@ -45,7 +45,7 @@ pub(crate) struct FoundSources {
     pub(crate) held: Vec<Charge>,
 }
 
-/// A search for sources and the key's resources that it may use.
+/// A search for sources, with the resources of the key that the search may use.
 struct Search<'a> {
     access: &'a ReadAccess,
     quota: &'a Quota,
@@ -75,7 +75,7 @@ struct Source {
     top: Option<Name>,
     is_directory: bool,
     ground: Arc<SearchGround>,
-    /// The path relative to the ground.
+    /// The path relative to `ground`.
     path: Vec<u8>,
 }
 
@@ -99,14 +99,15 @@ impl From<Refusal> for Unusable {
     }
 }
 
-/// The path of a requested source on its ground. Beneath a root, it has no empty or single-dot components.
+/// The path of a requested source, relative to the starting point of the search. If the starting point is a root, the
+/// path has no empty or single-dot components.
 struct Wanted {
     ground: Arc<SearchGround>,
     /// The components, any of which may be a glob.
     path: Vec<u8>,
     /// Whether the contents of a directory are requested.
     contents: bool,
-    /// The name for the contents of a whole root at the target, if the root was requested by that name.
+    /// The name that the contents of a whole root get at the target. Set only if the root was requested by that name.
     root_name: Option<Vec<u8>>,
 }
 
@@ -189,7 +190,7 @@ impl FoundSources {
 }
 
 impl Search<'_> {
-    /// Waits for the key's turn before a piece of work.
+    /// Waits until the key's other work allows this search to use more CPU time. Fails if the session has ended.
     fn ask_for_turn(&self) -> Result<(), Refusal> {
         if self.turn.is_over() {
             return Err(Refusal::new(RefusalCode::Stopping, "the session has ended"));
@@ -243,7 +244,7 @@ impl Search<'_> {
         })
     }
 
-    /// Opens a root of the key, only once for all sources.
+    /// Opens a root of the key. Each root is opened only once, even if several sources lie beneath it.
     fn open_root(&mut self, roots: &Roots, root: &Path) -> Result<Arc<OwnedFd>, Refusal> {
         if let Some(opened) = self.opened.get(root) {
             return Ok(Arc::clone(opened));
@@ -266,7 +267,8 @@ impl Search<'_> {
         Ok(opened)
     }
 
-    /// Opens the directory beneath a root that holds a source, only once for all sources in it.
+    /// Opens the directory that holds a source beneath a root. Each directory is opened only once, even if it holds
+    /// several sources.
     fn open_parent(
         &mut self,
         ground: &SearchGround,
@@ -346,8 +348,8 @@ impl Search<'_> {
         self.charge(PATH_BYTES + bytes)
     }
 
-    /// Passes the names in a directory to `each`. Passes none if the directory cannot be opened, and stops at a read
-    /// error.
+    /// Calls `each` with every name in a directory. Calls it for no name if the directory cannot be opened, and stops
+    /// at a read error.
     fn list(
         &mut self,
         ground: &SearchGround,
@@ -413,7 +415,7 @@ impl Search<'_> {
         })
     }
 
-    /// Opens the directory that holds a source beneath a root, and returns it with the source's path in it.
+    /// Opens the directory beneath a root that holds a source. Returns the directory and the path of the source in it.
     fn place_beneath(
         &mut self,
         ground: &SearchGround,
@@ -422,7 +424,7 @@ impl Search<'_> {
     ) -> Result<(Arc<OwnedFd>, RelPath), Unusable> {
         let path = relative(path)?;
         if is_directory {
-            // A descriptor is charged for the walk, which opens the directory.
+            // The later scan opens the directory itself, so another descriptor is charged for the scan.
             self.charge_descriptor()?;
         }
         let Some((parent, name)) = path.split() else {
@@ -433,8 +435,8 @@ impl Search<'_> {
         Ok((parent, below))
     }
 
-    /// Refuses sources that would create entries with the same name, because it would be random which of them ends up
-    /// at the target.
+    /// Refuses sources that would create entries with the same name at the target. Otherwise chance would decide which
+    /// of these sources the target gets.
     fn refuse_same_names(&mut self, found: &[Source]) -> Result<(), Refusal> {
         if found.len() < 2 {
             return Ok(());
@@ -509,7 +511,8 @@ impl SearchGround {
     }
 }
 
-/// Returns the name of a source at the target and the source's path there.
+/// Converts the name that a source gets at the target. Also returns the path of the source at the target, which is the
+/// target itself if the source has no name.
 fn top_of(name: Option<&[u8]>) -> io::Result<(Option<Name>, RelPath)> {
     let top = name
         .map(Name::from_bytes)

@@ -1,5 +1,5 @@
-//! The queued and running transfers of one daemon: their peers, their progress, and the means to end them from outside.
-//! `/metrics`, `zmove status` and `zmove stop` read this list.
+//! The queued and running transfers of one daemon, with their peers and their progress. Operators can end a transfer
+//! through this list. `/metrics`, `zmove status` and `zmove stop` read it.
 //!
 //! **Invariant:** a thread that moves data takes no lock of this module. Each transfer counts into its own meter, which
 //! is read on demand.

@@ -1,4 +1,4 @@
-//! The kernel's knowledge of the path to a peer.
+//! Properties of the path to a peer, as the kernel knows them.
 
 use std::io;
 use std::net::SocketAddr;

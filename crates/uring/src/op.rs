@@ -21,7 +21,7 @@ use crossbeam_channel::Sender;
 use io_uring::{opcode, squeue, types::Fd};
 use zmove_types::{Buffer, MemoryId};
 
-/// The bytes of a buffer to move and their offset in the file.
+/// A range of bytes in a buffer's room (the memory that it can use) and the offset of these bytes in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     offset: u64,
@@ -55,7 +55,7 @@ impl Span {
         self.offset
     }
 
-    /// Returns the range of the bytes in the buffer's room.
+    /// Returns the range of bytes in the buffer's room.
     #[must_use]
     pub fn room(&self) -> Range<usize> {
         self.room.clone()
@@ -284,8 +284,8 @@ impl RingPart {
         }
     }
 
-    /// Processes the result of a completion. A part that moved bytes before it failed is reported as short. A caller
-    /// that requests the rest then receives the error.
+    /// Processes the result of a completion. If a part failed after some of its bytes were moved, the result is a short
+    /// part instead of an error. A caller that requests the remaining bytes then receives the error.
     pub(crate) fn complete(mut self, result: i32) -> PartCompletion {
         let outcome = match usize::try_from(result) {
             Ok(bytes) => {

@@ -151,8 +151,8 @@ impl Ring {
         let parts = op.parts();
         let op = Arc::new(op);
         if parts == 0 {
-            // The ring would hold a reference to the operation for a moment, and there would be no completion to wait
-            // for.
+            // If an empty operation were submitted, the ring would briefly hold a reference to it, and no completion
+            // would show when that reference has been dropped.
             return (Ok(0), op.into_buffer());
         }
         let (results_in, results) = bounded(parts);
@@ -261,7 +261,8 @@ impl Driver {
         }
     }
 
-    /// Returns the next part to submit. Closes the driver when all callers are gone.
+    /// Returns the next part to submit, or `None` if there is none. Marks the driver as closed when all callers are
+    /// gone.
     fn next_part(&mut self) -> Option<RingPart> {
         loop {
             let part = self.backlog.as_mut().and_then(RingRequest::part);

@@ -1,7 +1,7 @@
 //! The active transfers and connections of each key, checked against the limits before any work begins.
 //!
-//! **Invariant:** an admission is returned when its [`Slot`] or [`Permit`] is dropped, and not before. While transfers
-//! are [queued](Queued), no other transfer gets a slot that the first in the queue could use.
+//! **Invariant:** an admission ends when its [`Slot`] or [`Permit`] is dropped, and not before. While transfers are
+//! [queued](Queued), no other transfer gets a slot that the first transfer in the queue could use.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -144,7 +144,8 @@ impl Admissions {
         ))
     }
 
-    /// Returns the key with the fewest active transfers. A crowded key is returned only if all keys are crowded.
+    /// Returns the key with the fewest active transfers. A key for which `is_crowded` is true is returned only if it is
+    /// true for all keys.
     pub(crate) fn least_used(
         &self,
         keys: impl Iterator<Item = Fingerprint>,
@@ -161,7 +162,8 @@ impl Admissions {
         })
     }
 
-    /// Admits the sending of a refusal. `None` means that the connection must be closed without a refusal.
+    /// Admits the sending of a refusal. If this returns `None`, too many refusals are being sent, and the caller must
+    /// close the connection without a refusal.
     pub(crate) fn admit_refusal(&self, key: Fingerprint) -> Option<Permit> {
         let mut state = self.0.state.lock();
         let few =
@@ -214,7 +216,8 @@ impl Admissions {
         state.queue = queue;
         drop(state);
         for (waiter, slot) in admitted {
-            // If the waiter has just gone, its slot is dropped here, which returns it.
+            // The send fails if the waiting transfer has just left the queue. The slot is then dropped and thereby
+            // freed.
             drop(waiter.send(slot));
         }
     }
@@ -286,7 +289,8 @@ impl Drop for Queued {
 }
 
 impl AdmissionState {
-    /// Returns the portion that a transfer of this key would get now, or the limit that prevents it.
+    /// Returns the share of lanes and buffers that a transfer of this key would get now, or the limit that prevents the
+    /// transfer.
     fn portion(&self, key: Fingerprint) -> Result<Portion, LimitReached> {
         let Self { all, limits, .. } = self;
         let own = self.of(key);
@@ -351,7 +355,7 @@ impl Drop for Permit {
 }
 
 impl LimitReached {
-    /// Returns an error if one more than `used` would exceed the limit.
+    /// Returns an error if `used` plus one would exceed the limit.
     fn unless_above(self, used: usize) -> Result<(), Self> {
         if used < self.value { Ok(()) } else { Err(self) }
     }

@@ -39,7 +39,7 @@ pub(crate) struct Authorized {
     pub(crate) node: Option<Arc<NodeGrant>>,
 }
 
-/// The hosts to which a peer may have files sent.
+/// The hosts to which a peer may order copies.
 #[derive(Debug)]
 pub(crate) enum Destinations {
     Anywhere,
@@ -148,7 +148,7 @@ impl Authorized {
                 "the grant of {}",
                 clients.first().map_or("nobody", |granter| &granter.name)
             ),
-            // The other rights are those of the client whose grant the session uses.
+            // All other rights come from the client whose grant the session uses.
             rights: Rights {
                 access: WriteAccess::ReadOnly,
                 leading: LeaderPermission::Denied,

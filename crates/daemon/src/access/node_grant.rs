@@ -19,11 +19,11 @@ use crate::access::refusals::{denied, granted_otherwise};
 /// A grant that passed all checks of [`NodeGrant::check`].
 #[derive(Debug)]
 pub(crate) struct NodeGrant {
-    /// The head's key and certificates, as the head would present them itself.
+    /// The key and certificates of the head, which are checked as if the head itself had connected.
     pub(crate) head: Claim,
     /// The opening that was granted.
     open: Open,
-    /// The names that may be created at the top of the target. Empty means any name.
+    /// The names that may be created directly in the target directory. If empty, all names are allowed.
     tops: Vec<Name>,
     /// End of the grant's validity, in seconds since 1970.
     not_after: u64,
@@ -35,8 +35,8 @@ pub(crate) const VALID_SECS_MAX: u64 = 24 * 60 * 60;
 pub(crate) const AHEAD_SECS_MAX: u64 = 10 * 60;
 
 impl NodeGrant {
-    /// Checks a grant that a peer with this `key` presents to the receiver with the key `own`. The only check that is
-    /// left to the caller is whether the head is authorized here.
+    /// Checks a grant that a peer with this `key` presents to the receiver with the key `own`. The caller must still
+    /// check whether the head is authorized on this host.
     ///
     /// # Errors
     /// Returns the reason why the grant is invalid.
@@ -94,8 +94,8 @@ impl NodeGrant {
         tokio::time::sleep(end.duration_since(SystemTime::now()).unwrap_or_default()).await;
     }
 
-    /// Refuses an opening other than the granted one. The name of the node, the run and the names at the top of the
-    /// target may differ.
+    /// Refuses an opening other than the granted one. The name of the node, the id of the run, and the names that may
+    /// be created directly in the target directory may differ from the granted opening.
     pub(crate) fn check_opening(&self, open: &Open) -> Result<(), Refusal> {
         let mut asked = Open {
             run: self.open.run,
@@ -119,7 +119,7 @@ impl NodeGrant {
         }
     }
 
-    /// Returns the names that may be created at the top of the target.
+    /// Returns the names that may be created directly in the target directory.
     pub(crate) fn top_names(&self) -> TopNames {
         if self.tops.is_empty() {
             return TopNames::default();

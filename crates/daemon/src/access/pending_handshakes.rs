@@ -52,7 +52,7 @@ struct ActiveHandshake {
     since: Instant,
     /// Whether the client has sent its first message.
     has_sent: bool,
-    /// Dropping this sender tells the handshake that it has lost its place.
+    /// Dropping this sender tells the handshake that it has lost its slot.
     _eviction: oneshot::Sender<()>,
 }
 
@@ -68,18 +68,19 @@ struct Queue {
 struct Queued {
     number: u64,
     source: Networks,
-    /// Sends the connection its place. It is dropped unused if there is no room.
+    /// Sends the connection its slot. If no slot becomes free, this sender is dropped unused.
     begins: oneshot::Sender<HandshakeSlot>,
 }
 
-/// The networks of a connection. For IPv6, the /48 of the site and the /64 of the host; for IPv4, the address for both.
+/// The two networks that a connection belongs to. For IPv6, these are the /48 of the site and the /64 of the host. For
+/// IPv4, both are the address itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Networks {
     site: IpAddr,
     host: IpAddr,
 }
 
-/// Number of members per network.
+/// Number of handshakes in progress per network.
 #[derive(Debug, Default)]
 struct NetworkCounts {
     sites: HashMap<IpAddr, usize>,
@@ -104,8 +105,8 @@ const BEGIN_AT_ONCE: usize = 16;
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 /// Maximum duration of a handshake: a round trip and some CPU time on both sides, which may be scarce.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// Maximum duration of a handshake while a connection is queued whose network has fewer handshakes in progress. Clients
-/// that stall must not delay others.
+/// Maximum duration of a handshake while a connection from a network with fewer handshakes in progress is queued.
+/// Clients that stall must not delay others.
 const CONTENDED_HANDSHAKE_MAX: Duration = Duration::from_secs(1);
 /// Minimum fair share of a network: the number of lanes that several pushes dial concurrently.
 const FAIR_SHARE_MIN: usize = 32;
@@ -119,8 +120,8 @@ impl PendingHandshakes {
         connections.members.len() + connections.queue.len
     }
 
-    /// Queues a connection. At most `max` handshakes run concurrently. The returned channel receives the place when the
-    /// handshake may begin, and is closed without one if the connection is rejected.
+    /// Queues a connection. At most `max` handshakes run concurrently. The returned channel receives the slot when the
+    /// handshake may begin. If the connection is rejected, the channel is closed without sending a slot.
     pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<HandshakeSlot> {
         let (begins, place) = oneshot::channel();
         let source = Networks::of(address);
@@ -165,7 +166,7 @@ impl PendingHandshakes {
                 return;
             }
             for (place, begins) in beginning {
-                // If the receiver has gone, the place is dropped here, which frees it.
+                // If the receiver has gone, the slot is dropped here and thereby freed.
                 drop(begins.send(place));
             }
         }
@@ -173,9 +174,9 @@ impl PendingHandshakes {
 }
 
 impl Connections {
-    /// Returns the next connection that can begin its handshake now: the oldest connection of the host with the fewest
-    /// members, in the site with the fewest members. If no member can be closed for this connection, none is closed for
-    /// any other.
+    /// Returns the next connection that can begin its handshake now. It is the oldest queued connection of the host
+    /// with the fewest handshakes, in the site with the fewest handshakes. If no handshake can be closed in favor of
+    /// this connection, returns `None` without trying any other connection.
     fn next(&mut self, now: Instant) -> Option<Queued> {
         let (source, place) = self.queue.first(&self.counts)?;
         while self.members.len() >= self.max {
@@ -216,9 +217,9 @@ impl Connections {
         }
     }
 
-    /// Returns the member to close for `newcomer`, if one is late. If the largest network exceeds its share, the member
-    /// belongs to that network. Members of a host above the share are closed first, then silent members, then the
-    /// oldest.
+    /// Returns the handshake to close in favor of `newcomer`, or `None` if no handshake is late. If the largest network
+    /// exceeds its share, the handshake belongs to that network. Handshakes of a host above the share are closed first,
+    /// then silent ones, then the oldest.
     fn victim(&self, newcomer: Networks, now: Instant) -> Option<usize> {
         let share = self.fair_share(newcomer);
         let most = self.counts.sites.values().max().copied()?;
@@ -238,8 +239,8 @@ impl Connections {
         going.min_by_key(first).map(|(place, _)| place)
     }
 
-    /// Returns the maximum number of members of a network before one of them is closed immediately for a connection of
-    /// another network.
+    /// Returns the maximum number of handshakes of one network. Above this number, a handshake of the network is closed
+    /// immediately when a connection of another network is queued.
     fn fair_share(&self, newcomer: Networks) -> usize {
         let sites = self.counts.sites.len() + usize::from(self.counts.site(newcomer) == 0);
         FAIR_SHARE_MIN.min(self.max / 2).max(self.max / sites)
@@ -258,7 +259,8 @@ impl Queue {
         self.sites.entry(source.site).or_default().push_back(queued);
     }
 
-    /// Returns the next connection to begin with these members, and its index in the queue of its site.
+    /// Returns the queued connection to begin next, given the handshakes in progress, and the index of that connection
+    /// in the queue of its site.
     fn first(&self, counts: &NetworkCounts) -> Option<(Networks, usize)> {
         let members = |site: &IpAddr| counts.sites.get(site).copied().unwrap_or(0);
         let oldest = |waiting: &VecDeque<Queued>| waiting.front().map(|queued| queued.number);
@@ -327,8 +329,8 @@ impl NetworkCounts {
         self.hosts.get(&source.host).copied().unwrap_or(0)
     }
 
-    /// Returns the member counts of the networks of `one` and `other` if the latter is larger. Hosts are compared if
-    /// both connections belong to one site.
+    /// Compares the numbers of handshakes of the networks of `one` and `other`. Returns both numbers if the number of
+    /// `other` is larger. If both connections belong to one site, their hosts are compared instead of their sites.
     fn more_than(&self, one: Networks, other: Networks) -> Option<(usize, usize)> {
         let (own, others) = if one.site == other.site {
             (self.host(one), self.host(other))
@@ -340,8 +342,8 @@ impl NetworkCounts {
 }
 
 impl ActiveHandshake {
-    /// Returns whether the handshake takes longer than that of an honest client. `more` holds the member counts of the
-    /// newcomer's network and of this member's network if the latter is larger.
+    /// Returns whether the handshake takes longer than that of an honest client. If the network of this handshake has
+    /// more handshakes than the newcomer's network, `more` holds both numbers, the newcomer's first.
     fn is_late(&self, now: Instant, more: Option<(usize, usize)>, share: usize) -> bool {
         let longest = match more {
             Some((_, own)) if own > share => Duration::ZERO,
@@ -366,7 +368,7 @@ impl HandshakeSlot {
         }
     }
 
-    /// Resolves when the place is needed for another connection.
+    /// Resolves when the slot is needed for another connection.
     pub(crate) async fn evicted(&mut self) {
         // Nothing is ever sent. This resolves when the sender is dropped.
         let _dropped = (&mut self.eviction).await;

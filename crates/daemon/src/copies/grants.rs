@@ -54,7 +54,8 @@ struct StoredGrant {
     client: [u8; 32],
     certificates: Vec<Vec<u8>>,
     name: String,
-    /// The client's rate limit when the grant was given, in bytes per second. Sessions use the client's current limit.
+    /// The client's rate limit when the grant was given, in bytes per second. Sessions do not use this value but the
+    /// client's current limit.
     rate_max: Option<u64>,
     /// The latest times at which the run may begin and end, in seconds since 1970.
     begin_by: u64,
@@ -73,7 +74,7 @@ struct StoredGrant {
     used_last: u64,
 }
 
-/// The priority of a grant that may be dropped in favor of a new one. The grant with the lowest priority is dropped
+/// The order in which grants may be dropped to make room for a new grant. The grant with the lowest priority is dropped
 /// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EvictionPriority {
@@ -128,7 +129,7 @@ impl SessionResources {
 const BEGIN_WITHIN: Duration = Duration::from_secs(10 * 60);
 /// Maximum duration of a run.
 const END_WITHIN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// Time after the end of a run during which its sender may ask again.
+/// Time after the end of a run during which its sender may ask for the result again.
 const ASK_AGAIN_WITHIN: Duration = Duration::from_secs(10 * 60);
 /// Time for which a grant keeps its slot while its run has no session, for example because the sending daemon was
 /// killed.
@@ -168,8 +169,9 @@ impl StoredGrant {
         Allowance::new(most, Amount { bytes, entries })
     }
 
-    /// Returns the priority of the grant and its token, or `None` if the grant must not be dropped. The grant that
-    /// ended first is dropped first, followed by grants whose run has had no session for [`UNUSED_FOR`].
+    /// Returns the priority of the grant and its token, or `None` if the grant must not be dropped. Grants whose run
+    /// has ended are dropped first, in the order of their end. Grants whose run has had no session for [`UNUSED_FOR`]
+    /// follow.
     fn eviction_priority(&self, now: u64) -> Option<(EvictionPriority, GrantToken)> {
         let is_unused = self.run.is_some()
             && self.sessions == 0
@@ -279,7 +281,8 @@ impl GrantStore {
                 .map(|()| drop(grants.insert(token, kept)))
         };
         for token in gone {
-            // A grant whose file stays is read again after a restart, and dropped again.
+            // If the file of a removed grant cannot be deleted, the grant is read again after a restart and then
+            // removed again.
             let _best_effort = self.write(&token);
         }
         room?;
@@ -361,7 +364,8 @@ impl GrantStore {
         removed.map(|()| told)
     }
 
-    /// Uses a grant for a session, and returns the client's rights for it; see the module.
+    /// Assigns a grant to a session and returns the client's rights for the session. The module documentation explains
+    /// when a grant may be used.
     fn redeem(
         &self,
         token: &GrantToken,
@@ -472,7 +476,7 @@ impl GrantStore {
         if let Some(kept) = self.grants.lock().get_mut(token) {
             (kept.ended, kept.receipt) = (Some(now()), Some(signed.clone()));
         }
-        // A receipt that is not stored here is stored by the sender.
+        // If the receipt cannot be stored here, it is still stored by the sender.
         let _best_effort = self.write(token);
         Some(signed)
     }
@@ -551,7 +555,7 @@ fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the names that may be created at the top of the target. The names in the opening must be among them.
+/// Returns the names that may be created directly in the target directory. The names in the opening must be among them.
 fn allowed_top_names(order: &GrantOrder, open: &Open) -> Result<zmove_receiver::TopNames, Refusal> {
     if order.sources.is_empty() {
         return Ok(zmove_receiver::TopNames::default());

@@ -28,7 +28,7 @@ impl Daemon {
 }
 
 impl Shared {
-    /// Resolves when transfers are abandoned.
+    /// Resolves once the daemon has begun to abandon the transfers that have not ended.
     pub(super) async fn abandoned(&self) {
         let mut leaving = self.leaving.subscribe();
         // This owns the sending end, so the wait cannot fail.

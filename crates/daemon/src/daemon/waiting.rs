@@ -44,8 +44,8 @@ pub(super) struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Reports the transfer's position in the queue to the sender, after the greeting if there is one. Returns whether
-    /// the sender accepted the message in time.
+    /// Reports the transfer's position in the queue to the sender. If `greeting` is set, sends the greeting first.
+    /// Returns whether the sender accepted the message in time.
     async fn notify_sender(
         &mut self,
         greeting: Option<&Greeting>,
@@ -67,8 +67,8 @@ impl Waiter<'_> {
 }
 
 impl Shared {
-    /// Waits in the queue for a slot and notifies the sender, unless a slot is free immediately. Returns the slot, and
-    /// the registry entry if the transfer has waited.
+    /// Waits in the queue for a slot. Notifies the sender unless a slot is free immediately. Returns the slot. If the
+    /// transfer had to wait, also returns its registry entry.
     pub(super) async fn wait_in_queue(
         &self,
         mut waiter: Waiter<'_>,
@@ -112,8 +112,8 @@ impl Shared {
                 waited => break waited,
             }
         };
-        // The position is dropped first. A slot that becomes free too late then goes to another transfer while this one
-        // is refused.
+        // The position in the queue is dropped before the refusal is sent. A slot that becomes free during the refusal
+        // then goes to another transfer.
         drop(place);
         match waited {
             WaitEnd::Slot(slot) => return Some((waiter.control, slot, Some(registered))),

@@ -17,11 +17,11 @@ use super::{Prepared, SendingError, SendingSession, cut_off, flush_periodically}
 use crate::sender_relay::{KeyQuota, Listeners, SenderRelay};
 use crate::transfers::StopReason;
 
-/// The reason why a transfer was stopped from outside.
+/// The reason why a transfer was stopped before its end.
 enum StopCause {
     /// The operator of this host has ended the transfer, or the daemon is being stopped.
     CutOff(StopReason),
-    /// The peer has started over.
+    /// The peer has opened the same transfer again with a new session.
     Superseded,
     /// The peer does not read its messages.
     Unread,
@@ -112,7 +112,7 @@ impl Prepared {
     }
 }
 
-/// Starts to walk the sources of a session, on a blocking thread.
+/// Starts the scan of the sources of a session, on a blocking thread.
 pub(crate) async fn start(
     job: PushJob,
     config: SenderConfig,
@@ -126,9 +126,9 @@ pub(crate) async fn start(
     blocking(starting).await
 }
 
-/// Creates the supply of lanes. The receiver dials additional lanes on request. If the transfer was queued, as many
-/// lanes as the receiver has already dialed are requested immediately, because it is unknown which of those arrived too
-/// early.
+/// Creates the supply of lanes. The receiver dials additional lanes on request. If the transfer was queued, some lanes
+/// may have arrived too early and were closed. The supply therefore immediately requests as many lanes as the receiver
+/// had already dialed.
 fn supply(
     fetch: &Fetch,
     lanes_max: u16,
