@@ -97,7 +97,7 @@ pub enum SendingError {
     /// The operator of this host has ended the transfer. The reason is sent to the peer.
     #[error("{}", .0.text)]
     CutOff(Refusal),
-    /// The peer has opened the same transfer again with a new session.
+    /// The peer has started a newer transfer of the same run.
     #[error("the receiver started again over other connections")]
     Superseded,
     /// The peer does not read its messages, or its key has no memory left for them.

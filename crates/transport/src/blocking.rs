@@ -4,10 +4,11 @@ use std::panic::resume_unwind;
 
 use tokio::task::spawn_blocking;
 
-/// Runs `work` on a blocking thread and waits for its result. A panic of the work is resumed here.
+/// Runs `work` on a blocking thread and waits for its result. If `work` panics, the panic continues in the caller.
 ///
-/// A runtime that shuts down drops work that has not begun. It may then poll the waiting future once more before it
-/// drops that as well. The future stays pending in this case, because there is neither a result nor an error to return.
+/// When a runtime shuts down, it drops work that has not begun. It may then poll the waiting future once more before it
+/// drops the future as well. In this case, there is neither a result nor an error to return, and the future stays
+/// pending.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match spawn_blocking(work).await {
         Ok(result) => result,

@@ -1,7 +1,7 @@
-//! A connection to the other host over either transport, and the two ways to establish one.
+//! A connection to the other host over TCP or QUIC. The submodules `dialer` and `listener` establish such connections.
 //!
-//! A channel has one peer, one key and one byte stream. Its greeting, messages and frames do not depend on the
-//! transport, and neither do the peer's rights or the way a lane is made from it.
+//! A channel has one peer, one key and one byte stream. The greeting, the messages and the frames on a channel do not
+//! depend on the transport. Neither do the peer's rights or the way in which a channel becomes a lane.
 //!
 //! **Invariant:** all connections of one [`ChannelDialer`] use the same transport, which is the one reported to the
 //! user.
@@ -45,7 +45,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Recreates the claim of a peer that has already proved this key and presented these certificates.
+    /// Recreates the claim of a peer that proved this key and presented these certificates on an earlier connection.
     #[must_use]
     pub fn again(key: Fingerprint, certificates: Vec<Vec<u8>>) -> Self {
         Self {
@@ -158,11 +158,11 @@ impl Channel {
         }
     }
 
-    /// Returns a callback that opens the receive window of this control connection. Before a peer is admitted, a daemon
-    /// keeps the window small.
+    /// Returns a callback that opens the receive window of this control connection. A daemon calls it when the peer is
+    /// admitted and keeps the window small until then.
     pub fn control_window(&self) -> impl FnOnce() + Send + use<> {
         let by_quic = match &self.0 {
-            // The kernel manages the window.
+            // The kernel manages the receive window of a TCP connection.
             Established::Tcp(_) => None,
             Established::Quic(quic) => Some(quic.connection.clone()),
         };

@@ -21,7 +21,7 @@ use frames::MessageReader;
 
 /// Receives messages.
 pub struct ControlReader {
-    /// The connection, while only the greeting has been read.
+    /// The connection, until messages are read from it. Before that, only the greeting has been read.
     pending: Option<PendingReader>,
     message_reader: Option<MessageReader>,
     /// The peer's greeting, once it has been read.
@@ -34,11 +34,11 @@ pub struct ControlReader {
 struct PendingReader {
     stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
     answers: PingCondition,
-    /// The sending direction, on which pings are answered. It is dropped with the writer.
+    /// The sending direction, on which pings are answered. Ends when the writer is dropped.
     sending: Weak<Mutex<Sending>>,
     /// Whether the writer has sent anything.
     begun: watch::Receiver<bool>,
-    /// The greatest value of a ping to be sent.
+    /// The greatest value requested for a ping.
     asked: watch::Receiver<Option<u64>>,
     /// The value of the most recent pong, for the [`Pinger`]s.
     pongs: watch::Sender<Option<u64>>,
@@ -89,11 +89,11 @@ struct Sending {
     stream: Box<dyn AsyncWrite + Send + Unpin>,
     /// Whether a write was not completed. Nothing may be written after that.
     broken: bool,
-    /// The greatest value of a ping to be sent.
+    /// The greatest value requested for a ping.
     asked: watch::Receiver<Option<u64>>,
 }
 
-/// The time limit for the peer to accept the bytes of a write.
+/// The maximum time for the peer to accept the bytes of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteTimeout {
     /// [`CONTROL_SILENCE_MAX`] for each [`PORTION_BYTES`].
@@ -157,7 +157,8 @@ impl ControlError {
     }
 }
 
-/// Returns whether an error means that the connection is lost. TLS reports a record that it rejects as invalid data.
+/// Returns whether an error means that the connection is lost. Invalid data counts as a loss, because TLS reports a
+/// record that it rejects as invalid data.
 pub(crate) fn is_loss(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
@@ -233,8 +234,8 @@ impl ControlReader {
         Ok(greeting)
     }
 
-    /// Adds a condition for answering pings. A ping is answered only if every condition holds. `answers` is not called
-    /// if an earlier condition fails. Must be called before the greeting is read.
+    /// Adds a condition for answering pings. A ping is answered only if every condition holds. If an earlier condition
+    /// fails, `answers` is not called. This function must be called before the greeting is read.
     pub fn answer_if(&mut self, answers: impl Fn() -> bool + Send + Sync + 'static) {
         if let Some(pending) = &mut self.pending {
             let before = Arc::clone(&pending.answers);
@@ -282,7 +283,7 @@ impl ControlReader {
     }
 }
 
-/// Returns whether the first frame is a message, not a ping or pong.
+/// Returns whether the first frame in `frames` is a message and not a ping or a pong.
 fn begins_with_message(frames: &[u8]) -> bool {
     frames.first_chunk().is_some_and(|header| {
         !matches!(
@@ -292,7 +293,7 @@ fn begins_with_message(frames: &[u8]) -> bool {
     })
 }
 
-/// Messages as they arrive. An error is the last item.
+/// A queue of received messages. If the connection fails, the error is the last item.
 pub type Inbox<M> = mpsc::Receiver<Result<M, ControlError>>;
 
 impl ControlReader {
@@ -406,7 +407,7 @@ impl ControlWriter {
 }
 
 impl Sending {
-    /// Returns the next ping to be sent, only once.
+    /// Returns the next ping to send, or `None` if there is no new request for one. Each request is returned only once.
     fn take_ping(&mut self) -> Option<Vec<u8>> {
         let is_new = self.asked.has_changed().unwrap_or(false);
         (*self.asked.borrow_and_update())
@@ -432,7 +433,7 @@ impl Sending {
 }
 
 impl WriteTimeout {
-    /// Waits for `written`, with the time limit for the peer to accept the bytes.
+    /// Waits for the write `written` to complete. Fails if the peer does not accept the bytes within this time limit.
     async fn wait(self, written: impl Future<Output = io::Result<()>>) -> Result<(), ControlError> {
         match self {
             Self::Limited => tokio::time::timeout(CONTROL_SILENCE_MAX, written)

@@ -20,8 +20,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the canonical form, in which endpoints are compared: lower case, and one form per address. Returns
-    /// `None` for a host that could not be parsed back from a line.
+    /// Returns the canonical form, in which endpoints are compared: the host in lower case, and IP addresses in their
+    /// standard notation. Returns `None` if the host, written to a line of known_hosts, could not be parsed again.
     pub(crate) fn canonical(host: &str, port: u16) -> Option<Self> {
         let legal =
             |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');

@@ -1,8 +1,8 @@
 //! The errors of key files and connections, one enum per operation.
 //!
-//! Variants are sorted by cause: a misbehaving peer, an incompatible peer, a local problem, an unreachable peer.
-//! Messages are fragments that complete "failed to …" and advise the user. **Invariant:** an error is `retryable` if
-//! and only if a later attempt may succeed without a change.
+//! Variants are sorted by cause: a misbehaving peer, an incompatible peer, a local problem, an unreachable peer. Each
+//! message completes the sentence "failed to …" and tells the user what to do. **Invariant:** an error is `retryable`
+//! if and only if a later attempt may succeed without a change of the settings.
 
 use std::{fmt, io, net::SocketAddr, time::Duration};
 
@@ -69,7 +69,7 @@ pub enum DialStage {
 }
 
 impl DialStage {
-    /// The question that leads to the cause.
+    /// Returns a question that helps the user to find the cause of a timeout.
     const fn hint(self) -> &'static str {
         match self {
             Self::Connecting => "does a firewall drop this port?",
@@ -106,7 +106,7 @@ pub enum DialError {
         /// The key that the host presented.
         found: Fingerprint,
     },
-    /// The host presents a key but cannot sign with it.
+    /// The host presents a key but cannot sign with the private key that belongs to it.
     #[error(
         "trust {host}: it cannot prove that it holds the key it shows; somebody may be intercepting the connection"
     )]
@@ -220,7 +220,7 @@ pub enum DialError {
         /// The system's error.
         source: io::Error,
     },
-    /// No connection could be established by TCP or by QUIC.
+    /// Neither TCP nor QUIC could establish a connection.
     #[error(
         "connect to {host}: by TCP it failed to {}; by QUIC it failed to {}",
         with_causes(tcp),
@@ -275,8 +275,8 @@ impl DialError {
         )
     }
 
-    /// Returns the more informative of the failures of two addresses. An answer by a host, even a refusal, takes
-    /// precedence over silence.
+    /// Returns the more informative of the errors of two addresses. An answer by a host, even a refusal, tells more
+    /// than the silence of a host.
     pub(crate) fn or_more_informative(self, earlier: Option<Self>) -> Self {
         match earlier {
             Some(
@@ -308,7 +308,8 @@ fn with_causes(error: &DialError) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// The reason why a daemon drops an incoming connection. None of these is a fault of the daemon or stops it.
+/// The reason why a daemon drops an incoming connection. None of these errors is caused by the daemon, and none of them
+/// stops the daemon.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {

@@ -21,20 +21,21 @@ pub(crate) mod memory;
 pub(crate) mod rate_limiter;
 pub(crate) mod tls;
 
-/// One frame: header, head and data.
+/// One frame, which consists of a header, a head and data.
 #[derive(Debug)]
 pub struct Frame {
     /// The header. Its lengths are those of the fields below.
     pub header: FrameHeader,
-    /// The description of the data.
+    /// The head, which describes the data.
     pub head: Vec<u8>,
     /// The data.
     pub data: Buffer,
 }
 
 impl Frame {
-    /// Receives the next frame, or returns `None` if the peer has ended the lane. `fill` fills a slice with the lane's
-    /// next bytes and returns the number of bytes that preceded the end of the lane.
+    /// Receives the next frame, or returns `None` if the peer has ended the lane. `fill` writes the lane's next bytes
+    /// to a slice. It returns the number of bytes written, which is less than the length of the slice only at the end
+    /// of the lane.
     pub(crate) fn receive_next(
         pool: &BufferPool,
         watch: &mut Stopwatch<'_>,
@@ -57,7 +58,7 @@ impl Frame {
         Self::receive(header, pool, watch, fill_all).map(Some)
     }
 
-    /// Receives the rest of a frame after its `header`. `fill` fills a slice completely with the lane's next bytes.
+    /// Receives the rest of a frame after its `header`. `fill` must fill the whole slice with the lane's next bytes.
     pub(crate) fn receive(
         header: FrameHeader,
         pool: &BufferPool,
@@ -95,8 +96,8 @@ const PIECE_BYTES: usize = 256 << 10;
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
-    /// Waits until the lane can send more, so that other lanes can take the next frames while this lane is blocked. The
-    /// default implementation never waits.
+    /// Waits until the lane can send more data. While this lane is blocked, other lanes can take the next frames. The
+    /// default implementation does not wait.
     ///
     /// # Errors
     /// Returns [`LaneError`] if the connection is lost.
@@ -104,14 +105,15 @@ pub trait LaneSink: Send {
         Ok(())
     }
 
-    /// Sends one frame. Encryption is recorded as busy time, and waiting for the path as blocked time.
+    /// Sends one frame. The time for encryption is recorded as busy, and the time spent waiting for the network is
+    /// recorded as blocked.
     ///
     /// # Errors
     /// Returns [`LaneError`] if the connection is lost. The frame may or may not have arrived.
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError>;
 
-    /// Limits the lane to `rate`, which all lanes with the same rate share. Waiting for the rate is recorded as paced
-    /// time. The default implementation ignores the rate.
+    /// Limits the lane to `rate`, which is shared by all lanes to which the same rate was given. Time spent waiting for
+    /// the rate is recorded as paced. The default implementation ignores the rate.
     fn set_rate(&mut self, _rate: SharedRate) {}
 
     /// Ends the lane. No frame may follow.
@@ -120,7 +122,7 @@ pub trait LaneSink: Send {
     /// Returns [`LaneError`] if the connection is lost.
     fn finish(&mut self) -> Result<(), LaneError>;
 
-    /// Returns a breaker of the lane, for use by other threads.
+    /// Returns a handle with which other threads can break the lane.
     fn breaker(&self) -> LaneBreaker;
 
     /// Returns a probe of the lane's connection, for use by any thread. By default it reports nothing.
@@ -129,7 +131,7 @@ pub trait LaneSink: Send {
     }
 }
 
-/// Maximum number of bytes of a lane that are buffered in this process until they are received.
+/// The maximum number of a lane's received bytes that this process buffers until a thread takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneWindow {
     /// A window that lets a single lane use a long path fully.
@@ -154,8 +156,8 @@ impl LaneWindow {
 
 /// The receiving end of a lane.
 pub trait LaneSource: Send {
-    /// Returns whether arrived bytes are buffered in this process, so that a [window](LaneWindow) must be opened. By
-    /// default the kernel buffers them.
+    /// Returns whether received bytes are buffered in this process instead of in the kernel. If so, a
+    /// [window](LaneWindow) must be opened. The default implementation returns false.
     fn has_window(&self) -> bool {
         false
     }
@@ -164,9 +166,9 @@ pub trait LaneSource: Send {
     fn open_window(&mut self, _window: LaneWindow) {}
 
     /// Waits for a frame and returns it with its data in a buffer of `pool`, or returns `None` after the peer's last
-    /// frame. Records waiting for the path as starved time, waiting for a buffer as blocked time, waiting for the
-    /// lane's rate as paced time, and decryption as busy time. The received part of the data is recorded as available
-    /// until the caller resets it.
+    /// frame. The time is recorded by cause: waiting for the network as starved, waiting for a buffer as blocked,
+    /// waiting for the lane's rate as paced, and decryption as busy. The received bytes of the data are recorded as
+    /// available until the caller resets this count.
     ///
     /// # Errors
     /// Returns [`LaneError`] if the connection is lost, if the pool is closed, or if the bytes are not a frame.
@@ -176,7 +178,7 @@ pub trait LaneSource: Send {
         watch: &mut Stopwatch<'_>,
     ) -> Result<Option<Frame>, LaneError>;
 
-    /// Returns a breaker of the lane, for use by other threads.
+    /// Returns a handle with which other threads can break the lane.
     fn breaker(&self) -> LaneBreaker;
 
     /// Returns a probe of the lane's connection, for use by any thread. By default it reports nothing.
@@ -223,7 +225,7 @@ pub enum LaneError {
         /// The underlying error.
         source: io::Error,
     },
-    /// TLS could not hand the connection over.
+    /// TLS could not hand the connection over to the lane.
     #[error("data lane: {0}")]
     Tls(#[from] rustls::Error),
     /// A TLS record is not valid.
@@ -239,7 +241,7 @@ pub enum LaneError {
 }
 
 impl LaneError {
-    /// Returns whether the connection was lost, as opposed to invalid bytes on it.
+    /// Returns whether the connection was lost. Returns false if the bytes on the connection were invalid.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {

@@ -1,4 +1,5 @@
-//! Probes of the connections below lanes, used to report on the path and to tune it.
+//! Probes of the connections that carry lanes. The program uses them to report on the network path and to tune the
+//! lanes.
 //!
 //! A probe is separate from its lane, because the lane's thread may be blocked in a write for a long time on a slow
 //! path.
@@ -34,13 +35,13 @@ enum ProbeSource {
 }
 
 impl PathProbe {
-    /// Creates a probe of a socket.
+    /// Creates a probe of a TCP socket.
     pub(crate) fn new(socket: Arc<TcpStream>) -> Self {
         Self(Some(ProbeSource::Kernel(socket)))
     }
 
-    /// Creates a probe of a connection that the kernel does not manage. `callback` returns its state and must not
-    /// block.
+    /// Creates a probe of a connection that does not use the kernel's TCP. `callback` returns the state of the
+    /// connection and must not block.
     pub fn telling(callback: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
         Self(Some(ProbeSource::Callback(None, Arc::new(callback))))
     }
@@ -62,7 +63,8 @@ impl PathProbe {
         }
     }
 
-    /// Returns the present state, in the terms of TCP, or `None` if it is not available.
+    /// Returns the present state of the connection, or `None` if it is not available. QUIC connections report the
+    /// corresponding values of TCP.
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
         match self.0.as_ref()? {
@@ -71,8 +73,8 @@ impl PathProbe {
         }
     }
 
-    /// Returns whether the peer has ended the connection or it is lost, as far as this is known without reading from
-    /// it.
+    /// Returns whether the connection is known to have ended or to be lost. Does not read from the connection to find
+    /// out.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.read()

@@ -1,5 +1,5 @@
-//! QUIC: one connection with one stream instead of each TCP connection, with the same keys and the same checks. It is
-//! used at sites where only UDP gets through, and on paths that lose packets.
+//! QUIC connections. Each QUIC connection has one stream, replaces one TCP connection, and uses the same keys and the
+//! same checks. QUIC is used at sites where only UDP gets through, and on paths that lose packets.
 //!
 //! The implementation is quinn, with the same rustls, crypto provider and verifiers as for TCP. The client gives each
 //! connection its own UDP socket and a thread with its own runtime ([`QuicDialer`]), so that several connections use
@@ -65,7 +65,7 @@ pub(crate) struct QuicConnection {
     pub(crate) address: SocketAddr,
     pub(crate) connection: quinn::Connection,
     receiving: RecvStream,
-    /// The sending half of the stream. `None` once it has been handed over.
+    /// The sending half of the stream. `None` once a lane has taken it over or it has been finished.
     sending: Option<SendStream>,
     /// Whether nothing has been written.
     silent: bool,
@@ -77,8 +77,8 @@ pub(crate) struct QuicConnection {
 }
 
 impl QuicConnection {
-    /// Creates a connection with its single stream, and the [`Linger`] that keeps it open until its end. The connection
-    /// is `None` if the peer does not speak the protocol.
+    /// Creates a connection with its single stream. Also returns the [`Linger`] that keeps the connection open until
+    /// its end. The returned connection is `None` if the peer does not speak the protocol.
     fn new(
         connection: quinn::Connection,
         sending: SendStream,
@@ -165,7 +165,7 @@ fn lost(error: ConnectionError) -> io::Error {
     }
 }
 
-/// Converts `error` if its reason is a lost connection, and returns it unchanged otherwise.
+/// If the cause of `error` is a lost connection, converts it to its TCP equivalent. Returns any other error unchanged.
 fn lost_if(error: io::Error) -> io::Error {
     let inner = error.get_ref();
     let reading = inner.and_then(|inner| inner.downcast_ref::<ReadError>());
@@ -179,7 +179,7 @@ fn lost_if(error: io::Error) -> io::Error {
 
 /// The code of a connection that was closed gracefully.
 pub(crate) const DONE: VarInt = VarInt::from_u32(0);
-/// The code of a connection whose holder dropped it before the end.
+/// The close code that is sent if a connection was dropped before its end.
 const DROPPED: VarInt = VarInt::from_u32(1);
 
 impl Drop for QuicConnection {
@@ -188,10 +188,10 @@ impl Drop for QuicConnection {
             return;
         };
         if self.finished {
-            // If there is no `Linger`, the connection is already closed.
+            // The send fails only if there is no `Linger`. The connection is then already closed.
             let _closed = self.linger.send(sending);
         } else if self.silent {
-            // The peer may not have seen the stream yet and does not need to see it.
+            // The peer may not know of the stream yet, and does not need to.
             self.connection.close(DROPPED, b"");
         } else {
             // A stream that is only dropped would look finished to the peer.
@@ -221,7 +221,7 @@ impl AsyncWrite for QuicConnection {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Written bytes are sent without a flush.
+        // QUIC sends written bytes without a flush.
         Poll::Ready(Ok(()))
     }
 

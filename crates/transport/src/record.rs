@@ -45,8 +45,8 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
 
-/// The message of a sender that changes to its next key and does not request a change by the other side: type, length
-/// and request.
+/// The message with which a sender announces its next key without requesting a new key from the other side. The bytes
+/// are the type, the length and the request.
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 /// The alert that ends the stream: level and description.
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
@@ -70,7 +70,7 @@ pub enum RecordError {
         /// The length in the record's header.
         bytes: usize,
     },
-    /// The record contains only padding.
+    /// The record contains only padding and therefore no content type.
     #[error("a TLS record has no content type")]
     Untyped,
     /// The record has a content type or a message that is not permitted on a lane.

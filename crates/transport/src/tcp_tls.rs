@@ -41,7 +41,7 @@ pub use socket::SocketConfig;
 pub(crate) use unsent_limit::UnsentLimit;
 use whole_records::WholeRecords;
 
-/// Receive window of a lane before autotuning has measured its speed; see [`zmove_sockopt::open_receive_window`].
+/// Receive window of a lane until autotuning has measured the lane's speed; see [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
 /// Receive window before the peer has proved a key. A lane's first data arrives together with its first message and
@@ -83,8 +83,8 @@ impl Connection {
         self.stream.get_ref().1
     }
 
-    /// Splits the connection into its parts. Both directions must be between two records, and nothing may be left to
-    /// flush.
+    /// Splits the connection into its parts. In both directions, the last record must be complete, and no data may be
+    /// waiting to be flushed.
     pub(crate) fn into_parts(self) -> io::Result<ConnectionParts> {
         let (stream, mut session): (_, rustls::Connection) = match self.stream {
             TlsStream::Client(stream) => {
@@ -157,7 +157,7 @@ impl Connection {
 fn drain(session: &mut rustls::Connection) -> io::Result<Vec<u8>> {
     let mut plaintext = Vec::new();
     match session.reader().read_to_end(&mut plaintext) {
-        // No more data has arrived, or the socket has ended and will report that again.
+        // No more data has arrived, or the socket has ended. A later read of the socket reports its end again.
         Err(error)
             if matches!(
                 error.kind(),

@@ -38,8 +38,8 @@ pub(crate) use verify::{
 /// The name in every certificate and every hello. It is always the same, because hosts are distinguished by key.
 pub(crate) const SERVER_NAME: &str = "zmove";
 
-/// Returns the AWS-LC provider with the TLS 1.3 cipher suites. The suite that is fastest on CPUs with AES instructions
-/// comes first.
+/// Returns the AWS-LC provider with the TLS 1.3 cipher suites. The first suite is the one that is fastest on CPUs with
+/// AES instructions.
 pub(crate) fn provider() -> CryptoProvider {
     let cipher_suites = vec![
         aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,

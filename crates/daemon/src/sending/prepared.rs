@@ -21,7 +21,7 @@ use crate::transfers::StopReason;
 enum StopCause {
     /// The operator of this host has ended the transfer, or the daemon is being stopped.
     CutOff(StopReason),
-    /// The peer has opened the same transfer again with a new session.
+    /// The peer has started a newer transfer of the same run.
     Superseded,
     /// The peer does not read its messages.
     Unread,

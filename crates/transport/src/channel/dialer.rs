@@ -1,4 +1,4 @@
-//! The client side: dials by TCP, by QUIC, or by QUIC if TCP does not get through.
+//! The client side. Dials a host by TCP or by QUIC. If both are permitted, QUIC is used if TCP does not get through.
 //!
 //! `--transport auto` works like "happy eyeballs" (RFC 8305). TCP gets a head start because it needs less CPU. The head
 //! start allows for one lost packet and a long round trip. QUIC starts after the head start, or when TCP has been
@@ -197,7 +197,8 @@ impl ChannelDialer {
         self.quic.close().await;
     }
 
-    /// Settles on `transport` unless the transport is already settled. Returns whether `transport` is the settled one.
+    /// Settles on `transport` unless this run has already settled on a transport. Returns whether `transport` is now
+    /// the transport of the run.
     fn settle(&self, transport: Transport) -> bool {
         *self.settled.get_or_init(|| transport) == transport
     }
@@ -274,7 +275,7 @@ impl ChannelDialer {
     ) -> Result<Channel, DialError> {
         match dialled {
             Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
-            // The other connections of this run use TCP, which failed for this one.
+            // QUIC works, but the other connections of this run use TCP, which failed for this connection.
             Ok(_) => Err(tcp),
             Err(quic) if !quic.retryable() => Err(quic),
             Err(quic) => Err(self.both_failed(tcp, quic)),
@@ -311,18 +312,19 @@ async fn datagrams_refused(addresses: &[SocketAddr]) {
 
 /// Head start of TCP: one second until a lost packet is retransmitted, plus a long round trip.
 const HEAD_START: Duration = Duration::from_millis(1_500);
-/// Time limit for QUIC if TCP gets no answer. Both transports then give up at the same time.
+/// Time limit for QUIC if the host does not answer TCP. With this limit, TCP and QUIC give up at the same time.
 const QUIC_TIMEOUT: Duration = SILENCE_MAX.saturating_sub(HEAD_START);
-/// Returns the time limit for QUIC after TCP was refused, which took one round trip or more. The host exists, but most
-/// likely no daemon listens there. A handshake takes two round trips.
+/// Returns the time limit for QUIC after TCP was refused. The refusal took `taken`, which is at least one round trip. A
+/// refusal shows that the host exists, but most likely no daemon listens on the port. A handshake takes two round
+/// trips.
 fn timeout_after_refusal(taken: Duration) -> Duration {
     // Rounded down to milliseconds, because the value may be displayed.
     let whole = Duration::from_millis(u64::try_from(taken.as_millis()).unwrap_or(u64::MAX));
     (REFUSED_TIMEOUT_MIN + whole * HANDSHAKES_ROUND_TRIPS).min(REFUSED_TIMEOUT_MAX)
 }
 
-/// One second until a lost packet is retransmitted, plus the time that a busy host needs to compute the keys. A refusal
-/// by a nearby firewall says nothing about the path to a distant host.
+/// Minimum time limit for QUIC after a refusal: one second until a lost packet is retransmitted, plus the time that a
+/// busy host needs to compute the keys. A refusal by a nearby firewall says nothing about the path to a distant host.
 const REFUSED_TIMEOUT_MIN: Duration = Duration::from_millis(1_500);
 const HANDSHAKES_ROUND_TRIPS: u32 = 6;
 const REFUSED_TIMEOUT_MAX: Duration = Duration::from_secs(3);

@@ -52,8 +52,8 @@ impl Listener {
         Self::on(Inherited::bind(address, choice, socket)?, identity, socket)
     }
 
-    /// Listens on one or two sockets that another program has bound. They may have different addresses. Must be called
-    /// in a tokio runtime, which runs the listener.
+    /// Listens on one or two sockets that another program has bound. The sockets may have different addresses. Must be
+    /// called in a tokio runtime, which runs the listener.
     ///
     /// # Errors
     /// Returns an error if there is no socket, if one is not a listening socket, or if one cannot be configured.
@@ -132,9 +132,9 @@ impl Listener {
         }
     }
 
-    /// Performs the handshake, in which the peer proves its key, in at most `deadline`. The caller must then authorize
-    /// the peer by its fingerprint. Calls `spoken` when the client's first message has arrived, which over QUIC is
-    /// immediately.
+    /// Performs the handshake, in which the peer proves its key. Takes at most `deadline`. The caller must then
+    /// authorize the peer by its fingerprint. Calls `spoken` when the client's first message has arrived. A QUIC client
+    /// has already sent this message, so `spoken` is then called immediately.
     ///
     /// # Errors
     /// Returns [`AcceptError`] if the client is too slow, does not speak the zmove protocol, or does not prove a key.
@@ -184,8 +184,8 @@ impl Incoming {
         self.address
     }
 
-    /// Requires a QUIC client to prove its address by dialing again. Returns `None` if the client was asked to do so.
-    /// Use this while many clients are connecting.
+    /// Requires a QUIC client to prove its address by dialing again. Returns `None` if this request was sent to the
+    /// client. Use this function while many clients are connecting.
     #[must_use]
     pub fn send_retry(self) -> Option<Self> {
         let Self { address, accepted } = self;

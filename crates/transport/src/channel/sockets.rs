@@ -1,5 +1,5 @@
-//! The sockets of a listener, without its key. They may be bound by another process, or with more privileges than the
-//! listener has later.
+//! The sockets of a listener, separate from its key. Another process may bind the sockets, or this process may bind
+//! them before it gives up its privileges.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};

@@ -20,13 +20,14 @@ const AHEAD_BYTES_MAX: usize = 64 << 10;
 /// The messages of a connection that is being read.
 pub(super) struct MessageReader {
     messages: mpsc::Receiver<Result<Vec<u8>, ControlError>>,
-    /// Maximum length of the message that the session requests. 0 if no request is pending.
+    /// Maximum length of the message that the session has requested, in bytes. 0 if no request is pending.
     wanted: watch::Sender<usize>,
 }
 
 impl MessageReader {
-    /// Starts a task that reads the connection. It ends when this is dropped, or with an error if the peer does not
-    /// read its pongs. Pings are answered only after this side has sent something.
+    /// Starts a task that reads the connection. The task ends when the returned reader is dropped. It ends with an
+    /// error if the peer does not read the answers to its pings. Pings are answered only after this side has sent
+    /// something.
     pub(super) fn begin(pending: PendingReader) -> Self {
         let (messages_in, messages) = mpsc::channel(1);
         let wanted = watch::Sender::new(0);
@@ -51,7 +52,8 @@ impl MessageReader {
                 () = reading.run(&messages_in) => {}
                 // An incomplete message is of no use.
                 () = messages_in.closed() => {}
-                // Everything that the peer sent before it was lost is still read, so only this error ends the reading.
+                // The peer may have sent messages before the connection was lost, and they are still read. Only the
+                // error in this branch ends the reading.
                 Ok(error) = unread => drop(messages_in.send(Err(error)).await),
             }
         });
@@ -157,7 +159,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// Waits until the session requests a message, if it is too long to be read ahead.
+    /// If a message is too long to be read ahead, waits until the session requests the message.
     async fn wait_until_wanted(&mut self, bytes: usize) -> Result<(), ControlError> {
         if bytes <= AHEAD_BYTES_MAX {
             return Ok(());
@@ -169,8 +171,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// Answers pings and sends requested pings until the writer is dropped. If several pings are waiting, only the most
-/// recent one is handled. Sends an error to `unread` if the peer does not read.
+/// Answers the peer's pings and sends requested pings, until the writer is dropped. If several pings are waiting, only
+/// the most recent ping is sent or answered. Sends an error to `unread` if the peer does not read.
 async fn answer_pings(
     sending: Weak<Mutex<Sending>>,
     mut begun: watch::Receiver<bool>,

@@ -14,7 +14,7 @@ use crate::trust::{Fingerprint, GrantFault, HostLineFault};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFileError {
-    /// The file, or a directory above it, belongs to another user.
+    /// The file, or a directory above it, is owned by a user who is not trusted.
     #[error(
         "trust {}: it belongs to user {owner}, which is neither root nor the user that reads it; run: chown -h \
          {owner_wanted} {}",

@@ -93,7 +93,7 @@ impl ClearLane {
     /// Writes all parts, with a single system call if the socket accepts them.
     fn write_all(&mut self, mut parts: &mut [IoSlice<'_>]) -> Result<(), LaneError> {
         let mut socket = &*self.incoming.get_ref().get_ref().1.0;
-        // Skips empty parts, so that there is something to write.
+        // Skips empty slices, so that the next write has at least one byte to write.
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
             match socket.write_vectored(parts) {
@@ -109,8 +109,8 @@ impl ClearLane {
         Ok(())
     }
 
-    /// Fills `out`, and reads long pieces directly from the socket. The end of the connection is an error, because it
-    /// does not end the lane.
+    /// Fills `out`. Long pieces are read directly from the socket into `out`. The end of the connection is an error,
+    /// because only an authenticated message from the peer ends the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(ThreadState::Busy);
         for piece in out.chunks_mut(self.limiter.piece_bytes()) {
@@ -158,7 +158,7 @@ impl FrameSequence {
         Ok(Self { key, sequence: 0 })
     }
 
-    /// Returns the hash that authenticates `header` as the next frame of the sequence.
+    /// Returns the hash that authenticates `header` at the next position of the sequence.
     fn next(&mut self, header: &[u8; FrameHeader::BYTES]) -> blake3::Hash {
         let mut sealed = [0; SEQUENCE_BYTES + FrameHeader::BYTES];
         sealed[..SEQUENCE_BYTES].copy_from_slice(&self.sequence.to_le_bytes());
@@ -168,10 +168,10 @@ impl FrameSequence {
     }
 }
 
-/// The label that separates this use of the connection's secrets from all others.
+/// The label of the exported key. It separates this use of the connection's secrets from all other uses.
 const KEY_LABEL: &[u8] = b"EXPORTER-zmove lane clear 1";
 const SEQUENCE_BYTES: usize = size_of::<u64>();
-/// The header that ends the lane. It cannot belong to a frame, because there is no kind 0.
+/// The header that ends the lane. No frame has this header, because there is no frame of kind 0.
 const END: [u8; FrameHeader::BYTES] = [0; FrameHeader::BYTES];
 /// Size of the buffer for headers and heads. Data is read directly to its destination, except for the last bytes, which
 /// may fit into this buffer.

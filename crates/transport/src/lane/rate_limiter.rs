@@ -1,10 +1,9 @@
-//! A rate limit shared by several lanes: by the lanes of one push at the sender, by all lanes of one key at the
-//! receiver.
+//! A rate limit that several lanes share. At the sender, the lanes of one push share a limit. At the receiver, all
+//! lanes of one key share a limit.
 //!
-//! All lanes share one schedule and are served in the order of their requests. A sending lane waits for the due time of
-//! each piece before it sends the piece. A receiving lane waits for the due time of the bytes that it has just read
-//! before it continues to read; flow control then makes the sender wait. Without a rate, nothing is scheduled and no
-//! lane waits.
+//! All lanes share one schedule and are served in the order of their requests. Before a sending lane sends a piece, it
+//! waits until the piece is due. A receiving lane first reads bytes and then waits until these bytes are due, so flow
+//! control makes the sender wait. Without a rate, nothing is scheduled and no lane waits.
 //!
 //! **Invariant:** for any number of lanes, the bytes sent stay below rate × time plus one short burst. The bytes
 //! received may exceed this limit by one piece and one read per lane.
@@ -24,21 +23,21 @@ pub struct SharedRate(Arc<Schedule>);
 
 #[derive(Debug, Default)]
 struct Schedule {
-    /// The rate at which lanes may carry data, slightly below the limit. 0 means no limit.
+    /// The rate at which lanes may carry data, in bytes per second. Slightly below the limit. 0 means no limit.
     bytes_per_second: AtomicU64,
     state: Lock<ScheduleState>,
-    /// An additional rate that also applies, and that is shared with lanes that do not share this rate.
+    /// A second rate that also limits these lanes. It is also shared with lanes that do not share this rate.
     parent: OnceLock<SharedRate>,
 }
 
 #[derive(Debug, Default)]
 struct ScheduleState {
-    /// The time by which all bytes taken so far are within the rate.
+    /// The time at which all bytes that were charged so far are within the rate.
     due: Option<Instant>,
     /// The time at which a frame was last begun.
     begun: Option<Instant>,
-    /// The time at which bytes were last taken, or at which a caller had to wait. Also set if only `parent` has a
-    /// limit.
+    /// The time at which bytes were last charged, or at which a caller last had to wait. This time is recorded even if
+    /// only `parent` has a limit.
     wanted: Option<Instant>,
 }
 
@@ -59,8 +58,8 @@ impl SharedRate {
             .store(carried.max(1), Ordering::Relaxed);
     }
 
-    /// Also applies the rate `parent`, of which this rate becomes a part. Can be set only once; later calls have no
-    /// effect.
+    /// Makes this rate a part of the rate `parent`, which then limits the lanes too. The parent can be set only once.
+    /// Later calls have no effect.
     pub fn set_parent(&self, parent: Self) {
         let _first = self.0.parent.set(parent);
     }
@@ -70,14 +69,14 @@ impl SharedRate {
         self.lowest().is_some()
     }
 
-    /// Returns whether a lane or another holder has a clone.
+    /// Returns whether another clone of this rate exists, for example in a lane.
     #[must_use]
     pub fn in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// Returns the time to wait before a new frame is begun, or `None` if it can begin now. Lanes in the middle of a
-    /// frame use the whole rate during this time, so their frames finish sooner.
+    /// Returns the time to wait before a new frame may be begun, or `None` if it may begin now. During this time, lanes
+    /// that are in the middle of a frame get the whole rate, so their frames finish sooner.
     #[must_use]
     pub fn wait_to_begin(&self, now: Instant) -> Option<Duration> {
         let of_parent = self
@@ -124,8 +123,8 @@ impl SharedRate {
                 .is_some_and(|parent| parent.is_spent(now))
     }
 
-    /// Returns whether there is a limit and a user of this rate has taken bytes, or waited for its turn, during the
-    /// last `span`.
+    /// Returns whether there is a limit and the rate was in use during the last `span`. The rate is in use when a lane
+    /// is charged for bytes or waits.
     #[must_use]
     pub fn is_wanted_within(&self, span: Duration, now: Instant) -> bool {
         self.is_set()
@@ -137,15 +136,16 @@ impl SharedRate {
                 .is_some_and(|last| now.saturating_duration_since(last) < span)
     }
 
-    /// Returns the number of bytes that a lane takes in one turn, or `None` without a limit. It is small enough that
-    /// turns are short even at a low rate.
+    /// Returns the number of bytes that a lane may take before the next lane is served, or `None` without a limit. The
+    /// number is small enough that lanes alternate quickly even at a low rate.
     pub(crate) fn piece_bytes(&self) -> Option<usize> {
         let rate = self.lowest()?;
         let piece = usize::try_from(rate / PIECES_PER_SECOND).unwrap_or(usize::MAX);
         Some(piece.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX))
     }
 
-    /// Charges `bytes` to the rate. Returns the time at which they are within the limit.
+    /// Charges `bytes` to the rate. Returns the time at which these bytes are within the limit, or `None` without a
+    /// limit.
     fn spend(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let of_parent = self
             .0
@@ -186,11 +186,12 @@ impl SharedRate {
 const PAYLOAD_SHARE: u64 = 19;
 const PAYLOAD_SHARE_DIVISOR: u64 = 20;
 
-/// Time for which an unused part of the rate can be used later, because threads wake up late.
+/// Maximum time for which unused capacity of the rate can be saved. Threads wake up late, and the saved capacity makes
+/// up for this.
 const BURST: Duration = Duration::from_millis(20);
 
-/// If a rate was not used for this time, it has capacity for more lanes. Less than [`BURST`], so that no capacity is
-/// lost in the meantime.
+/// If a rate has not been used for this time, it has capacity for another frame. This time is shorter than [`BURST`],
+/// so that the unused capacity is not lost before the frame begins.
 const UNUSED_MIN: Duration = Duration::from_millis(5);
 
 /// A rate counts as used up if it was exhausted during this time. On a busy host, lanes can leave a rate unused for
@@ -205,7 +206,7 @@ const PIECE_BYTES_MAX: usize = 128 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct RateLimiter {
     pub(crate) rate: SharedRate,
-    /// Bytes that were taken but not charged yet.
+    /// Bytes that the lane has taken and that have not been charged to the rate yet.
     open: usize,
     broken: Arc<AtomicBool>,
 }
@@ -218,13 +219,14 @@ impl RateLimiter {
         }
     }
 
-    /// Returns the maximum number of bytes to take at a time. Unlimited without a rate.
+    /// Returns the maximum number of bytes that the lane may take at a time. Unlimited without a rate.
     pub(crate) fn piece_bytes(&self) -> usize {
         self.rate.piece_bytes().unwrap_or(usize::MAX)
     }
 
-    /// Waits for bytes that were taken. Small amounts are added to the next wait, so that lanes whose reads return few
-    /// bytes do not get a smaller share.
+    /// Charges `bytes` that the lane has taken, and waits until they are within the rate. Small amounts are collected
+    /// until they make up one piece. Otherwise, lanes whose reads return few bytes would get a smaller share of the
+    /// rate.
     pub(crate) fn throttle(&mut self, bytes: usize, watch: &mut Stopwatch<'_>) {
         self.open += bytes;
         if self
@@ -237,13 +239,14 @@ impl RateLimiter {
         }
     }
 
-    /// Charges bytes that have already been sent, so that others wait for them.
+    /// Charges bytes that have already been sent. This call does not wait, but later calls of all lanes wait for these
+    /// bytes too.
     pub(crate) fn charge(&self, bytes: usize) {
         let _others_wait = self.rate.spend(bytes, Instant::now());
     }
 
-    /// Waits until these bytes, and bytes taken earlier by others, are within the rate. Ends early if the lane is
-    /// broken.
+    /// Waits until these bytes, and all bytes that other lanes took earlier, are within the rate. Returns early if the
+    /// lane is broken.
     pub(crate) fn throttle_now(&self, bytes: usize, watch: &mut Stopwatch<'_>) {
         let Some(due) = self.rate.spend(bytes, Instant::now()) else {
             return;

@@ -53,7 +53,8 @@ impl TlsLane {
         })
     }
 
-    /// Seals all of `bytes`. Records that fit into the buffer are sent together with the next ones.
+    /// Seals all of `bytes`. Full buffers are sent. The last records stay in the buffer and are sent together with the
+    /// next records.
     fn seal(&mut self, mut bytes: &[u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         loop {
             bytes = &bytes[self.sealer.seal(bytes)..];
@@ -76,7 +77,8 @@ impl TlsLane {
         Ok(())
     }
 
-    /// Fills `out`. Returns the number of bytes that preceded the end of the lane.
+    /// Fills `out`. Returns the number of bytes filled, which is less than the length of `out` only at the end of the
+    /// lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<usize, LaneError> {
         let mut filled = 0;
         loop {

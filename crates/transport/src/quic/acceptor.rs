@@ -56,8 +56,8 @@ impl QuicAcceptor {
         })
     }
 
-    /// Performs the handshake, in which the peer proves its key, and waits for the peer's stream, in at most
-    /// `deadline`.
+    /// Performs the handshake, in which the peer proves its key, and waits until the peer opens its stream. Takes at
+    /// most `deadline`.
     pub(crate) async fn handshake(
         &self,
         incoming: Incoming,
@@ -84,8 +84,8 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Requires a client to prove its address. Returns `None` if the client was asked to do so. A client that has already
-/// proved its address, or that cannot be asked, is returned.
+/// Requires a client to prove its address. Returns `None` if this request was sent to the client. Returns the client
+/// unchanged if it has already proved its address or if the request cannot be sent.
 pub(crate) fn send_retry(incoming: Incoming) -> Option<Incoming> {
     if incoming.remote_address_validated() || !incoming.may_retry() {
         return Some(incoming);
@@ -107,7 +107,7 @@ async fn secure(
     }
     let (sending, receiving) = match connection.accept_bi().await {
         Ok(stream) => stream,
-        // A client dials more lanes than a short path needs.
+        // Not an error. On a short path, a client dials more lanes than it needs and closes the unused lanes.
         Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused),
         Err(error) => return Err(handshake_error(error)),
     };
@@ -150,7 +150,7 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
 }
 
 /// Returns the settings of a connection. `datagram_bytes_max` is the datagram size that the first link can carry. It
-/// matters because this side may be the sender.
+/// limits the datagrams that this side sends.
 fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
     let mut transport = settings::transport(
         QuicCongestion::default(),
@@ -164,6 +164,7 @@ fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
 const TOKEN_CONTEXT: &str = "zmove 2026-11-21 quic retry token";
 /// Maximum number of clients that wait for their handshake to begin.
 const INCOMING_MAX: usize = 1024;
-/// Maximum number of bytes that one waiting client, and all of them together, may send.
+/// Maximum number of bytes that one waiting client may send. The second constant limits the bytes of all waiting
+/// clients together.
 const INCOMING_BYTES_MAX: u64 = 16 << 10;
 const INCOMING_BYTES_TOTAL_MAX: u64 = 4 << 20;

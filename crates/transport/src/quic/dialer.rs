@@ -99,7 +99,8 @@ impl QuicDialer {
                 .connect(|address| self.attempt(address, until))
                 .await
             {
-                // A daemon that was restarted during the handshake does not continue it, but answers a new connection.
+                // A daemon that was restarted during the handshake cannot continue the handshake, but it answers a new
+                // connection.
                 Err(DialError::TimedOut { .. }) if until.due < whole.due => patience *= 2,
                 dialled => return dialled,
             }

@@ -35,7 +35,7 @@ pub(crate) struct QuicLane {
     arrived: VecDeque<Bytes>,
     room: Vec<Bytes>,
     ended: bool,
-    /// Maximum number of unacknowledged bytes at which another frame is passed to the connection.
+    /// Maximum number of bytes that may be unacknowledged when another frame is passed to the connection.
     outstanding_max: u64,
     /// The lane's share of the rate at which it sends or receives.
     limiter: RateLimiter,
@@ -72,9 +72,9 @@ impl QuicLane {
         Ok(written.map_err(|error| lost_if(error.into()))?)
     }
 
-    /// Returns the number of bytes to charge before `bytes` more are passed to the connection. It consists of `bytes`
-    /// and of everything that the connection has sent in addition to the data passed to it: the handshake, MTU
-    /// discovery, packet headers, and retransmissions.
+    /// Returns the number of bytes to charge before `bytes` are passed to the connection. The number includes `bytes`
+    /// and all bytes that the connection has sent but that were not charged yet. These are the handshake, MTU
+    /// discovery, packet headers and retransmissions.
     fn bytes_to_charge(&mut self, bytes: usize) -> usize {
         let sent = self.connection.connection.stats().udp_tx.bytes;
         let owed = bytes as u64 + sent.saturating_sub(self.counted);
@@ -99,7 +99,8 @@ impl QuicLane {
         Ok(())
     }
 
-    /// Fills `out`. Returns the number of bytes that preceded the end of the lane.
+    /// Fills `out`. Returns the number of bytes filled, which is less than the length of `out` only at the end of the
+    /// lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<usize, LaneError> {
         let mut filled = 0;
         loop {
@@ -141,12 +142,13 @@ impl QuicLane {
 /// Maximum number of unacknowledged bytes of one lane. Together with one more frame, it does not exceed the receiver's
 /// window for the lane. A wait for that window therefore always means that the receiver does not read.
 const LANE_OUTSTANDING_BYTES_MAX: u64 = 16 << 20;
-/// Maximum number of unacknowledged bytes of all lanes of a sender: most of the buffers that its readers fill.
+/// Maximum number of unacknowledged bytes on all lanes of a sender. Most of the buffers that the sender's readers fill
+/// may hold such bytes.
 const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;
-/// Minimum of a lane's limit of unacknowledged bytes. Less could not keep a connection busy while the next frame is
-/// being made.
+/// Lower bound for a lane's limit of unacknowledged bytes. With a lower limit, the connection would run out of data
+/// while the next frame is being prepared.
 const OUTSTANDING_BYTES_MIN: u64 = 1 << 20;
-/// Maximum number of chunks taken at a time, because the connection is locked while they are taken.
+/// Maximum number of chunks taken from the connection in one call. The connection is locked during the call.
 const CHUNKS_AT_ONCE: usize = 64;
 /// Minimum size of data that is not copied. Such data fills most of its buffer.
 const UNCOPIED_BYTES_MIN: usize = 2 << 20;
@@ -215,7 +217,8 @@ fn info(
     byte_stats: &LaneByteStats,
     account: &PathAccount,
 ) -> TcpInfo {
-    // The bytes of a frame are settled together.
+    // The lane counts the bytes of a frame as acknowledged only when the whole frame is acknowledged, so the
+    // connection's own count may be higher.
     let acked = account
         .acked
         .load(Ordering::Relaxed)
@@ -228,7 +231,7 @@ fn info(
         round_trip: Some(round_trip),
         round_trip_min: Some(connection.min_rtt()),
         congestion_window_segments: u32::try_from(stats.path.cwnd / mtu).ok(),
-        // The bytes that were settled last were sent one round trip earlier.
+        // The bytes that were acknowledged last had been sent one round trip earlier.
         since_data_sent: byte_stats.idle.map(|idle| {
             if idle.is_zero() {
                 idle

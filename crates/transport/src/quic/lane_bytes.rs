@@ -52,7 +52,7 @@ pub(super) struct LaneByteStats {
 pub(super) struct LaneLost;
 
 impl LaneBytes {
-    /// Waits until at most `others_max` bytes are unacknowledged.
+    /// Waits until at most `others_max` bytes are unacknowledged, so that another frame can be added.
     pub(super) fn wait(&self, others_max: u64) -> Result<(), LaneLost> {
         let mut state = self.state.lock();
         while state.outstanding > others_max && !state.lost {
@@ -68,7 +68,7 @@ impl LaneBytes {
         if state.lost { Err(LaneLost) } else { Ok(()) }
     }
 
-    /// Counts these bytes as unacknowledged until they are dropped.
+    /// Counts the bytes of `payload` as unacknowledged until the returned value is dropped.
     pub(super) fn add(
         self: &Arc<Self>,
         payload: impl Deref<Target = [u8]> + Send + 'static,

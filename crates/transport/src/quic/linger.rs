@@ -1,5 +1,5 @@
-//! The end of a QUIC connection. The last bytes must arrive before the connection is closed, and the close must be
-//! sent.
+//! Ends QUIC connections gracefully. A connection must not be closed before its last bytes have arrived, and the close
+//! itself must be sent.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -75,7 +75,7 @@ impl PathEnds {
 /// The result of using a saved window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resumption {
-    /// Sum of the windows to which connections have jumped, in bytes.
+    /// Total size of the windows to which connections have jumped, in bytes.
     pub bytes: u64,
     /// Whether a connection met congestion after its jump, which means that the saved window is wrong.
     pub is_refuted: bool,
@@ -112,7 +112,8 @@ impl WindowAllowance {
         }
     }
 
-    /// Takes one connection's share, if it exceeds `window` and enough is left.
+    /// Takes the share of one connection from the allowance. Returns `None` if the share does not exceed `window`, or
+    /// if the rest of the allowance is smaller than the share.
     fn take(&self, window: u64) -> Option<u64> {
         let share = self.saved.bytes / 2 / u64::from(self.saved.connections.max(1));
         let rest = |left: u64| (share > window && left >= share).then(|| left - share);

@@ -23,8 +23,8 @@ use crate::trust::Identity;
 
 /// Maximum number of unread bytes of a control connection on this side.
 pub(crate) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
-/// Maximum number of unread bytes of a connection that is not admitted or has no transfer yet. Has room for a greeting
-/// and an opening.
+/// Maximum number of unread bytes on a connection that is not admitted or has no transfer yet. A greeting and an
+/// opening fit into this window.
 pub(super) const UNADMITTED_WINDOW_BYTES: u32 = 64 << 10;
 /// Maximum datagram size, which fills jumbo frames of 9,000 bytes over IPv6.
 const DATAGRAM_BYTES_MAX: u16 = 8_952;
@@ -35,13 +35,14 @@ const HEADER_BYTES_V6: u32 = 48;
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// Size of a connection's first flight, which is paced. Equal to TCP's first flight with jumbo frames.
 const FIRST_FLIGHT_BYTES: u64 = 128 << 10;
-/// Interval of keep-alives. If the daemon was restarted, a peer that waits for an answer learns this from a reset in at
-/// most this time. For NATs, a longer interval would suffice, because they keep a UDP flow for about 30 seconds or
-/// longer.
+/// Interval of keep-alives. If the daemon has been restarted, it answers the next keep-alive with a reset. A peer that
+/// waits for an answer therefore learns of the restart after at most this time. NATs keep a UDP flow for about 30
+/// seconds or longer, so a longer interval would be enough for them.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// Maximum time without packets from a peer, after which its connection is lost.
+/// Maximum time without packets from a peer. After this time, the connection counts as lost.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of packets per acknowledgment, and the maximum delay of an acknowledgment.
+/// Maximum number of packets after which a peer must send an acknowledgment. The second constant is the maximum delay
+/// of an acknowledgment.
 const ACK_PACKETS: u32 = 10;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 
@@ -61,7 +62,7 @@ pub enum QuicCongestion {
     NewReno,
 }
 
-/// The error for the name of a congestion control that QUIC does not support here.
+/// The error for a congestion control whose name is not known or that QUIC does not support.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("QUIC supports tolerant, cubic, bbr and reno")]
 pub struct UnknownCongestion;
@@ -99,8 +100,8 @@ fn cubic() -> CubicConfig {
         .clone()
 }
 
-/// Returns the settings of a connection. `datagram_bytes_max` is the upper bound for MTU discovery, and `account` holds
-/// the dialer's knowledge of the path.
+/// Returns the settings of a connection. `datagram_bytes_max` is the upper bound for MTU discovery. `account` contains
+/// what the dialer knows about the path.
 pub(super) fn transport(
     congestion: QuicCongestion,
     datagram_bytes_max: u16,
@@ -119,7 +120,7 @@ pub(super) fn transport(
         // The connection has only one stream.
         .stream_receive_window(LaneWindow::Wide.bytes().into())
         .receive_window(CONTROL_WINDOW_BYTES.into())
-        // A lane limits the bytes that it passes to a connection itself.
+        // The lane itself limits the number of bytes that it passes to the connection.
         .send_window(4 * u64::from(LaneWindow::Wide.bytes()))
         .send_fairness(false)
         .keep_alive_interval(Some(KEEP_ALIVE))
@@ -149,7 +150,7 @@ pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
 
 const RESET_CONTEXT: &str = "zmove 2026-11-21 quic stateless reset";
 
-/// Requests larger socket buffers than the present ones. Returns the size of the receive buffer in bytes.
+/// Enlarges the socket buffers if they are smaller than requested. Returns the size of the receive buffer in bytes.
 pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     let options = socket2::SockRef::from(socket);
     // A privileged process may exceed the limits.

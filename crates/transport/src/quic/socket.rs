@@ -26,7 +26,7 @@ pub(super) fn wrap(socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
 #[derive(Debug)]
 struct Batched {
     socket: Arc<dyn AsyncUdpSocket>,
-    /// Size of the largest datagrams that were sent in a batch.
+    /// Size of the largest datagram that was sent in a batch, in bytes.
     datagram_bytes: AtomicUsize,
 }
 

@@ -31,7 +31,7 @@ impl Runtime for FineRuntime {
     fn new_timer(&self, due: Instant) -> Pin<Box<dyn AsyncTimer>> {
         match FineTimer::new(due) {
             Ok(timer) => Box::pin(timer),
-            // No descriptor is left.
+            // The process has no free descriptor for the timer.
             Err(_) => TokioRuntime.new_timer(due),
         }
     }

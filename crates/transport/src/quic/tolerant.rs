@@ -28,11 +28,11 @@ use super::resume::{PathState, Resume, Start, WindowAllowance};
 pub(super) struct TolerantConfig {
     pub(super) cubic: CubicConfig,
     pub(super) first_flight_bytes: u64,
-    /// Knowledge of the path from earlier, and the results of this connection.
+    /// The known properties of the path, and the counters of this connection.
     pub(super) account: Arc<PathAccount>,
 }
 
-/// What one connection knows about its path.
+/// The known properties of a connection's path, and the counters of the connection.
 #[derive(Debug, Default)]
 pub(super) struct PathAccount {
     /// The window that was found on the path earlier.
@@ -85,15 +85,15 @@ impl Tolerant {
         self.round_trip > self.round_trip_min + slack
     }
 
-    /// Returns whether losses are too high to be noise.
+    /// Returns whether so many bytes were lost that the losses cannot be noise.
     fn loses_much(&self) -> bool {
         let lost = self.round.bytes_lost + self.last_round.bytes_lost;
         let sent = lost + self.round.bytes_acked + self.last_round.bytes_acked;
         lost > NOISE_BYTES_MIN.max(sent / NOISE_SHARE)
     }
 
-    /// Returns the maximum useful number of bytes in flight: what the fastest connection carries in one round trip,
-    /// plus slack for slow hosts.
+    /// Returns the maximum number of bytes in flight that is useful. It is the number of bytes that the fastest
+    /// connection carries in one round trip, plus slack for slow hosts.
     fn window_max(&self) -> u64 {
         let microseconds = u64::try_from(self.round_trip_min.as_micros()).unwrap_or(u64::MAX);
         WINDOW_SLACK_BYTES.saturating_add(microseconds.saturating_mul(BYTES_PER_MICROSECOND_MAX))
@@ -153,16 +153,17 @@ const LEFT_TENTHS: u64 = 7;
 /// longer.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(333);
 
-/// A queue exists if it adds more than this share of the round-trip time, and more than the delay of a busy host.
+/// Minimum delay that counts as a queue, as a fraction of the round-trip time: one part in this many. The delay must
+/// also exceed [`QUEUE_MIN`], which a busy host can cause without a queue.
 const QUEUE_SHARE: u32 = 8;
 const QUEUE_MIN: Duration = Duration::from_millis(4);
-/// Divisor of the loss rate: up to one in this many bytes may be lost by noise.
+/// Divisor for the loss rate that counts as noise. The path may lose one byte in this many bytes.
 const NOISE_SHARE: u64 = 50;
-/// Minimum number of lost bytes from which a loss rate can be judged.
+/// Minimum number of lost bytes that is needed to judge a loss rate.
 const NOISE_BYTES_MIN: u64 = 16 << 10;
 
-/// The slack. It also limits the data from each connection that a receiver finds after waiting a few milliseconds for a
-/// CPU.
+/// The slack in the maximum number of bytes in flight. If a receiver waits a few milliseconds for a CPU, the slack also
+/// limits the data that arrives on each connection during the wait.
 const WINDOW_SLACK_BYTES: u64 = 1 << 20;
 /// The assumed maximum rate: 10 Gbit/s, more than one quinn connection reaches.
 const BYTES_PER_MICROSECOND_MAX: u64 = 1_250;

@@ -64,7 +64,7 @@ pub(crate) fn traffic_keys(
 }
 
 impl TrafficSecrets {
-    /// Returns a copy of `config` for one connection, whose secrets are stored in `self`.
+    /// Returns a copy of `config` for one connection. The secrets of the connection are stored in `self`.
     pub(crate) fn of_client(self: &Arc<Self>, config: &ClientConfig) -> Arc<ClientConfig> {
         let mut config = config.clone();
         config.enable_secret_extraction = true;
@@ -72,7 +72,7 @@ impl TrafficSecrets {
         Arc::new(config)
     }
 
-    /// Returns a copy of `config` for one connection, whose secrets are stored in `self`.
+    /// Returns a copy of `config` for one connection. The secrets of the connection are stored in `self`.
     pub(crate) fn of_server(self: &Arc<Self>, config: &ServerConfig) -> Arc<ServerConfig> {
         let mut config = config.clone();
         config.enable_secret_extraction = true;
@@ -151,7 +151,7 @@ impl TrafficKey {
         }
     }
 
-    /// Returns the client's first key, before it has sealed any record.
+    /// Returns the key with which the client seals its first record.
     pub(super) fn first(aead: &'static aead::Algorithm, secrets: &TrafficSecrets) -> Self {
         Self::new(
             aead,
@@ -160,7 +160,7 @@ impl TrafficKey {
         )
     }
 
-    /// Changes to the next key.
+    /// Replaces this key with the next key.
     pub(super) fn update(&mut self) {
         *self = Self::new(self.aead, self.secret.next(), 0);
     }
@@ -192,8 +192,8 @@ impl TrafficKey {
             .expect("the lengths agree and are far below the suites' limits");
     }
 
-    /// Opens the next record. `body` must be longer than a tag, and `inner` must be shorter than `body` by the length
-    /// of a tag.
+    /// Opens the next record and writes its contents to `inner`. `body` must be longer than a tag, and `inner` must be
+    /// shorter than `body` by the length of a tag.
     pub(super) fn open(
         &mut self,
         header: [u8; HEADER_BYTES],

@@ -1,7 +1,7 @@
-//! Opens records and decrypts their plaintext directly into its destination.
+//! Opens records and decrypts their plaintext directly into the buffer of the reader.
 //!
-//! If a record is longer than the destination slice, it is decrypted into a spill buffer of one record. Bytes after the
-//! peer's end of the stream are ignored, as RFC 8446 §6.1 requires.
+//! If the plaintext of a record is longer than the reader's slice, the record is decrypted into a spill buffer, which
+//! holds one record. Bytes after the peer's end of the stream are ignored, as RFC 8446 §6.1 requires.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -11,7 +11,8 @@ use super::{
     RecordError, TAG_BYTES, TrafficKey,
 };
 
-/// Maximum number of bytes of one system call. More would not stay in the CPU cache; fewer would need more calls.
+/// Maximum number of bytes of one system call. More bytes would not stay in the CPU cache. Fewer bytes would require
+/// more calls.
 const ARRIVED_BYTES_MAX: usize = 256 << 10;
 
 /// Opens arrived records.
@@ -20,14 +21,15 @@ pub(crate) struct Opener {
     /// Bytes received from the socket. The range `unopened` holds records, the last of which may be incomplete.
     arrived: Vec<u8>,
     unopened: Range<usize>,
-    /// Decrypted plaintext that did not fit into the destination.
+    /// Decrypted plaintext that did not fit into the reader's slice.
     spill: Vec<u8>,
     unread: Range<usize>,
     ended: bool,
 }
 
 impl Opener {
-    /// Creates an opener that takes over from rustls, which has already opened `plaintext` but not `arrived`.
+    /// Creates an opener that takes over a connection from rustls. rustls has already opened `plaintext`. The records
+    /// in `arrived` have not been opened.
     pub(crate) fn new(key: TrafficKey, mut plaintext: Vec<u8>, arrived: &[u8]) -> Self {
         let unread = 0..plaintext.len();
         plaintext.resize(plaintext.len().max(BODY_BYTES_MAX), 0);
@@ -74,7 +76,8 @@ impl Opener {
         }
     }
 
-    /// Moves the incomplete record to the front once half of the buffer is used, so that system calls stay large.
+    /// Moves the incomplete record to the front once half of the buffer is used. The free space then stays large enough
+    /// for large system calls.
     fn make_room(&mut self) {
         if self.unopened.is_empty() {
             self.unopened = 0..0;
@@ -111,7 +114,7 @@ impl Opener {
         }
     }
 
-    /// Opens the record with this body. Returns the number of bytes of `out` that its plaintext fills.
+    /// Opens the record with this body. Returns the number of bytes of plaintext written to `out`.
     fn open(&mut self, body: Range<usize>, out: &mut [u8]) -> Result<usize, RecordError> {
         self.unopened.start = body.end;
         let inner_bytes = body.len() - TAG_BYTES;
@@ -125,7 +128,7 @@ impl Opener {
             &mut self.spill[..inner_bytes]
         };
         self.key.open(header, &self.arrived[body], inner)?;
-        // Padding consists of zeros after the content type.
+        // The content type is the last byte that is not zero. All zeros after it are padding.
         let last = inner
             .iter()
             .rposition(|byte| *byte != 0)

@@ -7,7 +7,8 @@ use super::{
     PLAINTEXT_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES, TrafficKey, header,
 };
 
-/// Number of full records per system call. More would not stay in the CPU cache; fewer would need more calls.
+/// Number of full records per system call. More records would not stay in the CPU cache. Fewer records would require
+/// more calls.
 const RECORDS_MAX: usize = 16;
 
 /// Maximum number of records per key. AES-GCM may seal 2^24.5 full records (RFC 8446 §5.5). This limit is well below
@@ -27,7 +28,8 @@ pub(crate) struct Sealer {
 
 impl Sealer {
     pub(crate) fn new(key: TrafficKey) -> Self {
-        // Room for one record in addition to the full ones, for the frame's header and head before the data.
+        // The buffer has room for one record in addition to the full records. The frame's header and head, which
+        // precede the data, use this room.
         let waiting = vec![0; (RECORDS_MAX + 1) * RECORD_BYTES_MAX];
         Self {
             key,

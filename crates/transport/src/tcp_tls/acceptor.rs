@@ -95,8 +95,8 @@ impl Acceptor {
         Ok((socket, canonical(address)))
     }
 
-    /// Performs the handshake, in which the peer proves its key, in at most `deadline`. The caller must then authorize
-    /// the peer by its fingerprint. Calls `spoken` when the client's first message has arrived.
+    /// Performs the handshake, in which the peer proves its key. Takes at most `deadline`. The caller must then
+    /// authorize the peer by its fingerprint. Calls `spoken` when the client's first message has arrived.
     ///
     /// # Errors
     ///
@@ -179,7 +179,8 @@ pub(crate) fn listen(
     Ok(socket.into())
 }
 
-/// Returns the greeting for a client that speaks another version, from which it reads this side's version.
+/// Returns the greeting that is sent to a client that speaks another version. The client reads this side's version from
+/// it.
 pub(crate) fn own_greeting() -> [u8; Greeting::BYTES] {
     Greeting::new(Role::Control, TransferId([0; 16])).encode()
 }

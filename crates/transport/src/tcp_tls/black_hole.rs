@@ -5,8 +5,10 @@
 //! the connection times out.
 //!
 //! To detect this, the dialer makes the same exchange twice concurrently: with full-size and with small segments.
-//! **Invariant:** a path counts as a black hole only if the small segments arrived in both directions and the full-size
-//! ones did not. A path that is slow, lossy or down delays both exchanges alike.
+//! To detect such a path, the dialer makes the same exchange of messages twice at the same time: once with full-size
+//! segments and once with small segments. **Invariant:** a path counts as a black hole only if the small segments
+//! arrived in both directions and the full-size segments did not. A path that is slow, lossy or down delays both
+//! exchanges alike.
 
 use std::future::pending;
 use std::pin::pin;
@@ -21,7 +23,7 @@ use crate::endpoint::Endpoint;
 /// 60.
 pub(crate) const SAFE_SEGMENT_BYTES: u32 = 1_220;
 
-/// Full-size packets are lost on the path to a host.
+/// The error for a path on which full-size packets are lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "exchange full-size packets with {host} over TCP: they are lost on the path while small ones arrive (a link there \
@@ -64,12 +66,13 @@ pub(crate) enum PathVerdict {
     Passes,
     /// Only small segments arrive.
     BlackHole,
-    /// The host responded to neither exchange, or refused one.
+    /// The host responded in neither exchange, or refused a connection.
     Unknown,
 }
 
-/// Compares an exchange with full-size segments to one with small segments. Each future returns whether its exchange
-/// was completed. After the small exchange, the full-size one gets `grace` more time.
+/// Compares an exchange with full-size segments to an exchange with small segments. Each future returns whether its
+/// exchange was completed. After the exchange with small segments has ended, the exchange with full-size segments gets
+/// `grace` more time.
 pub(crate) async fn judge(
     full: impl Future<Output = bool>,
     small: impl Future<Output = bool>,
@@ -95,13 +98,15 @@ pub(crate) async fn judge(
     }
 }
 
-/// Returns the additional time for the full-size exchange after the small one. It allows for several retransmissions.
+/// Returns the additional time that the exchange with full-size segments gets after the exchange with small segments.
+/// The time is long enough for several retransmissions.
 pub(crate) fn grace(round_trip: Duration) -> Duration {
     GRACE_MIN + round_trip * GRACE_ROUND_TRIPS
 }
 
-/// Resolves once the path is found to be a black hole. The path is checked when the number of bytes `moved` does not
-/// change for some time. After a check has passed, no more checks are made.
+/// Resolves once the path is found to be a black hole. The path is checked when no bytes have been moved on the lanes
+/// for some time. `moved` returns the total number of bytes moved. After a check has found that full-size packets
+/// arrive, the path is not checked again.
 pub(crate) async fn watch<Checking: Future<Output = PathVerdict>>(
     moved: impl Fn() -> u64,
     check: impl Fn() -> Checking,

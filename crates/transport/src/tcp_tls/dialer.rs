@@ -41,7 +41,7 @@ pub(crate) use race::{ChosenAddress, TcpConnected};
 /// seconds.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum time for a host with an unknown key to send its version, over TCP and QUIC.
+/// Maximum time to wait for the version of a host with an unknown key. The limit applies to TCP and QUIC.
 const QUERY_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum time to connect for a path check. A lost packet is retransmitted after one second.
@@ -86,7 +86,7 @@ impl Deadline {
         }
     }
 
-    /// Returns the earlier of this deadline and the time `waited` from now.
+    /// Returns the earlier of two deadlines: this one, and the deadline that ends `waited` from now.
     fn or_after(self, waited: Duration) -> Self {
         let sooner = Self::after(waited);
         if sooner.due < self.due { sooner } else { self }
@@ -136,7 +136,8 @@ impl TcpDialer {
         policy: HostPolicy,
         socket: SocketConfig,
     ) -> Result<Self, DialError> {
-        // Finds settings that the kernel refuses before the first connection.
+        // Opens a socket with these settings as a test, so that settings that the kernel refuses are found before the
+        // first connection.
         let trial = socket.open(host.addresses[0]);
         trial.map_err(|source| DialError::Socket {
             host: host.endpoint.clone(),
@@ -210,7 +211,8 @@ impl TcpDialer {
         self.address.connect(start).await
     }
 
-    /// Performs the handshake. If it hangs because full-size packets are lost, performs it again with small packets.
+    /// Performs the handshake. If the handshake hangs because full-size packets are lost, performs another handshake
+    /// with small packets.
     async fn handshake_by_any_size(
         &self,
         connected: TcpConnected,
@@ -350,9 +352,9 @@ pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
     }
 }
 
-/// Returns the result of a dial. If the host's key is unknown, first calls `ask` to query the host's version, because
-/// users need not judge the key of a host with another version. The query takes at most [`QUERY_MAX`] and ends with the
-/// deadline of the dial.
+/// Returns the result of a dial. If the host's key is unknown, first calls `ask` to query the version of the host. If
+/// the host speaks another version, the result is this fault, and users need not judge the key. The query takes at most
+/// [`QUERY_MAX`] and ends with the deadline of the dial.
 pub(crate) async fn unless_other_version<T>(
     made: Result<T, DialError>,
     deadline: Deadline,
@@ -370,7 +372,8 @@ pub(crate) async fn unless_other_version<T>(
     }
 }
 
-/// Returns the error for a host that sent this greeting because no common version of the protocol was found.
+/// Returns the error for a host that has no version of the protocol in common with this side. The host has sent this
+/// greeting.
 pub(crate) fn greeting_fault(host: Endpoint, greeting: &[u8]) -> DialError {
     match greeting.try_into().map(Greeting::decode) {
         Ok(Err(fault @ GreetingError::OtherVersion { .. })) => {

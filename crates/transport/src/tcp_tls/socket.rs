@@ -19,11 +19,12 @@ const KEEPALIVE_PROBES: u32 = 5;
 /// The settings of sockets.
 #[derive(Clone, Debug, Default)]
 pub struct SocketConfig {
-    /// The congestion control, by its kernel name, such as `bbr`. Default: the system's default. It is an error if the
-    /// kernel does not support the name or does not let users choose it.
+    /// The congestion control, by its kernel name, such as `bbr`. Default: the system's default. An error is returned
+    /// if the kernel does not know the name or does not let users choose this congestion control.
     pub congestion: Option<String>,
-    /// Maximum segment size of dialed connections, in both directions. Default: no limit other than the MTU of both
-    /// hosts. A dialer sets the limit when it finds that full-size packets are lost on the path. Clones share it.
+    /// Maximum segment size of dialed connections, in both directions. Default: only the MTU of both hosts limits the
+    /// size. A dialer sets the limit when it finds that full-size packets are lost on the path. Clones of the settings
+    /// share the limit.
     pub segment_limit: SegmentLimit,
 }
 

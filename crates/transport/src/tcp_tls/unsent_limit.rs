@@ -1,9 +1,10 @@
 //! The limit on unsent bytes in a lane's socket.
 //!
-//! By default, the kernel buffers up to two windows of the largest size reached so far. A lane that has become slow
-//! would therefore hold several chunks that other lanes could send. For the same reason, a lane takes no frame before
-//! its socket has room. At the beginning the limit is lower: little may be sent before the receiver opens the transfer,
-//! and a lane that gets none of it would begin its slow start one round trip later than the others.
+//! By default, the kernel buffers up to twice the largest window that the connection has reached. A lane that has
+//! become slow would therefore hold several chunks that other lanes could send. For the same reason, a lane does not
+//! take a frame until its socket has room. At the beginning the limit is lower, because little data may be sent before
+//! the receiver opens the transfer. A lane that gets none of this data would begin its slow start one round trip later
+//! than the other lanes.
 //!
 //! **Invariant:** at most [`UNSENT_BYTES_MAX`] are buffered in the socket in addition to the bytes in flight. A lane
 //! that waits for room holds nothing that it cannot send.
@@ -14,7 +15,8 @@ use std::net::TcpStream;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// Maximum number of unsent bytes (`TCP_NOTSENT_LOWAT`, tcp(7)). The kernel wakes a lane when half of it is left.
+/// Maximum number of unsent bytes (`TCP_NOTSENT_LOWAT`, tcp(7)). The kernel wakes a lane when the number of unsent
+/// bytes has fallen to half of this limit.
 const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
 /// Maximum number of unsent bytes while a lane has sent little. The first files are few, and the first flight is the
@@ -22,7 +24,8 @@ const UNSENT_BYTES_MAX: u32 = 1 << 20;
 /// sockets would leave other lanes with nothing to begin their slow start with.
 const FIRST_UNSENT_BYTES_MAX: u32 = 64 << 10;
 
-/// Number of bytes after which the regular limit applies: two first flights with a large MTU, or more with a small one.
+/// Number of written bytes after which the regular limit applies. With a large MTU this is two first flights. With a
+/// small MTU it is more.
 const BEGUN_BYTES: usize = 192 << 10;
 
 /// The limit of one lane's socket.
@@ -74,7 +77,7 @@ impl UnsentLimit {
 }
 
 fn set_unsent_max(socket: &TcpStream, bytes: u32) {
-    // A kernel without this option lets a slow lane buffer more, which is acceptable.
+    // If the kernel lacks this option, a slow lane buffers more bytes, which is acceptable.
     let _advice = socket2::SockRef::from(socket).set_tcp_notsent_lowat(bytes);
 }
 

@@ -69,7 +69,7 @@ impl WholeRecords {
         self.whole -= given;
     }
 
-    /// Waits until the rest of a record is overdue. There is no time limit between two records.
+    /// Resolves when the rest of an incomplete record is overdue. Between two records there is no time limit.
     fn poll_overdue(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
         if self.filled == 0 {
             return Poll::Pending;
@@ -83,7 +83,8 @@ impl WholeRecords {
         Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
-    /// Waits for more bytes. At the end of the socket, all received bytes may be returned.
+    /// Waits for more bytes. If the socket has ended, all received bytes may be returned, even if the last record is
+    /// incomplete.
     fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut room = ReadBuf::new(&mut self.arrived[self.filled..]);
         ready!(Pin::new(&mut self.socket).poll_read(context, &mut room))?;

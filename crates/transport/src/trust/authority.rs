@@ -37,7 +37,8 @@ const ISSUERS_MAX: usize = 4;
 /// Maximum size of a certificate in bytes. A certificate with a 4096-bit RSA key and a few names is half as large.
 const CERTIFICATE_BYTES_MAX: usize = 4 << 10;
 
-/// An authority for clients: its certificates and revocation lists, parsed and ready to check certificates.
+/// An authority for clients. Its certificates and revocation lists have been parsed, so certificates can be checked
+/// immediately.
 #[derive(Debug)]
 pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, CertificateFault>);
 
@@ -66,7 +67,7 @@ pub enum CertificateFault {
     /// The revocation list is out of date.
     #[error("the authority's revocation list is outdated (its renewal was due by {0})")]
     StaleList(Expiry),
-    /// The peer presented too many certificates, or one that is too large.
+    /// The peer presented too many certificates, or a certificate that is too large.
     #[error(
         "it sent more than {ISSUERS_MAX} certificates, or one larger than {CERTIFICATE_BYTES_MAX} bytes"
     )]

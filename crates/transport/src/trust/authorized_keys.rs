@@ -106,7 +106,7 @@ pub struct Grant {
     pub access: Access,
     /// Directories that the holder may only read, including everything below them. Absolute paths without `..`.
     pub read_roots: Vec<PathBuf>,
-    /// The daemons, as `HOST` or `HOST:PORT`, to which the holder may have files sent from here. Default: none.
+    /// The daemons, as `HOST` or `HOST:PORT`, to which the holder may order copies from this host. Default: none.
     pub to: Vec<String>,
     /// Whether files from the holder keep their setuid and setgid bits. Anyone who runs such a file gets the privileges
     /// of the receiver's user. Default: no.
@@ -461,7 +461,7 @@ fn merge(lines: &mut Vec<ListLine>, new: Grant) -> Grant {
 fn union(old: Grant, new: Grant) -> Grant {
     let writes = both(write_roots(&old), write_roots(&new));
     let reads = both(read_roots(&old), read_roots(&new));
-    // No more rights than the two grants gave.
+    // The union must not give more rights than the two grants gave together.
     let (roots, access, read_roots) = match (writes.is_empty(), reads.len() == writes.len()) {
         (true, _) => (reads, Access::ReadOnly, Vec::new()),
         (false, true) if reads.iter().all(|root| writes.contains(root)) => {

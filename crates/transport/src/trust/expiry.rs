@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// A time, with a resolution of one second, from which something is no longer valid.
+/// The time from which a permission is no longer valid, with a resolution of one second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Expiry(
     /// The time in UTC, not before 1970.
@@ -38,8 +38,8 @@ impl Expiry {
             .map(Self)
     }
 
-    /// Returns whether the time has been reached. If the clock is before 1970, and thus wrong, no time has been
-    /// reached.
+    /// Returns whether the time has been reached. Returns false if the clock is before 1970, because such a clock is
+    /// wrong.
     #[must_use]
     pub fn has_come(self, now: SystemTime) -> bool {
         self.0 <= now
@@ -57,7 +57,7 @@ impl FromStr for Expiry {
 }
 
 fn parse(text: &str) -> Option<OffsetDateTime> {
-    // RFC 3339 has other forms as well, with other time zones and with fractions of a second.
+    // RFC 3339 also allows other time zones and fractions of a second, which are not accepted here.
     let whole = match text.split_once('T') {
         Some((_, time)) if time.len() == "00:00:00Z".len() && time.ends_with('Z') => {
             text.to_owned()

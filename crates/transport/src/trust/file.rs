@@ -78,7 +78,7 @@ pub(super) fn read_open(file: &File) -> io::Result<Contents> {
     Ok(Contents { bytes, mode })
 }
 
-/// Returns a function that makes the error for a file that cannot be written, for use in `map_err`.
+/// Returns a function that creates the error for a file that cannot be written. Meant for use with `map_err`.
 pub(super) fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> KeyFileError {
     |source| KeyFileError::Write {
         path: path.into(),
@@ -133,8 +133,8 @@ fn replace_with(
     replace().map_err(unwritten(path))
 }
 
-/// Opens a file for appending and [locks](lock) it. If the file was replaced in the meantime, opens its replacement
-/// instead. Does not follow a symbolic link, and refuses a file that has another owner or a second hard link.
+/// Opens a file for appending and [locks](lock) it. If another process has replaced the file by then, opens the new
+/// file instead. Does not follow a symbolic link, and refuses a file that has another owner or a second hard link.
 pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
     let open = || {
         create_home_of(path)?;
@@ -217,8 +217,9 @@ fn directory_of(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Writes and flushes a file under a temporary name next to `target`. Only this user has access to it. It is removed
-/// when the result is dropped, and is locked so that [`remove_unfinished`] does not remove it.
+/// Writes and flushes a file under a temporary name next to `target`. Only this user has access to the temporary file.
+/// The file is removed when the result is dropped. Until then it is locked, so that [`remove_unfinished`] does not
+/// remove it.
 fn write_temporary(target: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     remove_unfinished(target);
     loop {

@@ -35,10 +35,10 @@ struct Stamp {
     ctime: (i64, i64),
 }
 
-/// Time during which a file may change again without a change of its timestamps: the resolution of the kernel's clock
-/// for file timestamps.
+/// Time during which a further change of a file may leave the file's timestamps unchanged. Equal to the resolution of
+/// the kernel's clock for file timestamps.
 const TICK: Duration = Duration::from_millis(50);
-/// The same time for file systems whose timestamps have a resolution of one or two seconds.
+/// The same time as [`TICK`], for file systems whose timestamps have a resolution of one or two seconds.
 const TICK_COARSE: Duration = Duration::from_secs(2);
 
 impl<T, E> Default for FileCache<T, E> {
@@ -48,8 +48,8 @@ impl<T, E> Default for FileCache<T, E> {
 }
 
 impl<T, E> FileCache<T, E> {
-    /// Returns the result of `parse` for the present state of `files`. An error is cached like a result if it is
-    /// `lasting`, which means that retrying could not succeed.
+    /// Returns the result of `parse` for the present state of `files`. An error is cached if `lasting` returns true for
+    /// it, which means that a retry could not succeed.
     fn get(
         &self,
         files: &[&Path],
@@ -83,7 +83,7 @@ impl<T, E: From<KeyFileError>> FileCache<T, E> {
         parse: impl FnOnce() -> Result<T, E>,
         lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
-        // The directories above the files can change without the files.
+        // The directories above the files determine who can change the files, and may change while the files do not.
         files
             .iter()
             .try_for_each(|file| strict_modes::check(file))
@@ -105,7 +105,7 @@ impl Stamp {
         })
     }
 
-    /// Returns whether any further change will change the file's timestamps.
+    /// Returns whether every further change of the file will also change its timestamps.
     fn is_settled(&self) -> bool {
         let (seconds, nanos) = self.ctime;
         let since = Duration::new(

@@ -19,7 +19,7 @@ mod job_grant;
 pub use job_grant::job_grant_signer;
 
 const KEY_FILE: &str = "key.pem";
-/// The file with the key before the last `replace`.
+/// The file that holds the previous key after the key was replaced.
 const KEY_OLD: &str = "key.pem.old";
 /// The file with the certificates for the key: first the one issued by an authority, then the intermediate
 /// certificates.
@@ -28,7 +28,7 @@ const CERTIFICATE_OLD: &str = "cert.pem.old";
 const SIGNED_CONTEXT: &[u8] = b"zmove signed text v1\0";
 const SEED_CONTEXT: &str = "zmove 2026-11-21 secrets derived from the key";
 
-/// A key pair (ECDSA P-256) with its self-signed certificate. Cheap to clone.
+/// A key pair (ECDSA P-256) with the certificates that are presented to peers. Cheap to clone.
 #[derive(Clone)]
 pub struct Identity {
     certified: Arc<CertifiedKey>,
@@ -67,7 +67,7 @@ impl Identity {
             strict_modes::check_for(&home.join(file), user)?;
         }
         let identity = Self::load_or_create(home)?;
-        // A key that was just created must be safe from other users as well.
+        // This check also applies to a key that was just created, because other users may be able to replace it.
         strict_modes::check_for(&home.join(KEY_FILE), user)?;
         Ok(identity)
     }
@@ -82,7 +82,7 @@ impl Identity {
             return Self::parse(&path, &contents);
         }
         file::create(&path, new_pem()?.as_bytes())?;
-        // Another process may have created the file first, so its present contents count.
+        // Another process may have created the file first, so the file is read again.
         let contents = file::read(&path)?.ok_or_else(|| KeyFileError::missing(&path))?;
         Self::parse(&path, &contents)
     }
@@ -134,7 +134,7 @@ impl Identity {
         self.fingerprint
     }
 
-    /// Signs a text for other parties, who find the key in the certificate.
+    /// Signs a text. Recipients find the public key in the certificate of the result.
     ///
     /// # Errors
     ///
@@ -219,14 +219,15 @@ pub struct Signed {
 }
 
 impl Signed {
-    /// Returns the key that signed `text`, or `None` if the signature is not valid.
+    /// Returns the fingerprint of the key that signed `text`, or `None` if the signature is not valid.
     #[must_use]
     pub fn signer_of(&self, text: &[u8]) -> Option<Fingerprint> {
         signer_of(&self.certificate, &self.signature, &signed_text(text))
     }
 }
 
-/// Returns the key of this certificate if it signed `bytes`, or `None` if the signature is not valid.
+/// Returns the fingerprint of the key in `certificate` if that key signed `bytes`, or `None` if the signature is not
+/// valid.
 fn signer_of(certificate: &[u8], signature: &[u8], bytes: &[u8]) -> Option<Fingerprint> {
     let certificate = CertificateDer::from(certificate);
     let entity = webpki::EndEntityCert::try_from(&certificate).ok()?;

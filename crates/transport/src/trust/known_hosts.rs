@@ -163,7 +163,7 @@ struct Pin {
 
 /// Reads the present list. No other process can change it while the returned file is open.
 fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
-    // The file in the home directory may be a symbolic link to a list elsewhere. The lock is for the list itself.
+    // The list may be a symbolic link to a file elsewhere. The linked file must be locked, and not the link.
     let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let file = file::open_locked(path)?;
     let contents = file::read_open(&file).map_err(|source| KeyFileError::Read {
@@ -197,7 +197,8 @@ fn add_line(
     let text = std::str::from_utf8(bytes)
         .map_err(|_| HostLineFault::Form)?
         .trim();
-    // A power loss before an appended line was flushed may leave the file extended by zero bytes.
+    // After a power loss, the file may have been extended for a line that was never flushed. The extension then
+    // consists of zero bytes.
     let never_written = bytes.iter().all(|byte| *byte == 0);
     if never_written || text.is_empty() || text.starts_with('#') {
         return Ok(());

@@ -66,8 +66,9 @@ fn check_way(path: &Path, user: u32) -> Result<(), KeyFileError> {
     })
 }
 
-/// Returns the user who should own an entry. A directory that the reader does not already own should belong to root,
-/// and so should a file in one of root's directories. Otherwise the reader could change files that root reads there.
+/// Returns the user who should own an entry. A directory should belong to root unless its owner is already the reader.
+/// A file in a directory of root should belong to root too. Otherwise the reader could change files that root reads in
+/// that directory.
 fn owner_wanted(path: &Path, found: &Metadata, user: u32) -> u32 {
     let parent = path.parent().and_then(|parent| fs::metadata(parent).ok());
     let is_of_user = parent.is_some_and(|parent| parent.uid() == user);

@@ -73,7 +73,8 @@ pub(crate) fn peer_fingerprint(session: &CommonState) -> Result<Fingerprint, Err
     Fingerprint::of_certificate(certificate.ok_or(Error::NoCertificatesPresented)?)
 }
 
-/// The reason why a host was not accepted, for a connector that does not return this error. Clones share the value.
+/// The reason why a host was not accepted. Used with a connector that does not return this error. Clones share the
+/// value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HandshakeFault(Arc<OnceLock<Error>>);
 
@@ -92,7 +93,8 @@ fn protocol_names() -> Vec<Vec<u8>> {
     [PROTOCOL_NAME, ANY_PROTOCOL_NAME].map(Vec::from).into()
 }
 
-/// Returns the ALPN protocol names of a path check: its own name, and others that enlarge the hello.
+/// Returns the ALPN protocol names of a path check. The last name identifies the path check. The other names only make
+/// the client hello larger than a packet.
 fn path_check_names() -> Vec<Vec<u8>> {
     const NAME_BYTES_MAX: usize = 255;
     let filler = vec![b'-'; NAME_BYTES_MAX];
@@ -165,7 +167,7 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
     config
 }
 
-/// The proof that a peer has signed with the key that it presents.
+/// The result of checking that a peer has signed with the key that it presents.
 type Proof = Result<HandshakeSignatureValid, Error>;
 
 /// The client's check of a host.
@@ -205,7 +207,8 @@ impl HostVerifier {
                 .check(certificate, issuers, now)
                 .map_err(|fault| {
                     refused(match fault {
-                        // A host without a certificate by the authority counts as unknown.
+                        // A host whose certificate was not issued by the authority counts as a host with an unknown
+                        // key.
                         CertificateFault::NotIssued => HostKeyFault::Unknown { found },
                         fault => HostKeyFault::Certificate { fault },
                     })

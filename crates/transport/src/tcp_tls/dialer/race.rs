@@ -25,8 +25,8 @@ use crate::error::{DialError, DialStage};
 /// Head start of an address over the next one.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Maximum time for one address to accept a TCP connection. A shorter time would give up dead addresses sooner; a
-/// longer time would tolerate more lost packets.
+/// Maximum time for one address to accept a TCP connection. With a shorter time, unreachable addresses would be given
+/// up sooner. With a longer time, more lost packets would be tolerated.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// A TCP connection and its round-trip time.
@@ -145,7 +145,8 @@ where
     }
 }
 
-/// Returns the next result, or `None` if the head start is over and `others` remain to be started.
+/// Returns the result of the next attempt that ends. Returns `None` if `others` attempts remain to be started and the
+/// head start ends before any result.
 async fn outcome<T: 'static>(
     running: &mut JoinSet<T>,
     others: usize,
@@ -156,7 +157,8 @@ async fn outcome<T: 'static>(
     }
 }
 
-/// Returns the error of an attempt that was dropped by a runtime during its shutdown. Resumes a panic.
+/// Returns an error for an attempt that was dropped because its runtime is shutting down. If the attempt has panicked,
+/// the panic continues in the caller.
 fn cancelled(error: JoinError) -> io::Error {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
@@ -196,9 +198,9 @@ pub(super) async fn attempt(
     }
 }
 
-/// Returns the round-trip time of a connection that took the time `took` to establish. The kernel measured it with the
-/// packets of the handshake. This process sees the answer only when it gets a CPU, which on a busy host is milliseconds
-/// later. Based on that time, a short path would be mistaken for a long one and get too many lanes.
+/// Returns the round-trip time of a connection that took the time `took` to establish. The kernel measured the round
+/// trip with the packets of the handshake. `took` ends only when this process gets a CPU, which on a busy host is
+/// milliseconds after the answer. With `took`, a short path would be mistaken for a long path and get too many lanes.
 fn round_trip(socket: &TcpStream, took: Duration) -> Duration {
     let measured = tcp_info(socket).ok().and_then(|info| info.round_trip);
     // The kernel may have no measurement if the first packet was retransmitted.

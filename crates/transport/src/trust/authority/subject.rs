@@ -1,7 +1,7 @@
 //! The names in a certificate.
 //!
-//! **Invariant:** a certificate with two common names has none here, because readers would disagree on the name that
-//! counts.
+//! **Invariant:** if a certificate has two common names, this module returns none, because programs disagree on which
+//! of the two counts.
 
 use rustls_pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;

@@ -29,7 +29,7 @@ pub enum GrantFault {
         /// The reason why the field is not a fingerprint.
         fault: ParseFingerprintError,
     },
-    /// A line with an authority names no holder, or more than one.
+    /// A line with an authority must name exactly one holder, but names none or several.
     #[error("`ca=` needs one `cn=` or `san=`")]
     Subject,
     /// This version does not know the field.
@@ -90,7 +90,8 @@ pub(super) fn parse(line: &str) -> Result<Grant, GrantFault> {
     let mut fields = line.split_ascii_whitespace();
     let first = fields.next().unwrap_or_default();
     let mut fields = Fields(fields.collect());
-    // Reports a misspelled field itself instead of the field that is missing because of it.
+    // A misspelled field is reported as unknown. Otherwise the error would be that the correctly spelled field is
+    // missing.
     let is_unknown = |field: &&&str| !FIELDS.contains(&field.split('=').next().unwrap_or_default());
     if let Some(unknown) = fields.0.iter().find(is_unknown) {
         return Err(GrantFault::UnknownField((*unknown).into()));

@@ -1,4 +1,4 @@
-//! The holders that are certified by the authorities in the list.
+//! Finds the grants of holders whose certificates were issued by an authority in the list.
 //!
 //! This code runs for every unknown peer, so its work per peer is bounded. The lines for the names in a certificate are
 //! found by lookup instead of a search. Each authority in these lines checks the certificate only once, with revocation
@@ -24,7 +24,8 @@ pub(super) struct Vouchers {
     common_names: HashMap<String, Vec<VouchedLine>>,
     /// The lines for each host name, in lower case.
     hosts: HashMap<String, Vec<VouchedLine>>,
-    /// The lines for host names, by the part after the first dot. Used for certificates with a wildcard (`*.`).
+    /// The lines for host names, indexed by the part of the name after the first dot. Used for certificates with a
+    /// wildcard (`*.`).
     domains: HashMap<String, Vec<VouchedLine>>,
     /// The lines for IP addresses.
     addresses: Vec<VouchedLine>,

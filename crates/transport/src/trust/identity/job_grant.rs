@@ -1,4 +1,5 @@
-//! The grants of jobs with many nodes: signing by the head, and presentation by a node.
+//! The grants for the nodes of a job. The head of the job (the node that leads it) signs a grant, and a node presents
+//! it.
 //!
 //! **Invariant:** a signed grant cannot be mistaken for any other text that is signed here.
 
