@@ -1,13 +1,14 @@
 //! The listening daemon. It accepts connections, authenticates and admits each peer, and hands the connection to a new
 //! session or, for a lane, to the session that the lane belongs to. `zmove serve` and `zmove receive` run it.
 //!
-//! Every connection is accepted immediately, so that none waits in the kernel's queue, where its origin is not visible.
-//! Until it has proved a key, a connection counts against a limit on pending handshakes (`pending_handshakes`). After
-//! that it is charged to its key (`admission`) until it has sent its greeting and, for a lane, found its transfer.
+//! Every connection is accepted immediately. In the kernel's queue, the origin of a connection would not be visible.
+//! Until the peer has proved a key, the connection counts against a limit on pending handshakes (`pending_handshakes`).
+//! After that, the connection is charged to its key (`admission`) until it has sent its greeting. A lane is charged
+//! until it has found its transfer.
 //!
-//! A transfer is admitted with a portion of lanes and buffers, which `Opened` reports to the sender and which the
-//! session obeys. If no slot is free, the transfer waits in the queue (`wait_queue`) with one connection and without
-//! any threads. Its sender is notified and closes the lanes that it has already dialed.
+//! A transfer is admitted with a share of the lanes and buffers. `Opened` reports this share to the sender, and the
+//! session does not exceed it. If no slot is free, the transfer waits in the queue (`wait_queue`) with one connection
+//! and without any threads. Its sender is notified and closes the lanes that it has already dialed.
 //!
 //! **Invariant:** no message of a peer is parsed before its key is authorized. Connections that have not proved a key
 //! are limited in number and duration ([`Limits`]).
@@ -157,7 +158,7 @@ impl Daemon {
         self.shared.admissions.limits()
     }
 
-    /// Replaces the limits. Active transfers stay admitted.
+    /// Replaces the limits. Active transfers stay admitted, even if they exceed the new limits.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.admissions.set_limits(limits);
     }
@@ -174,8 +175,8 @@ impl Daemon {
         self.shared.admissions.idle().await;
     }
 
-    /// Serves until `stop` resolves. It then closes the listening sockets, interrupts the running transfers and gives
-    /// them some time to clean up. Returns whether all transfers have ended.
+    /// Serves until `stop` resolves. Then closes the listening sockets, interrupts the running transfers, and waits up
+    /// to ten seconds for them to clean up. Returns whether all transfers have ended.
     pub async fn serve(&self, stop: impl Future<Output = ()>) -> bool {
         let moving = self.pending.evict_late_handshakes();
         let pace = self.shared.transfers.update_rates();
@@ -240,7 +241,7 @@ impl Shared {
         });
     }
 
-    /// Performs the handshake in which the peer proves its key, and authorizes the peer.
+    /// Performs the handshake, in which the peer proves its key, and then authorizes the peer.
     async fn prove(
         &self,
         incoming: Incoming,
@@ -265,7 +266,7 @@ impl Shared {
         }
     }
 
-    /// Reads the greeting and acts on the role in it.
+    /// Reads the greeting and handles the connection according to the role in the greeting.
     async fn admit(self: Arc<Self>, mut stream: Channel, authorized: Authorized) {
         let address = stream.address();
         let key = self.charged_key(stream.peer(), &authorized);
@@ -277,7 +278,7 @@ impl Shared {
         let patience = self.admissions.limits().unproven_time;
         match tokio::time::timeout(patience, stream.read_exact(&mut greeting)).await {
             Ok(Ok(_)) => {}
-            // Not an error: a client dials more lanes than a short path needs, and closes the others unused.
+            // Not an error. On a short path, a client dials more lanes than it needs and closes the unused lanes.
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return,
             Ok(Err(error)) => return self.reject(Rejection::Greeting, address, error),
             Err(_) => return self.reject(Rejection::Greeting, address, "no greeting in time"),
@@ -397,7 +398,7 @@ impl Shared {
         self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
     }
 
-    /// Refuses a transfer that arrives while this daemon stops.
+    /// Refuses a transfer that was opened while this daemon is stopping.
     async fn refuse_while_stopping(&self, stream: Channel) {
         let reason = "this receiver is being stopped";
         self.refuse_and_log(
@@ -562,7 +563,7 @@ impl Shared {
             authorized,
             meter: Arc::clone(&live.meter),
         };
-        // Boxed so that a waiting connection does not take the memory of a whole session.
+        // Boxed so that a waiting connection does not use as much memory as a session.
         let answering = Box::pin(answering::answer(session, self.cut_off(live)));
         let ended = tokio::select! {
             ended = answering => ended,
@@ -630,8 +631,8 @@ impl Shared {
             .await
         {
             LaneLookup::Lanes(lanes) => lanes,
-            // The sender dialed this lane before it knew that its transfer is queued, or the transfer has ended without
-            // this lane.
+            // The sender dialed this lane before it knew that its transfer is queued. Alternatively, the transfer has
+            // ended and does not need this lane.
             LaneLookup::Queued | LaneLookup::Ended => return,
             LaneLookup::Nothing => {
                 let reason = "a lane for a transfer that its key has not opened";

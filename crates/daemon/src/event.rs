@@ -26,7 +26,7 @@ pub struct Moved {
     pub bytes: u64,
     /// Bytes of meaningless data that a probe has received. `None` unless the transfer is a probe.
     pub probed: Option<u64>,
-    /// Regular files received and renamed into place, or sent.
+    /// Number of regular files that were received and renamed into place, or that were sent.
     pub files: u64,
     /// Duration of the transfer.
     pub elapsed: Duration,
@@ -70,14 +70,14 @@ pub enum DaemonEvent {
         kind: Rejection,
         /// The address of the peer.
         address: SocketAddr,
-        /// The reason in words.
+        /// The reason, as text for the log.
         reason: String,
     },
     /// A transfer is queued.
     Waits {
         /// The peer of the transfer.
         who: PeerInfo,
-        /// The reason for the wait, in words.
+        /// The reason for the wait, as text for the log.
         reason: String,
     },
     /// A transfer has begun.
@@ -103,7 +103,7 @@ pub enum DaemonEvent {
     },
 }
 
-/// A transfer that has ended or was abandoned.
+/// A transfer that has ended or that was abandoned by the daemon.
 #[derive(Debug)]
 pub struct EndedTransfer {
     /// The peer.
@@ -117,7 +117,7 @@ pub struct EndedTransfer {
 /// The result of a transfer.
 #[derive(Debug)]
 pub enum TransferEnd {
-    /// A push or a cleanup was completed.
+    /// A push to this host or a cleanup on this host was completed.
     Received {
         /// The cipher of the transfer's lanes.
         cipher: Cipher,

@@ -2,8 +2,9 @@
 //! grant that was signed by the head of the job, which is the node that leads it. The head's line in the list then
 //! applies to the node, but only for the opening that was granted.
 //!
-//! **Invariant:** the head's line is looked up only after its signature has been verified, so that nobody can find out
-//! which keys are authorized. Of the head's rights, a node gets only the right to write what was granted.
+//! **Invariant:** the head's line is looked up only after the head's signature has been verified. Otherwise an attacker
+//! could find out which keys are authorized. A node does not get all rights of the head, but only the right to write
+//! what was granted.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::access::refusals::{denied, rights_unreadable};
 use crate::copies::grants::SessionResources;
 use crate::copies::now;
 
-/// Authorizes a peer by the grant that it presents to this receiver, whose key is `own`. May block on files.
+/// Authorizes a peer by the grant that it presents to this receiver, whose key is `own`. May block on file I/O.
 ///
 /// # Errors
 /// Returns an error if the list of keys cannot be read.

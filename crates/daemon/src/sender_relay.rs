@@ -3,8 +3,8 @@
 //!
 //! Counts are accumulated and sent ten times a second; all other messages are sent immediately. Messages that the
 //! receiver has not read are queued and charged to its key's quota. When too many bytes are queued, a thread that sends
-//! a message waits, and so does its scan or preview. Tasks of the runtime never wait. If far too many bytes are queued,
-//! the session is ended or the listener is dropped ([`Listeners`]).
+//! a message must wait. The scan or preview that runs on this thread then waits too. Tasks of the runtime never wait.
+//! If far too many bytes are queued, the session is ended or the listener is dropped ([`Listeners`]).
 //!
 //! **Invariant:** queued messages are bounded and charged, and no message follows the final report.
 
@@ -168,7 +168,7 @@ impl SenderRelay {
         messages
     }
 
-    /// Reports that another session begins, in which counting starts over.
+    /// Reports that another session begins and that the counts start again at zero.
     pub(crate) fn report_restart(&self) {
         self.flush();
         let mut totals = self.totals.lock();
@@ -191,7 +191,7 @@ impl SenderRelay {
         let _first = self.cut_off.set(refusal);
     }
 
-    /// Reports sources that cannot be opened.
+    /// Reports the sources that cannot be opened to the receiver.
     pub(crate) fn fail_all(&self, missing: Vec<String>) {
         for message in missing {
             self.on(&Event::Failed { message });

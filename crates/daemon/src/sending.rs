@@ -1,5 +1,5 @@
-//! A session that sends. The receiver has dialed this host and requested files. From then on this side acts like any
-//! other sender, but reports to the receiver instead of to a local user.
+//! A session that sends. The receiver has dialed this host and requested files. From then on, this side acts like any
+//! other sender. Its reports go to the receiver instead of to a local user.
 //!
 //! **Invariant:** only files beneath the roots that the key may read are read. Every message of the receiver is checked
 //! against limits before it is decoded, and is charged to the receiver's key while it is kept.
@@ -163,7 +163,7 @@ pub(crate) enum Sent {
 const ORDER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time for a refused peer to close its end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Memory of one string of an order in addition to its bytes.
+/// Memory that one string of an order takes in addition to its bytes, in bytes.
 const STRING_BYTES: usize = 136;
 /// Maximum number of large files open at a time. Five descriptors are charged for each.
 const OPEN_FILES: usize = 16;
@@ -348,7 +348,7 @@ pub(crate) async fn order(
     })
 }
 
-/// Reads the next message. Twice its length is charged, because its strings are copied.
+/// Reads the next message. Charges twice the length of the message, because decoding copies the strings in it.
 pub(crate) async fn next(
     reader: &mut ControlReader,
     held: &mut Charge,
@@ -410,7 +410,8 @@ async fn prepare(
         }));
     }
     if list.is_some() && !fetch.sources[0].0.is_empty() && !fetch.sources[0].0.ends_with(b"/") {
-        // A list of paths selects from the contents of a directory.
+        // If the order has a list of paths, the paths are relative to the source directory, so the contents of that
+        // directory are requested.
         fetch.sources[0].0.push(b'/');
     }
     if target == Target::Peer {
@@ -469,7 +470,7 @@ pub(crate) struct PreparedJob {
     held: Vec<Charge>,
 }
 
-/// Builds the job of one session. May block on files. Gives up when `stopping` is set.
+/// Builds the job of one session. May block on file I/O. Stops with an error when `stopping` is set.
 pub(crate) fn job(
     fetch: &Fetch,
     list: Option<&Arc<[u8]>>,

@@ -2,8 +2,8 @@
 //!
 //! **Invariant:** for a key with roots, every source is opened relative to a root's descriptor without following links,
 //! and globs match only entries beneath the roots. The number of names that are read and matched is bounded for all
-//! sources together. The memory and the descriptors of the results are charged to the key, and the search takes turns
-//! with the key's other work.
+//! sources together. The memory and the descriptors of the results are charged to the key, and the search shares CPU
+//! time with the key's other work.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -39,7 +39,7 @@ pub(crate) struct FoundSources {
     pub(crate) roots: Vec<ScanRoot>,
     /// The shape of the target that results from the sources.
     pub(crate) shape: TargetShape,
-    /// The sources that cannot be opened, with the reason, one per line.
+    /// The sources that cannot be opened. Each item names a source and the reason.
     pub(crate) missing: Vec<String>,
     /// The reservations for the sources.
     pub(crate) held: Vec<Charge>,
@@ -113,13 +113,14 @@ struct Wanted {
 
 /// Maximum number of directory entries that are read for one order.
 const LOOKED_AT_MAX: usize = 4 << 20;
-/// Memory of a path in addition to its bytes. A source takes `SOURCE_BYTES` and `SOURCE_PATHS` copies of its path.
+/// Memory that a path takes in addition to its bytes, in bytes. A source takes `SOURCE_BYTES` plus the memory of
+/// `SOURCE_PATHS` copies of its path.
 const PATH_BYTES: usize = 64;
 const SOURCE_BYTES: usize = 512;
 const SOURCE_PATHS: usize = 6;
 
 impl FoundSources {
-    /// Finds the requested sources. Gives up when `stopping` is set. May block on files.
+    /// Finds the requested sources. Stops with an error when `stopping` is set. May block on file I/O.
     ///
     /// # Errors
     /// Returns a refusal if no source exists, if a source lies outside the roots, if two sources would get the same
@@ -448,7 +449,7 @@ impl Search<'_> {
         {
             match top {
                 Some(top) => self.note_name(&mut names, top.as_bytes())?,
-                // A directory that cannot be listed adds no names. The scan reports the error.
+                // If a directory cannot be listed, no names are added here. The later scan reports the error.
                 None => self.list(ground, path, |search, name| {
                     search.note_name(&mut names, name)
                 })?,

@@ -87,11 +87,11 @@ pub struct GranterStatus {
 pub enum Direction {
     /// The peer pushes.
     Receive,
-    /// The peer pulls, or has files sent to another host.
+    /// The peer pulls files, or has ordered a copy to another host.
     Send,
 }
 
-/// The reason for which a transfer is ended from outside.
+/// The reason why the daemon or its operator ends a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// The daemon is being stopped.
@@ -167,7 +167,7 @@ struct MovingRate {
 const PACE_INTERVAL: Duration = Duration::from_secs(1);
 /// Weight of the most recent second in the moving average.
 const NEWEST: f64 = 0.3;
-/// Maximum number of names with their own counts. The transfers of all further names are counted together.
+/// Maximum number of key names that are counted separately. The transfers of all other keys are counted together.
 const NAMES_MAX: usize = 1000;
 const OTHER_NAMES: &str = "(others)";
 
@@ -407,7 +407,7 @@ impl MovingRate {
 }
 
 impl StopReason {
-    /// Returns the refusal that is sent to the peer.
+    /// Returns the refusal that is sent to the peer of a transfer that was ended for this reason.
     pub(crate) fn refusal(self) -> Refusal {
         let (code, text) = match self {
             Self::Stopping => (
@@ -430,7 +430,7 @@ impl StopReason {
         Refusal::new(code, text)
     }
 
-    /// Returns the error with which a receiving session ends.
+    /// Returns the error with which a receiving session ends for this reason.
     pub(crate) fn of_receiver(self) -> SessionError {
         match self {
             Self::Stopping => SessionError::Stopping,

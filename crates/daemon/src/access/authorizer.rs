@@ -17,8 +17,8 @@ use crate::transfers::PeerInfo;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Authorizer {
-    /// The keys in a list. Each connection checks the list for changes, so a new key is accepted immediately. No key
-    /// can reach the daemon's own files.
+    /// The keys in a list. Each connection checks the list for changes, so a new key is accepted immediately. The
+    /// second field holds the daemon's own files, which no key may access.
     Listed(KeyList, OwnPaths),
     /// A single key, with all rights of this process. It is the key of the user who started the process.
     Only(Fingerprint),
@@ -55,7 +55,7 @@ pub(crate) struct Granter {
 }
 
 impl Authorizer {
-    /// Returns the rights of a peer by its key, or the reason for the denial. May block on files.
+    /// Returns the rights of a peer by its key, or the reason for the denial. May block on file I/O.
     ///
     /// # Errors
     /// Returns an error if the list cannot be read.

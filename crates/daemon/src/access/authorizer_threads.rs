@@ -1,8 +1,8 @@
-//! Bounds the number of threads that authorize peers. Authorization reads files and may block, and it runs on tokio's
+//! Limits the number of threads that authorize peers. Authorization reads files and may block, and it runs on tokio's
 //! blocking threads, which transfers need too.
 //!
-//! **Invariant:** an authorization counts until it ends, even if its peer has gone. Peers that reconnect repeatedly
-//! therefore cannot exceed the bound.
+//! **Invariant:** an authorization occupies a thread until it ends, even if its peer has disconnected. Peers that
+//! reconnect repeatedly therefore cannot exceed the limit.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! The grant that the head of a job signs for one of its nodes.
 //!
-//! A node presents the grant together with its certificates on each connection. This receiver therefore stores nothing
-//! about future nodes. If the head's line is removed, the next connection of its nodes is refused.
+//! A node presents the grant together with its certificates on each connection. This receiver therefore need not store
+//! anything about nodes before they connect. If the head's line is removed, the next connection of its nodes is
+//! refused.
 //!
 //! **Invariant:** a [`NodeGrant`] has been signed by its head, for the key that presents it and for this receiver, and
 //! it is valid now.

@@ -1,15 +1,17 @@
 //! Connections that have not proved a key. The number of concurrent handshakes is limited, and further connections are
 //! queued. A connection that sends nothing blocks no other connection, because it is closed in favor of a queued one.
 //!
-//! A network is an IPv4 address or an IPv6 /48. Hosts (/64) in one /48 share it in the same way as networks share the
-//! daemon. Connections are queued here and not in the kernel, because their origin is not visible there. A flood from
-//! one network closes and delays only that network's connections. Other clients lose at most one round trip: while many
-//! handshakes are pending, a QUIC client must prove that it owns its address.
+//! A network is an IPv4 address or an IPv6 /48. The hosts (/64) in one /48 share the slots of their network in the same
+//! way as networks share the slots of the daemon. Connections are queued here and not in the kernel, because their
+//! origin is not visible there. A flood from one network closes and delays only that network's connections. Other
+//! clients lose at most one round trip: while many handshakes are pending, a QUIC client must prove that it owns its
+//! address.
 //!
 //! **Invariant:** if a network exceeds its [fair share](Connections::fair_share), one of its connections is closed
 //! immediately in favor of a connection from another network. If no network exceeds it, only connections that are
 //! slower than an honest client are closed, silent ones first. The next connection taken from the queue belongs to the
-//! network with the fewest handshakes, regardless of the number of connections that other networks have queued.
+//! network with the fewest handshakes in progress. The number of connections that other networks have queued does not
+//! matter.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -101,7 +103,8 @@ const QUEUED_MAX: usize = 1024;
 const QUEUED_SHARE: usize = 8;
 /// Maximum number of handshakes that begin under one lock.
 const BEGIN_AT_ONCE: usize = 16;
-/// Maximum silence after a client has connected. An honest client sends its first message immediately.
+/// Maximum time between the start of a handshake and the client's first message. An honest client sends this message
+/// immediately.
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 /// Maximum duration of a handshake: a round trip and some CPU time on both sides, which may be scarce.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
@@ -155,7 +158,7 @@ impl PendingHandshakes {
     fn start_ready_handshakes(&self) {
         loop {
             let mut connections = self.0.connections.lock();
-            // The batch is small, because the time limit of each handshake starts here.
+            // The time limit of each handshake starts here, so only a small batch is started at a time.
             let next = std::iter::from_fn(|| {
                 let queued = connections.next(Instant::now())?;
                 Some(connections.admit(queued, self.clone()))

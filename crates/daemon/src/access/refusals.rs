@@ -51,7 +51,7 @@ pub(crate) async fn send_and_close(admissions: &Admissions, channel: Channel, an
     }
 }
 
-/// Refuses a peer that is counted elsewhere, for example as a pending handshake.
+/// Refuses a peer whose connection is counted against another limit, for example as a pending handshake.
 pub(crate) async fn refuse(channel: Channel, refusal: Refusal) {
     let mut answer = Greeting::new(Role::Control, TransferId([0; 16]))
         .encode()

@@ -1,4 +1,5 @@
-//! A queue that serves keys in turn. The waiters of one key keep their order.
+//! A queue of waiters that serves one key after the other. The waiters of the same key are served in the order of their
+//! arrival.
 //!
 //! **Invariant:** a key that cannot be served now does not delay other keys and keeps its own position.
 

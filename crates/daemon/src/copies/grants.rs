@@ -1,10 +1,10 @@
-//! Grants that allow another daemon to send files here on behalf of a client.
+//! Grants that allow another daemon to send files to this host on behalf of a client.
 //!
-//! A client with write access requests a grant. The grant covers one opening by the holder of one key, and the first
-//! run that uses it. If connections are lost, later sessions of that run may use the grant too, but no other run may. A
-//! grant expires if its run does not begin within ten minutes, when its end time is reached, when its client is no
-//! longer authorized, and ten minutes after its run has ended. During those last ten minutes, a sender that missed the
-//! end can ask again.
+//! A client with write access requests a grant. The holder of one key may use the grant for one opening. The grant then
+//! belongs to the run that used it first. If connections are lost, later sessions of that run may use the grant too,
+//! but no other run may. A grant expires if its run does not begin within ten minutes, when its end time is reached,
+//! when its client is no longer authorized, and ten minutes after its run has ended. During these last ten minutes, a
+//! sender that did not receive the result of the run can ask for it again.
 //!
 //! **Invariant:** a grant is on disk before the client receives it, and is marked as used on disk before its opening is
 //! answered.
@@ -69,7 +69,8 @@ struct StoredGrant {
     /// Number of running sessions that use the grant.
     #[serde(skip)]
     sessions: usize,
-    /// Time at which the last session began or ended, or at which this process read the grant.
+    /// The time at which the last session began or ended, in seconds since 1970. If there was no session since the
+    /// start of this process, the time at which it read the grant.
     #[serde(skip)]
     used_last: u64,
 }
@@ -103,7 +104,7 @@ struct GrantUse {
     tally: Option<Tally>,
 }
 
-/// Resources of a session that are attributed to the client when the session uses the client's grant.
+/// Resources of a session that are charged to the client once the session uses the client's grant.
 #[derive(Debug)]
 pub(crate) struct SessionResources {
     /// The rate of the session's lanes, which becomes part of the client's rate.
@@ -150,7 +151,7 @@ impl StoredGrant {
         not_begun || ended || now >= self.end_by
     }
 
-    /// Returns the amount that may still be stored under the grant.
+    /// Returns the number of bytes and entries that sessions may still store with this grant.
     fn allowance(&self) -> Allowance {
         let GrantOrder {
             bytes_max,
@@ -228,7 +229,7 @@ impl GrantStore {
         })
     }
 
-    /// Gives a grant to a client with write access. May block on files.
+    /// Gives a grant to a client with write access. May block on file I/O.
     ///
     /// # Errors
     /// Returns a refusal if the client may not write, has too many grants, or if the grant cannot be stored.
@@ -304,7 +305,7 @@ impl GrantStore {
         })
     }
 
-    /// Returns the clients whose grants the holder of a key may use now.
+    /// Returns the clients that have given a grant which the holder of the key `source` may use now.
     pub(crate) fn clients_for(&self, source: Fingerprint) -> Vec<Granter> {
         let now = now();
         let grants = self.grants.lock();
@@ -334,7 +335,7 @@ impl GrantStore {
         }
     }
 
-    /// Revokes the grants of a client's copy. They no longer authorize connections. May block on files.
+    /// Revokes the grants of a client's copy. They no longer authorize connections. May block on file I/O.
     ///
     /// # Errors
     /// Returns a refusal if the file of a grant cannot be removed, because the grant would be valid again after a
@@ -375,7 +376,8 @@ impl GrantStore {
         resources: &SessionResources,
     ) -> Result<(RedeemedGrant, GrantUse), Refusal> {
         let kept = self.grants.lock().get(token).cloned();
-        // A missing grant and another key's grant get the same text, so that a peer cannot find out which grants exist.
+        // The error has the same text for a grant that does not exist and for a grant of another key. A peer therefore
+        // cannot find out which grants exist.
         let kept = kept.filter(|kept| kept.order.source == source.0);
         let kept = kept.ok_or_else(|| denied("no such grant exists for this key"))?;
         // The transfer is listed under the client before the client's rights are read. If the key is removed, either
@@ -441,7 +443,7 @@ impl GrantStore {
         }
     }
 
-    /// Stores the counts of a session. May block on files.
+    /// Stores the counts of a session. May block on file I/O.
     fn count(&self, token: &GrantToken, counts: Counts) {
         if let Some(kept) = self.grants.lock().get_mut(token) {
             kept.counts = counts;
@@ -450,7 +452,7 @@ impl GrantStore {
         let _best_effort = self.write(token);
     }
 
-    /// Signs a receipt for the received files at the end of the run. May block on files.
+    /// Signs a receipt for the received files at the end of the run. May block on file I/O.
     fn receipt(&self, token: &GrantToken, counts: Counts, faults: u64) -> Option<SignedReceipt> {
         let kept = self.grants.lock().get(token).cloned()?;
         let receipt = Receipt {

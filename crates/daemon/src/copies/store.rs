@@ -75,8 +75,8 @@ impl Store {
     }
 
     /// Writes or removes the file `name`. `wanted` returns the contents, or `None` to remove the file. It is called
-    /// while no other thread writes, so the file always has the latest contents. The lock on the state in memory, which
-    /// authorization needs, is not held during disk I/O.
+    /// while no other thread writes, so the file always has the latest contents. Authorization needs the lock on the
+    /// state in memory, so this lock is not held during disk I/O.
     ///
     /// # Errors
     /// Returns the system's error. A file that could not be removed is read again after a restart.

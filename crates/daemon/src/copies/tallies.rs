@@ -17,7 +17,7 @@ use zmove_wire::GrantToken;
 /// The counts of the sessions that used a grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Counts {
-    /// Files renamed into place, and their bytes.
+    /// Number of files renamed into place. The next field is their size in bytes.
     pub(super) files: u64,
     pub(super) bytes: u64,
     /// Bytes and entries charged against the limits of the grant.
@@ -39,7 +39,7 @@ pub(super) struct Tally(File);
 const TALLY_BYTES: usize = 5 * 8;
 
 impl Counts {
-    /// Returns the maximum of each count, because either operand may be the older one.
+    /// Returns the larger value of each count, because it is unknown which of the two operands is newer.
     pub(super) fn most(self, other: Self) -> Self {
         let mut numbers = self.numbers();
         numbers

@@ -1,9 +1,9 @@
 //! Authorizes a peer by its own key, by a client's grant, or by a grant of the head of a job.
 //!
-//! A peer is authorized when it has proved its key, and again when its transfer is about to begin, because it may have
-//! waited in the queue or sent its greeting late. **Invariant:** a transfer is in the list of transfers before its
-//! rights are read for the last time. If its key is removed before that reading, the transfer does not begin. If the
-//! key is removed later, `allow remove --now` finds the transfer in the list.
+//! A peer is authorized when it has proved its key. It is authorized again when its transfer is about to begin, because
+//! much time may have passed in the queue or before the greeting. **Invariant:** a transfer is in the list of transfers
+//! before its rights are read for the last time. If its key is removed before that reading, the transfer does not
+//! begin. If the key is removed later, `allow remove --now` finds the transfer in the list.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Shared {
         let authorize = move || {
             let authorized = authorizer.authorize(&claim);
             match (&authorized, &claim.job_grant) {
-                // A node whose own line allows it to lead needs no grant.
+                // A node needs no grant if its own line in the list allows it to lead jobs.
                 (Ok(Ok(by_line)), Some(_)) if by_line.may_lead() => {}
                 (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
                     return node_session::authorize(&authorizer, own, &claim, grant);
@@ -45,7 +45,7 @@ impl Shared {
             let Ok(Err(Denial::Unknown { key })) = authorized else {
                 return authorized;
             };
-            // A host that a client's grant authorizes needs no line of its own.
+            // A host that is authorized by a client's grant needs no line in the list of keys.
             let clients = copies
                 .map(|copies| copies.grants.clients_for(key))
                 .unwrap_or_default();

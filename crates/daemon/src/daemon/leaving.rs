@@ -1,5 +1,5 @@
-//! Abandons transfers that do not end when the daemon is stopped. One of their threads waits for storage that does not
-//! respond, in some cases not even to SIGKILL.
+//! Abandons transfers that do not end when the daemon is stopped. Each of them has a thread that waits for storage that
+//! does not respond. In some cases, not even SIGKILL ends such a thread.
 //!
 //! **Invariant:** an abandoned transfer holds no lock, listening socket or connection, so that another daemon can start
 //! although this process cannot be reaped.
@@ -14,7 +14,7 @@ use super::{Daemon, Shared, moved};
 use crate::event::TransferEnd;
 use crate::transfers::{ActiveTransfer, PeerInfo};
 
-/// Maximum time to abandon all transfers, none of which waits for storage any more.
+/// Maximum time for all transfers to be abandoned. They do not wait for storage during this time.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Daemon {
