@@ -1,8 +1,8 @@
 //! Probes of the connections that carry lanes. The program uses them to report on the network path and to tune the
 //! lanes.
 //!
-//! A probe is separate from its lane, because the lane's thread may be blocked in a write for a long time on a slow
-//! path.
+//! A probe can be used independently of its lane, because the lane's thread may be blocked in a write for a long time
+//! on a slow path.
 
 use std::fmt;
 use std::io;

@@ -1,11 +1,11 @@
 //! The TLS 1.3 record layer (RFC 8446 §5) for lanes, with the keys that rustls has negotiated.
 //!
 //! rustls makes every connection. It performs the handshake, negotiates the keys, and carries the greeting and all
-//! control messages. It does not carry the frames of a lane: rustls reads a socket 4 KiB at a time with four system
-//! calls per full record, copies received plaintext twice, and allocates memory for each sent record. That took a fifth
-//! to a quarter of the CPU time of a push. A lane therefore continues with this record layer, which produces the same
-//! bytes on the wire as rustls. Frames are sealed into one buffer of several records, which is sent in one call. All
-//! arrived bytes are received in one call, and each record is opened directly into the payload's buffer.
+//! control messages. It does not carry the frames of a lane, because this took a fifth to a quarter of the CPU time of
+//! a push. rustls reads a socket 4 KiB at a time with four system calls per full record, copies received plaintext
+//! twice, and allocates memory for each sent record. A lane therefore continues with this record layer, which produces
+//! the same bytes on the wire as rustls. Frames are sealed into one buffer of several records, which is sent in one
+//! call. All arrived bytes are received in one call, and each record is opened directly into the payload's buffer.
 //!
 //! [`TrafficKey`] holds the state of one direction, [`Sealer`] writes records, and [`Opener`] reads them. None of them
 //! does I/O. The handover from rustls costs no round trip, and no data is lost or read twice:
@@ -14,7 +14,7 @@
 //! that rustls has already decrypted comes first.
 //!
 //! **Invariant:** an [`Opener`] returns plaintext only from a record that was authenticated at its position in the
-//! sequence. The end of the stream counts only if the peer has sealed it.
+//! sequence. The stream counts as complete only if the peer has sealed its end.
 
 use thiserror::Error;
 

@@ -1,10 +1,10 @@
 //! The client side. Dials a host by TCP or by QUIC. If both are permitted, QUIC is used if TCP does not get through.
 //!
-//! `--transport auto` works like "happy eyeballs" (RFC 8305). TCP gets a head start because it needs less CPU. The head
-//! start allows for one lost packet and a long round trip. QUIC starts after the head start, or when TCP has been
-//! refused. The first transport to connect is used for the whole run. After a refusal, QUIC gets only a short time that
-//! depends on the duration of the refusal, and no time at all if datagrams are refused too. If the caller knows that
-//! QUIC connects sooner on this path, QUIC gets the head start, followed by the same race.
+//! `--transport auto` works like "happy eyeballs" (RFC 8305). TCP gets a head start because it needs less CPU time. The
+//! head start is long enough for one lost packet and a long round trip. QUIC starts after the head start, or when TCP
+//! has been refused. The first transport to connect is used for the whole run. After a refusal, QUIC gets only a short
+//! time that depends on the duration of the refusal, and no time at all if datagrams are refused too. If the caller
+//! knows that QUIC connects sooner on this path, QUIC gets the head start instead.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -37,7 +37,8 @@ pub struct DialOptions {
     pub socket: SocketConfig,
     /// The congestion control of QUIC. Default: tolerant.
     pub quic_congestion: QuicCongestion,
-    /// The window that an earlier push found on the path, for QUIC's tolerant congestion control. Default: none.
+    /// The congestion window that an earlier push reached on the path. Used by QUIC's tolerant congestion control.
+    /// Default: none.
     pub saved: Option<SavedWindow>,
     /// The head start of QUIC, if both transports may be used. Default: `None`, which means that TCP starts first.
     pub quic_first: Option<Duration>,
@@ -99,8 +100,8 @@ impl ChannelDialer {
         })
     }
 
-    /// Dials one connection in at most `deadline`. Whether the host accepts this side's key is known only from the data
-    /// that it sends next.
+    /// Dials one connection in at most `deadline`. A successful dial does not mean that the host accepts this side's
+    /// key. The host shows that only with the data that it sends next.
     ///
     /// # Errors
     /// Returns [`DialError`] if no address responds, if the server does not speak the zmove protocol, or if the host's

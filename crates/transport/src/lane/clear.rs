@@ -75,7 +75,7 @@ impl ClearLane {
             rustls::Connection::Client(_) => (Side::Client, Side::Server),
             rustls::Connection::Server(_) => (Side::Server, Side::Client),
         };
-        // Bytes that were already read from the socket come first.
+        // Bytes that were already read from the socket precede the bytes that are still in the socket.
         let arrived = Cursor::new(records);
         Ok(Self {
             incoming: BufReader::with_capacity(

@@ -106,7 +106,7 @@ impl SharedRate {
         wait
     }
 
-    /// Returns whether there is a limit and lanes have used all of it in the last second.
+    /// Returns whether there is a limit that lanes have used up at some time during the last second.
     #[must_use]
     pub fn is_spent(&self, now: Instant) -> bool {
         let own = self

@@ -110,7 +110,8 @@ impl LaneSink for TlsLane {
     }
 
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        // Each part gets its own records, so that the receiver can decrypt the data directly into its buffer.
+        // The header, the head and the data are sealed into separate records, so that the receiver can decrypt the data
+        // directly into its buffer.
         self.seal(&frame.header.encode(), watch)?;
         self.seal(&frame.head, watch)?;
         self.seal(&frame.data, watch)?;

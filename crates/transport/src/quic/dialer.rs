@@ -1,6 +1,6 @@
 //! The client side. Each connection has its own UDP socket and thread, so that several connections use several cores.
 //!
-//! **Invariant:** after [`QuicDialer::close`], a thread runs only for as long as it takes to close its connection.
+//! **Invariant:** after [`QuicDialer::close`], each thread ends as soon as it has closed its connection.
 
 use std::future::Future;
 use std::io;
@@ -214,7 +214,8 @@ impl QuicDialer {
         .await
     }
 
-    /// Establishes a connection with these TLS settings, which store the reason in `fault` if the host is not accepted.
+    /// Establishes a connection with these TLS settings. If the host is not accepted, the settings store the reason in
+    /// `fault`.
     async fn connect_by(
         &self,
         tls: rustls::ClientConfig,
@@ -304,7 +305,7 @@ impl QuicDialer {
     }
 }
 
-/// A connection with the objects that it needs.
+/// A connection and the objects that must live as long as the connection.
 struct QuicConnected {
     endpoint: Endpoint,
     connection: quinn::Connection,

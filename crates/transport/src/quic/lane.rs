@@ -1,4 +1,5 @@
-//! A lane over QUIC. Its thread passes frames to the connection and takes arrived bytes, without a queue in between.
+//! A lane over QUIC. The lane's thread passes frames to the connection and takes received bytes from the connection.
+//! There is no queue between the thread and the connection.
 //!
 //! The thread of the endpoint does the work of the connection: packets, encryption and acknowledgments. The buffer of a
 //! large frame is passed to quinn without a copy and returned when it has been acknowledged. A small frame is copied,
@@ -6,7 +7,8 @@
 //! buffer of its frame.
 //!
 //! Frames are read in order. The position of a frame in the stream is known only after the preceding frames have
-//! arrived. Reading out of order would save no time, only the memory of data that waits for a lost packet.
+//! arrived. Reading out of order would not save time. It would only save the memory for data that was received after a
+//! lost packet.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -44,8 +46,8 @@ pub(crate) struct QuicLane {
 }
 
 impl QuicLane {
-    /// Creates one of `lanes` lanes on a connection whose greeting has been exchanged. Receiving is limited to `rate`.
-    /// The peer can send little before the window is opened.
+    /// Creates a lane on a connection on which the greeting has been exchanged. `lanes` is the total number of lanes.
+    /// Receiving is limited to `rate`. The peer can send only a little data before the window is opened.
     pub(crate) fn new(connection: QuicConnection, lanes: u16, rate: SharedRate) -> Self {
         let each = OUTSTANDING_BYTES_MAX / u64::from(lanes.max(1));
         Self {
@@ -59,7 +61,7 @@ impl QuicLane {
         }
     }
 
-    /// Passes one piece to the connection. Blocks while the connection has no credit.
+    /// Passes bytes to the connection. Blocks while the peer's flow control does not allow more bytes to be sent.
     fn write(&mut self, bytes: Bytes) -> Result<(), LaneError> {
         let started = Instant::now();
         let sending = self.connection.sending.as_mut().ok_or(LaneError::Stopped)?;

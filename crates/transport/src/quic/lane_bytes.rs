@@ -1,5 +1,5 @@
-//! The bytes that a lane has passed to its connection but that the peer has not acknowledged: their limit and their
-//! timing.
+//! Counts the bytes that a lane has passed to its connection and that the peer has not acknowledged. Limits their
+//! number and measures how long there are any.
 //!
 //! A lane's thread adds bytes before it writes them. QUIC drops the bytes on any thread once they are acknowledged. The
 //! lane counts whole frames and sleeps until there is room for one, because waking it for every acknowledgment would
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use zmove_types::Lock;
 
-/// The unacknowledged bytes of one lane, and the time during which there were any.
+/// The number of unacknowledged bytes of one lane, and the total time during which this number was not zero.
 #[derive(Debug, Default)]
 pub(super) struct LaneBytes {
     state: Lock<LaneBytesState>,
@@ -43,7 +43,8 @@ pub(super) struct LaneByteStats {
     pub(super) settled: u64,
     pub(super) busy: Duration,
     pub(super) window_limited: Duration,
-    /// Time for which no bytes have been unacknowledged. `None` before any were added.
+    /// Time since the last byte was acknowledged, or zero if bytes are unacknowledged. `None` before any bytes were
+    /// added.
     pub(super) idle: Option<Duration>,
 }
 

@@ -1,4 +1,4 @@
-//! The settings of QUIC. They are the same on both sides, except for those that the dialer chooses.
+//! The settings of QUIC. Both sides use the same settings, except for those that the dialer chooses.
 //!
 //! **Invariant:** the amount of data that a peer can make this side buffer is bounded: by [`UNADMITTED_WINDOW_BYTES`]
 //! before the peer is admitted, by [`CONTROL_WINDOW_BYTES`] for control, and by its [`LaneWindow`] for a lane.
@@ -140,8 +140,8 @@ pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
     // quinn's default connection ids contain a check with a key of this process. A restarted process has a different
     // key and would not answer them with a reset.
     config.cid_generator(|| Box::<RandomConnectionIdGenerator>::default());
-    // All connections contact a restarted daemon at the same time, and a reset is shorter than the packet that it
-    // answers.
+    // Resets need no minimum interval, because a reset is shorter than the packet that it answers. All connections
+    // contact a restarted daemon at about the same time, and each of them needs its reset.
     config.min_reset_interval(Duration::ZERO);
     // The size is above QUIC's minimum, so it is accepted.
     let _taken = config.max_udp_payload_size(DATAGRAM_BYTES_MAX);

@@ -1,8 +1,9 @@
 //! The UDP socket of an endpoint. It wraps quinn's socket and adapts the size of system calls to UDP and to the CPU
 //! cache.
 //!
-//! quinn passes up to ten datagrams to the kernel in one call. With jumbo frames these exceed the size of one UDP send.
-//! It also receives up to 32 batches of 64 KiB in one call, which exceed the innermost CPU cache.
+//! quinn passes up to ten datagrams to the kernel in one call. With jumbo frames, ten datagrams exceed the maximum size
+//! of one UDP send. In the other direction, quinn receives up to 32 batches of 64 KiB in one call, which exceed the
+//! innermost CPU cache.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -45,7 +46,8 @@ impl AsyncUdpSocket for Batched {
         if transmit.contents.len() <= bytes_at_once {
             return self.socket.try_send(transmit);
         }
-        // If a part cannot be sent immediately, quinn sends all parts again, and the peer drops the duplicates.
+        // If some of the datagrams cannot be sent immediately, quinn sends all of them again, and the peer drops the
+        // duplicates.
         transmit
             .contents
             .chunks(bytes_at_once)

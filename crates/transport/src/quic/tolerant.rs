@@ -2,10 +2,10 @@
 //!
 //! On a long path, CUBIC fills its window only if thousands of packets in a row arrive. A loss rate of one in ten
 //! thousand keeps the window at a few percent. A queue increases the round-trip time, while noise does not; this is the
-//! criterion of TCP Veno. A loss therefore counts as congestion only in four cases: if packets have queued, if more
-//! than a few percent are lost (the bound of later BBR versions), if the network marks packets, or if all packets of
-//! some period were lost. **Invariant:** losses that count are passed to CUBIC unchanged, so a path with a queue of
-//! normal size is shared as with CUBIC.
+//! criterion of TCP Veno. A loss therefore counts as congestion only in four cases: if packets are queued on the path,
+//! if more than a few percent of the packets are lost (the limit in later BBR versions), if the network marks packets,
+//! or if all packets of some period were lost. **Invariant:** losses that count are passed to CUBIC unchanged, so a
+//! path with a queue of normal size is shared as with CUBIC.
 //!
 //! On a short path without a rate limit, packets are lost only when a host is late. CUBIC would then fill the
 //! receiver's buffer until it overflows, and the buffer would no longer fit into any CPU cache. The window therefore

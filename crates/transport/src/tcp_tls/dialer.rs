@@ -103,7 +103,7 @@ pub struct TcpDialer {
     socket: SocketConfig,
     /// Set once full-size packets are found to be lost on the path.
     black_hole: Arc<OnceLock<BlackHole>>,
-    /// Locked during a path check, so that connections that hang at the same time share one check.
+    /// Locked during a path check, so that several connections that hang at the same time cause only one check.
     checking: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -159,8 +159,8 @@ impl TcpDialer {
         })
     }
 
-    /// Dials one connection in at most `deadline`. Whether the host accepts this side's key is known only from the data
-    /// that it sends next.
+    /// Dials one connection in at most `deadline`. A successful dial does not mean that the host accepts this side's
+    /// key. The host shows that only with the data that it sends next.
     ///
     /// # Errors
     ///
@@ -236,7 +236,8 @@ impl TcpDialer {
     }
 
     /// Resolves once full-size packets are found to be lost on the path. The segments of all later connections are then
-    /// limited. The path is checked when the number of bytes `moved` on the lanes does not change for some time.
+    /// limited. `moved` returns the number of bytes moved on the lanes. The path is checked when this number has not
+    /// changed for some time.
     pub(crate) async fn await_black_hole(&self, moved: impl Fn() -> u64) {
         if self.socket.segment_limit.get().is_some() {
             return pending().await;

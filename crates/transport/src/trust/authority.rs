@@ -30,9 +30,9 @@ pub(super) use subject::NamedCertificate;
 
 const KNOWN_CAS_FILE: &str = "known_cas.pem";
 const KNOWN_CAS_CRL: &str = "known_cas.crl";
-/// Maximum number of certificates between a peer's own certificate and its authority. The peer chooses their order and
-/// names. webpki tries each certificate as the issuer of every other one, which takes seconds for ten certificates with
-/// the same name.
+/// Maximum number of certificates between a peer's own certificate and its authority. The peer chooses the order and
+/// the names of these certificates. webpki tries each certificate as the issuer of every other certificate. With ten
+/// certificates of the same name, this takes seconds.
 const ISSUERS_MAX: usize = 4;
 /// Maximum size of a certificate in bytes. A certificate with a 4096-bit RSA key and a few names is half as large.
 const CERTIFICATE_BYTES_MAX: usize = 4 << 10;

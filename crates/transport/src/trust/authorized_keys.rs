@@ -9,7 +9,7 @@
 //! `name=` appears once. `root=` (an absolute path without `..`) may be repeated, and a line needs at least one `root=`
 //! or `read-root=`. `write` permits writing to the roots; `read` in addition to `write` permits reading them as well.
 //! Without `write`, the key may only read. `read-root=` is a directory that the key may only read. `to=` is a daemon
-//! (`HOST` or `HOST:PORT`) to which the key may have files sent from here. `set-ids` lets files keep their setuid and
+//! (`HOST` or `HOST:PORT`) to which the key may order copies from this host. `set-ids` lets files keep their setuid and
 //! setgid bits. `set-owner` lets entries be given owners and groups. `lead` lets the key lead jobs with several
 //! receivers. `max-rate=` and `expires=` (see [`Expiry`]) are optional limits. In a value, a space, a `%`, a control
 //! character, or a byte that is not valid UTF-8 is written as `%` and two hex digits (`%20`).
@@ -214,7 +214,7 @@ pub enum Denial {
     JobGrant {
         /// The key.
         key: Fingerprint,
-        /// The fault of the grant, in words.
+        /// The fault of the grant, as text.
         fault: String,
     },
     /// The list has a line for the name in the peer's certificate, but the authority's files cannot be used.

@@ -1,8 +1,8 @@
 //! A cache of parsed files, which are parsed again only when they have changed.
 //!
-//! A daemon needs the files for every connection, including those of unknown peers. The work that such peers can cause
-//! must not grow with the size of the files. **Invariant:** a result reflects the contents of the files at the time of
-//! the request or later.
+//! A daemon needs the files for every connection, including those of unknown peers. The amount of work that an unknown
+//! peer can cause must not depend on the size of the files. **Invariant:** a result reflects the contents of the files
+//! at the time of the request or later.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

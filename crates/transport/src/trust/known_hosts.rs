@@ -1,9 +1,9 @@
 //! The file `known_hosts`: the hosts that a client knows and the key of each host.
 //!
 //! Each line holds one host as `HOST:PORT SHA256:…`, with an IPv6 address in brackets. Empty lines and lines that begin
-//! with `#` are preserved and ignored. A client uses the list before it dials and after it has accepted a new host.
-//! **Invariant:** a pin is never replaced. Only the user can remove it, and a list with a damaged line is not used at
-//! all.
+//! with `#` are preserved and ignored. A client reads the list before it dials, and extends the list after the user has
+//! accepted a new host. **Invariant:** a pin is never replaced. Only the user can remove it, and a list with a damaged
+//! line is not used at all.
 
 use std::{
     collections::HashMap,

@@ -35,9 +35,10 @@ pub enum HostPolicy {
     Pinned(Fingerprint),
     /// The first key that a connection of this run proves. Afterwards, only that key.
     AcceptNew(FirstKey),
-    /// No key. The handshake fails with the host's key in the error, so that the user can decide.
+    /// No key. The handshake fails, and the error contains the host's key, so that the user can decide whether to trust
+    /// it.
     RefuseUnknown,
-    /// Keys that the site's authority certifies. All others are unknown.
+    /// Keys that the site's authority certifies. All other keys count as unknown.
     Vouched(HostAuthority),
 }
 
@@ -179,7 +180,7 @@ struct HostVerifier {
 }
 
 impl HostVerifier {
-    /// Checks against the policy whether `found` may be the host's key.
+    /// Checks whether the policy accepts the key `found` for the host.
     fn apply_policy(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         let expected = match &self.policy {
             HostPolicy::Pinned(expected) => *expected,
@@ -221,7 +222,8 @@ impl HostVerifier {
     /// Accepts the key of a host that has just proved it.
     fn settle(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         if let HostPolicy::AcceptNew(first) = &self.policy {
-            // If connections race, one of them sets the key, and the others must match it.
+            // If several connections reach this point concurrently, one of them sets the key, and the hosts of all
+            // others must prove the same key.
             first.0.get_or_init(|| found);
         }
         self.apply_policy(found)

@@ -1,8 +1,8 @@
 //! Finds the grants of holders whose certificates were issued by an authority in the list.
 //!
 //! This code runs for every unknown peer, so its work per peer is bounded. The lines for the names in a certificate are
-//! found by lookup instead of a search. Each authority in these lines checks the certificate only once, with revocation
-//! lists that have already been parsed.
+//! looked up in an index. Each authority in these lines checks the certificate only once, with revocation lists that
+//! have already been parsed.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -138,7 +138,8 @@ impl Vouchers {
         Err(denial)
     }
 
-    /// Returns the lines for the names in the peer's first certificate, by any issuer, in the order of the list.
+    /// Returns the lines for the names in the peer's first certificate, in the order of the list. The issuer of the
+    /// certificate is not checked here.
     fn lines_for(&self, grants: &[Grant], claim: &Claim) -> Vec<VouchedLine> {
         let Some(named) = claim.chain.first().and_then(NamedCertificate::read) else {
             return Vec::new();
