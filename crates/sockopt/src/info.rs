@@ -42,7 +42,8 @@ pub struct TcpInfo {
     pub delivery_rate: Option<u64>,
     /// Whether `delivery_rate` was limited by the application, which wrote too little.
     pub delivery_rate_app_limited: Option<bool>,
-    /// Time during which there was data to send or to be acknowledged. Includes the two limited times below.
+    /// Time during which data was waiting to be sent or acknowledged. Includes `receive_window_limited` and
+    /// `send_buffer_limited`.
     pub busy: Option<Duration>,
     /// Time during which sending was limited by the peer's receive window.
     pub receive_window_limited: Option<Duration>,

@@ -1,8 +1,8 @@
 //! The buffers that the kernel keeps pinned for a ring, so that they need not be pinned for each request.
 //!
-//! Pinned memory is charged to `RLIMIT_MEMLOCK`. Buffers are registered up to that limit, and all others are used
-//! unregistered. **Invariant:** a registered index is used only for the memory that was registered under it. A new
-//! buffer may have the address of freed memory, so freed memory is recognized by its [`MemoryId`] and is then
+//! Pinned memory is charged to `RLIMIT_MEMLOCK`. Buffers are registered up to that limit. Further buffers are used
+//! without registration. **Invariant:** a registered index is used only for the memory that was registered under it. A
+//! new buffer may have the address of freed memory, so freed memory is recognized by its [`MemoryId`] and is then
 //! unregistered.
 #![expect(unsafe_code, reason = "buffers are registered by address")]
 

@@ -266,8 +266,8 @@ impl Driver {
     fn next_part(&mut self) -> Option<RingPart> {
         loop {
             let part = self.backlog.as_mut().and_then(RingRequest::part);
-            // A request whose parts have all been handed out must not keep its operation alive longer than the parts
-            // do, even while no slot is free.
+            // Once all parts of a request have been handed out, the request is dropped, even while no slot is free.
+            // Otherwise it would keep its operation alive longer than the parts do.
             self.backlog.take_if(|request| request.is_spent());
             if part.is_some() {
                 return part;
@@ -321,7 +321,7 @@ impl Driver {
         match waited.map_err(|error| error.raw_os_error()) {
             Ok(_) | Err(Some(libc::EINTR)) => {}
             Err(Some(libc::ETIME)) => self.registered_buffers.unpin_freed(&submitter),
-            // The kernel is short of memory, or has completions to deliver first.
+            // The kernel is short of memory, or it must deliver completions before it accepts more requests.
             Err(Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM)) => std::thread::yield_now(),
             Err(error) => panic!("io_uring_enter: error {error:?}"),
         }
