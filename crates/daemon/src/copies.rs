@@ -1,7 +1,7 @@
 //! Copies between two daemons: the state of copies that this daemon sends (`copying`), and the grants by which it
 //! receives (`grants`).
 //!
-//! **Invariant:** the state that is kept for one key is bounded and is discarded after one day.
+//! **Invariant:** the amount of state that is kept for one key is limited, and the state is discarded after one day.
 
 pub(crate) mod grants;
 mod store;
@@ -25,7 +25,7 @@ use crate::sender_relay::SenderRelay;
 use grants::GrantStore;
 use store::Store;
 
-/// The state of copies, on disk and in memory; see the module.
+/// The state of copies, on disk and in memory. The module documentation describes it.
 pub struct Copies {
     /// The directory in which this host stores the measured properties of network paths.
     home: PathBuf,
@@ -43,7 +43,7 @@ type CopyKey = (Fingerprint, [u8; 16]);
 /// A copy that this daemon is sending.
 pub(crate) struct RunningCopy {
     pub(crate) id: [u8; 16],
-    /// The order without its id, and the order's list of paths.
+    /// The order without its id, and the list of paths that belongs to the order.
     order: (CopyOrder, Option<Arc<[u8]>>),
     pub(crate) sender_relay: Arc<SenderRelay>,
     /// Notified when the copy must end.
@@ -61,16 +61,16 @@ pub(crate) struct RunningCopyEntry {
 struct StoredResult {
     client: [u8; 32],
     id: [u8; 16],
-    /// End of the copy, in seconds since 1970.
+    /// The time at which the copy ended, in seconds since 1970.
     ended: u64,
     result: EndedCopy,
 }
 
-/// Retention of a result.
+/// Time for which the result of a copy is kept.
 const RESULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum number of results per key.
+/// Maximum number of results that are kept per key.
 const RESULTS_PER_KEY_MAX: usize = 64;
-/// Maximum number of results of all keys.
+/// Maximum number of results that are kept for all keys together.
 const RESULTS_MAX: usize = 4096;
 
 /// Returns the current time in seconds since 1970.

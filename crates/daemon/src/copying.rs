@@ -1,9 +1,9 @@
 //! The client's requests to the two daemons of a copy: the order to the sending daemon, the order for a grant to the
 //! receiving daemon, and queries to both.
 //!
-//! The sending daemon runs the same push as a user of its host would. The destination must be allowed for the client's
-//! key (`zmove allow --to`) and must have the host key that the client has pinned. The copy continues when the client
-//! disconnects.
+//! The sending daemon runs the copy in the same way as a push by a user of its host. The destination must be allowed
+//! for the client's key (`zmove allow --to`) and must have the host key that the client has pinned. The copy continues
+//! when the client disconnects.
 //!
 //! **Invariant:** the daemon connects only to destinations that the client's own key may use, and reads only files that
 //! this key may read. Both are checked again for each session.
@@ -61,7 +61,7 @@ pub(crate) async fn copy(
     let client = session.claim.key;
     tokio::pin!(stop);
     if let Some(running) = copies.running(client, &copy, order.list.as_ref()) {
-        // Only this client is disconnected; the copy continues.
+        // Only this client is disconnected. The copy continues.
         let listened = unless_stopped(stop, listen(session.control, &running)).await;
         return listened.unwrap_or_else(|cut| Err(SendingError::CutOff(cut.refusal())));
     }
@@ -116,7 +116,7 @@ pub(crate) async fn copy(
     .await;
     telling.abort();
     let ended = finish(&copies, client, &copy, ended, cut_off, &sender_relay).await;
-    // From now on, an equal order starts a new copy, even while the client still reads the result.
+    // After this, an equal order starts a new copy, even if the client is still reading the result of this copy.
     drop(entered);
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, &mut listening).await;
     listening.abort();
@@ -524,8 +524,8 @@ mod tests {
     use super::*;
     use zmove_wire::Open;
 
-    /// The only blocking thread is busy, so a search that finishes immediately must have run on a thread of the
-    /// runtime.
+    /// In this test, the only blocking thread is busy. A search that finishes immediately must therefore have run on a
+    /// thread of the runtime.
     #[test]
     fn sources_are_looked_for_again_beside_the_runtime() {
         let key = Fingerprint([1; 32]);

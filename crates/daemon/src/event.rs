@@ -30,7 +30,7 @@ pub struct Moved {
     pub files: u64,
     /// Duration of the transfer.
     pub elapsed: Duration,
-    /// Entries that failed on this host, by operation and cause.
+    /// Number of entries that failed on this host, grouped by operation and cause.
     pub failures: Vec<Failures>,
 }
 
@@ -87,7 +87,7 @@ pub enum DaemonEvent {
     },
     /// A transfer has ended.
     Ended(EndedTransfer),
-    /// A client was given a grant by which another host may send files here.
+    /// A client was given a grant that allows another host to send files to this host.
     Granted {
         /// The client.
         who: PeerInfo,
@@ -191,7 +191,7 @@ impl Rejection {
 }
 
 impl Moved {
-    /// Replaces the counts of files and bytes with those of the sender.
+    /// Returns this value with the sender's counts of files and bytes.
     pub(crate) fn with_sender_counts(self, counters: &Counters) -> Self {
         Self {
             files: counters.files,

@@ -21,7 +21,8 @@ pub(crate) struct Registry(Arc<Shared>);
 struct Shared {
     /// The channel for each transfer's lanes. `None` while the transfer is queued and its sender has been notified.
     transfers: Lock<HashMap<Key, Option<LanesIn>>>,
-    /// The most recently ended transfers with the time of their end. Lanes that were dialed for them may still arrive.
+    /// The most recently ended transfers, each with the time of its end. Lanes that were dialed for these transfers may
+    /// still arrive.
     ended: Lock<VecDeque<(Instant, Key)>>,
     changed: Notify,
 }
@@ -56,8 +57,8 @@ pub(crate) struct Registered {
 }
 
 impl Registry {
-    /// Adds a transfer, with the channel for its lanes unless it is queued. Returns `None` if the same key already has
-    /// a transfer with this id.
+    /// Adds a transfer to the registry. `lanes` is the channel for its lanes, or `None` while the transfer is queued.
+    /// Returns `None` if the same key already has a transfer with this id.
     pub(crate) fn enter(
         &self,
         owner: Fingerprint,
@@ -116,7 +117,7 @@ impl Registry {
     }
 }
 
-/// Maximum age of the entries for ended transfers. At most `ENDED_MAX` of them are kept.
+/// Maximum age of the entries for ended transfers. At most `ENDED_MAX` such entries are kept.
 const ENDED_KNOWN: Duration = Duration::from_secs(60);
 const ENDED_MAX: usize = 256;
 

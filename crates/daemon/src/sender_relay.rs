@@ -26,7 +26,7 @@ use zmove_wire::{
 
 use crate::access::refusals::denied;
 
-/// The relay of one session; see the module.
+/// The relay of one session. The module documentation describes it.
 pub(crate) struct SenderRelay {
     quota: Quota,
     /// The channel to the writer. `None` once the final report has been sent.
@@ -57,7 +57,7 @@ pub(crate) enum Listeners {
     Optional,
 }
 
-/// The bytes that are queued for the writer.
+/// The number of bytes that are queued for the writer.
 #[derive(Debug, Default)]
 struct Waiting {
     bytes: AtomicUsize,
@@ -65,7 +65,7 @@ struct Waiting {
     less: Condvar,
 }
 
-/// A message's share of the queued bytes, and its reservation.
+/// The number of queued bytes that belong to one message, and the reservation for them.
 #[derive(Debug)]
 struct QueuedMessage {
     backlog: Arc<Waiting>,
@@ -81,7 +81,7 @@ const OVERFLOW_BYTES_MIN: usize = 32 << 20;
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval at which counts are sent.
 pub(crate) const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
-/// Memory of a queued message in addition to its bytes.
+/// Memory that a queued message takes in addition to its bytes, in bytes.
 const MESSAGE_BYTES: usize = 128;
 
 impl SenderRelay {
@@ -120,7 +120,7 @@ impl SenderRelay {
         let mut totals = self.totals.lock();
         let progress = mem::take(&mut *self.unsent.lock());
         totals.add(&progress);
-        // A listener that attaches from here on receives these counts as part of the totals.
+        // A listener that attaches after this point receives these counts as part of the totals.
         let messages = self.messages.lock().clone();
         drop(totals);
         if progress != TransferProgress::default() {
@@ -400,7 +400,7 @@ mod tests {
         let telling = Arc::clone(&sender_relay);
         let thread = std::thread::spawn(move || (0..20_000).for_each(|_| telling.on(&failed())));
         let waiting_bytes = || sender_relay.backlog.bytes.load(Ordering::Relaxed);
-        // No messages are read until the maximum number of bytes is queued.
+        // The test reads no messages until the maximum number of bytes is queued.
         while waiting_bytes() < BACKLOG_BYTES_MAX {
             assert!(!thread.is_finished());
             std::thread::yield_now();

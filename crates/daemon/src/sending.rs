@@ -68,7 +68,7 @@ pub(crate) struct SendingSession {
     pub(crate) meter: Arc<TransferMeter>,
 }
 
-/// The resources of its key and its daemon that a session may use.
+/// The resources of a key and of the daemon that a session may use.
 #[derive(Clone)]
 pub(crate) struct KeyShare {
     pub(crate) quota: Quota,
@@ -137,7 +137,7 @@ impl SendingError {
     }
 }
 
-/// The request of the receiver, with its reservation.
+/// The request of the receiver, with the memory reservation for it.
 pub(crate) struct Order {
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
@@ -165,7 +165,7 @@ const ORDER_TIMEOUT: Duration = Duration::from_secs(30);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Memory that one string of an order takes in addition to its bytes, in bytes.
 const STRING_BYTES: usize = 136;
-/// Maximum number of large files open at a time. Five descriptors are charged for each.
+/// Maximum number of large files that are open at a time. For each file, five descriptors are charged.
 const OPEN_FILES: usize = 16;
 /// Minimum number of scan threads and of reader threads, regardless of the key's other transfers.
 const THREADS_MIN: usize = 2;
@@ -378,9 +378,9 @@ pub(crate) struct Prepared {
 /// The destination of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// The peer, which alone knows the target.
+    /// The target is on the peer. Only the peer knows its path.
     Peer,
-    /// The target of the order, on another host.
+    /// The target is on another host. Its path is part of the order.
     OtherHost,
 }
 
@@ -450,7 +450,7 @@ async fn prepare(
 pub(crate) struct StopOnDrop(Arc<AtomicBool>);
 
 impl StopOnDrop {
-    /// Returns the flag.
+    /// Returns the flag that is set when this value is dropped.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }

@@ -40,7 +40,7 @@ struct Use {
     transfers: usize,
     lanes: usize,
     waiting: usize,
-    /// Connections to which a refusal is being sent.
+    /// Number of connections to which a refusal is being sent.
     refusals: usize,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Slot {
     pub(crate) portion: Portion,
 }
 
-/// A position in the queue for a [`Slot`]. Dropping it leaves the queue.
+/// A position in the queue for a [`Slot`]. Dropping this value removes the transfer from the queue.
 #[derive(Debug)]
 pub(crate) struct Queued {
     admissions: Admissions,
@@ -60,7 +60,7 @@ pub(crate) struct Queued {
     slot: oneshot::Receiver<Slot>,
     /// Number of transfers of the same key that were ahead of this one at the last check.
     pub(crate) ahead: usize,
-    /// The limit that delays the transfer. `None` if a slot was free when it entered the queue.
+    /// The limit that delays the transfer. `None` if a slot was free when the transfer entered the queue.
     pub(crate) full: Option<LimitReached>,
 }
 
@@ -508,7 +508,7 @@ mod tests {
         assert!(waiting.take_if_assigned().is_some());
     }
 
-    /// A slot that was assigned but never taken is returned.
+    /// A slot that was assigned but never taken becomes free again.
     #[test]
     fn a_dropped_slot_makes_room() {
         let [one, other] = keys();

@@ -30,7 +30,7 @@ pub(crate) struct Authorized {
     /// The name of the peer in the log.
     pub(crate) name: String,
     pub(crate) rights: Rights,
-    /// The paths that the peer may read. `None` means no path.
+    /// The paths that the peer may read. `None` if the peer may not read any path.
     pub(crate) reads: Option<ReadAccess>,
     pub(crate) to: Destinations,
     /// The clients whose grants authorize the peer. Empty if the peer is authorized in any other way.

@@ -89,7 +89,7 @@ struct NetworkCounts {
     hosts: HashMap<IpAddr, usize>,
 }
 
-/// A slot for one handshake. Dropping it frees the slot.
+/// A slot for one handshake. Dropping this value frees the slot.
 #[derive(Debug)]
 pub(crate) struct HandshakeSlot {
     pending: PendingHandshakes,
@@ -97,9 +97,10 @@ pub(crate) struct HandshakeSlot {
     eviction: oneshot::Receiver<()>,
 }
 
-/// Maximum length of the queue. Each queued connection costs as much as it would in the kernel's queue, plus a task.
+/// Maximum number of queued connections. Each of them uses as much memory as it would in the kernel's queue, plus the
+/// memory of a task.
 const QUEUED_MAX: usize = 1024;
-/// Divisor for the process's descriptor limit: queued connections use at most this fraction of it.
+/// Divisor for the process's descriptor limit. Queued connections use at most this fraction of the descriptors.
 const QUEUED_SHARE: usize = 8;
 /// Maximum number of handshakes that begin under one lock.
 const BEGIN_AT_ONCE: usize = 16;
@@ -351,7 +352,8 @@ impl ActiveHandshake {
         let longest = match more {
             Some((_, own)) if own > share => Duration::ZERO,
             _ if !self.has_sent => SILENCE_MAX,
-            // A difference of one does not count, or the two networks would swap places forever.
+            // A difference of one is ignored. Otherwise, connections of the two networks would replace each other
+            // forever.
             Some((others, own)) if others == 0 || others + 1 < own => CONTENDED_HANDSHAKE_MAX,
             _ => HANDSHAKE_MAX,
         };
@@ -524,7 +526,8 @@ mod tests {
             .collect();
         all.extend(addresses.map(|of| pending.enter(address(&of), 64)));
         for _ in 0..4 {
-            // Other connections are closed, even though this client has many connections by then.
+            // The connections of the other client are closed, even though this client has many connections at that
+            // time.
             wait(&pending, SILENCE_MAX).await;
             lanes.iter().for_each(|lane| lane.on_first_message()());
             all.push(pending.enter(client, 64));

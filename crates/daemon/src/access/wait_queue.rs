@@ -7,10 +7,10 @@ use std::collections::VecDeque;
 
 use zmove_transport::Fingerprint;
 
-/// A queue of waiters, served by key; see the module.
+/// A queue of waiters, grouped by key. The module documentation describes the order.
 #[derive(Debug)]
 pub(crate) struct WaitQueue<T> {
-    /// The waiters by key. The key to be served next is the first. No list is empty.
+    /// The waiters, grouped by key. The first key is served next. The list of a key is never empty.
     keys: VecDeque<(Fingerprint, VecDeque<Waiter<T>>)>,
     entered: u64,
 }

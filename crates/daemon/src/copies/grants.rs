@@ -57,7 +57,8 @@ struct StoredGrant {
     /// The client's rate limit when the grant was given, in bytes per second. Sessions do not use this value but the
     /// client's current limit.
     rate_max: Option<u64>,
-    /// The latest times at which the run may begin and end, in seconds since 1970.
+    /// The latest time at which the run may begin, in seconds since 1970. The next field is the latest time at which it
+    /// may end.
     begin_by: u64,
     end_by: u64,
     /// The run that has used the grant.
@@ -604,7 +605,7 @@ impl Grants for PeerGrants {
         let (taken, session) =
             all_copies.redeem(token, self.source, open, &self.authorizer, &self.resources)?;
         if let Err(second) = self.taken.set(session) {
-            // A session has only one opening.
+            // A session can have only one opening, so the second use of a grant ends here.
             all_copies.end_use(&second.token);
         }
         Ok(taken)
@@ -713,7 +714,7 @@ mod tests {
             copies.grants.give(&claim, &authorized, order).unwrap()
         };
         let [token, _others] = [client, other].map(give);
-        // Also before the grant is used, because the sending host may still be trying to connect.
+        // The copy is also running before the grant is used, because the sending host may still be trying to connect.
         let result = |key| copies.grants.result(key, [7; 16]);
         assert_eq!([client, source].map(result), [Some(CopyResult::Runs), None]);
         let limits = Limits {
@@ -815,7 +816,7 @@ mod tests {
         assert_eq!(give(running(67)).unwrap_err().code, RefusalCode::Full);
     }
 
-    /// After a restart, the file would be read again.
+    /// The file of a revoked grant would be read again after a restart.
     #[test]
     fn a_grant_whose_file_cannot_be_removed_authorizes_nothing_and_is_revoked_again() {
         let home = tempfile::tempdir().unwrap();

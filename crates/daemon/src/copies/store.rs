@@ -14,7 +14,7 @@ use zmove_types::{Escaped, Lock};
 use zmove_wire::limits::MESSAGE_BYTES_MAX;
 use zmove_wire::{decode_message, encode_message};
 
-/// A directory of small files; see the module.
+/// A directory of small files. The module documentation describes the format.
 #[derive(Debug)]
 pub(super) struct Store {
     directory: Option<PathBuf>,
