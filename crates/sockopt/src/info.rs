@@ -153,7 +153,7 @@ mod tests {
         let (mut far, _) = listener.accept().unwrap();
         near.write_all(&[7; 1000]).unwrap();
         far.read_exact(&mut [0; 1000]).unwrap();
-        // The answer also carries the acknowledgment.
+        // The packet with this byte also acknowledges the data received before it.
         far.write_all(&[1]).unwrap();
         near.read_exact(&mut [0]).unwrap();
         tcp_info(&near).unwrap()
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_kernel_counts_what_was_sent() {
-        // A host that stalls for 200 ms may retransmit the bytes.
+        // If the host stalls for 200 ms, the kernel may retransmit the bytes. The exchange is then repeated.
         let info = std::iter::repeat_with(info_of_an_exchange)
             .take(10)
             .find(|info| info.segments_retransmitted == Some(0))

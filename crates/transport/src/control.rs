@@ -87,7 +87,7 @@ pub struct ControlWriter {
 /// The sending direction of a stream.
 struct Sending {
     stream: Box<dyn AsyncWrite + Send + Unpin>,
-    /// Whether a write was not completed. Nothing may be written after that.
+    /// True if a write was not completed. Nothing may be written after such a write.
     broken: bool,
     /// The greatest value requested for a ping.
     asked: watch::Receiver<Option<u64>>,

@@ -33,7 +33,7 @@ mod tests {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let before = std::fs::read_link(&path).unwrap();
         close(file).unwrap();
-        // Another test may have opened a file with this descriptor number in the meantime.
+        // Another test may have opened a file that got the same descriptor number.
         assert_ne!(std::fs::read_link(path).ok(), Some(before));
     }
 }

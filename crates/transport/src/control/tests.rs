@@ -39,7 +39,7 @@ async fn pings_are_answered_while_the_session_reads_nothing() {
     far.1.greet(&greeting()).await.unwrap();
     near.0.greeting().await.unwrap();
     far.0.greeting().await.unwrap();
-    // An opening that waits in the queue, followed by pings from both sides.
+    // One side sends an opening, which waits in the queue. Then both sides send pings.
     near.1.send(&message(9)).await.unwrap();
     for value in [0, 7, u64::MAX] {
         ping(&near.1.pinger(), value).await;
@@ -90,7 +90,7 @@ async fn no_pong_goes_before_the_greeting() {
     pongs.wait_for(|pong| *pong == Some(5)).await.unwrap();
 }
 
-/// A session moves its writer to another task and pings from this one.
+/// In this test, a session moves its writer to another task and sends pings from the original task.
 #[tokio::test]
 async fn a_pinger_outlives_the_handing_over_of_its_writer_and_sends_nothing_before_the_greeting() {
     let (mut near, mut far) = pair(1 << 10);
@@ -112,7 +112,7 @@ async fn a_pinger_outlives_the_handing_over_of_its_writer_and_sends_nothing_befo
     assert_eq!(heard, message(9)[4..]);
 }
 
-/// Two threads may reach the pinger in a different order than they took their values.
+/// Two threads may call the pinger in a different order than the order of their values.
 #[tokio::test]
 async fn a_ping_that_waits_is_not_replaced_by_one_with_a_lower_value() {
     let (mut near, mut far) = pair(1 << 10);
@@ -129,7 +129,7 @@ async fn a_ping_that_waits_is_not_replaced_by_one_with_a_lower_value() {
     assert_eq!(*pong, Some(2));
 }
 
-/// Each peer would wait for the other if reading waited for writing.
+/// If a peer stopped reading while it writes, the two peers would wait for each other.
 #[tokio::test]
 async fn pings_are_answered_between_peers_who_both_send_more_than_fits() {
     let (near, far) = pair(64);
@@ -203,7 +203,7 @@ async fn a_peer_that_reads_nothing_is_lost() {
     assert!(matches!(error, ControlError::Closed), "{error}");
 }
 
-/// Shutting down this direction is a write too.
+/// Shutting down the sending direction is a write too, so the time limit applies to it.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_reads_no_end_is_lost() {
     struct Stuck;

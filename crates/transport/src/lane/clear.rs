@@ -313,7 +313,8 @@ mod tests {
         }
     }
 
-    /// Returns the bytes that a sender of three frames writes, one item per frame, followed by the end of the lane.
+    /// Returns the bytes that a sender writes for three frames and the end of the lane. Each frame is one item, and the
+    /// last item is the end.
     fn said(key: [u8; blake3::KEY_LEN]) -> Vec<Vec<u8>> {
         let (near, mut far) = sockets();
         let mut sink = lane(near, key, OTHER_KEY);
@@ -389,7 +390,7 @@ mod tests {
         }
     }
 
-    /// The digest is unchanged. The receiver later compares it to the contents.
+    /// The test changes the contents but not the digest. The receiver later compares the digest to the contents.
     #[test]
     fn flipped_contents_keep_their_digest() {
         let mut pieces = said(KEY);

@@ -342,7 +342,7 @@ mod tests {
         let (one, begun) = (rate(10_000_000), Instant::now());
         let other = one.clone();
         let first = one.spend(1_000_000, begun).unwrap();
-        // The first bytes are early by at most one burst.
+        // The first bytes may be sent early by at most `BURST`.
         assert!(first + BURST >= begun + Duration::from_millis(100));
         assert_eq!(
             other.spend(500_000, begun),
@@ -375,7 +375,7 @@ mod tests {
         assert!(!rate.is_spent(now));
     }
 
-    /// Otherwise each of 64 lanes would hold a frame, and the first frame would arrive only together with the last one.
+    /// If all 64 lanes began a frame at the same time, the first frame would arrive only together with the last frame.
     #[test]
     fn frames_are_begun_one_after_the_other_while_the_rate_is_used() {
         let (rate, begun) = (rate(1_000_000), Instant::now());

@@ -16,10 +16,11 @@
 //!  any             persistent congestion                         Normal          set by the regular control
 //! ```
 //!
-//! *Initial data* is a first window of RFC 9002. For a connection that had less to send, it is the data sent in half a
-//! round trip after the handshake. Such a connection jumps as soon as it has sent a first window of further data.
-//! *Congestion* is defined by `tolerant.rs`, which uses this module. The *pipe* is the number of bytes that were in
-//! flight before the jump, plus all bytes acknowledged since. quinn paces every window over the round trip.
+//! *Initial data* is the data of the first window (RFC 9002). If a connection had less data to send, it is the data
+//! sent in half a round trip after the handshake. Such a connection jumps as soon as it has sent a first window of
+//! further data. *Congestion* is defined by `tolerant.rs`, which uses this module. The *pipe* is the number of bytes
+//! that were in flight before the jump, plus all bytes acknowledged since. quinn paces every window over the round
+//! trip.
 //!
 //! **Invariant:** all connections of a run together jump by at most half of the saved window. Once one of them has met
 //! congestion, no other connection jumps ([`WindowAllowance`]). Nothing here relies on data from the peer.
@@ -583,7 +584,8 @@ mod tests {
         );
     }
 
-    /// Otherwise a millisecond would decide whether a lane jumps in this round trip or in the next.
+    /// Without this rule, a delay of one millisecond would decide whether a lane jumps in this round trip or in the
+    /// next round trip.
     #[test]
     fn who_has_said_little_jumps_too_when_more_is_under_way_by_then() {
         let jumps = |bytes_sent_early: u64| {

@@ -387,7 +387,7 @@ mod tests {
         );
     }
 
-    /// A loss that does not count as congestion otherwise does not count during a jump either.
+    /// A loss that normally does not count as congestion does not count during a jump either.
     #[test]
     fn a_retreat_answers_congestion_in_the_place_of_cubic() {
         let ends = PathEnds {

@@ -34,7 +34,7 @@ pub struct BlackHole {
     pub host: Endpoint,
 }
 
-/// Maximum segment size of all later connections, once a limit is set. Clones share the value.
+/// The maximum segment size of all connections that are made after the limit is set. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct SegmentLimit(Arc<OnceLock<u32>>);
 
@@ -165,7 +165,7 @@ mod tests {
     async fn only_small_segments_that_arrive_alone_show_a_black_hole() {
         let grace = 3 * SECOND;
         let cases = [
-            // A healthy path of any speed, and one that has lost a few segments of the full-size exchange.
+            // A healthy path of any speed, and a path that lost a few segments of the full-size exchange.
             (after(0, true), after(0, true), PathVerdict::Passes),
             (after(9, true), after(9, true), PathVerdict::Passes),
             (after(8, true), after(6, true), PathVerdict::Passes),

@@ -411,7 +411,7 @@ mod tests {
 
     use super::*;
 
-    /// TCP and QUIC query the version in the same way.
+    /// This test uses TCP. QUIC queries the version in the same way.
     #[tokio::test(start_paused = true)]
     async fn a_host_that_does_not_name_its_version_is_not_waited_for_beyond_the_dial() {
         let unknown = || -> Result<(), DialError> {
@@ -442,7 +442,7 @@ mod tests {
         let mut dialer = TcpDialer::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default())
             .await
             .unwrap();
-        // The second socket does not listen, but prevents other processes from getting the port.
+        // The second socket does not listen. It only prevents other processes from getting the port.
         let first = TcpSocket::new_v4().unwrap();
         first.set_reuseport(true).unwrap();
         first.bind("127.0.0.1:0".parse().unwrap()).unwrap();

@@ -121,7 +121,7 @@ mod tests {
         let mut limit = UnsentLimit::new(&sender);
         filled(&mut sender);
         limit.note_written(&sender, BEGUN_BYTES - 1);
-        // A late acknowledgment may have made room.
+        // An acknowledgment that arrived late may have made room in the socket, so it is filled again.
         filled(&mut sender);
         assert!(!has_room(&sender));
         limit.note_written(&sender, 1);
@@ -151,7 +151,7 @@ mod tests {
         });
         sender.shutdown(std::net::Shutdown::Both).unwrap();
         waiting.join().unwrap().unwrap_err();
-        // Unread data makes this close a reset.
+        // The receiver has unread data, so the kernel resets the connection when the socket is closed.
         drop(receiver);
     }
 }

@@ -1,8 +1,9 @@
 //! A socket that passes data to TLS one complete record at a time.
 //!
 //! A lane takes a connection over from rustls. rustls returns its keys, but not the bytes that it has read from the
-//! socket. This type ensures that rustls holds no such bytes: data that arrived after the current record stays here.
-//! **Invariant:** no part of a record is returned before the complete record has arrived, unless the socket has ended.
+//! socket. This type therefore returns only the bytes of the current record to rustls. Data that arrived after the
+//! current record stays in this type. **Invariant:** no part of a record is returned before the complete record has
+//! arrived, unless the socket has ended.
 //!
 //! The length of a record is authenticated only at the record's end. A bit error can increase the length beyond the
 //! data that arrives, and then both sides wait. A record that stays incomplete for too long therefore counts as a lost
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(whole.into_parts().unwrap().1, rest);
     }
 
-    /// A bit of the record's length was flipped, and no other record follows.
+    /// In this test, a bit error has increased the length of the record, and no other record follows.
     #[tokio::test(start_paused = true)]
     async fn record_that_does_not_end_is_a_lost_connection() {
         let (mut peer, mut whole) = connected().await;

@@ -286,7 +286,8 @@ mod tests {
         Issuer::new(params, KeyPair::generate().unwrap())
     }
 
-    /// Returns an authority's results for a chain, as a client's and as a host's.
+    /// Returns two results of an authority for the chain: the result if a client presents it, and the result if a host
+    /// presents it.
     fn verdicts(chain: &[CertificateDer<'static>]) -> [CertificateFault; 2] {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&issuer("site"), "site", 0)).unwrap();

@@ -325,7 +325,7 @@ mod tests {
             fs::read_to_string(home.path().join(KNOWN_HOSTS_OLD)).unwrap(),
             text
         );
-        // The list that was opened earlier is reread, because its file has been replaced.
+        // The file was replaced after this list had been opened, so `pin` reads the list again.
         hosts.pin("a", 1, TWO).unwrap();
         assert_eq!(
             KnownHosts::open(home.path()).unwrap().lookup("a", 1),

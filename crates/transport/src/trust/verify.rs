@@ -255,7 +255,8 @@ impl ServerCertVerifier for HostVerifier {
         Err(PeerIncompatible::Tls12NotOffered.into())
     }
 
-    /// Pins a new key here and not earlier, because a host that merely copied a certificate must not set the pin.
+    /// Verifies the host's signature and then pins a new key. The key is not pinned earlier, because a host that only
+    /// copied a certificate must not be able to set the pin.
     fn verify_tls13_signature(
         &self,
         message: &[u8],
