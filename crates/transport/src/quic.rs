@@ -67,12 +67,13 @@ pub(crate) struct QuicConnection {
     receiving: RecvStream,
     /// The sending half of the stream. `None` once a lane has taken it over or it has been finished.
     sending: Option<SendStream>,
-    /// Whether nothing has been written.
+    /// True until something has been written to the stream.
     silent: bool,
     finished: bool,
     lane_bytes: Arc<LaneBytes>,
     account: Arc<PathAccount>,
-    /// Takes a finished stream. Its connection is closed when all of its data has arrived.
+    /// Passes the finished stream to the [`Linger`], which closes the connection when all data of the stream has
+    /// arrived.
     linger: UnboundedSender<SendStream>,
 }
 

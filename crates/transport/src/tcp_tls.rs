@@ -63,8 +63,8 @@ pub struct Connection {
     secrets: Arc<TrafficSecrets>,
 }
 
-/// The parts of a connection that another layer takes over. Received data is, in the order in which the peer sent it:
-/// `plaintext`, then `records`, then the data in the socket.
+/// The parts of a connection that another layer takes over. The peer sent the data in `plaintext` first, then the data
+/// in `records`, and then the data that is still in the socket.
 pub(crate) struct ConnectionParts {
     /// The socket, in blocking mode.
     pub(crate) socket: std::net::TcpStream,

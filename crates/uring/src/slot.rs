@@ -18,7 +18,7 @@ struct RingSlot {
     part: Option<RingPart>,
 }
 
-/// The number of the wake request. No slot has this index.
+/// The number of the request that wakes the thread. No slot has this number.
 pub(crate) const WAKE: u64 = u64::MAX;
 /// The number of the request that cancels all other requests.
 pub(crate) const CANCEL: u64 = u64::MAX - 1;

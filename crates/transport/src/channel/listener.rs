@@ -24,7 +24,7 @@ pub struct Listener {
     fingerprint: Fingerprint,
 }
 
-/// A connection attempt by a client that has not proved anything.
+/// A connection attempt by a client that has not proved a key.
 #[derive(Debug)]
 pub struct Incoming {
     address: SocketAddr,

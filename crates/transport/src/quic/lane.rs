@@ -41,7 +41,7 @@ pub(crate) struct QuicLane {
     outstanding_max: u64,
     /// The lane's share of the rate at which it sends or receives.
     limiter: RateLimiter,
-    /// Sent bytes that the limiter has counted.
+    /// Number of sent bytes that have been charged to the rate.
     counted: u64,
 }
 

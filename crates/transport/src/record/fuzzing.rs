@@ -68,7 +68,7 @@ struct Sealed {
     records: Vec<u8>,
     /// The plaintext that the peer may read.
     plaintext: Vec<u8>,
-    /// Whether all of the plaintext can be read.
+    /// True if the peer can read all of the plaintext.
     sound: bool,
 }
 

@@ -71,7 +71,7 @@ impl ResolvedHost {
     }
 }
 
-/// The time by which a connection must be established, and the time limit from which it was computed.
+/// The time by which a connection must be established, and the time limit from which this time was computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) due: Instant,

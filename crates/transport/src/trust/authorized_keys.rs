@@ -232,7 +232,7 @@ pub enum Access {
     ReadOnly,
     /// Store, compare and list files.
     WriteOnly,
-    /// Both of the above.
+    /// Fetch, store, compare and list files.
     ReadWrite,
 }
 

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     const DAY_SECONDS: u64 = 24 * 60 * 60;
-    /// The end of the year 9999. Later years have five digits.
+    /// The end of the year 9999, in seconds since 1970. Later years have five digits and are not accepted.
     const SECONDS_MAX: u64 = 253_402_300_800;
 
     fn seconds(text: &str) -> Option<i64> {

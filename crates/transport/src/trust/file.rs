@@ -258,7 +258,7 @@ pub(super) fn remove_unfinished(target: &Path) {
             && let Ok(file) = open()
             && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
-            // If this fails, the file is removed the next time.
+            // If the removal fails, the next call tries again.
             let _best_effort = fs::remove_file(entry.path());
         }
     }

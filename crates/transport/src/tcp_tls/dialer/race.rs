@@ -36,7 +36,7 @@ pub(crate) struct TcpConnected {
     pub(super) rtt: Duration,
 }
 
-/// The address of a host that all connections of a dialer use: the first one that answered.
+/// The address of a host that all connections of a dialer use. The first address that answers is chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct ChosenAddress {
     pub(super) host: ResolvedHost,
