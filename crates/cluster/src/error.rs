@@ -32,7 +32,7 @@ pub enum WorkError {
         /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The queue lost items in each pass.
+    /// The queue lost items in each pass over the sources.
     #[error(
         "the broker may have lost work in each of {passes} passes over the sources, so {unconfirmed} may be \
          incomplete at the target (check whether the broker restarts repeatedly, and run the same command again)"
@@ -73,7 +73,7 @@ pub enum Stop {
     /// The job was closed, or was removed because it was considered dead.
     #[error("{}", WorkError::Over)]
     Ended,
-    /// The receiver could not carry out an order. Work that it has not recorded does not count.
+    /// The receiver could not carry out an order. Work that the receiver has not recorded does not count as done.
     #[error("the receiver failed to {operation}: {code}")]
     Receiver {
         /// The operation that failed.
@@ -84,7 +84,8 @@ pub enum Stop {
     /// The receiver is connected but did not answer an order within this time.
     #[error("its storage hangs: an order has been unanswered for {} s", _0.as_secs())]
     OrderTimeout(Duration),
-    /// The receiver is connected, but work there did not end within this time. The mover leaves the work to others.
+    /// The receiver is connected, but a work item made no progress there within this time. The mover leaves the item to
+    /// other movers.
     #[error("its storage hangs: work there did not finish within {} s", _0.as_secs())]
     Stalled(Duration),
     /// The queue failed for longer than the caller's patience.
@@ -103,10 +104,10 @@ pub enum Stop {
         unseen_at: String,
         /// A receiver that sees the job.
         seen_at: String,
-        /// The target that all receivers were asked for.
+        /// The target path that was requested from all receivers.
         target: String,
     },
-    /// This node sees different sources than another node and is not the head.
+    /// This node sees different sources than another node, and this node is not the head.
     #[error("this node does not see the same sources as the sending node: failed to {0}")]
     SourcesDiffer(String),
     /// The receiver violated the protocol, or the queue contains an invalid item.
@@ -198,7 +199,7 @@ impl SessionEnd {
         }
     }
 
-    /// Returns whether there is no space at the target.
+    /// Returns whether the error is caused by a lack of space at the target.
     pub(crate) fn is_no_room(&self) -> bool {
         match self {
             Self::NoRoom { .. } => true,
@@ -207,8 +208,8 @@ impl SessionEnd {
         }
     }
 
-    /// Returns whether a session that was never established left nothing behind: it could not connect, or the receiver
-    /// refused it before doing any work.
+    /// Returns whether the session ended before the receiver did any work: the session could not connect, or the
+    /// receiver refused it. Such a session leaves nothing behind at the receiver.
     pub(crate) fn is_refusal(&self) -> bool {
         use RefusalCode::{Broken, Failed};
         match self {

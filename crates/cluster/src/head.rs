@@ -45,12 +45,12 @@ pub use self::phase::JobPhase;
 /// The node that leads a job.
 #[derive(Debug)]
 pub struct Head<W> {
-    /// The part of the head that all nodes have.
+    /// The movers, receivers and queue of the head's own node.
     pub node: Node<W>,
     /// Number of the receiver at which the head first tries to start the job. Default: the first.
     pub first_receiver: usize,
-    /// How long all movers except the first wait for other nodes. A mover does nothing if enough nodes have joined by
-    /// then. Default: no wait.
+    /// How long every mover of the head except the first waits for other nodes to join. Such a mover does no work if
+    /// enough nodes have joined by then. Default: no wait.
     pub others_join_within: Duration,
     /// Phase of the job.
     pub phase: watch::Sender<JobPhase>,
@@ -81,8 +81,8 @@ pub enum JobError {
         /// Error of the last receiver.
         #[source]
         error: Box<SessionEnd>,
-        /// Number of a receiver at which the job is not running. Another job may start there. This job may not: if the
-        /// receivers do not share a directory, its data would be split between two directories.
+        /// Number of a receiver at which the job is not running. A different job may start there, but this job may not.
+        /// If the receivers do not share a directory, this job's data would be split between two directories.
         absent_at: Option<usize>,
     },
     /// No receiver continues the job.
@@ -175,8 +175,8 @@ impl<W: WorkQueue> Head<W> {
         ended
     }
 
-    /// Closes the job at any one of its receivers. If the job is not closed, it blocks the next push until it is
-    /// considered dead.
+    /// Closes the job at one of its receivers, whichever can be reached. A job that is not closed blocks the next push
+    /// until the receivers consider it dead.
     async fn close_at_a_receiver(&self, listener: Arc<dyn Listener + Send + Sync>) {
         let events = self.node.events(Arc::new(NoObserver), listener);
         let receivers = self.node.receivers.iter().enumerate();
@@ -209,8 +209,8 @@ impl<W: WorkQueue> Head<W> {
         }
     }
 
-    /// Returns whether the job may have been started at a receiver. A receiver may have carried out an opening although
-    /// its answer was lost.
+    /// Returns whether the job may have been started at a receiver. A receiver may have opened the job even if its
+    /// answer to the opening was lost.
     fn may_have_begun(&self, progress: &JobProgress) -> bool {
         progress.has_opened || self.is_at(JobPhase::Begun) || self.node.served.has_lost_sessions()
     }
@@ -248,8 +248,8 @@ impl<W: WorkQueue> Head<W> {
         let job = &self.node.job;
         loop {
             let (receiver, events) = sessions.next();
-            // A job that is or may be running must not be started again in another directory, which this receiver may
-            // have. The job would then write to both directories.
+            // Do not start the job again if it is running or may be running: this receiver may have a different
+            // directory. The job would then write to both directories.
             let beginning = if self.may_have_begun(progress) {
                 Beginning::UnderWay
             } else {
@@ -370,8 +370,8 @@ impl<W: WorkQueue> Head<W> {
         Ok(())
     }
 
-    /// Waits for sessions to end: first the sessions of this node's movers for up to [`ENDS_WITHIN`], then the sessions
-    /// of the witnesses, each with its own limit, and finally the sessions of other nodes for up to [`ENDS_WITHIN`].
+    /// Waits for sessions to end, in this order: the sessions of this node's movers for up to [`ENDS_WITHIN`], the
+    /// target checks, each with its own time limit, and the sessions of other nodes for up to [`ENDS_WITHIN`].
     async fn await_ends(
         &self,
         events: &SessionEvents,
@@ -402,8 +402,8 @@ impl<W: WorkQueue> Head<W> {
         Ok(())
     }
 
-    /// Checks the result of a witness. Its receiver must have the directory in which the job runs, which is that of the
-    /// receiver of these events.
+    /// Checks the result of a target check. The checked receiver must have the directory in which the job runs, which
+    /// is the directory of the receiver of these events.
     fn check_one_target(
         &self,
         witness: Result<Result<(), String>, JoinError>,
@@ -427,8 +427,8 @@ impl<W: WorkQueue> Head<W> {
         events: &SessionEvents,
         progress: &mut JobProgress,
     ) -> Result<(), Stop> {
-        // An answer shows that the session has begun. Work that any node completed since the last session counts as
-        // progress of the head.
+        // The answer shows that the session has begun. Any item that a node has completed since the last session counts
+        // as progress for the head.
         orders.give(SharedJobOrder::Ping).await?;
         let items = self.tally().items;
         if items > progress.items {
@@ -480,7 +480,7 @@ impl<W: WorkQueue> Head<W> {
 struct JobProgress {
     /// Number of passes that were started, including one whose first item is not in the queue yet.
     passes: u32,
-    /// Whether the queue has the first item of the last pass. A session may fail before it does.
+    /// Whether the first item of the last pass is in the queue. A session may fail before it has put the item there.
     pass_has_begun: bool,
     /// Number of losses of the queue when the last pass was started.
     losses: u64,
@@ -489,7 +489,7 @@ struct JobProgress {
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Checks of the receivers that are not known to see the job yet.
     target_checks: JoinSet<Result<(), String>>,
-    /// Until when other nodes may write, or `None` while sessions are running.
+    /// Time until which sessions of other nodes may still write, or `None` while this node's sessions are running.
     others_write_until: Option<Instant>,
     finished: FinishProgress,
     close: Close,
@@ -497,7 +497,8 @@ struct JobProgress {
     has_opened: bool,
     /// Number of the first receiver that reported that the job is not running there.
     absent_at: Option<usize>,
-    /// Number of orders that timed out. Each doubles the time limit of later orders, since there may be a lot to flush.
+    /// Number of orders that timed out. Each timeout doubles the time limit of later orders, because the receiver may
+    /// have a lot of data to flush.
     hung: u32,
 }
 
@@ -512,11 +513,11 @@ enum Close {
 }
 
 impl JobProgress {
-    /// Returns whether the job is complete even though a session ended with this error.
+    /// Returns whether the job is complete although a session ended with this error.
     fn is_over_by(&self, end: &SessionEnd) -> bool {
         match self.close {
             Close::NotOrdered => false,
-            // Only the answer was lost.
+            // The job may have been closed, with only the answer to the order lost.
             Close::Ordered => is_closed(end),
             Close::Done => true,
         }
@@ -532,12 +533,13 @@ const WALKED_AGAIN: &str =
     "the queue may have lost work: scanning the sources again (equal files are skipped)";
 /// Maximum number of additional passes after losses before the job fails.
 const PASSES_AFTER_LOSS_MAX: u32 = 5;
-/// How long the receivers of a dead node may continue to write. The node's lease from the head and the receivers' lease
-/// from the node may expire one after the other.
+/// How long the receivers of a dead node may continue to write. First the node's lease from the head expires, and then
+/// the receivers' lease from the node.
 const NODES_WRITE_MAX: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
 /// Shorter waits are not reported to the user.
 const REPORTED_WAIT_MIN: Duration = Duration::from_secs(1);
-/// Time limit for reporting the end of a failed job to the queue and a receiver. The user is waiting for the prompt.
+/// Time limit for closing a failed job at the queue and at a receiver. The limit is short because the user is waiting
+/// for the command to return.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Initial time limit for a receiver to answer an order: twice the lease of a work item, since the receiver first
 /// flushes data that was left behind.

@@ -44,7 +44,7 @@ pub struct SharedJob {
     /// State of the sources as the head has seen it. Default: empty, so that directories are not compared between
     /// nodes.
     pub source_marks: Vec<Option<DirectoryMark>>,
-    /// What happens if this node sees different directories than another node. Default: this node is the head.
+    /// Role of this node, which decides what happens if its sources differ from those of another node. Default: head.
     pub view: NodeRole,
     /// Lease that the node holds from the head. Default: a lease that never expires, for the head itself.
     pub head: Lease,
@@ -68,7 +68,7 @@ pub enum NodeRole {
     /// because that node may have sent them in that state.
     #[default]
     Head,
-    /// The head's view is authoritative. This node leaves the job if it sees something else.
+    /// The head's view is authoritative. This node leaves the job if it sees different sources.
     Follower,
 }
 
@@ -130,9 +130,9 @@ impl SharedJob {
         }
     }
 
-    /// Creates the grant for the node with key `node` at the given receivers. `valid` is in seconds since 1970. The
-    /// grant lists the names at the top of the target. It allows any names if a source has no name there or if the list
-    /// would be too long.
+    /// Creates the grant with which the node with key `node` may use the given receivers. `valid` is in seconds since
+    /// 1970. The grant lists the names at the top level of the target. It allows any name if a source has no name
+    /// there, or if the list would be too long.
     #[must_use]
     pub fn grant_for(
         &self,
@@ -162,7 +162,7 @@ impl SharedJob {
         grant
     }
 
-    /// Returns the names of the sources at the top of the target, or `None` if a source has no name there.
+    /// Returns the names of the sources at the top level of the target, or `None` if a source has no name there.
     pub(crate) fn tops(&self) -> Option<Vec<Name>> {
         self.sources
             .iter()
@@ -170,7 +170,7 @@ impl SharedJob {
             .collect()
     }
 
-    /// Returns the opening of a session, which may start the job or only join it.
+    /// Returns the opening of a session. `beginning` decides whether the session may start the job or only join it.
     pub(crate) fn opening(&self, beginning: Beginning) -> Open {
         let job = self.id;
         let node = self.node.clone();
@@ -196,8 +196,8 @@ impl SharedJob {
         self.sources.get(usize::try_from(source).ok()?)
     }
 
-    /// Scans a source on a thread that may block. A node that is not the head leaves the job if it sees different
-    /// directories than the work item describes.
+    /// Scans a source on a blocking thread. A node that is not the head leaves the job if a directory differs from its
+    /// description in the work item.
     pub(crate) async fn scan(
         &self,
         source: u32,
@@ -252,8 +252,8 @@ const SOURCES_NAMED_MAX: usize = 10;
 const NO_SOURCE: Stop =
     Stop::PeerMisbehaved("a work item is about a source that the job does not have");
 
-/// Maximum size of a work item. It is small enough that no node works much longer than the others: a third of a second
-/// at 400 Mbit/s.
+/// Maximum size of a work item: a third of a second at 400 Mbit/s. The size is small enough that no node works much
+/// longer than the other nodes at the end of a job.
 pub(crate) const ITEM: PortionSize = PortionSize {
     entries: 1000,
     bytes: 4 * GROUP_BYTES,

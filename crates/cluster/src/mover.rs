@@ -47,13 +47,14 @@ pub(crate) struct Mover<W> {
     pub(crate) queue: Arc<W>,
     pub(crate) feeder: Feeder,
     pub(crate) events: Arc<SessionEvents>,
-    /// Permits held by items that are being scanned or have more than half of their bytes still to be read.
+    /// Permits for items that are being scanned or have more than half of their bytes still to be read.
     turns: Arc<Semaphore>,
-    /// Cloned by each large file that waits for other items.
+    /// A large file holds a clone while it waits for items of other movers. The number of clones is the number of
+    /// waiting files.
     waiting: Arc<()>,
-    /// Cloned by each item that has made no progress for the duration of a lease.
+    /// An item holds a clone after it has made no progress for the duration of its lease.
     stalled: Arc<()>,
-    /// Notified when a turn ends or a large file starts to wait.
+    /// Notified when an item releases its permit or a large file starts to wait.
     changed: Notify,
 }
 
@@ -62,7 +63,7 @@ pub(crate) struct Mover<W> {
 pub(crate) enum MoverEnd {
     /// All work of the job is done.
     Over,
-    /// The mover was called away, or another pass has begun.
+    /// The mover was told to leave the job, or another pass has begun.
     Left,
 }
 
@@ -81,7 +82,8 @@ struct AssignedItem<'a> {
     lease_progress: &'a LeaseProgress,
     /// Announced items that the queue refused.
     refused: Lock<Vec<WorkItem>>,
-    /// Held until so little of the item remains to be sent that the next item may be taken.
+    /// The item's permit. The item releases the permit when little of its data remains to be sent, so that the mover
+    /// can take the next item.
     turn: Lock<Option<OwnedSemaphorePermit>>,
 }
 
@@ -104,12 +106,12 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Processes items until the job is over, a newer pass begins, or the mover is called away. Calls `ended` after
-    /// each item. When the mover leaves, items that wait for others return to the queue, and so do items that do not
-    /// end within [`LEAVES_WITHIN`].
+    /// Processes items until the job is over, a newer pass begins, or the mover is told to leave. Calls `ended` after
+    /// each item. When the mover leaves, an item returns to the queue if it waits for other items or does not end
+    /// within [`LEAVES_WITHIN`].
     ///
     /// # Errors
-    /// The session or the queue fails, or an item hangs.
+    /// The session or the queue fails, or an item makes no progress.
     pub(crate) async fn run(
         self,
         mut called_away: watch::Receiver<bool>,
@@ -140,7 +142,8 @@ impl<W: WorkQueue> Mover<W> {
                 Some(taken) = taking.next() => match taken? {
                     // Return the item to the queue, where other movers can take it.
                     Some(taken) if mover.has_stalled_item() => drop(taken),
-                    // A session that found the target empty would send again all that an earlier pass has sent.
+                    // Do not take an item of a newer pass in this session. If the session found the target empty, it
+                    // would send again all data that an earlier pass has sent.
                     Some(taken) if taken.item.pass > opened_in => {
                         pass.store(taken.item.pass, Ordering::Relaxed);
                         drop(taken);
@@ -167,12 +170,12 @@ impl<W: WorkQueue> Mover<W> {
                     ends_by = Instant::now() + LEAVES_WITHIN;
                 }
                 () = sleep_until(ends_by), if end.is_some() => match end {
-                    // An item that waits because of the rate limit does not hang.
+                    // An item that waits because of the rate limit is not stalled.
                     Some(MoverEnd::Left) if mover.feeder.has_used_rate_within(RENEW_EVERY) => {
                         ends_by += RENEW_EVERY;
                     }
                     Some(MoverEnd::Left) => return Err(Stop::Stalled(LEAVES_WITHIN)),
-                    // Others have done all work, so items that are still running here hang.
+                    // All other work of the job is done, so the items that are still running here are stalled.
                     _ => return Err(Stop::Queue(WorkError::Over)),
                 },
             }
@@ -180,21 +183,21 @@ impl<W: WorkQueue> Mover<W> {
         Ok(MoverEnd::Over)
     }
 
-    /// Returns a turn for an item that was just taken, if none has been acquired in the meantime.
+    /// Returns a permit for an item that was just taken, unless all permits have been acquired in the meantime.
     fn turn_for(&self, item: &WorkItem) -> Option<OwnedSemaphorePermit> {
         let turn = || Arc::clone(&self.turns).try_acquire_owned().ok();
         (!is_mostly_waiting(item)).then(turn)?
     }
 
-    /// Records that so little of an item remains to be sent that the next item may be taken.
+    /// Releases the item's permit, because so little of the item remains to be sent that the next item may be taken.
     fn release_turn(&self, assigned: &AssignedItem<'_>) {
         if assigned.turn.lock().take().is_some() {
             self.changed.notify_one();
         }
     }
 
-    /// Returns whether an item is stalled here. If the storage hangs, any other item would stall too, including the
-    /// stalled item when it is handed out again.
+    /// Returns whether an item is stalled in this mover. If the storage does not respond, every other item would stall
+    /// too, including the same item if this mover takes it again.
     fn has_stalled_item(&self) -> bool {
         holders(&self.stalled) > 0
     }
@@ -214,7 +217,7 @@ impl<W: WorkQueue> Mover<W> {
     ) -> Result<(), Stop> {
         let leased = LeaseProgress::default();
         let renew_every = RENEW_EVERY.min(taken.lease / 3);
-        // Whether the lease expires before the next check of an item that has stood still for this time.
+        // Whether the lease expires before the next check, for an item without progress during this time.
         let expires_after = |stood_for: Duration| stood_for + renew_every > taken.lease;
         let mut doing = Box::pin(self.process_with_refused(taken.item.clone(), turn, &leased));
         let mut before = u64::MAX;
@@ -237,7 +240,7 @@ impl<W: WorkQueue> Mover<W> {
             }
             let stood_for = stands_for;
             stands_for += renew_every;
-            // Marks the mover as stalled before the lease expires, because it would otherwise take the same item again.
+            // Mark the mover as stalled before the lease expires. Otherwise the mover would take the same item again.
             if expires_after(stands_for + renew_every) {
                 stalled.get_or_insert_with(|| Arc::clone(&self.stalled));
             }
@@ -257,8 +260,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(())
     }
 
-    /// Processes an item and its announced items that the queue refuses. The item that was announced last comes first,
-    /// so that a tree is processed depth-first and few items wait here.
+    /// Processes an item, and then the items that it announced but the queue refused. The last announced item is
+    /// processed first. The tree is therefore processed depth-first, and few items are kept in memory.
     async fn process_with_refused(
         self: &Arc<Self>,
         first: WorkItem,
@@ -280,7 +283,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(counts)
     }
 
-    /// Processes an item when it has a turn. Returns the items that the queue refused.
+    /// Waits for a permit and processes an item. Returns the announced items that the queue refused.
     async fn process_item(
         self: &Arc<Self>,
         item: WorkItem,
@@ -301,7 +304,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok((assigned.refused.into_inner(), counts?))
     }
 
-    /// Puts announced items into the queue. Items that the queue refuses are processed here, the first before the last.
+    /// Puts announced items into the queue. Keeps the items that the queue refuses, so that this mover processes them
+    /// in order.
     async fn announce(
         &self,
         assigned: &AssignedItem<'_>,
@@ -329,7 +333,7 @@ impl<W: WorkQueue> Mover<W> {
 }
 
 impl AssignedItem<'_> {
-    /// Records progress, without which the lease is not renewed.
+    /// Records progress of the item. The lease is renewed only if there was progress.
     fn made_step(&self) {
         self.lease_progress.steps.fetch_add(1, Ordering::Relaxed);
     }
@@ -349,7 +353,7 @@ fn one_failure() -> WorkCounts {
     }
 }
 
-/// Returns the number of clones of a mark.
+/// Returns the number of clones of `mark`.
 fn holders(mark: &Arc<()>) -> usize {
     Arc::strong_count(mark) - 1
 }
@@ -367,14 +371,14 @@ fn is_mostly_waiting(item: &WorkItem) -> bool {
 /// Maximum number of concurrent items, not counting items that wait for other items. Most of them are in flight on a
 /// long path or wait for the final flush. Together they have up to 256 MiB, which is 10 Gbit/s for 0.2 s.
 const ITEMS_AT_ONCE: usize = 16;
-/// Maximum number of items that are being scanned or have most of their bytes unread. An item that is taken too early
-/// keeps this node busy after all others have finished.
+/// Maximum number of items that are being scanned or have most of their bytes unread. If a mover takes more items than
+/// it can send, it is still busy with them after all other nodes have finished.
 const TURNS: usize = 1;
 /// Maximum number of large files for which a mover waits concurrently.
 const LARGE_AT_ONCE: usize = 32;
 /// Time limit for a mover to finish its items after all other work of the job is done.
 const ITEMS_END_WITHIN: Duration = Duration::from_secs(3);
-/// Time limit for running items when a mover is called away.
+/// Time limit for running items after the mover was told to leave.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// Maximum interval between renewals of an item's lease. A lease is renewed at least three times, so one renewal may be
 /// lost.

@@ -69,7 +69,7 @@ impl<W: WorkQueue> Node<W> {
         }
     }
 
-    /// Takes part in a job that another node leads. `number` is the number of this node.
+    /// Works on a job that another node leads. `number` is the number of this node.
     ///
     /// # Errors
     /// No receiver is available any more.
@@ -107,7 +107,7 @@ impl<W: WorkQueue> Node<W> {
         )
     }
 
-    /// Returns the sessions of one mover, or of the head. The first session is with the receiver of number `first`.
+    /// Returns the sessions of one mover, or of the head. The first session uses the receiver with the number `first`.
     pub(crate) fn sessions(&self, first: usize, events: Arc<JobEvents>) -> MoverSessions<W> {
         let patience = Timeout(self.patience);
         MoverSessions {
@@ -134,11 +134,11 @@ pub(crate) struct MoverSessions<W> {
     /// Index of the next session's receiver. It keeps increasing beyond the number of receivers.
     next: usize,
     patience: Timeout,
-    /// Periods without a session in which work was completed. The head itself completes none, and a mover may have none
-    /// for a long time.
+    /// Tracks periods in which this mover completed no work. The head itself completes no work items, and a mover may
+    /// complete none for a long time.
     pub(crate) outages: Outages,
-    /// Whether the job is known to be running. Until then, each receiver is tried only once, so that a wrong name is
-    /// reported immediately. This also applies to a node that joins late, for which nobody waits.
+    /// Whether the job is known to be running. Until it is, each receiver is tried only once, so that a wrong name is
+    /// reported immediately. A node that joins late also starts with `false`, because no other node waits for it.
     pub(crate) is_under_way: bool,
     /// Number of consecutive sessions that failed permanently. Any failure counts until the job is known to be running.
     refusals: usize,
@@ -163,8 +163,8 @@ impl<W: WorkQueue> MoverSessions<W> {
         (receiver, events)
     }
 
-    /// Processes items in consecutive sessions until the job is over. Each mover returns to its own receiver when
-    /// possible. Otherwise, all movers would end up at one receiver and fail with it.
+    /// Processes items in consecutive sessions until the job is over. Each mover returns to its first receiver when
+    /// that receiver works again. Otherwise, all movers would end up at one receiver and fail together with it.
     pub(crate) async fn moving(mut self) -> Result<(), SessionEnd> {
         self.is_under_way = self.job.view == NodeRole::Head;
         let own = self.next_number();
@@ -236,7 +236,7 @@ impl<W: WorkQueue> MoverSessions<W> {
         }
     }
 
-    /// Waits before the next session. Fails if another session is useless, or if the timeout has been reached.
+    /// Waits before the next session. Fails if another session would be useless, or if the timeout has been reached.
     pub(crate) async fn pause(
         &mut self,
         session: &SessionEvents,
@@ -305,8 +305,8 @@ pub(crate) fn failure_at(receiver: &Receiver, error: &SessionEnd) -> String {
     }
 }
 
-/// How long a mover stays away from its own receiver before it probes the receiver. The interval doubles each time up
-/// to the maximum.
+/// How long a mover stays away from its first receiver before it probes that receiver. The interval doubles each time,
+/// up to the maximum.
 const BACK_AFTER: Duration = Duration::from_secs(10);
 const BACK_AFTER_MAX: Duration = Duration::from_secs(300);
 /// Maximum wait before the next session. Usually, another receiver is available.

@@ -27,12 +27,12 @@ use crate::session::{Orders, SessionEvents};
 pub(crate) struct FinishProgress {
     /// Number of sources whose directories have been set.
     sources: u32,
-    /// Directories of the next source that must be set last, in reverse order. `None` until all other directories of
-    /// the source are set.
+    /// Directories of the next source that must be set last, in reverse order. `None` until every other directory of
+    /// that source has been set.
     closing: Option<Vec<Directories>>,
 }
 
-/// Directories that are set by one order, encoded as the header of a batch.
+/// Directories that one order sets, encoded as the header of a batch.
 type Directories = Vec<u8>;
 
 /// Sets the directories of a job in one session.
@@ -65,8 +65,8 @@ impl DirectoryFinisher<'_> {
         Ok(())
     }
 
-    /// Sets the directories of a source that can still be entered afterwards. Returns the others, each before those
-    /// below it.
+    /// Sets the directories of a source whose final modes still allow entering them. Returns the remaining directories,
+    /// each before the directories below it.
     async fn set_open(&self, source: u32, root: MarkedPath) -> Result<Vec<Directories>, Stop> {
         let closing = Lock::new(Vec::new());
         let found = stream::try_unfold(vec![root], |mut unwalked| async move {
@@ -93,9 +93,9 @@ impl DirectoryFinisher<'_> {
         Ok(closing.into_inner())
     }
 
-    /// Scans the last of the given directories, several portions concurrently, because network storage takes time for
-    /// each directory. Returns the directories that were found, and replaces the scanned ones with those still to be
-    /// scanned.
+    /// Scans the directories at the end of `unwalked`. Several portions are scanned concurrently, because network
+    /// storage takes time for each directory. Returns the directories that were found. Replaces the scanned directories
+    /// in `unwalked` with the subdirectories that still need a scan.
     async fn walk(&self, source: u32, unwalked: &mut Vec<MarkedPath>) -> Result<Vec<Batch>, Stop> {
         let size = PortionSize {
             wanted: PortionEntries::Directories,
@@ -163,7 +163,7 @@ impl DirectoryFinisher<'_> {
                 {
                     continue;
                 }
-                // A directory that was found in an earlier pass would exist.
+                // A directory that an earlier pass found in the source would exist at the target.
                 FaultCode::Os(NO_SUCH_FILE) => CREATED_LATER,
                 _ => "",
             };

@@ -27,15 +27,17 @@ pub(crate) struct TargetCheck {
     pub(crate) events: Arc<JobEvents>,
     /// Phase of the job.
     pub(crate) phase: watch::Receiver<JobPhase>,
-    /// How long a receiver may report that it does not see the job, if that is less than [`VISIBLE_WITHIN`].
+    /// Maximum time for which the receiver may report that it does not see the job. [`VISIBLE_WITHIN`] applies if it is
+    /// shorter.
     pub(crate) patience: Duration,
 }
 
 impl TargetCheck {
-    /// Asks the receiver until it sees the job. A receiver that cannot be asked is skipped at the end of the job.
+    /// Queries the receiver until the receiver sees the job. At the end of the job, a receiver that cannot be reached
+    /// is skipped.
     ///
     /// # Errors
-    /// The receiver does not see the job. The error is its name.
+    /// The receiver does not see the job. The error is the receiver's name.
     pub(crate) async fn await_visible_job(self) -> Result<(), String> {
         let asked = (self.receiver.clone(), Arc::clone(&self.job));
         let ask = move |session| {
@@ -58,7 +60,8 @@ impl TargetCheck {
         let mut has_warned = false;
         while !self.events.has_seen_job(self.number) {
             // At the end of the job, do not wait for an unreachable receiver, and wait only briefly for a receiver that
-            // hangs. Wait without limit for a receiver that has reported that it does not see the job.
+            // does not answer. Wait without limit for a receiver that has already reported that it does not see the
+            // job.
             let at_end_within = match (is_away, self.events.has_missed_job(self.number)) {
                 (true, _) => Some(Duration::ZERO),
                 (false, true) => None,
@@ -68,8 +71,8 @@ impl TargetCheck {
                 break;
             };
             is_away = error.is_away();
-            // A receiver that has reported this to a mover and now refuses for another reason does not see the job
-            // either.
+            // A receiver does not see the job if it has told a mover that the job is missing, even if it now refuses
+            // for a different reason.
             if error.is_absent() || !is_away && self.events.has_missed_job(self.number) {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
                 let patience = VISIBLE_WITHIN.min(self.patience);
@@ -87,7 +90,8 @@ impl TargetCheck {
                 sleep(ASKED_AGAIN_AFTER).await;
                 continue;
             }
-            // When a receiver comes back, its storage may be mounted, and it gets the full time to see the job again.
+            // The storage may be mounted by the time the receiver is reachable again. Give the receiver the full time
+            // to see the job.
             unseen_since = None;
             if self.have_movers_left() {
                 // The movers have reported the cause.
@@ -111,8 +115,8 @@ impl TargetCheck {
         *self.phase.borrow() == JobPhase::Left
     }
 
-    /// Asks the receiver once. At the end of the job, a receiver that does not answer within `at_end_within` counts as
-    /// unreachable.
+    /// Queries the receiver once. At the end of the job, a receiver that does not answer within `at_end_within` counts
+    /// as unreachable.
     async fn ask_once<Asking: Future<Output = Result<(), SessionEnd>>>(
         &mut self,
         ask: impl Fn(Arc<SessionEvents>) -> Asking,
@@ -133,7 +137,8 @@ impl TargetCheck {
     }
 }
 
-/// How long the movers of this process have for their first sessions, which may make the check unnecessary.
+/// How long the movers of this process have to open their first sessions. A mover's session may make a separate check
+/// unnecessary.
 const MOVERS_JOIN_WITHIN: Duration = Duration::from_secs(1);
 /// How long a directory created by one host may be invisible to another. An NFS client may cache an earlier lookup for
 /// a minute (acdirmax in nfs(5)).

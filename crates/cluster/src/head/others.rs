@@ -29,9 +29,9 @@ pub(crate) struct Standby {
 }
 
 impl Standby {
-    /// Returns `true` once the mover is needed, or `false` if it never is. The mover is needed if the job has started
-    /// and the number of other working nodes is lower than the mover's number. Each other node uses one receiver, and
-    /// this mover would only take work away from it.
+    /// Returns `true` once the mover is needed, or `false` if the job ends first. The mover is needed if the job has
+    /// started and fewer other nodes are working than the mover's number. Each other node uses one receiver, so an
+    /// extra mover would only take that node's work.
     pub(crate) async fn until_needed(mut self) -> bool {
         let begun = self.phase.wait_for(|phase| *phase >= JobPhase::Begun);
         if begun.await.is_err() {

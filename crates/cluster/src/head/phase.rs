@@ -10,7 +10,7 @@ pub enum JobPhase {
     Begun,
     /// All work is done, and the queue knows that the job is over.
     Over,
-    /// The movers of the head have ended their sessions or exceeded the time limit for it. No further mover will
-    /// connect to a receiver.
+    /// The movers of the head have ended their sessions, or the time limit for ending them has passed. No further mover
+    /// will connect to a receiver.
     Left,
 }

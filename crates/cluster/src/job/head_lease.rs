@@ -15,7 +15,8 @@ use zmove_disk::{Lease, SUSPENSION_MAX, boot_clock};
 /// The lease of a node, which ends when this is dropped. A task in the current runtime keeps its clock running.
 #[derive(Debug)]
 pub struct HeadLease {
-    /// The lease. Its ping is sent in the next notice to the head, which answers in its own notice.
+    /// The lease. The node sends the lease's ping in its next notice to the head. The head answers in a notice of its
+    /// own.
     pub lease: Lease,
     ticking: AbortHandle,
 }

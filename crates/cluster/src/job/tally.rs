@@ -10,7 +10,7 @@ use zmove_wire::{FileTotal, NotKept, WorkCounts};
 pub struct Tally {
     /// Number of completed items in all passes.
     pub items: u64,
-    /// Number of items that completed items announced and put into the queue. Each of them must be completed once.
+    /// Number of items that completed items put into the queue. Each of these items must be completed once.
     pub announced: u64,
     /// Metadata that could not be preserved in all passes, by kind and reason.
     pub not_kept: Vec<NotKept>,
@@ -89,7 +89,7 @@ impl Tally {
     }
 }
 
-/// Returns the files that were not already at the target.
+/// Returns the files that were moved, without the files that were already at the target.
 fn moved(counts: &WorkCounts) -> FileTotal {
     FileTotal {
         files: counts.files.saturating_sub(counts.skipped),

@@ -8,7 +8,7 @@ use zmove_wire::GroupRange;
 
 use crate::queue::{ItemWork, SplitFile};
 
-/// Returns the items for the part of a portion that is left to others.
+/// Returns the items for the rest of a portion, which any mover may process.
 pub(crate) fn rest_of(portion: &Portion) -> impl Iterator<Item = ItemWork> {
     let trees = in_turns(&portion.directories).map(|some| ItemWork::Trees(some.to_vec()));
     let names = portion
@@ -40,8 +40,9 @@ pub(crate) fn work_of(file: &SplitFile, missing: &[GroupRange]) -> impl Iterator
         .chain(std::iter::once(ItemWork::Large(file.clone())))
 }
 
-/// Splits directories into the items that scan them. With few directories, which may be large, each item has few, so
-/// that all nodes get some. With many directories, which may be small, each item has more.
+/// Splits directories into the items that scan them. If there are few directories, each item has few, because the
+/// directories may be large and all nodes should get some. If there are many directories, each item has more, because
+/// the directories may be small.
 fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
     let at_once = directories
         .len()

@@ -14,7 +14,7 @@ use crate::queue::{ItemWork, SplitFile, WorkItem, WorkQueue};
 use crate::session::settled;
 
 impl<W: WorkQueue> Mover<W> {
-    /// Processes an item and makes the receiver publish and flush its files. *Begin* has none.
+    /// Processes an item and makes the receiver publish and flush the item's files. *Begin* has no files.
     pub(super) async fn end(&self, assigned: &AssignedItem<'_>) -> Result<WorkCounts, Stop> {
         let counts = self.act(assigned).await?;
         assigned.made_step();
@@ -47,7 +47,8 @@ impl<W: WorkQueue> Mover<W> {
                 let portion = self.look_up(assigned, directory, asked, ITEM).await?;
                 let is_gone = portion.is_unopened;
                 let mut counts = self.send_portion(assigned, portion).await?;
-                // All items of a removed directory fail with the same message, so the missing names are counted.
+                // All items of a removed directory fail with the same message, so this counts the names instead of the
+                // messages.
                 if is_gone {
                     counts.failed = counts.failed.max(names.len() as u64);
                 }
@@ -122,7 +123,7 @@ impl<W: WorkQueue> Mover<W> {
         } = self.settle(sending, found).await?;
         let mut counts = counts.and(left_out);
         for file in unnamed {
-            // This session has sent all groups of the file.
+            // This session has sent all groups of the file, so it also commits the file.
             counts = counts.and(match self.commit(&file).await? {
                 Committed::Done(counts) => counts,
                 Committed::Missing(_) => {
@@ -134,8 +135,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(counts)
     }
 
-    /// Waits until all data of an item has settled, and records progress. Large files that are split between movers are
-    /// announced immediately. Large files that are already at the target count as skipped.
+    /// Waits until all data of an item has settled, and records progress. A large file that is split between movers is
+    /// announced immediately. A large file that is already at the target counts as skipped.
     pub(super) async fn settle(
         &self,
         mut sending: PieceHandle,

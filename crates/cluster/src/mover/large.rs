@@ -20,8 +20,8 @@ use crate::job::ITEM;
 use crate::queue::{LEASE, SplitFile, WorkItem, WorkQueue};
 
 impl<W: WorkQueue> Mover<W> {
-    /// Returns the groups of a large file that are missing at the target, and the number of bytes that are already
-    /// there. An earlier job may have left some.
+    /// Returns the groups of a large file that are missing at the target, and the number of bytes that exist there. An
+    /// earlier job may have left some of these bytes.
     pub(super) async fn missing(
         &self,
         assigned: &AssignedItem<'_>,
@@ -41,7 +41,7 @@ impl<W: WorkQueue> Mover<W> {
         let mut missing = match self.feeder.order(order, None).await? {
             SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
             SharedJobResult::Committed { .. } => Vec::new(),
-            // The item for this file will report the cause.
+            // Treat all groups as missing. The item that commits this file will report the cause.
             _ => return Ok((all(), 0)),
         };
         if missing.len() >= MISSING_RANGES_MAX {
@@ -98,7 +98,7 @@ impl<W: WorkQueue> Mover<W> {
         })
     }
 
-    /// Sends groups of a large file. Only the file's own item commits it.
+    /// Sends groups of a large file. The file is committed by a separate item.
     pub(super) async fn send_range(
         &self,
         assigned: &AssignedItem<'_>,
@@ -115,8 +115,8 @@ impl<W: WorkQueue> Mover<W> {
         self.settle(sending, found).await
     }
 
-    /// Finds a large file in the state in which it was announced. The inner error is the reason why it is not in that
-    /// state.
+    /// Opens a large file and checks that it still has the state in which it was announced. The inner error is the
+    /// reason why the state differs.
     pub(super) async fn find(
         &self,
         assigned: &AssignedItem<'_>,
@@ -153,7 +153,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(Err(sender::file_changed(path.join(file.name.as_os_str()))))
     }
 
-    /// Commits a large file once all of its groups, which others send, have arrived. If groups seem to be stuck, this
+    /// Commits a large file once all groups have arrived from other movers. If the missing groups stop arriving, this
     /// mover sends them once.
     pub(super) async fn commit_large(
         &self,
@@ -206,7 +206,7 @@ impl<W: WorkQueue> Mover<W> {
             if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
                 looked = Instant::now();
                 if let Err(why) = self.find(assigned, file).await? {
-                    // No mover can send the rest of the old version.
+                    // The file has changed, so no mover can send the rest of the old version.
                     return Ok(self.fail(why));
                 }
             }
@@ -233,8 +233,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(WorkCounts::default())
     }
 
-    /// Waits until it makes sense to ask for the groups of a large file again. The receiver flushes for each answer,
-    /// and the answer is not urgent while other data can be sent. If there is none, this waits for `idle`.
+    /// Waits before the next check for missing groups of a large file. The receiver flushes data for each answer, and
+    /// the answer is not urgent while other data can be sent. If there is no other data, the wait is `idle`.
     async fn until_next_look(&self, idle: Duration) {
         let since = Instant::now();
         while since.elapsed() < LOOK_AT_LEAST_EVERY {
@@ -245,7 +245,8 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Returns the time without a new group after which no mover seems to be sending the missing groups.
+    /// Returns how long to wait without a new group before this mover concludes that no mover is sending the missing
+    /// groups.
     fn stuck_after(&self, large: &WorkItem) -> Duration {
         if self.events.has_failed_range(large.id(self.job.id)) {
             FAILED_RANGE_AFTER
@@ -279,11 +280,11 @@ struct AwaitedGroups {
     groups: u32,
     /// Minimum number of missing groups so far.
     fewest: u64,
-    /// When the minimum was reached, or this mover sent the missing groups.
+    /// When the minimum was reached, or when this mover sent the missing groups itself.
     since: Instant,
     /// Wait before the next check.
     pause: Duration,
-    /// Ranges that this mover has sent since then.
+    /// Ranges that this mover has sent itself since `since`, or `None` if it has sent none.
     resent: Option<Vec<GroupRange>>,
 }
 
@@ -292,7 +293,7 @@ struct AwaitedGroups {
 enum GroupWait {
     /// Wait, because groups have arrived or are in flight.
     InProgress,
-    /// No mover seems to be sending them.
+    /// No mover seems to be sending the missing groups.
     Stuck,
     /// Groups that this mover has sent are still missing.
     Lost,
@@ -323,7 +324,7 @@ impl AwaitedGroups {
             }
             Some(resent) if is_stuck || resent == missing => GroupWait::Lost,
             None if is_stuck => GroupWait::Stuck,
-            // A group that another mover sends again is missing until it is flushed.
+            // A group that another mover sends again counts as missing until it is flushed.
             Some(_) | None => GroupWait::InProgress,
         }
     }
@@ -333,8 +334,8 @@ impl AwaitedGroups {
         self.resent = Some(missing);
     }
 
-    /// Returns the maximum number of missing groups. If an answer is full, all groups after its last range may be
-    /// missing.
+    /// Returns the maximum number of missing groups. An answer has a maximum length. If it is reached, all groups after
+    /// the last range may be missing too.
     fn count(&self, missing: &[GroupRange]) -> u64 {
         let told: u64 = missing.iter().map(|range| u64::from(range.count)).sum();
         match missing.last() {
@@ -365,7 +366,8 @@ const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 /// Time without a new group after which no mover seems to be sending the missing groups. It is somewhat longer than the
 /// lease of an item.
 const STUCK_AFTER: Duration = LEASE.saturating_add(Duration::from_secs(10));
-/// The same after a range has failed on this node. Groups that others are sending will still arrive.
+/// Value of `STUCK_AFTER` after a range has failed on this node. Groups that other movers are sending will still
+/// arrive.
 const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
