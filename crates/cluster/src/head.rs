@@ -1,5 +1,5 @@
-//! The head of a job: puts the first item of each pass into the queue, makes sure that the pass completes, and closes
-//! the job.
+//! The head is the node that leads a job. It puts the first item of each pass into the queue, makes sure that the pass
+//! completes, and closes the job.
 //!
 //! ```text
 //!  a pass ──► queue idle? ─┬─ nothing was lost ──► sessions end ──► directories get mode and time ──► closed
@@ -7,9 +7,9 @@
 //!    └───────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! **Invariant:** the job ends with the first pass in which the queue lost nothing, after all its work is done. When
-//! the head sets the mode and time of directories, nobody else writes to the target: movers have left, and the leases
-//! of lost sessions have expired.
+//! **Invariant:** the job ends with the first pass in which the queue lost no item, after all work of the pass is done.
+//! When the head sets the mode and time of directories, no other process writes to the target: the movers' sessions
+//! have ended, and the leases of lost sessions have expired.
 
 mod finish;
 mod one_target;
@@ -489,7 +489,8 @@ struct JobProgress {
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Checks of the receivers that are not known to see the job yet.
     target_checks: JoinSet<Result<(), String>>,
-    /// Time until which sessions of other nodes may still write, or `None` while this node's sessions are running.
+    /// Time until which lost sessions of other nodes may still write, or `None` until the head has waited for all other
+    /// sessions to end.
     others_write_until: Option<Instant>,
     finished: FinishProgress,
     close: Close,

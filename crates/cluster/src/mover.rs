@@ -183,7 +183,8 @@ impl<W: WorkQueue> Mover<W> {
         Ok(MoverEnd::Over)
     }
 
-    /// Returns a permit for an item that was just taken, unless all permits have been acquired in the meantime.
+    /// Returns a permit for an item that was just taken, or `None` if no permit is free or the item mostly waits for
+    /// other items.
     fn turn_for(&self, item: &WorkItem) -> Option<OwnedSemaphorePermit> {
         let turn = || Arc::clone(&self.turns).try_acquire_owned().ok();
         (!is_mostly_waiting(item)).then(turn)?

@@ -63,7 +63,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         Push::with_feeder(job.opening(beginning), job.config.clone(), Instant::now());
     let (break_off, broken_off) = oneshot::channel::<()>();
     let stop = async {
-        // The sender is also dropped when the work is done, which ends the session as well.
+        // The sender of this channel is also dropped when the work is done, which ends the session too.
         let _told_or_dropped = broken_off.await;
     };
     let mut session = spawn_session(push, reached.link, Arc::clone(events), stop);
@@ -86,14 +86,14 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     }
     reached.route.close().await;
     reached.route.end().await;
-    // Must come after the last await: if this future is dropped earlier, the end of the session is unknown.
+    // Keep this after the last await. If the future is dropped earlier, it is unknown whether the session has ended.
     up.has_ended = true;
     drop(up);
     ended.map_err(|end| with_receiver(end, &events.receiver, job))
 }
 
-/// Adds the name of the receiver to an error if the receiver is full or refuses the session. Several receivers may do
-/// so for different reasons.
+/// Adds the receiver's name to an error if the receiver has no space or refuses the session. Several receivers may fail
+/// in this way for different reasons.
 fn with_receiver(end: SessionEnd, receiver: &str, job: &SharedJob) -> SessionEnd {
     if let Some((operation, code)) = end.found_no_room() {
         return SessionEnd::NoRoom {
@@ -224,7 +224,7 @@ async fn end<S>(
     Ok(())
 }
 
-/// Time limit for the end of any session. It may have a lot of data to flush.
+/// Time limit for any session to end. The receiver may have a lot of data to flush.
 const ENDS_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// Time limit for a session to report its error.
 const ERROR_REPORT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -67,11 +67,11 @@ pub use seal::JobKey;
 pub struct JetStream {
     broker: Broker,
     taker: Mutex<Taker>,
-    /// Each lease holds a receiver of this channel until the broker has confirmed its end, so that the end of all
-    /// leases can be awaited.
+    /// Each lease holds a receiver of this channel until the broker has confirmed that the delivery has ended. The
+    /// queue can thus wait for all leases.
     leases: watch::Sender<()>,
-    /// Whether this process has closed the job. It then does not depend on the record of the end, which the broker may
-    /// lose.
+    /// Whether this process has closed the job. The process then does not need the broker's record of the end, which
+    /// the broker may lose.
     closed: watch::Sender<bool>,
 }
 
@@ -84,17 +84,18 @@ pub struct Settings {
     pub key: JobKey,
     /// Role of this process.
     pub role: QueueRole,
-    /// How long an item is leased. Default: [`LEASE`]. With a shorter lease, slow items are delivered twice. With a
-    /// longer one, the items of a dead mover are delayed longer. The head's value applies.
+    /// How long an item is leased. Default: [`LEASE`]. If the lease is shorter, slow items are delivered twice. If it
+    /// is longer, the items of a dead mover are delayed longer. All nodes use the value of the head.
     pub lease: Duration,
-    /// Maximum number of items per line. Default: 65,536. The value of the first head at a broker applies.
+    /// Maximum number of items per line (subject) of the queue. Default: 65,536. A broker keeps the value of the first
+    /// head that used it.
     pub items_max: i64,
     /// How long each call except `take` retries if the broker does not answer. Default: 60 s. With a longer time, a job
-    /// survives a longer outage. With a shorter one, callers get the error sooner.
+    /// survives a longer outage of the broker. With a shorter time, callers get the error sooner.
     pub patience: Duration,
-    /// How long items may remain without any of them being taken before the head looks for the reason. Default: 10 s.
-    /// With a longer time, a job waits longer for items that a damaged broker does not deliver. With a shorter one,
-    /// idle nodes are reported more often. The head's value applies.
+    /// How long waiting items may remain untaken before the head looks for the reason. Default: 10 s. With a longer
+    /// time, a job waits longer for items that a damaged broker does not deliver. With a shorter time, idle nodes are
+    /// reported more often. All nodes use the value of the head.
     pub silence: Duration,
 }
 
@@ -107,8 +108,8 @@ pub enum QueueRole {
     Mover,
 }
 
-/// A delivery. The item is delivered again if the lease is not renewed, or immediately if this is dropped before the
-/// item is done.
+/// A delivery of an item. The broker delivers the item again if the lease is not renewed in time. It does so
+/// immediately if this lease is dropped before the item is done.
 pub struct Lease {
     /// `None` once the broker has confirmed the end of the delivery.
     delivery: Option<Acker>,
@@ -176,8 +177,8 @@ impl JetStream {
         self.broker.stored.load(Ordering::Relaxed)
     }
 
-    /// Records that the broker has acknowledged this sequence number to another node. If the last sequence number of
-    /// the stream is lower, the broker has lost items.
+    /// Records a sequence number that the broker has acknowledged to another node. If the last sequence number of the
+    /// stream is lower than that, the broker has lost items.
     pub fn note_stored(&self, sequence: u64) {
         self.broker.stored.fetch_max(sequence, Ordering::Relaxed);
     }
@@ -273,7 +274,7 @@ impl JetStream {
             self.broker.put(item)
         };
         let answer = self.ask("add work to the queue", put).await?;
-        // The answer to an earlier attempt may have been lost.
+        // An earlier attempt may have stored the item although its answer was lost.
         let is_own = answer == Put::Known && tries.into_inner() > 1;
         Ok(if is_own { Put::Stored } else { answer })
     }
@@ -359,5 +360,5 @@ impl WorkQueue for JetStream {
     }
 }
 
-/// Limits the request rate at a consumer that exists but always refuses.
+/// Limits the rate of requests to a consumer that exists but refuses every request.
 const RESTORED_PAUSE: Duration = Duration::from_millis(50);

@@ -49,8 +49,8 @@ struct QueueTurn {
 #[derive(Clone, Debug)]
 struct QueuedItem {
     item: WorkItem,
-    /// Number of leases for which the item has made no progress. Returned items do not count, because their processing
-    /// may not have started.
+    /// Number of leases that expired without progress of the item. An item that was returned to the queue does not
+    /// count, because its processing may not have started.
     expired_leases: u32,
 }
 
@@ -97,8 +97,8 @@ impl State {
         Some((number, queued))
     }
 
-    /// Removes an item that is done. If its lease has expired, the item is removed from its current place. Otherwise,
-    /// on storage where each flush takes longer than a lease, some mover would always be processing the item again.
+    /// Removes an item that is done, even if the lease has expired and the item is waiting or taken again. Otherwise,
+    /// if each flush takes longer than a lease, some mover would always be processing the item again.
     fn end(&mut self, done: &Taken<LocalLease>) -> Done {
         if self.taken.remove(&done.delivery.number).is_some() {
             return Done::First;
@@ -136,7 +136,7 @@ impl WorkQueue for LocalQueue {
         loop {
             let changed = self.shared.changed.notified();
             tokio::pin!(changed);
-            // From here on, no notification is missed.
+            // A notification that is sent from here on is not missed.
             changed.as_mut().enable();
             let taken = {
                 let mut state = self.shared.state.lock();
@@ -149,7 +149,8 @@ impl WorkQueue for LocalQueue {
                 let shared = Arc::clone(&self.shared);
                 return Ok(Some(Taken {
                     item: queued.item,
-                    // A flush, during which no progress is made, may take longer than the first lease.
+                    // Double the lease after each expiry. A flush may take longer than the first lease, and an item
+                    // makes no progress during its flush.
                     lease: LEASE * (1 << queued.expired_leases.min(LEASES_DOUBLED_MAX)),
                     delivery: LocalLease { number, shared },
                 }));

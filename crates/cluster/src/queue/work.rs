@@ -11,9 +11,9 @@
 //! An item contains the state of its directories as the announcing node has seen them ([`zmove_scan::DirectoryMark`]).
 //! A node that sees a different state returns the item and leaves the job. At the head, such directories fail.
 //!
-//! **Invariant:** the id of an item is derived from its contents, so that a queue can skip an item that it has had
-//! before. Each *pass* over the sources has its own ids. If an item is processed again, files that are already at the
-//! target are found there and only the rest is sent.
+//! **Invariant:** the id of an item is derived from its contents, so that a queue can skip an item that it already
+//! knows. Each *pass* over the sources has different ids. If an item is processed again, only files that are missing at
+//! the target are sent.
 
 use serde::{Deserialize, Serialize};
 use zmove_scan::MarkedPath;
@@ -56,8 +56,8 @@ pub enum ItemWork {
     Large(SplitFile),
 }
 
-/// A large file that several nodes send, in the state in which it was found. If its state differs later, the file has
-/// changed.
+/// A large file that several nodes send, in the state in which the scan found it. If a node finds a different state,
+/// the file has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SplitFile {
     /// The directory that contains the file.
@@ -71,7 +71,7 @@ pub struct SplitFile {
 }
 
 impl WorkItem {
-    /// Creates an item for the same source and pass, which this item announces.
+    /// Creates an item that this item announces, with the same source and pass.
     #[must_use]
     pub const fn child(&self, work: ItemWork) -> Self {
         Self {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::error::WorkError;
 use crate::queue::WorkItem;
 
-/// Default lease of an item. A queue may have its own setting, and may extend the lease of an item that has expired
-/// before.
+/// Default lease of an item. A queue may have its own setting, and may grant a longer lease to an item whose lease has
+/// expired before.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 /// A queue of work items, used by movers that take items and by the head that supervises the queue.
@@ -46,8 +46,9 @@ pub trait WorkQueue: Send + Sync + 'static {
         taken: &Taken<Self::Delivery>,
     ) -> impl Future<Output = Result<(), WorkError>> + Send;
 
-    /// Hands out again an item that has made no progress for the duration of its lease. Its current mover may continue
-    /// to process it. The default does nothing, for queues that detect a missing renewal.
+    /// Hands out an item again after it has made no progress for the duration of its lease. The current mover may
+    /// continue to process the item. The default implementation does nothing. It suits queues that detect a missing
+    /// renewal.
     fn lapse(&self, _taken: &Taken<Self::Delivery>) {}
 
     /// Removes an item from the queue. The item is done, and all items that it announced are done or in the queue.
@@ -81,8 +82,8 @@ pub trait WorkQueue: Send + Sync + 'static {
 /// The result of putting items into a queue.
 #[derive(Debug, Default)]
 pub struct Announced {
-    /// Number of items that will be done separately because of this call. A queue that may count an item twice excludes
-    /// items that it had before. A queue that does not (see [`Done::Again`]) includes them.
+    /// Number of items that will be completed because of this call. If the queue may count an item twice, items that it
+    /// already had are excluded. If the queue counts each item once (see [`Done::Again`]), they are included.
     pub put: u64,
     /// The items that the queue refused because it is full.
     pub refused: Vec<WorkItem>,
@@ -102,8 +103,8 @@ pub struct Taken<D> {
 /// Whether a completed item had been completed before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// The item was not completed before, as far as the queue knows.
+    /// The item was not completed before, as far as the queue can tell.
     First,
-    /// The item was completed, and counted, before.
+    /// The item was already completed and counted.
     Again,
 }

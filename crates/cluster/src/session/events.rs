@@ -43,9 +43,9 @@ pub(super) struct ReceiverState {
     has_seen_job: bool,
     /// Whether the receiver has reported that the job is not running there.
     has_missed_job: bool,
-    /// Whether a session has failed since the last successful one.
+    /// Whether the last session with the receiver failed.
     is_useless: bool,
-    /// Warnings reported since then. The empty string stands for "cannot be reached".
+    /// Warnings reported since the last successful session. The empty string stands for "cannot be reached".
     told: BTreeSet<String>,
 }
 
@@ -138,9 +138,10 @@ pub(super) struct SessionState {
     has_come_further: bool,
     /// Whether data was stored since the last report of the session's limit.
     has_stored: bool,
-    /// Whether the user has been warned that work is stalled here.
+    /// Whether the user has been warned that an item is stalled in this session.
     has_warned: bool,
-    /// Whether the receiver or this side has already reported the obstacle.
+    /// Whether the reason why the receiver has not opened the target was already reported, by the receiver or by this
+    /// side.
     has_told_why: bool,
     /// Whether the work of the session is complete and the user waits for the session's end.
     pub(super) is_awaited: bool,
@@ -224,8 +225,8 @@ impl SessionEvents {
         }
     }
 
-    /// Warns, after all work is done, about receivers with other sessions that are still connected. These sessions are
-    /// interrupted.
+    /// Warns about each receiver at which a session is still connected after all work is done. The caller interrupts
+    /// these sessions.
     pub(crate) fn warn_of_hanging(&self) {
         let mut up_at: Vec<_> = {
             let known = self.events.known.lock();
@@ -260,8 +261,7 @@ impl SessionEvents {
         }
     }
 
-    /// Records a session that ended with an error. A session that the receiver refused from the start has no later
-    /// effect.
+    /// Records a session that ended with an error. A session that the receiver refused from the start is ignored.
     pub(crate) fn note_lost(&self, error: &SessionEnd) {
         self.update_receiver(|known| known.has_missed_job |= error.is_absent());
         let unsettled = take(&mut self.state.lock().unsettled);
@@ -318,7 +318,7 @@ impl Observer for SessionEvents {
         };
         match event {
             Event::Failed { message } => {
-                // All entries fail for a receiver that has been excluded from the job, so the file is not the cause.
+                // If the receiver was excluded from the job, all entries fail there, so the file is not the cause.
                 let is_shut_out = message.ends_with(&FaultCode::JobEnded.to_string());
                 if !is_shut_out && self.events.told.report_once(message) {
                     let message = self.with_receiver(message);

@@ -2,7 +2,7 @@
 
 use zmove_types::{HashOnlySet, Lock};
 
-/// The messages that have been reported for a job. Work that is repeated in another session or on another node fails
+/// The messages that have been reported for a job. If work is repeated in another session or on another node, it fails
 /// again with the same message.
 #[derive(Debug, Default)]
 pub struct SeenMessages {
@@ -33,7 +33,7 @@ impl SeenMessages {
         self.lines.lock().contains(line)
     }
 
-    /// Returns whether a message about this path was reported. The path is in the displayed form.
+    /// Returns whether a message about this path was reported. `path` must be formatted for display.
     pub(crate) fn names(&self, path: &str) -> bool {
         self.named.lock().contains(path)
     }

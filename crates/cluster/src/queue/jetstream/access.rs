@@ -15,7 +15,8 @@ use nkeys::KeyPair;
 /// The address of a broker, and the credentials for it.
 #[derive(Clone, Default)]
 pub struct Access {
-    /// Addresses of the broker's servers: `nats://HOST:PORT` or `tls://HOST:PORT`. A server cannot add others.
+    /// Addresses of the broker's servers: `nats://HOST:PORT` or `tls://HOST:PORT`. A server cannot add addresses to
+    /// this list.
     pub urls: Vec<String>,
     /// Contents of a NATS credentials file, or of a file with the seed of an nkey.
     pub credentials: Option<String>,

@@ -33,7 +33,7 @@ pub(super) struct Broker {
     pub(super) seal: Seal,
     pub(super) settings: Settings,
     stream: Stream<()>,
-    /// Whether this process has created the consumers before. Locked while it creates them.
+    /// Whether this process has created the consumers before. Locked while the process creates consumers.
     has_made: Mutex<bool>,
     /// The highest sequence number that the broker is known to have acknowledged.
     pub(super) stored: AtomicU64,
@@ -46,7 +46,7 @@ pub(super) struct Broker {
 #[derive(Debug)]
 struct Silence {
     left: u64,
-    /// When the number last changed or was last verified.
+    /// When the number of items last changed, or when the silence was last investigated.
     since: Instant,
 }
 
@@ -98,8 +98,8 @@ impl Broker {
         format!("{STREAM}.{}.{line}", self.seal.job_name())
     }
 
-    /// Creates the stream and the consumers that are missing. If they were created before, either the stream is new, or
-    /// the server was restarted and may have lost any of its items.
+    /// Creates the stream and the consumers if they are missing. If this process has created the consumers before, the
+    /// broker may have lost items: either the stream is new, or the server was restarted.
     pub(super) async fn make(&self) -> Result<(), BrokerError> {
         let mut has_made = self.has_made.lock().await;
         let names = match self.consumer_names().await {
@@ -137,8 +137,8 @@ impl Broker {
         making.await.map(drop)
     }
 
-    /// Creates the consumer of a line. The consumer is kept in memory, so that it does not outlive a server that may
-    /// have lost some of its items.
+    /// Creates the consumer of a line (subject). The server keeps the consumer only in memory. The consumer is
+    /// therefore gone after a restart, in which the server may have lost items.
     async fn make_consumer(&self, line: &str) -> Result<(), BrokerError> {
         let mut random = [0; 8];
         aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");
@@ -199,8 +199,8 @@ impl Broker {
         Ok(left)
     }
 
-    /// Returns the number of the job's items in the stream. A server with truncated files may count items that it does
-    /// not have.
+    /// Returns the number of the job's items in the stream. A server whose files were truncated may count items that it
+    /// no longer has.
     async fn count(&self) -> Result<u64, BrokerError> {
         self.connection.check()?;
         let counts = self.stream.info_with_subjects(self.subject("*")).await?;
@@ -208,8 +208,8 @@ impl Broker {
         Ok(count.await?)
     }
 
-    /// Returns whether the number of items has been `left` for a while. It then returns `true` only once in each such
-    /// period.
+    /// Returns whether the number of items has stayed at `left` for the time of a silence. Returns `true` only once in
+    /// each such period.
     fn is_silent(&self, left: u64) -> bool {
         let mut silence = self.silence.lock();
         let is_other = std::mem::replace(&mut silence.left, left) != left;
@@ -224,7 +224,8 @@ impl Broker {
         is_silent
     }
 
-    /// Returns whether any of these consumers has an item, taken or not. Reports a silence if no item is taken.
+    /// Returns whether any of these consumers has an item, taken or not. If no item is taken, the state of the broker
+    /// changes to silent.
     async fn has_items(&self, consumers: &[String]) -> Result<bool, BrokerError> {
         let infos = consumers.iter().map(|name| self.stream.consumer_info(name));
         let infos = try_join_all(infos).await?;
@@ -236,7 +237,8 @@ impl Broker {
         Ok(infos.iter().map(items).sum::<u64>() > 0)
     }
 
-    /// Puts in an item. An item that the broker received within the last two minutes is stored only once.
+    /// Puts an item into the queue. The broker stores the item only once if it has received the same item within the
+    /// last two minutes.
     pub(super) async fn put(&self, item: &WorkItem) -> Result<Put, BrokerError> {
         self.connection.check()?;
         let line = if item.work.is_walk() { WALK } else { DATA };
@@ -349,14 +351,15 @@ const STREAM: &str = "zmove";
 const DATA: &str = "data";
 const WALK: &str = "walk";
 
-/// Name of the bucket with the ends of jobs, and of the line that reports an end.
+/// Name of the bucket that records the ends of jobs, and of the subject on which an end is announced.
 const ENDED: &str = "zmove-ended";
 
 /// How long items and records of ends are kept.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How much longer than a lease a consumer may be idle before the broker removes it. A job whose consumers are removed
-/// scans its sources again, and with a low rate limit, movers take no items for a long time.
+/// How long a consumer may be idle beyond the duration of a lease before the broker removes it. The time is long
+/// because movers with a low rate limit take no items for a long time, and because a job scans its sources again if its
+/// consumers are removed.
 const INACTIVE_BEYOND: Duration = Duration::from_secs(24 * 3600);
 
 /// Maximum number of waiting pulls per consumer: two per node.

@@ -22,7 +22,7 @@ use crate::error::{BrokerMismatch, WorkError};
 pub enum BrokerState {
     /// The broker is connected.
     Ready,
-    /// The broker is connected, and has items of which none has been taken for a while.
+    /// The broker is connected and has items, but no item has been taken for a while.
     Silent,
     /// The broker cannot be reached. Reconnecting is in progress.
     Lost,
@@ -103,7 +103,7 @@ impl Connection {
         self.status.state.subscribe()
     }
 
-    /// Changes the state from `from` to `to` if it is currently `from`.
+    /// Changes the state to `to` if the state is `from`.
     pub(super) fn change_state(&self, from: BrokerState, to: BrokerState) {
         self.status.state.send_if_modified(|state| {
             let is_present = *state == from;
@@ -133,8 +133,8 @@ impl Connection {
         *self.status.state.borrow() == BrokerState::Lost
     }
 
-    /// Fails if the broker cannot be reached. A request would otherwise wait for the connection and then for its own
-    /// answer.
+    /// Fails if the broker cannot be reached. Without this check, a request would first wait for the connection and
+    /// then for its own answer.
     pub(super) fn check(&self) -> Result<(), BrokerError> {
         match self.server_mismatch() {
             _ if !self.is_lost() => Ok(()),

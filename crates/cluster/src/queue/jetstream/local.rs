@@ -1,7 +1,6 @@
-//! The broker of a push that was given none: a `nats-server` child process that ends with its push.
+//! The broker of a push for which the user named no broker: a `nats-server` child process that ends with the push.
 //!
-//! Several pushes by one cluster on one host share the server of the first push. The server is not monitored.
-//!
+//! Several pushes of one cluster on the same host share the server of the first push. The server is not monitored.
 //! **Invariant:** at most one server uses a directory. Its standard input is a locked file, and the kernel releases the
 //! lock when the process ends.
 

@@ -1,9 +1,10 @@
 //! Notices that the nodes of a cluster exchange in addition to work items. They report that a job is running or that a
 //! node is available.
 //!
-//! Notices are entries of a bucket that keeps each entry for a few seconds. Nodes and heads repeat theirs every second,
-//! so a broker may lose its contents, and a node that joins late receives all current notices. A watch does not report
-//! the removal of an entry, so readers use their own clock to detect that a node has become silent.
+//! Notices are entries of a bucket that keeps each entry for a few seconds. Nodes and heads repeat their notices every
+//! second. The broker may therefore lose the bucket, and a node that joins late still receives all current notices. A
+//! watch of the bucket does not report that an entry was removed, so readers use their own clock to detect that a node
+//! no longer sends notices.
 //!
 //! **Invariant:** a notice can be decrypted only with the key of the cluster. If a broker replays an old notice, it
 //! refers to a job that has ended, which the receivers know.
@@ -100,21 +101,21 @@ pub struct JobNotice {
     pub job: SharedJobId,
     /// Command line that was typed at the head.
     pub words: Vec<Vec<u8>>,
-    /// The sources, to which work items refer by number. Nodes use these instead of the typed ones.
+    /// The sources, to which work items refer by number. Nodes use these paths instead of the paths in `words`.
     pub sources: Vec<SourceNotice>,
     /// File systems that are mounted below the sources.
     pub mounts: Vec<SourceNotice>,
     /// The participating nodes with their numbers. A node uses its number to choose its first receiver. The head has
     /// number 0.
     pub nodes: BTreeMap<String, u32>,
-    /// The newest ping of each other node that the head has received, by node number. This answer keeps the node's
-    /// lease alive.
+    /// The newest ping that the head has received from each other node, by node number. A node renews its lease when it
+    /// finds its own ping here.
     pub answered: BTreeMap<u32, u64>,
     /// Whether the job has started at the target. Until then, only the head may open the target.
     pub begun: bool,
     /// Permissions with which the head reads the sources.
     pub reader: Reader,
-    /// Replacements for metadata that is not preserved. All senders use the same ones.
+    /// Replacements for metadata that cannot be preserved. All senders of the job use the same replacements.
     pub instead: FallbackAttributes,
     /// The queue, the nodes and the receivers from the head's point of view: `nodes` in `docs/schema/job.json`.
     pub shown: String,
@@ -186,7 +187,8 @@ pub enum NumberAssignment {
     TooMany,
 }
 
-/// Maximum number of nodes in a job, counted by name. Each node chooses its own name, so a malicious node may use many.
+/// Maximum number of nodes in a job, counted by name. The limit is needed because each node chooses its own name, and a
+/// malicious node may use many names.
 pub const NODES_MAX: usize = 1024;
 /// Maximum length of a job notice, in bytes: half of a broker's default message size limit.
 const JOB_BYTES_MAX: usize = 512 << 10;
@@ -196,8 +198,8 @@ const JOB_BYTES_MAX: usize = 512 << 10;
 pub struct SourceNotice {
     /// Path of the directory.
     pub path: Vec<u8>,
-    /// Some of the names in the directory. A node that finds none of them has another directory at the path, or an
-    /// empty mount point.
+    /// Some of the names in the directory. If a node finds none of these names, it has a different directory at the
+    /// path, or an empty mount point.
     pub names: Vec<Vec<u8>>,
     /// Identity of the source.
     pub mark: Option<SourceMark>,
@@ -340,7 +342,7 @@ impl NoticeBoard {
         }
     }
 
-    /// Returns the next notice. This node's own notices are included. Waits for a broker that cannot be reached.
+    /// Returns the next notice of any node, including this node. Waits if the broker cannot be reached.
     ///
     /// # Errors
     /// The sender of the notice uses another version of the protocol.
@@ -398,8 +400,8 @@ fn read(body: &[u8]) -> Option<Result<Notice, GreetingError>> {
 
 /// Name of the bucket with the notices.
 const BUCKET: &str = "zmove-notices";
-/// How long a notice is kept. With a longer time, a new reader sees nodes that are gone. With a shorter one, it may
-/// miss notices.
+/// How long the broker keeps a notice. With a longer time, a new reader would see nodes that have left. With a shorter
+/// time, a reader may miss notices.
 const KEPT_FOR: Duration = Duration::from_secs(5);
 /// Interval at which a reader checks whether the broker is back.
 const AWAY_PAUSE: Duration = Duration::from_secs(1);

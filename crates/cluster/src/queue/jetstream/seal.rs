@@ -78,8 +78,8 @@ impl Seal {
         self.name(&[])
     }
 
-    /// Returns the message id of an item, which is the same each time that the item is put in. It is keyed, because
-    /// anyone can hash a path that they guess.
+    /// Returns the message id of an item. The id is the same each time that the item is put into the queue. It is
+    /// computed with the job's key, because anyone could hash a path that they guess.
     pub(super) fn message_id(&self, item: &WorkItem) -> SealedName {
         self.name(&item.id(self.job).0)
     }
@@ -126,8 +126,8 @@ pub(super) fn aes_of(key: &JobKey, purpose: &str) -> RandomizedNonceKey {
     RandomizedNonceKey::new(&AES_256_GCM, &key).expect("a derived key has this length")
 }
 
-/// Returns nonce, ciphertext and tag. The nonce is random: with 2³² bodies in a job, the probability of a collision is
-/// 2⁻³³.
+/// Returns nonce, ciphertext and tag. The nonce is random: for a job with 2³² bodies, the probability that a nonce
+/// repeats is 2⁻³³.
 pub(super) fn seal(
     key: &RandomizedNonceKey,
     associated_data: &[u8],

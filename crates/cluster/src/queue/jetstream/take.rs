@@ -3,8 +3,8 @@
 //! A taker asks one consumer after the other for an available item. If there is none, it leaves a pull request at each
 //! consumer until an item arrives.
 //!
-//! **Invariant:** a pull request cannot be canceled, so it expires. An item that arrives when nobody waits for it any
-//! more is returned immediately.
+//! **Invariant:** a pull request cannot be canceled, so each request has a time limit. If an item arrives after the
+//! taker has stopped waiting, the item is returned to the queue immediately.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ impl Taker {
             biased;
             pulled = pull_next(queue, consumers, walks_are_due) => pulled,
             _ = ended.next() => Err(BrokerError::Missing),
-            // A pull request from before the connection was lost gets no answer.
+            // A pull request that was sent before the connection was lost gets no answer.
             _ = state.changed() => Ok(None),
         }
     }
@@ -130,7 +130,7 @@ fn pull(queue: &JetStream, mut batch: Batch) -> JoinHandle<Answer> {
     })
 }
 
-/// Decrypts the item in a message. If that fails, the head removes the message. A mover returns it, because a mover
+/// Decrypts the item in a message. If decryption fails, the head removes the message, but a mover returns it. A mover
 /// with a wrong key would otherwise empty the queue.
 async fn open(queue: &JetStream, pulled: Pulled, leased_for: Duration) -> Option<Taken<Lease>> {
     let Pulled { message, mut lease } = pulled;
@@ -154,17 +154,17 @@ async fn open(queue: &JetStream, pulled: Pulled, leased_for: Duration) -> Option
     None
 }
 
-/// Scans are requested before data in one of this many takes, so that data does not run out on all nodes at the same
-/// time.
+/// In one of this many takes, scans are requested before data. Otherwise, the data items could run out on all nodes at
+/// the same time.
 const WALKS_FIRST_EVERY: u64 = 8;
 
 /// How long a pull request waits at the broker. With a longer time, a process that exits waits longer for its last
-/// requests. With a shorter one, an idle node sends more requests.
+/// requests. With a shorter time, an idle node sends more requests.
 const PULL_MAX: Duration = Duration::from_secs(1);
 
 /// Time limit for the answer to a pull request.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 const _: () = assert!(PULL_MAX.as_millis() < ANSWER_MAX.as_millis());
 
-/// How long a message that a mover cannot decrypt is left to others.
+/// How long the broker holds back a message that a mover could not decrypt. Another node may take it afterwards.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(2);
