@@ -1,10 +1,10 @@
 //! Back-off: how long a transfer tries to reconnect, and how long it waits between attempts.
 //!
 //! The first wait is short. Each further wait doubles up to a maximum, and a random part of up to half is subtracted.
-//! An outage lasts from the loss of the connections until a session makes progress. A host that accepts connections and
-//! loses them again without progress does not end the outage. Time in which the host answers does not count as outage,
-//! because comparing many files takes long. Time before this process was stopped (SIGSTOP) does not count either,
-//! because the process could not dial while it was stopped.
+//! An outage lasts from the loss of the connections until a session makes progress. It continues if the host accepts
+//! connections and loses them again without progress. Time during which the host answers does not count as outage,
+//! because comparing many files takes long. If this process is stopped (SIGSTOP), the time before it continues does not
+//! count either, because a stopped process cannot dial.
 //!
 //! **Invariant:** no wait exceeds the end of the timeout, and the timeout ends the transfer unless a session makes
 //! progress.
@@ -76,7 +76,7 @@ impl Outages {
         }
     }
 
-    /// Limits each wait to `wait_max`. Used if another host can be tried next.
+    /// Limits each wait to `wait_max`. Use this if the next attempt can be made with another host.
     #[must_use]
     pub fn with_max_wait(self, wait_max: Duration) -> Self {
         Self { wait_max, ..self }
@@ -88,13 +88,13 @@ impl Outages {
         self.fruitless_sessions
     }
 
-    /// Returns the end of the outage's timeout, or `None` if there is no outage.
+    /// Returns the time at which the outage reaches the timeout, or `None` if there is no outage.
     #[must_use]
     pub fn until(&self) -> Option<Instant> {
         Some(self.since? + self.timeout.0)
     }
 
-    /// Returns the action after a session with this fate lost its connections or failed to connect.
+    /// Records that a session ended or failed to connect, with the given progress. Returns the action to take.
     pub fn lost(&mut self, fate: SessionProgress) -> RetryAction {
         let now = Instant::now();
         match fate {
@@ -119,13 +119,14 @@ impl Outages {
         RetryAction::Retry((now + self.next_wait(random_bits())).min(until), outage)
     }
 
-    /// Waits until `at`. Returns whether there is still time left to retry.
+    /// Waits until `at`. Returns whether the timeout still allows another attempt.
     pub async fn wait(&mut self, at: Instant) -> bool {
         self.watch(sleep_until(at)).await;
         self.until().is_none_or(|until| Instant::now() < until)
     }
 
-    /// Awaits a future. Restarts the clock of the outage if this process is stopped while it waits.
+    /// Awaits `doing`. If this process is stopped in the meantime, the outage counts from the time at which the process
+    /// continues.
     pub async fn watch<T>(&mut self, doing: impl Future<Output = T>) -> T {
         let mut doing = pin!(doing);
         let mut seen = Instant::now();
@@ -145,8 +146,8 @@ impl Outages {
         }
     }
 
-    /// Returns the next wait and doubles the following one. A random part of up to half is subtracted, so that many
-    /// senders that lost the same host do not reconnect simultaneously.
+    /// Returns the next wait and doubles the wait after it. A random part of up to half is subtracted. Otherwise, many
+    /// senders that lost the same host would reconnect simultaneously.
     fn next_wait(&mut self, random_bits: u32) -> Duration {
         let longest = self.wait;
         self.wait = (longest * 2).min(self.wait_max);
@@ -154,7 +155,7 @@ impl Outages {
     }
 }
 
-/// Returns a random number.
+/// Returns 32 random bits.
 fn random_bits() -> u32 {
     let number = RandomState::new().hash_one(());
     u32::try_from(number >> u32::BITS).unwrap_or(u32::MAX)

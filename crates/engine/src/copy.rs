@@ -1,8 +1,7 @@
 //! A copy between two other hosts. The source host sends to the target host. This side orders the copy, obtains the
-//! grant, and listens to the progress.
+//! grant for it from the target host, and follows its progress.
 //!
-//! If ssh starts the receiver at one or both hosts, the copy works in the same way but ends when this side does.
-//!
+//! If ssh starts the receiver at one or both hosts, the copy works in the same way but ends when this process ends.
 //! **Invariant:** the copy is successful only if the target host has signed a receipt with the key that this side has
 //! pinned.
 
@@ -39,15 +38,15 @@ pub struct RemoteCopy<'a> {
     pub source: RetryPolicy<'a>,
     /// The target host.
     pub target: Connector<'a>,
-    /// The order. The address of the target host is filled in.
+    /// The order for the source host. This library fills in the address of the target host.
     pub order: CopyOrder,
-    /// List of paths that the order announces.
+    /// The list of paths, if the order announces one.
     pub list: Option<Arc<[u8]>>,
     /// Maximum number of content bytes. Default: no limit.
     pub bytes_max: Option<u64>,
     /// Maximum number of entries. Default: no limit.
     pub entries_max: Option<u64>,
-    /// What happens to a running copy when this side is stopped.
+    /// What happens to a running copy when this command is interrupted.
     pub after: OnInterrupt,
     /// Observer of the session's events.
     pub observer: Arc<dyn Observer>,
@@ -81,7 +80,7 @@ struct CopyRun {
 const GRANT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for ending a copy. The job runner kills a process that takes much longer.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a copy that was ordered may still be unknown to the source host.
+/// How long the source host may report that it does not know a copy that was just ordered.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between checks whether a copy has ended.
 const END_INTERVAL: Duration = Duration::from_millis(100);
@@ -122,12 +121,14 @@ impl RemoteCopy<'_> {
         }
     }
 
-    /// Returns whether a receiver at one of the hosts ends with this side's ssh process.
+    /// Returns whether the copy ends together with this side's ssh process, because ssh starts the receiver at one of
+    /// the hosts.
     const fn ends_with_ssh(&self) -> bool {
         self.source.connector.remote.login.is_some() || self.target.remote.login.is_some()
     }
 
-    /// Leaves a possibly running copy to itself, or ends it. Returns the error for this side, which was interrupted.
+    /// Stops a copy that may be running, or lets it continue. Returns the error with which this interrupted command
+    /// ends.
     async fn leave(&self, id: [u8; 16]) -> PushError {
         if self.after == OnInterrupt::Continue {
             return PushError::Pull(PullError::Left {
@@ -174,7 +175,7 @@ impl RemoteCopy<'_> {
     ) -> Result<([u8; 16], ChannelDialer, ControlReader), PushError> {
         run.key = hosts.target.connector().pinned_key()?;
         if run.key.is_none() {
-            // Comes first, because the user may have to confirm the key.
+            // Connect to the target host first, because the user may have to confirm its key.
             let (channel, dialer) = hosts.target.connect_control().await?;
             run.key = Some(channel.peer());
             dialer.close().await;
@@ -236,14 +237,14 @@ impl RemoteCopy<'_> {
         Ok((id, dialer, reader))
     }
 
-    /// Checks that a copy which this command did not start is still running. Otherwise, the source host could present
+    /// Checks that the copy is still running if this command did not start it. Otherwise, the source host could present
     /// the receipt of a copy that ended long ago.
     async fn check_that_it_runs(&self, id: [u8; 16], hosts: &Hosts<'_>) -> Result<(), PushError> {
         let target = hosts.target.connector();
         let (_, result) = copy_result(&target, id, OnInterrupt::Continue, &*self.observer).await?;
         match result {
             CopyResult::Runs => Ok(()),
-            // The copy may have ended just now. A lost connection makes the caller order it again.
+            // The copy may have ended just now. Report a lost connection, so that the caller orders the copy again.
             _ => Err(PullError::Control(zmove_transport::ControlError::Closed).into()),
         }
     }
@@ -258,7 +259,7 @@ impl RemoteCopy<'_> {
         let (channel, dialer) = hosts.target.connect_control().await?;
         run.key = Some(channel.peer());
         let CopyOrder { id, fetch, .. } = &self.order;
-        // The target host ignores the names of a list, which may be long.
+        // The target host ignores the sources of a list, which may be long, so they are omitted.
         let sources: Vec<SourcePath> = if fetch.list.is_some() {
             Vec::new()
         } else {
@@ -351,7 +352,7 @@ impl RemoteCopy<'_> {
         } = heard;
         let Some(account) = account else {
             return Err(match broken {
-                // The host may come back and resume the copy.
+                // The source host may come back and resume the copy.
                 Some(refusal) if refusal.code == RefusalCode::Stopping => {
                     PullError::Refused(refusal)
                 }
@@ -395,9 +396,9 @@ impl CopyRun {
         }
     }
 
-    /// Adds a session that has ended. `answered` is the time since the host's first message. The session made progress
-    /// if the host reported more data at the target than in any earlier session. The host itself checks that its own
-    /// sessions make progress.
+    /// Records the result of a session. `answered` is the time since the source host's first message. The session made
+    /// progress if the source host reported more data at the target than in any earlier session. The source host itself
+    /// checks that its sessions with the target host make progress.
     fn add(&mut self, heard: &SenderReport, answered: Duration) {
         if heard.max_progress > self.max_progress {
             self.max_progress = heard.max_progress;
@@ -408,8 +409,8 @@ impl CopyRun {
     }
 }
 
-/// Converts an error from the target host so that it is not taken for an error of the source host. If the target host
-/// is busy, the request is retried as with a busy receiver.
+/// Converts an error of the target host, so that it is not reported as an error of the source host. If the target host
+/// is busy, the request is retried.
 fn target_error(error: PullError) -> PushError {
     match error {
         PullError::Refused(refusal) if refusal.is_busy() => SessionError::Refused(refusal).into(),
@@ -473,7 +474,7 @@ pub fn read_receipt(
     Some((signer, decode_message(receipt).ok()?))
 }
 
-/// What happens to a copy after a query or an interrupt.
+/// What to do with a copy that may be running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnInterrupt {
     /// The copy continues if it is running.
@@ -482,8 +483,8 @@ pub enum OnInterrupt {
     Stop,
 }
 
-/// Stops a copy at the source host and waits until it has ended. Otherwise, an equal order would join the old copy and
-/// report its end as its own.
+/// Stops a copy at the source host and waits until it has ended. Without the wait, an equal order would join the old
+/// copy and report that copy's end as its own.
 ///
 /// # Errors
 /// The copy may still be running.

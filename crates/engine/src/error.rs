@@ -27,7 +27,8 @@ use crate::backoff::Timeout;
 /// Any error of the program that uses this library.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The reason why a text is not a location. Each variant contains the invalid part of the text, escaped for display.
+/// The reason why a text is not a valid location. Each variant contains the invalid part of the text, escaped for
+/// display.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocationError {
@@ -52,7 +53,7 @@ pub enum LocationError {
     /// An opening bracket is not closed.
     #[error("'{0}': the bracket of the IPv6 address is not closed")]
     BracketOpen(String),
-    /// The host is followed by something other than a port.
+    /// The host is followed by text that is not a port.
     #[error("'{0}' is not HOST:PORT")]
     NotHostPort(String),
     /// A URL always refers to a daemon, but ssh was requested.
@@ -148,7 +149,7 @@ pub enum OverlapError {
         /// The source.
         source_path: PathBuf,
     },
-    /// Part of a source is mounted at a place where another part of it would be written.
+    /// Part of a source is mounted below the target, where another part of the same source would be written.
     #[error("'{}' is part of the source '{}', mounted there", point.display(), source_path.display())]
     MountedInside {
         /// The mount point below the target.
@@ -218,7 +219,7 @@ pub enum SshError {
         /// The program that ssh tried to start on the host.
         zmove: String,
     },
-    /// The program ended before it was ready.
+    /// The remote program ended before the receiver was ready.
     #[error("'{zmove} receive' on {remote} exited before it was ready: {status}")]
     Early {
         /// The host.
@@ -374,7 +375,7 @@ pub enum PullError {
     /// The receipt was not signed by the target host or belongs to another copy.
     #[error("the copy has ended, but the target's receipt is not signed by the target's key")]
     Receipt,
-    /// The host was busy for as long as this side was willing to wait.
+    /// The host was still busy when the maximum waiting time of this side had passed.
     #[error("sender: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
     StillInLine {
         /// The host's reason for the wait.
@@ -394,7 +395,7 @@ pub enum PullError {
     /// No data connection could be established.
     #[error("{0}")]
     Lane(#[source] LaneError),
-    /// This side refuses the target that its own user requested.
+    /// This side refuses the target path that its own user requested.
     #[error("receiver: {}", .0.text)]
     Target(Refusal),
     /// The receiver of this side failed.
@@ -492,8 +493,8 @@ impl ConnectError {
         }
     }
 
-    /// Returns the kind of failure, other than a failed [dial](Self::dial). The classification belongs in this crate,
-    /// where the compiler checks that all errors are covered.
+    /// Returns the kind of failure, other than a failed [dial](Self::dial). This crate classifies its own errors so
+    /// that the compiler checks that no error is missing.
     #[must_use]
     pub fn fault(&self) -> ConnectFault {
         match self {
@@ -509,11 +510,13 @@ impl ConnectError {
         }
     }
 
-    /// Returns whether another attempt may succeed, provided that the receiver has been reached before.
+    /// Returns whether another attempt may succeed. The result is meaningful only if the receiver has been reached
+    /// before.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         if let Some(error) = self.dial() {
-            // A network outage also breaks name resolution, and another host may answer at the address.
+            // A network outage also makes name resolution fail, and an address may temporarily belong to a different
+            // host.
             return error.retryable()
                 || error.is_other_server()
                 || matches!(error, DialError::Resolve { .. });
@@ -567,7 +570,7 @@ impl PushError {
     #[must_use]
     pub fn is_closed_early(&self) -> bool {
         match self {
-            // The handshake may be complete on this side but not on the other.
+            // The handshake may be complete on this side but not at the host.
             Self::Session(error) => matches!(error, SessionError::Control(ControlError::Closed)),
             Self::Pull(error) => matches!(error, PullError::Control(ControlError::Closed)),
             Self::Connect(error) => matches!(error.dial(), Some(DialError::Closed { .. })),
@@ -576,7 +579,8 @@ impl PushError {
     }
 }
 
-/// An error and its causes, formatted in one line. A cause that the text so far already ends with is not repeated.
+/// Formats an error and its causes in one line. A cause is omitted if the text before it already ends with the same
+/// words.
 #[derive(Debug)]
 pub struct Causes<'a>(pub &'a (dyn Error + 'static));
 

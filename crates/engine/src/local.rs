@@ -22,7 +22,7 @@ use crate::random::fresh_transfer;
 
 pub use overlap::OverlapCheck;
 
-/// Pushes to a target on this host until the push is complete or `stop` resolves.
+/// Pushes to a target on this host. Returns when the push is complete or `stop` resolves.
 ///
 /// # Errors
 /// The sender or the receiver failed. Failed files are not an error: the summary counts them.
@@ -41,7 +41,7 @@ pub async fn push_locally(
     outcome(pushed, receiving).await
 }
 
-/// Cleans a target on this host until the cleanup is complete or `stop` resolves.
+/// Cleans a target on this host. Returns when the cleanup is complete or `stop` resolves.
 ///
 /// # Errors
 /// The sender or the receiver failed.
@@ -104,14 +104,14 @@ fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTas
     Ok((link, receiving))
 }
 
-/// Returns the outcome of a session, given the results of sender and receiver.
+/// Combines the results of the sender and the receiver into the result of the session.
 async fn outcome<T>(
     sent: Result<T, SessionError>,
     receiving: ReceiverTask,
 ) -> Result<T, LocalError> {
     let received = receiving.await.map_err(LocalError::Role)?;
     match (sent, received) {
-        // A lost connection inside one process is only a consequence of the receiver's error.
+        // Inside one process, a connection is lost only as a consequence of an error at the receiver.
         (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error))
             if !matches!(error, ReceiverError::Control(_)) =>
         {

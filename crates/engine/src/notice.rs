@@ -21,12 +21,13 @@ pub enum Notice<'a> {
         /// The receiver.
         remote: &'a Remote,
     },
-    /// The receiver cannot be reached, and the path in its location may have been meant as a port.
+    /// The receiver cannot be reached, and the path in its location is a valid port number that the user may have meant
+    /// as the port.
     PathLikePort {
         /// The receiver.
         remote: &'a Remote,
     },
-    /// A session begins. No more questions are asked, and event counts restart at zero.
+    /// A session begins. From now on, the user is asked no further questions, and event counts restart at zero.
     SessionBegins {
         /// The transfer id, which the other host also uses. `None` for a copy between two other hosts.
         transfer: Option<TransferId>,

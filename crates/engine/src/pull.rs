@@ -1,8 +1,9 @@
-//! A pull from another host: this side dials and is the receiver, and the host is the sender. Both roles work as in a
-//! push, regardless of the side that dials. Only the additional messages of the sender (`relayed`) differ.
+//! A pull from another host. This side dials and is the receiver, and the other host is the sender. Both roles work as
+//! in a push, because they do not depend on the side that dials. Only the additional messages of the sender differ
+//! (`relayed`).
 //!
-//! **Invariant:** this side creates the opening for its receiver. An opening from the host is never passed on
-//! (`conversation`). The names that the host reports for the top of the target must match the requested sources
+//! **Invariant:** this side creates the opening message for its receiver. An opening from the host is never passed on
+//! (`conversation`). The names that the host reports for the top level of the target must match the requested sources
 //! (`sources`).
 
 pub(crate) mod asking;
@@ -51,9 +52,10 @@ pub use sources::RemoteSources;
 pub struct RemotePull<'a> {
     /// The sending host, and how the pull reconnects to it.
     pub sender: RetryPolicy<'a>,
-    /// The order. Its `open` describes how the target is written on this side. Its lanes are filled in.
+    /// The order for the host. Its `open` describes how this side writes the target. The number of lanes is filled in
+    /// for each session.
     pub fetch: Fetch,
-    /// List of paths that the order announces.
+    /// The list of paths, if the order announces one.
     pub list: Option<Arc<[u8]>>,
     /// The requested sources, which determine the names that the host may send.
     pub sources: RemoteSources,
@@ -72,9 +74,9 @@ pub struct PullRun {
     standing: RunState,
     /// Files and groups that the sessions stored on this side.
     delivery_log: Arc<Lock<DeliveryLog>>,
-    /// Maximum number of bytes that a failed session found at the target.
+    /// Maximum number of bytes that any failed session found at the target.
     bytes_found_most: u64,
-    /// Maximum number of lanes of a failed session.
+    /// Maximum number of lanes of any failed session.
     lanes_most: usize,
     first_byte: Option<Duration>,
     /// Number of files that were complete before the last session.
@@ -88,11 +90,11 @@ pub struct PullRun {
 
 /// Time limit for the host to report its summary after all data has arrived.
 const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long this side still listens to the host after a failure.
+/// How long this side still reads messages of the host after a failure.
 const FINAL_MESSAGES_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl PullRun {
-    /// Creates a run. `started` is the time at which the user started to wait.
+    /// Creates the state of a run. `started` is the time at which the user's wait started.
     #[must_use]
     pub fn begin(manifest: Option<Manifest>, started: Instant) -> Self {
         Self {
@@ -119,10 +121,11 @@ impl fmt::Debug for RemotePull<'_> {
 }
 
 impl RemotePull<'_> {
-    /// Pulls until the pull is complete, `stop` resolves, or there has been no connection for too long.
+    /// Pulls the sources. Returns when the pull is complete, `stop` resolves, or there has been no connection for too
+    /// long.
     ///
     /// # Errors
-    /// The host cannot be reached, refuses to send, or connections were lost for too long. Failed files are not an
+    /// The host cannot be reached or refuses to send, or connections were lost for too long. Failed files are not an
     /// error: the summary counts them.
     pub async fn pull(
         &self,
@@ -172,7 +175,7 @@ impl RemotePull<'_> {
             asked = asking => asked?,
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
-        // A busy host has closed some of the lanes, and requests the same number again.
+        // While the host was busy, it closed some of the lanes. It then requests the same number of lanes again.
         let dialled = usize::from(supply.asked) * if asked.has_waited { 2 } else { 1 };
         let ToSender::Fetching(_) = asked.answer else {
             return Err(unexpected("the first answer"));
@@ -220,7 +223,7 @@ impl RemotePull<'_> {
         fetch.open.run = run;
         let own_open = fetch.open.clone();
         fetch.open.target = Vec::new();
-        // The receiver on this side reads back the data that it stores.
+        // This side's receiver reads back the data that it stores.
         fetch.open.proof = Proof::Wire;
         fetch.open.known_state = is_target_empty(&own_open)
             .await
@@ -229,7 +232,7 @@ impl RemotePull<'_> {
     }
 
     fn receiver_config(&self, run: &mut PullRun, relayed: &Arc<RelayedEvents>) -> ReceiverConfig {
-        // The host has the same limit, but may ignore it.
+        // The host has received the same limit but may ignore it.
         let removals = run
             .removals
             .get_or_insert_with(|| Arc::new(RemovalBudget::new(self.removals_max())));
@@ -258,9 +261,9 @@ impl RemotePull<'_> {
         self.fetch.open.removals_max.unwrap_or(u64::MAX)
     }
 
-    /// Returns the counters of the whole run, given the counters of its last session. Files that were stored or removed
-    /// are counted on this side: a host does not know about earlier sessions, and the final messages of a lost session
-    /// are lost.
+    /// Returns the counters of the whole run, based on the counters of its last session. Stored and removed files are
+    /// counted on this side, for two reasons: the host does not know about earlier sessions, and its final messages are
+    /// lost if the connection is lost.
     fn counters(&self, run: &PullRun, last: Counters) -> Counters {
         let last = Counters {
             reconnects: run.standing.begun.saturating_sub(1),
@@ -280,7 +283,8 @@ impl RemotePull<'_> {
             hard_links: whole.hard_links,
             bytes_resumed: whole.bytes_resumed,
             bytes_matched: whole.bytes_matched,
-            // The last session found the files that earlier sessions of this run delivered to be equal.
+            // Files that earlier sessions of this run delivered were found to be equal by the last session. They do not
+            // count as skipped.
             skipped: last.skipped.saturating_sub(run.files_before),
             removed: gone.saturating_sub(replaced_below),
             replaced_below,
@@ -334,8 +338,9 @@ impl PullRun {
         };
     }
 
-    /// Adds a failed session. The session made progress if it stored a file or a group that no earlier session
-    /// delivered, if it removed an entry, or if it found more bytes at the target than any earlier session.
+    /// Records a failed session. The session made progress in any of these cases: it stored a file or a group that no
+    /// earlier session had delivered, it removed an entry, or it found more bytes at the target than any earlier
+    /// session.
     fn add(&mut self, heard: &SenderReport) {
         let bytes_found = heard.progress.skipped.bytes;
         let has_removed = self
@@ -371,8 +376,8 @@ struct ReceivingSession {
 }
 
 impl ReceivingSession {
-    /// Receives until the transfer is complete, no lane connects, or `stop` resolves. Then reads the host's final
-    /// messages.
+    /// Receives until the transfer is complete, all lanes fail to connect, or `stop` resolves. Then reads the host's
+    /// final messages.
     async fn run(self, mut stop: Pin<&mut impl Future<Output = ()>>) -> ReceivingResult {
         let Self {
             session,
@@ -424,7 +429,7 @@ struct ReceivingResult {
 }
 
 impl ReceivingResult {
-    /// Returns the host's summary of the session, or the reason why there is none.
+    /// Returns the host's summary of the session, or the error that explains why there is no summary.
     fn account(self, heard: &SenderReport) -> Result<Summary, PushError> {
         if self.interrupted {
             return Err(SessionError::Interrupted.into());
@@ -437,7 +442,7 @@ impl ReceivingResult {
     }
 }
 
-/// Returns the reason for the end of a session. The host's reason is used if this side has none of its own.
+/// Returns the reason why the session ended. The host's reason is used if this side has no error of its own.
 fn end_cause(error: Option<ReceiverError>, heard: &SenderReport) -> PullError {
     match (error, &heard.broken) {
         (Some(ReceiverError::PeerMisbehaved(error)), _) => PullError::Misbehaved(error),
@@ -457,7 +462,7 @@ fn end_cause(error: Option<ReceiverError>, heard: &SenderReport) -> PullError {
     }
 }
 
-/// Returns whether the target of a transfer is empty, without even a part of a file.
+/// Returns whether the target is empty and does not contain a partial file either.
 async fn is_target_empty(open: &Open) -> bool {
     let target = PathBuf::from(OsString::from_vec(open.target.clone()));
     let look = move || match std::fs::read_dir(target) {
@@ -490,7 +495,7 @@ struct ForwardedLanes {
     first_lanes_error: oneshot::Receiver<LaneError>,
 }
 
-/// Forwards the lanes that connect. The first `asked` results belong to the first lanes.
+/// Forwards the lanes that connect. The first `asked` results are those of the first lanes.
 fn forward(mut dialled: DialedLanes, asked: usize) -> ForwardedLanes {
     let (up, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (failed, failed_lanes) = mpsc::unbounded_channel();

@@ -1,5 +1,5 @@
-//! A push to another host. Each session after a failed one dials again, rescans the sources, and learns from the
-//! receiver's answers which data is already at the target.
+//! A push to another host, in one or more sessions. If a session loses its connections, the next session dials again,
+//! scans the sources again, and learns from the receiver which data is already at the target.
 //!
 //! **Invariant:** all state that outlives a session is in its [`Run`].
 
@@ -22,8 +22,8 @@ use crate::retrying::{RetryPolicy, Sessions, sleep_until_or_forever};
 pub struct RemotePush<'a> {
     /// The receiver, and how the push reconnects to it.
     pub receiver: RetryPolicy<'a>,
-    /// Creates the job of each later session, which equals that of the first session. Blocking file operations must run
-    /// on another thread, because the runtime may serve other tasks too.
+    /// Creates the job of each later session. The job must equal that of the first session. Blocking file operations
+    /// must run on a separate thread, because the runtime may serve other tasks too.
     pub job: &'a (dyn Fn() -> JobFuture + Sync),
     /// Settings of the sender.
     pub config: SenderConfig,
@@ -46,12 +46,12 @@ impl fmt::Debug for RemotePush<'_> {
 }
 
 impl RemotePush<'_> {
-    /// Pushes until the push is complete, `stop` resolves, or there has been no connection for too long. `first` has
-    /// already started to scan the sources.
+    /// Pushes the sources. Returns when the push is complete, `stop` resolves, or there has been no connection for too
+    /// long. `first` has already started to scan the sources.
     ///
     /// # Errors
-    /// The receiver cannot be reached, refuses the push, or connections were lost for too long. Failed files are not an
-    /// error: the summary counts them.
+    /// The receiver cannot be reached or refuses the push, or connections were lost for too long. Failed files are not
+    /// an error: the summary counts them.
     pub async fn push(
         &self,
         first: Push,
@@ -68,7 +68,7 @@ impl RemotePush<'_> {
         self.receiver.run(&mut sessions, stop).await
     }
 
-    /// Pushes over the given connections. Without a `push`, the scan of the sources starts now.
+    /// Pushes over the given connections. If `push` is `None`, the scan of the sources starts now.
     async fn push_over(
         &self,
         link: Link,

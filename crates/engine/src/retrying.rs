@@ -1,4 +1,4 @@
-//! Runs the sessions of a transfer with another host. When a session loses its connections, another one follows.
+//! Runs the sessions of a transfer with another host. If a session loses its connections, a new session follows.
 //!
 //! **Invariant:** a host is dialed again only if it has been up before, so that a wrong name, key or target is reported
 //! immediately. It is dialed again only after a loss of connections, so that retries do not hide other errors. There
@@ -34,7 +34,7 @@ pub(crate) trait Sessions {
     /// The result of the last session.
     type Done;
 
-    /// Runs a session, which dials until `until` at most.
+    /// Runs a session. Dialing must succeed before `until`.
     fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<Instant>,
@@ -46,7 +46,7 @@ pub(crate) trait Sessions {
 }
 
 impl RetryPolicy<'_> {
-    /// Runs sessions until one completes, `stop` resolves, or there has been no connection for too long.
+    /// Runs sessions. Returns when a session completes, `stop` resolves, or there has been no connection for too long.
     pub(crate) async fn run<S: Sessions>(
         &self,
         sessions: &mut S,
@@ -108,14 +108,14 @@ impl RetryPolicy<'_> {
         }
     }
 
-    /// Returns whether a host that closes connections early is not dialed again, because it has been up before or
-    /// retries are disabled.
+    /// Returns whether to give up on a host that closes connections early, because retries are disabled or the host has
+    /// been up before.
     fn is_retry_excluded(&self, was_up: bool) -> bool {
         self.timeout.0.is_zero() || was_up
     }
 
     fn is_final(&self, error: &PushError, was_up: bool) -> bool {
-        // A user who does not want to wait in the queue does not want retries either.
+        // A user who disabled waiting in the host's queue does not want retries while the host is busy either.
         let no_wait = self.busy_timeout.0.is_zero() && error.is_busy() && !was_up;
         no_wait
             || self.timeout.0.is_zero()
@@ -145,19 +145,19 @@ impl RetryPolicy<'_> {
     }
 }
 
-/// Returns whether a host is dialed again after a loss. A host behind a black hole may never have been up, but the next
-/// session uses small segments.
+/// Returns whether to dial a host again after a loss. A host behind a black hole may never have been up, but the next
+/// session can reach it with small segments.
 fn can_retry_host(error: &PushError, was_up: bool) -> bool {
     was_up || matches!(error, PushError::BlackHole(_))
 }
 
-/// The fate of a session in which the host did not answer.
+/// The progress of a session in which the host did not answer.
 const NO_ANSWER: SessionProgress = SessionProgress::NoProgress {
     answered: Duration::ZERO,
 };
 
-/// Maximum number of retries with a host that closes connections before it has proved its key, which it may do when
-/// many connections arrive simultaneously.
+/// Maximum number of retries if the host closes connections before it has proved its key. A host may do so when many
+/// connections arrive simultaneously.
 const CLOSED_MAX: u32 = 6;
 
 /// Waits until `at`, or forever if it is `None`.

@@ -1,4 +1,4 @@
-//! The sources of a push: which of them exist, and their names at the target.
+//! The sources of a push: their paths, whether they exist, and their names at the target.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ pub struct Sources {
     pub missing: u64,
 }
 
-/// A source and its name at the target. Without a name, the contents of the directory are pushed.
+/// A source and its name at the target. If there is no name, the contents of the source directory are pushed.
 #[derive(Debug)]
 struct Source {
     path: PathBuf,
@@ -71,7 +71,8 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Finds the directory that a list of paths refers to. Its contents are pushed, with or without a trailing slash.
+    /// Examines the directory to which the paths of a list are relative. Its contents are pushed, whether or not the
+    /// path ends with a slash.
     ///
     /// # Errors
     /// The source does not exist or is on another host.
@@ -175,7 +176,7 @@ impl Source {
         })
     }
 
-    /// Returns the names of the source's entries at the top of the target.
+    /// Returns the names of the source's entries at the top level of the target.
     fn top_names(&self, selection: Option<&Selection>) -> io::Result<Vec<OsString>> {
         let wanted = |name: &OsStr, kind| {
             let path = RelPath::from_bytes(name.as_bytes());

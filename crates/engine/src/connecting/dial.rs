@@ -1,5 +1,5 @@
-//! Establishes a [`Link`] to a host: checks the host's key, starts a receiver with ssh if no daemon runs, and dials
-//! control connection and lanes.
+//! Establishes a [`Link`] to a host. Checks the host's key, starts a receiver with ssh if no daemon runs there, and
+//! dials the control connection and the lanes.
 
 mod choice;
 mod host_key;
@@ -48,12 +48,12 @@ pub struct Connector<'a> {
     pub listener: &'a dyn Listener,
 }
 
-/// A connected host, with lanes whose local ends are of type `L`. By default, this side sends on them.
+/// A connected host, with lanes whose local ends are of type `L`. By default, the local ends send.
 #[derive(Debug)]
 pub struct ConnectedHost<L = Box<dyn LaneSink>> {
     /// The control connection and the lanes. Further lanes may still connect.
     pub link: Link<L>,
-    /// Probe of the control connection.
+    /// A probe that measures the control connection.
     pub(crate) connection: PathProbe,
     /// The route to the host.
     pub route: Route,
@@ -69,11 +69,11 @@ pub struct Route {
     watch: PathWatch,
     /// The ssh process that started the receiver, or `None` for a daemon.
     ssh: Option<SshSession>,
-    /// The path memory from before the session.
+    /// The remembered properties of the path, as they were before the session.
     recalled: PathRecall,
     round_trip: Duration,
     ends: Option<PathEnds>,
-    /// Whether a rate limit is set, so that the measured rate is not that of the path.
+    /// Whether a rate limit is set. The measured rate then says nothing about the path.
     limited: bool,
     /// Time spent waiting for answers from the user before the host was reached. It does not count as transfer time.
     asked: Duration,
@@ -93,16 +93,16 @@ pub struct Transferred {
 pub struct TransportUse {
     /// Transport.
     pub transport: Transport,
-    /// How QUIC used the remembered window.
+    /// Whether and how QUIC used the remembered window.
     pub resumption: Resumption,
 }
 
 impl Connector<'_> {
-    /// Dials the control connection and lanes. Lanes continue to connect after this returns. `need` tells how many
-    /// lanes a push can use.
+    /// Dials the control connection and the lanes. Further lanes continue to connect after this returns. `need` limits
+    /// the number of lanes to the number that the push can use.
     ///
     /// # Errors
-    /// The receiver cannot be reached, has an unexpected key, or this side's own keys cannot be used.
+    /// The receiver cannot be reached, the receiver has an unexpected key, or this side's own keys cannot be used.
     pub async fn connect<L: LaneEnd>(
         &self,
         need: Option<&LaneDemand>,
@@ -116,7 +116,7 @@ impl Connector<'_> {
         }
     }
 
-    /// Dials only the control connection, for a conversation without data.
+    /// Dials only the control connection, for an exchange of messages without data.
     pub(crate) async fn connect_control(&self) -> Result<(Channel, ChannelDialer), ConnectError> {
         self.dial_control()
             .await
@@ -134,7 +134,7 @@ impl Connector<'_> {
         let dialled = self.with_dial_notice(Box::pin(async {
             let dialer =
                 ChannelDialer::new(&identity, &remote.host, remote.port, policy, reach).await?;
-            // There are no lanes that could detect a black hole.
+            // Without lanes, no stall would reveal a black hole, so the path is checked now.
             dialer.check_path().await;
             Ok::<_, ConnectError>((dialer.dial(DIAL_TIMEOUT).await?, dialer))
         }));
@@ -166,7 +166,7 @@ impl Connector<'_> {
         })
     }
 
-    /// Awaits a dial. Notifies the listener if it takes noticeably long.
+    /// Awaits a dial. Notifies the listener if there is no answer after [`NOTICED_AFTER`].
     async fn with_dial_notice<T>(&self, mut dial: impl Future<Output = T> + Unpin) -> T {
         tokio::select! {
             dialled = &mut dial => return dialled,
@@ -253,7 +253,8 @@ impl Connector<'_> {
         }
     }
 
-    /// Recalls the path. If QUIC will use the remembered window, the window is removed from the memory.
+    /// Reads the remembered properties of the path. If QUIC will use the remembered window, the window is removed from
+    /// the memory.
     async fn recall(&self, need: Option<&LaneDemand>) -> PathRecall {
         let Self {
             home,
@@ -335,7 +336,7 @@ const NOTICED_AFTER: Duration = Duration::from_millis(700);
 struct PathRecall {
     paths: PathMemory,
     known: Option<PathRecord>,
-    /// How long TCP waits for QUIC, if QUIC is tried first.
+    /// How long QUIC is tried alone before TCP is dialed, or `None` if QUIC is not tried first.
     quic_first: Option<Duration>,
     /// Remembered window for QUIC.
     window: Option<Window>,
@@ -377,7 +378,7 @@ impl Route {
         self.watch.found()
     }
 
-    /// Replaces a loss of connections by the black hole that caused it, if any.
+    /// Returns the black hole that caused a loss of connections, if there was one. Otherwise returns `error` unchanged.
     fn cause(&self, error: PushError) -> PushError {
         match self.black_hole() {
             Some(cause) if error.is_lost() => PushError::BlackHole(cause.clone()),
@@ -385,15 +386,15 @@ impl Route {
         }
     }
 
-    /// Waits for the end of a receiver that ssh started, after a successful session.
+    /// After a successful session, waits until a receiver that ssh started has exited.
     pub async fn end(self) {
         if let Some(ssh) = self.ssh {
             ssh.end().await;
         }
     }
 
-    /// Closes the connections of a session with this result. After a successful session, remembers the path and waits
-    /// for the end of a receiver that ssh started.
+    /// Closes the connections of a session with the given result. After a successful session, stores the measurements
+    /// of the path and waits until a receiver that ssh started has exited.
     pub(crate) async fn finish(
         self,
         ended: Result<Summary, PushError>,
@@ -414,7 +415,7 @@ impl Route {
         })
     }
 
-    /// Remembers the measurements of a session.
+    /// Stores the measurements of a session in the path memory.
     fn remember_measurements(
         &self,
         summary: &Summary,
@@ -437,7 +438,7 @@ impl Route {
         });
         let by_quic = || PathRecord::new(lanes_for(self.round_trip), false, self.round_trip, rate);
         let known = match self.transport {
-            // Even without tuning, the window that was taken and a failure of QUIC must be recorded.
+            // Even without tuning, the path memory must record that the window was removed and whether QUIC failed.
             Transport::Tcp => learnt.or(before),
             Transport::Quic => before.or_else(|| Some(by_quic())),
         };
@@ -454,7 +455,7 @@ impl Route {
         summary: &Summary,
         resumption: Resumption,
     ) -> PathRecord {
-        // Another push may have stored a window since the last read.
+        // Another push may have stored a window since this session read the file.
         let before = self.recalled.paths.known();
         let window = before
             .and_then(|known| known.window)

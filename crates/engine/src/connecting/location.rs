@@ -120,7 +120,7 @@ impl Remote {
         })
     }
 
-    /// Returns whether the user may have meant the path as a port.
+    /// Returns whether the path is a valid port number. The user may have meant it as the port.
     pub(crate) fn has_path_like_port(&self) -> bool {
         self.login.is_none() && parse_port(&self.path).is_ok()
     }
@@ -220,7 +220,7 @@ fn has_scheme(bytes: &[u8]) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte))
 }
 
-/// Returns whether a path is followed by the same path at another host: `/data,HOST:/data`.
+/// Returns whether the text after a path repeats the path at another host, as in `/data,HOST:/data`.
 fn names_another(path: &[u8], start: Start) -> bool {
     let Some(comma) = path.iter().position(|&byte| byte == b',') else {
         return false;
@@ -368,7 +368,7 @@ fn host_name(bytes: &[u8]) -> Result<String, LocationError> {
         return Err(LocationError::UserAtDaemon(show(bytes)));
     }
     match std::str::from_utf8(bytes) {
-        // A printed name with a bracket or a slash would have another meaning when typed again.
+        // A host name with a bracket or a slash would be parsed differently if a user typed the displayed location.
         Ok(name) if is_word(name) && !name.contains(['[', ']', '/']) => Ok(name.to_owned()),
         _ => Err(LocationError::Host(show(bytes))),
     }

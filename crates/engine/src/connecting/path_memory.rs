@@ -1,5 +1,5 @@
-//! Remembers properties of network paths from this host, measured by earlier pushes. The file `paths` next to the keys
-//! stores them.
+//! Remembers properties of network paths from this host, measured by earlier pushes. They are stored in the file
+//! `paths`, in the directory of the keys.
 //!
 //! The next push to the same host and port dials the remembered number of lanes immediately. It sets the remembered
 //! congestion control before a lane's first data, if the round trip time is similar. A loss-tolerant congestion control
@@ -11,9 +11,9 @@
 //!
 //! Each line of the file contains one path: `HOST:PORT` and its properties in JSON.
 //!
-//! **Invariant:** only one push at a time uses a window. It removes the window from the file and stores a new one when
-//! it succeeds. Everything else in the file is only advice: if the file cannot be read or parsed, a warning is issued
-//! and the contents are ignored. A push never fails because of it.
+//! **Invariant:** only one push at a time uses a window. A push removes the window from the file, and stores a new
+//! window when it succeeds. All other contents of the file are only advice: if the file cannot be read or parsed, a
+//! warning is issued and the contents are ignored. A push never fails because of the file.
 
 use std::path::{Path, PathBuf};
 
@@ -88,7 +88,8 @@ impl PathMemory {
     pub fn keep(&self, known: PathRecord, listener: &dyn Listener) {
         // The first read has already reported an unusable file.
         let day = match self.known() {
-            // The remembered loss-tolerant control was reused without trying the other one, so its age is kept.
+            // The remembered loss-tolerant control was used again without a comparison with the default control. Its
+            // age is therefore kept.
             Some(before) if before.loss_tolerant && known.loss_tolerant => before.day,
             _ => known.day,
         };
@@ -130,8 +131,8 @@ const HEADER: &str = "# zmove paths 2";
 const PATHS_MAX: usize = 256;
 /// Number of days that a path is remembered. Paths change over months.
 const DAYS_MAX: u64 = 30;
-/// Number of days that a loss-tolerant congestion control is remembered. On a saturated path, a push cannot detect that
-/// the path is no longer lossy, so the control is chosen again from time to time.
+/// Number of days that a loss-tolerant congestion control is remembered. The limit makes a push choose the control
+/// again from time to time. While the path is saturated, a push cannot detect that the path has stopped losing packets.
 const LOSS_TOLERANT_DAYS_MAX: u64 = 7;
 
 #[cfg(test)]

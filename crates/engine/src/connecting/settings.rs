@@ -26,11 +26,11 @@ pub struct DialSettings {
     pub job_grant: Option<Arc<SignedJobGrant>>,
     /// Treatment of a host whose key is not known. Default: refuse it.
     pub unknown_host: UnknownHost,
-    /// Number of lanes, 1 to 64. By default, round trip time and cores determine the initial number, and more are added
-    /// while that helps. An explicit number is fixed: neither the path memory nor loss changes it. A low `limit`
-    /// reduces it.
+    /// Number of lanes, 1 to 64. By default, the round trip time and the number of cores determine the initial number,
+    /// and lanes are added while that raises the rate. An explicit number is fixed: neither the path memory nor loss
+    /// changes it. A low `limit` reduces the number in either case.
     pub streams: Option<u16>,
-    /// Transport, socket options and congestion control. Default: TCP, with QUIC if TCP cannot connect.
+    /// Transport, socket options and congestion control. Default: TCP, and QUIC if TCP cannot connect.
     pub reach: DialOptions,
     /// Encryption of the lanes. Default: TLS. Without encryption, names and contents are sent in clear, but are still
     /// authenticated.
@@ -76,7 +76,7 @@ pub enum LaterLanes {
     /// More lanes of the same set, as a push requests them.
     #[default]
     SameSet,
-    /// A new set each time, numbered from 0. Used for the rounds of a probe.
+    /// A new set on each request, numbered from 0. Used for the rounds of a probe.
     NewSet,
 }
 
@@ -86,7 +86,8 @@ pub enum PathCheck {
     /// When the lanes stall. A black hole ends the session, and the next one uses small segments.
     #[default]
     OnStall,
-    /// Also before the session, which takes a few round trips. Used if no other session will follow.
+    /// When the lanes stall, and also before the session, which takes a few round trips. Used if no other session will
+    /// follow.
     First,
 }
 
@@ -104,10 +105,10 @@ pub enum UnknownHost {
 
 /// Asks whether a key belongs to a host.
 pub trait Confirm: Debug + Send + Sync {
-    /// Waits for the answer. Called on a thread that may block.
+    /// Asks the user and waits for the answer. Called on a thread that may block.
     ///
     /// # Errors
-    /// The answer is no, or there is nobody to ask.
+    /// The user refuses the key, or there is no user to ask.
     fn confirm(&self, remote: &Remote, key: Fingerprint) -> Result<(), BoxError>;
 }
 

@@ -1,5 +1,5 @@
-//! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user. It runs the same code as the
-//! daemon, allows a single key, and has the permissions of its user.
+//! A receiver on a host without a daemon. ssh starts `zmove receive` on that host, with the permissions of the login's
+//! user. The receiver runs the same code as the daemon and allows a single key.
 //!
 //! A [`ReceiveRequest`] and its answer, a [`ReceiveReply`], are sent over ssh's standard input and output. They let
 //! both sides find and authenticate each other. They contain fingerprints and a port but no secrets, and no
@@ -45,7 +45,7 @@ pub(crate) struct SshReceiver {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) session: SshSession,
-    /// Time until the receiver answered, if ssh could have asked for a password in that time.
+    /// Time until the receiver answered, if ssh may have asked for a password during that time. Otherwise zero.
     pub(crate) asked: Duration,
 }
 
@@ -151,7 +151,8 @@ impl SshSession {
     }
 }
 
-/// Returns whether ssh has a terminal where it can ask for a password or a code. ssh does not report whether it asks.
+/// Returns whether ssh has a terminal on which it can ask for a password or a code. ssh itself does not report that it
+/// asks.
 fn can_ask() -> bool {
     File::open("/dev/tty").is_ok()
 }
@@ -180,8 +181,8 @@ enum Line {
     Answer(ReceiveReply),
 }
 
-/// Reads the answer from the output of the remote shell. Returns `None` if the output ends without an answer, and the
-/// error `silent` if the answer takes too long after the login.
+/// Reads the receiver's answer from the output of the remote shell. Returns `None` if the output ends without an
+/// answer. Returns the error `silent` if the answer takes too long after the login.
 async fn answer(
     output: ChildStdout,
     config: &SshConfig,
@@ -242,9 +243,10 @@ fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>)
     }
 }
 
-/// Returns the address for data. If the name resolves to the address that ssh reached, that address is used, because a
-/// name may have several hosts. If it does not, the address is probably valid only behind a gateway and the name is
-/// used. If the name does not resolve here, the address is used.
+/// Returns the address for the data connections. Uses the address that ssh reached if `name` resolves to that address,
+/// because a name may belong to several hosts. Uses the name if it resolves to other addresses only, because the
+/// reached address is then probably valid only behind a gateway. If the name does not resolve on this host, uses the
+/// address that ssh reached.
 async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
     let Some(reached) = reached else {
         return name.to_owned();

@@ -1,7 +1,8 @@
-//! The two hosts of a copy as a session reaches them: daemons, or receivers that ssh started for the session.
+//! The two hosts of a copy, as a session reaches them. Each host runs a daemon, or a receiver that ssh started for the
+//! session.
 //!
-//! A receiver that ssh started has its own port and key, and ends with its ssh process. If one of the hosts is behind
-//! ssh, a copy therefore ends with the command that ordered it.
+//! A receiver that ssh started has its own port and key, and ends with its ssh process. If one of the hosts is reached
+//! over ssh, a copy therefore ends with the command that ordered it.
 
 use zmove_transport::{Channel, ChannelDialer};
 use zmove_wire::HostAddress;
@@ -32,12 +33,13 @@ struct Started {
 }
 
 impl<'a> Hosts<'a> {
-    /// Starts the receivers that need ssh, one after the other, because each ssh may ask for a password.
+    /// Starts the receivers that need ssh. They are started one after the other, because each ssh may ask for a
+    /// password.
     pub(super) async fn begin(
         source: Connector<'a>,
         target: Connector<'a>,
     ) -> Result<Self, ConnectError> {
-        // The target comes first, because the user may have to confirm its key.
+        // Start at the target host, because the user may have to confirm its key.
         let target = Host::begin(target).await?;
         Ok(Self {
             source: Host::begin(source).await?,

@@ -36,8 +36,8 @@ struct PathExtent {
 }
 
 impl OverlapCheck {
-    /// Creates a check of a push's sources against its target. `file_systems` selects the file systems that are
-    /// scanned.
+    /// Creates a check of the sources of a push against its target. `file_systems` states which file systems the push
+    /// scans.
     #[must_use]
     pub const fn new(sources: Vec<ScanRoot>, target: PathBuf, file_systems: FileSystems) -> Self {
         Self {
@@ -74,8 +74,8 @@ impl OverlapCheck {
         self.refuse_mounted_inside(&mounts)
     }
 
-    /// Refuses a mount below the target if it is part of a source and other parts of the sources would be written into
-    /// it.
+    /// Refuses a mount below the target if the mount shows part of a source. Other parts of the sources would be
+    /// written into it.
     fn refuse_mounted_inside(&self, mounts: &[u8]) -> Result<(), OverlapError> {
         let source_extents = self.source_extents(mounts);
         for (source, ground) in &source_extents {
@@ -106,7 +106,7 @@ impl OverlapCheck {
         Ok(())
     }
 
-    /// Returns the place that a source is pushed to, if it exists.
+    /// Returns the extent of the path to which a source is pushed, if that path exists.
     fn target_extent(&self, source: &ScanRoot, mounts: &[u8]) -> Option<PathExtent> {
         PathExtent::of(
             &self
@@ -118,7 +118,7 @@ impl OverlapCheck {
         )
     }
 
-    /// Returns the existing sources with the ground of each.
+    /// Returns the existing sources, each with the directories and mounts that belong to it.
     fn source_extents(&self, mounts: &[u8]) -> Vec<(&ScanRoot, PathExtent)> {
         let ground = |source: &ScanRoot| {
             let mut ground = PathExtent::of(&source.source.canonicalize().ok()?, mounts)?;
@@ -136,7 +136,8 @@ impl OverlapCheck {
 }
 
 impl RemovalGuard for OverlapCheck {
-    /// Objects if a source lies in a directory that will mirror another source, because the source would be removed.
+    /// Returns an objection if a source lies in a directory that will become a mirror of a source. The removal of extra
+    /// entries would remove it.
     fn objection(&self) -> Option<String> {
         let mounts = mounts();
         let source_extents = self.source_extents(&mounts);
@@ -172,7 +173,7 @@ impl RemovalGuard for OverlapCheck {
 }
 
 impl PathExtent {
-    /// Returns the ground of a canonical path.
+    /// Returns the extent of a canonical path.
     fn of(path: &Path, mounts: &[u8]) -> Option<Self> {
         let identity = |path: &Path| {
             fs::symlink_metadata(path)
@@ -188,7 +189,7 @@ impl PathExtent {
         })
     }
 
-    /// Returns whether this ground's path is the other ground's path or lies below it.
+    /// Returns whether this path is the other path or lies below it.
     fn is_inside(&self, other: &Self, file_systems: FileSystems) -> bool {
         let near = |(device, _): &&(u64, u64)| {
             file_systems == FileSystems::All

@@ -1,4 +1,5 @@
-//! The start of a pull, or of a copy between other hosts: the request, and the host's permission.
+//! The start of a pull, or of a copy between other hosts: this side sends the request, and the host grants or refuses
+//! it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,16 +18,16 @@ use crate::error::PullError;
 pub(crate) struct RequestAnswer {
     pub(crate) reader: ControlReader,
     pub(crate) writer: ControlWriter,
-    /// The answer, which is neither a refusal nor a wait.
+    /// The answer of the host. A refusal or a wait is not stored here.
     pub(crate) answer: ToSender,
-    /// Whether the host was busy first. In that case, it closed the lanes that connected in the meantime.
+    /// Whether the host was busy at first. While it was busy, it closed the lanes that connected.
     pub(crate) has_waited: bool,
 }
 
 /// Time limit for the host to examine the request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Sends a request and waits for the host's answer. Waits in the host's queue for up to `patience`.
+/// Sends a request and waits for the host's answer. If the host is busy, waits in its queue for up to `patience`.
 pub(crate) async fn ask(
     mut reader: ControlReader,
     writer: ControlWriter,
@@ -38,7 +39,7 @@ pub(crate) async fn ask(
 ) -> Result<RequestAnswer, PullError> {
     // For a request to send, "target" in a refusal means the sources.
     let asks_for_sources = matches!(wanted, ToSource::Fetch(_) | ToSource::Copy(_));
-    // Runs concurrently with the reads, because a busy host does not read a long list yet.
+    // Send concurrently with the reads below, because a busy host does not read a long list yet.
     let saying = tokio::spawn(send_request(writer, greeting, wanted, list));
     let first = async {
         reader.greeting().await?;

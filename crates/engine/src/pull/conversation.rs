@@ -1,5 +1,5 @@
-//! Filters the control messages of a pull between the host and this side's receiver. Additional messages for the
-//! observer are extracted. Of the host's opening, only the shape of its sources is used.
+//! Filters the control messages that the host of a pull sends to this side's receiver. Additional messages for the
+//! observer are extracted. The host's opening is dropped, except for the shape of the host's sources.
 //!
 //! **Invariant:** this module passes neither an opening nor raw bytes of the host to the receiver. Each message is
 //! decoded, and the messages for the receiver are encoded again.
@@ -57,7 +57,7 @@ pub(super) fn filter_control(
 struct ControlFilter {
     sources: RemoteSources,
     relayed: Arc<RelayedEvents>,
-    /// Sender for the shape of the host's sources. `None` after the host's opening.
+    /// Sends the shape of the host's sources to the receiver. `None` after the host's opening was processed.
     shape: Option<oneshot::Sender<TargetShape>>,
 }
 
@@ -67,7 +67,7 @@ impl ControlFilter {
         loop {
             let bytes = match host.receive().await {
                 Ok(Some(bytes)) => bytes,
-                // The receiver detects that its connection is closed.
+                // The receiver notices that its connection was closed.
                 Ok(None) | Err(ControlError::Closed) => return None,
                 Err(error) if error.is_lost() => {
                     return refusal(RefusalCode::Broken, error.to_string());
@@ -86,7 +86,7 @@ impl ControlFilter {
         }
     }
 
-    /// Processes a message of the host. Returns it if it is for the receiver.
+    /// Processes a message of the host. Returns the message if it is meant for the receiver.
     fn take(&mut self, bytes: &[u8]) -> Result<Option<ToReceiver>, WireError> {
         match decode_message(bytes)? {
             ToReceiver::Relay(relay) => {

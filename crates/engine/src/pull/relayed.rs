@@ -27,8 +27,8 @@ pub(crate) struct RelayedEvents {
     unreported: Lock<HashMap<RelPath, Root>>,
 }
 
-/// Maximum number of files in `unreported`. A host reports a file after it has learned that the file is complete, so
-/// the number is limited by the files in flight.
+/// Maximum number of files in `unreported`. A host reports a file as soon as it has learned that the file is complete,
+/// so normally only files in flight are in the map.
 const UNREPORTED_MAX: usize = 1 << 20;
 
 /// The information that a session has received from the host.
@@ -36,7 +36,7 @@ const UNREPORTED_MAX: usize = 1 << 20;
 pub(crate) struct SenderReport {
     /// Progress of the sender in its last session.
     pub(crate) progress: TransferProgress,
-    /// Maximum sum of files and bytes that the sender knew to be at the target in any session.
+    /// Highest sum of files and bytes at the target that the sender has reported, over all sessions.
     pub(crate) max_progress: u64,
     pub(crate) account: Option<TransferAccount>,
     pub(crate) broken: Option<Refusal>,
@@ -87,7 +87,7 @@ impl RelayedEvents {
                 self.list(&hashed, ProofMethod::SizeAndTime);
                 self.heard.lock().reported_existing += hashed.len() as u64;
             }
-            // The dialer ends only when the session is being stopped.
+            // The channel is closed only while the session is being stopped.
             Relay::Lanes(more) => drop(self.more.send(more.min(LANES_MAX))),
             Relay::Account(account) => self.heard.lock().account = Some(*account),
             Relay::Broken(refusal) => {
@@ -108,7 +108,8 @@ impl RelayedEvents {
         }
     }
 
-    /// Adds files that the host has not reported to the manifest, with the hashes that they arrived with.
+    /// Adds the files that the host has not reported to the manifest. The hashes are those that were computed when the
+    /// files arrived.
     fn add_unreported(&self) {
         let unreported = std::mem::take(&mut *self.unreported.lock());
         if let Some(manifest) = &mut *self.manifest.lock() {
@@ -118,10 +119,11 @@ impl RelayedEvents {
         }
     }
 
-    /// Returns the received information at the end of the session. `ended` is the reason why this side stopped reading,
-    /// if there is one.
+    /// Returns the manifest and the information that was received, at the end of the session. `ended` is the reason why
+    /// this side stopped reading, if there is one.
     pub(crate) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, SenderReport) {
-        // The final messages of a lost connection are lost, and the next session will find these files to be equal.
+        // If the connection is lost, the host's final messages are lost too. The next session will find these files to
+        // be equal and will not report them.
         self.add_unreported();
         let mut heard = std::mem::take(&mut *self.heard.lock());
         heard.broken = heard.broken.or(ended);
@@ -134,7 +136,8 @@ impl RelayedEvents {
     }
 
     fn forward_event(&self, mut event: Event) {
-        // Only this side reports that it waits, because the display remembers each cause and shows it as a state.
+        // Ignore the host's own waiting states. Only this side reports that it waits, because the display remembers
+        // each cause and shows it as a state.
         if let Event::Waiting { message } | Event::HeldUp { by: message } = event {
             event = Event::Warned { message };
         }

@@ -1,10 +1,10 @@
-//! The sources of a pull as typed by the user, and the names that they allow at the top of the target.
+//! The sources of a pull as the user typed them, and the names that they allow at the top level of the target.
 //!
-//! A host expands globs and could send any files under any names. In CVE-2022-29154, rsync trusted the host. The names
-//! at the top are therefore matched again on this side against the last component of each source.
+//! A host expands globs, and a malicious host could send any files under any names. In CVE-2022-29154, rsync trusted
+//! the host. This side therefore matches the names at the top level again, against the last component of each source.
 //!
-//! **Invariant:** unless a source means the contents of a directory, only requested names are allowed at the top of the
-//! target. With a list of paths, only listed paths are allowed at any depth.
+//! **Invariant:** unless a source stands for the contents of a directory, only requested names are allowed at the top
+//! level of the target. With a list of paths, only listed paths are allowed at any depth.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ pub struct RemoteSources {
 }
 
 impl RemoteSources {
-    /// Creates the sources from their paths. With a list, the listed paths relative to the only source are requested.
-    /// Each ends with `separator`.
+    /// Creates the sources from their paths. If there is a list, it contains paths relative to the only source, each
+    /// followed by the separator byte.
     #[must_use]
     pub fn new(paths: Vec<Vec<u8>>, list: Option<(&[u8], u8)>) -> Self {
         let listed = list.map(|(list, separator)| Arc::new(listed(list, separator)));
@@ -61,7 +61,7 @@ impl RemoteSources {
     }
 }
 
-/// Parses a list of paths. `.` is the source itself, whose mode and time are applied to the target.
+/// Parses a list of paths. The path `.` is the source itself, whose mode and time are applied to the target.
 fn listed(list: &[u8], separator: u8) -> ListedPaths {
     let mut listed = ListedPaths::default();
     for path in list.split(|&byte| byte == separator) {

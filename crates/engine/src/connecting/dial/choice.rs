@@ -23,7 +23,7 @@ use super::machine::{LANES_AT_ONCE, LOCAL_RTT};
 use crate::connecting::path_memory::{PathRecord, Rates, Window};
 use crate::connecting::settings::DialSettings;
 
-/// Returns how long TCP waits for QUIC, or `None` if QUIC is not tried first.
+/// Returns how long QUIC is tried alone before TCP is dialed, or `None` if QUIC is not tried first.
 pub(super) async fn quic_head_start(
     settings: &DialSettings,
     known: Option<PathRecord>,
@@ -90,12 +90,13 @@ fn bytes_max(known: &PathRecord) -> Option<u64> {
 const FIRST_WINDOW_BYTES: f64 = 90_000.0;
 /// QUIC's rate relative to TCP's if the CPU is the limit.
 const QUIC_SHARE: f64 = 0.6;
-/// Maximum size of the push in windows. A rate that was measured during TCP's start may be far below the rate of a
-/// longer push.
+/// Maximum size of the push, as a multiple of the window. A rate that was measured while TCP was starting may be far
+/// below the rate of a longer push.
 const WINDOWS_MAX: f64 = 8.0;
-/// Divisor of the round trip that yields how long the dial waits for the scan.
+/// The dial waits for the scan for the round trip time divided by this number.
 const SCAN_SHARE: u32 = 3;
-/// Includes one round trip for a receiver that validates the address (Retry), and one for a delayed packet.
+/// Number of round trips that a QUIC handshake may take. One is for a receiver that validates the address (Retry), and
+/// one for a delayed packet.
 const HANDSHAKE_ROUND_TRIPS: u32 = 3;
 const LATE_HOST: Duration = Duration::from_millis(200);
 

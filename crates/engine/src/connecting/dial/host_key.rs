@@ -44,8 +44,8 @@ impl Connector<'_> {
         Ok(KnownHosts::open(home)?.lookup(&remote.host, remote.port))
     }
 
-    /// Returns the policy for the host's key: the pinned key, a key certified by the site's authority, or else the
-    /// treatment of unknown hosts from the settings, as with ssh.
+    /// Returns the policy for the host's key: the pinned key, or a key certified by the site's authority. If there is
+    /// neither, the settings decide how to treat the unknown host, as with ssh.
     pub(super) async fn host_policy(
         &self,
         identity: &Identity,

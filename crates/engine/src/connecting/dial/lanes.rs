@@ -1,6 +1,7 @@
-//! Dials the control connection and the lanes concurrently, so that no time is lost to extra round trips.
+//! Dials the control connection and the lanes concurrently, which saves round trips.
 //!
-//! The number of lanes stays fixed with `--limit`, or if this process may open only a few files.
+//! With `--limit`, the number of lanes does not change after the dial. The same holds if this process may open only a
+//! few files.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -25,8 +26,7 @@ use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, LaterLanes};
 use crate::error::ConnectError;
 use crate::random::fresh_transfer;
 
-/// Dials the control connection and the first lanes concurrently. The result includes the recalled properties of the
-/// path.
+/// Dials the control connection and the first lanes concurrently. Also returns the remembered properties of the path.
 pub(super) async fn dial_all<L: LaneEnd>(
     dialer: ChannelDialer,
     settings: &DialSettings,
@@ -105,8 +105,9 @@ pub(super) async fn dial_all<L: LaneEnd>(
 /// Maximum number of later lanes that are being dialed or wait to be accepted.
 const DIALS_MAX: usize = 2 * LANES_MAX as usize;
 
-/// Dials further lanes on request until the requesting side is dropped, numbered from `next` on, or from 0 for each
-/// set. Requests beyond [`DIALS_MAX`] are ignored, because a host that is pulled from may request any number of lanes.
+/// Dials further lanes on request, until the requesting side is dropped. Lanes are numbered from `next` on, or from 0
+/// in each new set. Requests beyond [`DIALS_MAX`] are ignored, because the sending host of a pull may request any
+/// number of lanes.
 async fn dial_more<L: LaneEnd>(
     dialer: ChannelDialer,
     kind: LaterLanes,
@@ -137,9 +138,9 @@ async fn dial_more<L: LaneEnd>(
 
 type LanesIn<L> = mpsc::Sender<Result<L, LaneError>>;
 
-/// An end of a lane that is created from a dialed connection.
+/// The local end of a lane, created from a dialed connection.
 pub trait LaneEnd: Send + Sized + 'static {
-    /// Converts a connection into one of `lanes` lanes, after the greeting.
+    /// Converts a connection into a lane after the greeting. `lanes` is the total number of lanes.
     ///
     /// # Errors
     /// The connection cannot become a lane.
@@ -191,8 +192,8 @@ impl LaneDial {
     }
 }
 
-/// Dials a lane. The lane is dropped if the path turns out to need fewer. The permit is held until the lane is
-/// accepted.
+/// Dials a lane in a new task. The lane is dropped if fewer lanes turn out to be sufficient. The task holds the permit
+/// until the lane is accepted.
 fn spawn_lane_dial<L: LaneEnd>(
     dialer: &ChannelDialer,
     lane: LaneDial,

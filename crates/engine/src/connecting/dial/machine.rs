@@ -18,8 +18,8 @@ pub const RATE_TARGET: f64 = 1.25e9;
 /// Round trip time below which a path is local. On local paths, window sizes do not matter and each lane costs CPU.
 pub const LOCAL_RTT: Duration = Duration::from_millis(2);
 
-/// Returns the number of lanes that suits a path: enough for the kernel's send windows to fill it, and few if the
-/// windows are no limit.
+/// Returns the number of lanes that suits a path. The kernel's send windows of all lanes together should fill the path.
+/// If windows are no limit, few lanes are enough.
 pub(super) fn lanes_for(rtt: Duration) -> u16 {
     lanes_for_machine(rtt, cores(), send_window_max())
 }
@@ -59,7 +59,8 @@ pub(super) fn max_lanes_for_rate(limit: Option<RateLimit>) -> u16 {
     })
 }
 
-/// Returns the maximum number of lanes for which this process has file descriptors in addition to its files.
+/// Returns the maximum number of lanes for which this process has file descriptors. Descriptors for the files that it
+/// reads are subtracted first.
 pub(super) fn max_lanes_for_descriptors(files: usize) -> u16 {
     let lanes = files.saturating_sub(FILES_BESIDE_LANES) / FILES_PER_LANE;
     u16::try_from(lanes)

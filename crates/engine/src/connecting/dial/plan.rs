@@ -1,5 +1,5 @@
-//! The lane plan: how many lanes to dial at which time, and how they respond to loss, based on what is known about the
-//! path so far.
+//! The lane plan: how many lanes to dial at which time, and how the lanes respond to loss. It is based on what is known
+//! about the path so far.
 //!
 //! `--streams` determines the number of lanes, up to the number that a rate limit can use. Without it, the larger of
 //! the remembered number and the number for the round trip (`machine`) is used. Most lanes are dialed together with the
@@ -20,7 +20,7 @@ use super::machine::{
 use crate::connecting::path_memory::PathRecord;
 use crate::connecting::settings::DialSettings;
 
-/// The lane plan, made when only the path memory is known about the path.
+/// The lane plan of a session. When it is made, only the path memory is known about the path.
 pub(super) struct LanePlan {
     /// Requested number of lanes, or `None` if the tuner chooses it.
     pub(super) fixed: Option<u16>,
@@ -60,8 +60,8 @@ impl LanePlan {
         }
     }
 
-    /// Returns the number of first lanes to dial while the control connection is being dialed. This is the usual
-    /// number, unless a smaller one proves sufficient within a few milliseconds.
+    /// Returns the number of first lanes to dial together with the control connection. This is the usual number, unless
+    /// a smaller number proves sufficient within a few milliseconds.
     pub(super) async fn initial_lanes(
         &self,
         dialer: &ChannelDialer,
@@ -91,9 +91,8 @@ impl LanePlan {
         Some(needed.min(self.max_lanes)).filter(|lanes| *lanes < usual)
     }
 
-    /// Returns how the number of lanes and their congestion control may change, unless both are known to stay fixed.
-    /// They stay fixed over QUIC, whose congestion control tolerates loss and whose windows are distributed over the
-    /// first lanes.
+    /// Returns whether the number of lanes may change, and how the lanes respond to loss. Both stay fixed over QUIC:
+    /// its congestion control tolerates loss, and its windows are distributed over the first lanes.
     pub(super) fn tuning(
         self,
         is_fixed: bool,
@@ -140,7 +139,8 @@ impl LanePlan {
     }
 }
 
-/// How long most lanes are held back, in case the scan ends or the path proves short just after dialing.
+/// How long most lanes are held back. If the scan ends or the path proves short within this time, fewer lanes are
+/// dialed.
 const EARLY_RESULT_WAIT: Duration = Duration::from_millis(5);
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use super::{Location, Start};
 use crate::error::LocationError;
 
-/// Parses a target. The displayed form of a daemon's target, including its path, must be parsed as the same target. No
-/// argument for ssh may be an option.
+/// Parses a target. If the target belongs to a daemon, its displayed form, including the path, must be parsed as the
+/// same target. No argument that is passed to ssh may be an option.
 ///
 /// # Panics
 /// Panics if one of these properties is violated.

@@ -15,11 +15,12 @@ pub struct PathRecord {
     pub lanes: u16,
     /// Whether a congestion control that ignores loss suited the path.
     pub loss_tolerant: bool,
-    /// Round trip time at that time. A very different round trip time indicates another path.
+    /// Round trip time when the properties were measured. If the current round trip time is very different, the path is
+    /// a different one.
     pub round_trip: Duration,
     /// Rate of the last push, in bytes per second.
     pub bytes_per_second: u64,
-    /// Day of the last push over TCP, or of the last push if none used TCP. Counted from 1970.
+    /// Day of the last push over TCP, counted from 1970. If no push used TCP, the day of the last push.
     pub(crate) day: u64,
     /// Best rate of each transport.
     pub rates: Rates,
@@ -49,11 +50,11 @@ pub struct Window {
     pub(crate) at: u64,
 }
 
-/// The measurements of a push. None of them come from a peer.
+/// The measurements of a push. All of them were made on this side, not by a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathMeasurement {
     pub(crate) transport: Transport,
-    /// Best rate, if it was limited by the path or the hosts rather than by a rate limit.
+    /// Best rate, or `None` if a rate limit was the bottleneck.
     pub(crate) at_best: Option<BestRate>,
     pub(crate) ends: Option<PathEnds>,
     /// Whether the path lost data, so that the earlier measurements are too high.
@@ -86,8 +87,9 @@ impl PathRecord {
         matches_rtt(self.round_trip, round_trip)
     }
 
-    /// Returns the properties updated with the measurements of a push. `self` contains the earlier rates and window.
-    /// Earlier values are kept if they are higher and no loss occurred, because a push may have had little to send.
+    /// Returns these properties, updated with the measurements of a push. `self` contains the rates and the window of
+    /// earlier pushes. If an earlier value is higher and no loss occurred, it is kept, because the new push may have
+    /// had little to send.
     pub(crate) fn updated_with(self, found: &PathMeasurement) -> Self {
         let PathMeasurement {
             transport,
@@ -149,7 +151,7 @@ impl Window {
         }
     }
 
-    /// Returns whether this window is larger than another one of the same path.
+    /// Returns whether this window is larger than another window of the same path.
     fn is_above(&self, other: &Self) -> bool {
         self.bytes > other.bytes
             && self.ends == other.ends
@@ -163,8 +165,8 @@ impl Window {
             && self.round_trip <= ROUND_TRIP_MAX
     }
 
-    /// Returns whether the window is recent enough to be used. It is not if the clock was set back, since its age is
-    /// then unknown.
+    /// Returns whether the window is recent enough to be used. A window from the future is not: the clock was set back,
+    /// so the age of the window is unknown.
     fn is_fresh(&self, now: u64) -> bool {
         now.checked_sub(self.at)
             .is_some_and(|age| age <= WINDOW_AGE_MAX)
@@ -189,7 +191,7 @@ fn now() -> u64 {
 const LANES_MAX: u16 = zmove_wire::limits::LANES_MAX;
 /// Jitter that a busy host adds to a round trip.
 const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);
-/// Minimum useful window, in bytes. A few connections send as much in their first flights.
+/// Minimum useful window, in bytes. With a smaller window, a few connections would send as much in their first flights.
 const WINDOW_MIN: u64 = 1 << 20;
 /// Maximum age of a window, in seconds: one day.
 pub(super) const WINDOW_AGE_MAX: u64 = 24 * 60 * 60;

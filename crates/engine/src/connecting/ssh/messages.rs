@@ -20,7 +20,8 @@ pub struct ReceiveRequest {
     version: u16,
     /// The only key that the receiver allows.
     pub key: String,
-    /// Transports on which the receiver listens. A sender that may use either transport needs both on the same port.
+    /// Transports on which the receiver listens. If the sender may use either transport, the receiver listens for both
+    /// on the same port.
     pub carriers: TransportChoice,
     /// Ports on which the receiver may listen, or `None` for any.
     pub ports: Option<PortRange>,
@@ -92,7 +93,7 @@ impl ReceiveReply {
     /// Returns the answer as a line of text, preceded by a line break.
     #[must_use]
     pub fn line(&self) -> String {
-        // A shell may have written text without a final line break.
+        // The remote shell may have printed text without a final line break.
         format!("\n{MARK}{}\n", to_json(self))
     }
 

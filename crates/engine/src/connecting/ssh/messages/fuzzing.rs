@@ -3,8 +3,8 @@
 use super::{ReceiveReply, ReceiveRequest};
 use crate::connecting::settings::PortRange;
 
-/// Parses a message of either side, which must be unchanged after being written and parsed again, and a range of ports,
-/// which must be non-empty and not contain port 0.
+/// Parses a message of either side, and a range of ports. A message must be unchanged after it is written and parsed
+/// again. A range must not be empty and must not contain port 0.
 ///
 /// # Panics
 /// Panics if a message or a range violates these properties.
