@@ -1,5 +1,5 @@
-//! The environment of the programs that run for jobs: the variables that locate the user's files and settings, and no
-//! others. The runner's own environment may contain secrets of unrelated programs.
+//! The environment of the programs that run for jobs. It contains only the variables that locate the user's files and
+//! settings, because the runner's own environment may contain secrets of unrelated programs.
 
 use std::ffi::{OsStr, OsString};
 

@@ -33,7 +33,7 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory, or a file in it, belongs to another user or is writable by others.
+    /// The directory, or a file in it, belongs to another user, or other users can write to it.
     #[error("'{}' belongs to another user or is writable by another user", path.display())]
     Foreign {
         /// The directory or file.
@@ -69,27 +69,27 @@ pub enum StoreError {
         path.display()
     )]
     Damaged {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
-        /// The error that was found.
+        /// The damage that was found.
         why: String,
     },
     /// The disk is full. Nothing was changed.
     #[error("no space left to write '{}': nothing was changed", path.display())]
     Full {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
     },
     /// Another process held the lock of the database for too long.
     #[error("'{}' is locked by another process: try again", path.display())]
     Locked {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
     },
     /// Any other error of the database.
     #[error("use '{}': {source}", path.display())]
     Database {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The library's error.
         source: rusqlite::Error,
@@ -102,7 +102,7 @@ pub enum StoreError {
     Illegal {
         /// The job.
         id: JobId,
-        /// The step that is not possible.
+        /// The step that the state does not allow.
         source: IllegalStep,
     },
     /// The id of the submission belongs to a different job.
@@ -155,7 +155,7 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the same operation may succeed later without any intervention.
+    /// Returns whether the error is temporary: the same operation may succeed later without any intervention.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(

@@ -95,11 +95,12 @@ pub struct NewJob {
     pub priority: i32,
     /// The earliest start time.
     pub not_before: Option<Moment>,
-    /// The start time as typed. `not_before` is recomputed from it after the clock was corrected.
+    /// The start time as typed. If the clock is corrected after the submission, `not_before` is computed again from
+    /// this text.
     pub at: Option<StartTime>,
     /// The schedule on which the job is repeated.
     pub schedule: Option<Schedule>,
-    /// Jobs that must be done before this one starts.
+    /// Jobs that must be done before this job starts.
     pub after: Vec<JobId>,
     /// The maximum time without progress before the job is given up.
     pub deadline: Duration,
@@ -118,7 +119,8 @@ pub enum Wish {
     Cancel,
 }
 
-/// Totals of finished attempts, as those attempts reported them. Data that was already at the target is not included.
+/// Totals of finished attempts, as the processes of the attempts reported them. Data that was already at the target is
+/// not included.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TransferTotals {
     /// Files moved.
@@ -132,7 +134,7 @@ pub struct TransferTotals {
 }
 
 impl TransferTotals {
-    /// Adds the totals of a later attempt to those of the earlier ones.
+    /// Returns the totals of the earlier attempts plus those of a later attempt.
     #[must_use]
     pub fn add(before: Option<Self>, later: Option<Self>) -> Option<Self> {
         match (before, later) {

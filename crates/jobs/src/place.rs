@@ -42,9 +42,9 @@ impl JobsDirectory {
             });
         }
         let place = Self(path.to_owned());
-        // Another user may have written the files of a directory that others can write, and the command line of a job
-        // comes from such a file. A directory that others can read may hold other files for a reason, so its mode is
-        // not changed.
+        // Refuse a directory to which other users can write: they may have written its files, and the command line of a
+        // job comes from such a file. Refuse a directory that other users can read and that is not a directory of jobs:
+        // it may hold other files for which this mode is intended.
         let others = metadata.mode() & 0o077;
         let is_for_jobs = || -> io::Result<bool> {
             Ok(place.database().exists() || std::fs::read_dir(path)?.next().is_none())
@@ -60,7 +60,7 @@ impl JobsDirectory {
             let close = directory.set_permissions(Permissions::from_mode(0o700));
             close.map_err(StoreError::io("close to others", path))?;
         }
-        // Other users may have created these files before the directory was closed.
+        // Other users may have created these files before their access to the directory was removed.
         [
             "jobs.db",
             "jobs.db-wal",
@@ -125,7 +125,7 @@ impl JobsDirectory {
         self.job(id).join(format!("samples-{attempt}"))
     }
 
-    /// Returns the path of the log to which the processes of a job write messages for people.
+    /// Returns the path of the log to which the processes of a job write messages for the user.
     #[must_use]
     pub fn log(&self, id: JobId) -> PathBuf {
         self.job(id).join("log")
@@ -142,8 +142,8 @@ pub fn is_shared(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|status| NETWORK.contains(&kind_of(&status)))
 }
 
-/// Refuses a directory on a network file system, given the `f_type` of its file system. There, a lock may hold for one
-/// host only, and hosts do not share mapped memory.
+/// Refuses a directory on a network file system. `kind` is the `f_type` of its file system. On such a file system, a
+/// lock may be effective only on one host, and hosts do not share mapped memory.
 fn refuse_network(path: &Path, kind: u64) -> Result<(), StoreError> {
     if NETWORK.contains(&kind) {
         Err(StoreError::Network {
@@ -175,7 +175,7 @@ pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Returns whether `path` refers to this open file.
+/// Returns whether `path` still refers to this open file.
 pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     Ok(file_id(&file.metadata()?) == file_id(&path.symlink_metadata()?))
 }
@@ -185,7 +185,7 @@ pub(crate) fn file_id(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Returns at most the last `bytes_max` bytes of a file, or nothing if the file does not exist.
+/// Returns the end of a file, at most `bytes_max` bytes, or nothing if the file does not exist.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -201,12 +201,12 @@ pub fn read_tail(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(end)
 }
 
-/// Listens on a Unix socket that only this user can open, and replaces a socket that a killed process has left.
+/// Listens on a Unix socket that only this user can open. Replaces a socket that a killed process has left behind.
 ///
 /// The function changes the umask of the process temporarily, so call it while the process has only one thread.
 ///
 /// # Errors
-/// Another process listens on the socket, in which case the message is `is_taken`, or the socket cannot be created.
+/// The socket cannot be created, or another process listens on it. In the latter case, the message is `is_taken`.
 pub fn bind_socket(path: &Path, is_taken: &str) -> io::Result<UnixListener> {
     if path
         .symlink_metadata()
@@ -247,8 +247,8 @@ fn refuse_foreign(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Returns whether another user owns the file, can write it, or could have placed it. A symbolic link could lead to a
-/// file of that user, and a second hard link could be a name under which they can open the file.
+/// Returns whether another user owns the file, can write to it, or could have put it there. A symbolic link could lead
+/// to a file of another user. If the file has a second hard link, another user may be able to open it under that name.
 fn is_foreign(path: &Path) -> io::Result<bool> {
     let metadata = path.symlink_metadata()?;
     let has_other_name = metadata.is_file() && metadata.nlink() > 1;

@@ -1,4 +1,4 @@
-//! The program of this process, which an upgrade may replace while the process runs.
+//! The executable file of this process, which an upgrade may replace while the process runs.
 
 use std::ffi::OsString;
 use std::io;
@@ -31,7 +31,7 @@ pub fn this_program() -> Command {
     command
 }
 
-/// The program of this process, and the path at which an upgrade installs the next version.
+/// The executable file of this process, and the path at which an upgrade installs the next version.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
@@ -56,8 +56,8 @@ impl Program {
         Ok(Self { path, number })
     }
 
-    /// Returns whether a different executable exists at the program's path. A program that was only removed is not
-    /// replaced.
+    /// Returns whether a different executable exists at the program's path. If the program was only removed, the result
+    /// is `false`.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.path.metadata().is_ok_and(|there| {

@@ -1,10 +1,10 @@
 //! The runner: queues jobs when they are due, starts a process for each, reads the events that the process prints, and
 //! records the end of each attempt.
 //!
-//! One thread runs a loop. In each turn it checks all processes, then the store. It then sleeps until a process ends,
-//! another process writes to the FIFO, or a timeout expires. All of the runner's state survives it: job states are in
-//! the store, processes hold the locks of their jobs, and events are in files. The runner therefore needs no orderly
-//! shutdown and may be killed at any time.
+//! One thread runs a loop. Each iteration checks all processes and then the store. The thread then sleeps until a
+//! process ends, another process writes to the FIFO, or a timeout expires. All state is kept outside the runner: job
+//! states are in the store, processes hold the locks of their jobs, and events are in files. The runner therefore needs
+//! no orderly shutdown and may be killed at any time.
 //!
 //! **Invariants:** a directory of jobs has at most one runner. A process is started only by a runner that holds the
 //! job's lock and has recorded the attempt. The end of an attempt is recorded once, after its process has ended.
@@ -58,7 +58,7 @@ pub struct RunnerConfig {
     pub limits: Limits,
     /// Whether the runner ends when it is idle.
     pub stay: IdlePolicy,
-    /// The runner's own program. The runner ends when that was replaced. `None`: the runner does not check.
+    /// The executable file of the runner. The runner ends after this file was replaced. `None` disables the check.
     pub program: Option<Program>,
     /// The file that configures notifications.
     pub notify: PathBuf,
@@ -67,9 +67,9 @@ pub struct RunnerConfig {
 /// Whether a runner ends when it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
-    /// Never: it runs until it is killed.
+    /// Never ends because it is idle.
     Always,
-    /// Once it has been idle for this time.
+    /// Ends after it has been idle for this time.
     UntilIdle(Duration),
 }
 
@@ -114,11 +114,11 @@ pub struct Runner {
     wake_fifo: WakeFifo,
     attempts: BTreeMap<JobId, RunningAttempt>,
     copies: PendingCopies,
-    /// The state of the store when no queued job could start. Until it changes, there is no need to read the queue
-    /// again, which may contain thousands of jobs.
+    /// The state of the store when no queued job could start. While the store is unchanged, the queue is not read
+    /// again, because it may contain thousands of jobs.
     nothing_begins: Option<(i64, i64)>,
     notifier: Notifier,
-    /// The last error, which is reported once.
+    /// The last error. It is kept so that each error is reported once.
     trouble: Option<String>,
     idle_since: Option<Instant>,
 }
@@ -131,11 +131,11 @@ struct RunningAttempt {
     process: Process,
     tail: EventReader,
     deadline: Duration,
-    /// When the process was asked to end.
+    /// When the process received the signal to end.
     asked: Option<Instant>,
-    /// Whether it was asked because the user wants to hold or cancel the job.
+    /// Whether the process received the signal because the user wants to hold or cancel the job.
     is_stopped: bool,
-    /// The exit code, if known, once the process has ended.
+    /// Set once the process has ended. Contains the exit code if it is known.
     ended: Option<Option<i32>>,
     /// Whether a stall was recorded for this attempt.
     stalled: bool,
@@ -210,7 +210,7 @@ impl Runner {
                         warn(&format!("{text}; retrying"));
                         self.trouble = Some(text);
                     }
-                    // The failed work is still due, so `sleep_until_event` would return immediately.
+                    // The work that failed is still due, so `sleep_until_event` would return immediately.
                     std::thread::sleep(TURN);
                     continue;
                 }
@@ -220,8 +220,9 @@ impl Runner {
         }
     }
 
-    /// Returns whether the runner can end in favor of a new program version: its program was replaced, and only jobs
-    /// that watch their sources are running. Such a job may never end, and its process does not need this runner.
+    /// Returns whether the runner can end so that a new program version can take over. That is possible if the program
+    /// was replaced and only jobs that watch their sources are running. Such a job may never end, and its process does
+    /// not need this runner.
     fn has_successor(&self) -> bool {
         let is_idle =
             || self.copies.is_empty() && self.attempts.values().all(|attempt| attempt.job.watches);
@@ -243,9 +244,9 @@ impl Runner {
         }
     }
 
-    /// Becomes the runner of a directory of jobs, or returns `None` if a runner is active. A runner that holds the lock
-    /// but cannot be woken has just started, or is about to end and may have checked for work the last time. This call
-    /// waits for such a runner, so that no job is left without one.
+    /// Becomes the runner of a directory of jobs, or returns `None` if a runner is active. If another runner holds the
+    /// lock but cannot be woken, it has just started or is about to end. A runner that is about to end may not check
+    /// for work again. This call therefore waits for the other runner, so that no job is left without a runner.
     ///
     /// # Errors
     /// The store cannot be used.
@@ -265,7 +266,7 @@ impl Runner {
         }
     }
 
-    /// Does one turn of work. Returns how long the runner may sleep, or `None` if it may end.
+    /// Runs one iteration of the runner's loop. Returns how long the runner may sleep, or `None` if it may end.
     fn work(&mut self, now: Moment, warn: &impl Fn(&str)) -> Result<Option<Duration>, StoreError> {
         if !self.wake_fifo.is_at(&self.place.wake()) {
             self.wake_fifo = open_wake_fifo(&self.place)?;
@@ -274,7 +275,7 @@ impl Runner {
             self.adopt_or_signal(running);
         }
         let mut trouble = Ok(());
-        // An error while one job ends may affect only that job, so the others are still handled.
+        // An error at the end of one job may concern only that job, so the other jobs are still handled.
         for id in self.attempts.keys().copied().collect::<Vec<_>>() {
             let attended = self.poll_attempt(id, now);
             trouble = trouble.and(attended);
@@ -298,8 +299,9 @@ impl Runner {
         }
     }
 
-    /// Adopts a job whose process an earlier runner has started. Asks the process to end if the user requested that or
-    /// it made no progress for the time of its deadline, and kills it if it does not comply.
+    /// Adopts a job whose process an earlier runner has started. Sends the process a signal to end if the user wants to
+    /// hold or cancel the job, or if the deadline has passed without progress. Kills a process that does not end in
+    /// time.
     fn adopt_or_signal(&mut self, running: RunningJob) {
         let RunningJob {
             job,
@@ -320,7 +322,7 @@ impl Runner {
         let is_stalled = !tail.is_idle && tail.moved_at.elapsed() >= attempt.deadline;
         match attempt.asked {
             None if wish.is_some() || is_stalled => {
-                // A process that was not found yet is signaled in the next turn.
+                // If the process was not found, the next iteration sends the signal.
                 let found = attempt.process.signal(&self.place, id, Signal::TERM);
                 attempt.asked = found.then(Instant::now);
                 attempt.is_stopped = found && wish.is_some();
@@ -360,8 +362,8 @@ impl Runner {
             .read_new_events(&events)
             .map_err(StoreError::io("read", &events))?;
         let Some(exit) = attempt.ended else {
-            // The final event must be read by the runner that records the end of the attempt, which may be a later
-            // runner.
+            // Record events only before the final event was read. The runner that records the end of the attempt must
+            // read the final event, and that may be a later runner.
             if !attempt.tail.unrecorded.is_empty() && attempt.tail.last.is_none() {
                 store.record(
                     id,
@@ -391,8 +393,8 @@ impl Runner {
         if state.is_some() {
             samples::keep(place, id, number);
         }
-        // The progress of the last attempt is displayed until the next one starts. After that, and after the job has
-        // ended, the store has all that is needed, so the events are removed.
+        // The events of the last attempt are kept until the next attempt starts, because they show the progress. Older
+        // events, and all events of a job that has ended, are removed. The store then contains all necessary data.
         let over = if state.is_some_and(State::is_final) {
             number
         } else {
@@ -402,8 +404,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Reaps child processes that do not belong to a job. The runner inherits the orphans of jobs, such as an ssh, if
-    /// it is the first process of a container. Without this, each would remain a zombie.
+    /// Reaps child processes that do not belong to a job. As the first process of a container, the runner inherits
+    /// orphans of its jobs, such as an ssh process. They would otherwise remain zombies.
     fn reap_orphans(&self) {
         let Ok(children) = std::fs::read_to_string("/proc/thread-self/children") else {
             return;
@@ -411,7 +413,7 @@ impl Runner {
         let pids = children
             .split_whitespace()
             .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-        // The code that handles a job reaps its process.
+        // A process that belongs to a job is reaped by the code that handles the job.
         let is_ours = |pid: &Pid| {
             self.copies.has_child(*pid)
                 || self
@@ -444,7 +446,7 @@ impl Runner {
         self.nothing_begins = chosen.is_empty().then_some(changes);
         let mut trouble = Ok(());
         for job in chosen {
-            // An error while one job starts may affect only that job, so the others are still started.
+            // An error at the start of one job may concern only that job, so the other jobs are still started.
             trouble = trouble.and(self.start(job, now));
         }
         trouble
@@ -454,10 +456,10 @@ impl Runner {
         let id = job.id;
         let lock =
             take_lock(&self.place, id).map_err(StoreError::io("lock", &self.place.lock(id)))?;
-        // An adopted process has not quite ended yet and still holds the lock.
+        // An adopted process has almost ended but still holds the lock.
         let Some(lock) = lock else { return Ok(()) };
         let started = match self.store.start(id, now) {
-            // A user has held or cancelled the job since it was chosen.
+            // A user has held or cancelled the job after it was chosen.
             Err(StoreError::Illegal { .. }) => return Ok(()),
             started => started?,
         };
@@ -493,8 +495,9 @@ impl Runner {
         Ok(())
     }
 
-    /// Returns whether the runner may end because it was idle for the configured time. The FIFO is removed before the
-    /// last check for work, so a process that submits a job has either committed it before that check or finds no FIFO.
+    /// Returns whether the runner may end because it was idle for the configured time. Removes the FIFO before the last
+    /// check for work. A process that submits a job has therefore either committed the job before that check, or finds
+    /// no FIFO and starts a new runner.
     fn may_exit(&mut self) -> Result<bool, StoreError> {
         let IdlePolicy::UntilIdle(idle) = self.config.stay else {
             return Ok(false);
@@ -519,7 +522,7 @@ impl Runner {
         Ok(true)
     }
 
-    /// Returns how long the runner may sleep unless an event wakes it.
+    /// Returns how long the runner may sleep if no event wakes it.
     fn pause(&self, now: Moment) -> Result<Duration, StoreError> {
         if !self.attempts.is_empty() || !self.copies.is_empty() {
             return Ok(TURN);
@@ -530,7 +533,8 @@ impl Runner {
 
     /// Waits until a process ends, the runner is woken, or `pause` has passed.
     fn sleep_until_event(&self, pause: Duration) {
-        // A process that has ended but could not be recorded would end the wait immediately.
+        // Wait only for processes that are running. A process that has ended but could not be recorded would end the
+        // wait immediately.
         let alive = self
             .attempts
             .values()
@@ -542,7 +546,7 @@ impl Runner {
         let pidfds = pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd, PollFlags::IN));
         let mut sources: Vec<_> = std::iter::once(wake_fifo).chain(pidfds).collect();
         let pause = Timespec::try_from(pause).ok();
-        // Whatever ended the wait, a signal included, the next turn checks everything.
+        // The cause of the wakeup does not matter, because the next iteration checks everything.
         let _woken = poll(&mut sources, pause.as_ref());
     }
 }
@@ -552,8 +556,8 @@ fn open_wake_fifo(place: &JobsDirectory) -> Result<WakeFifo, StoreError> {
     WakeFifo::open(&path).map_err(StoreError::io("open", &path))
 }
 
-/// Returns the end of an attempt whose process has ended. If the exit code was not observed, it is taken from the
-/// process's final event. Without a final event, the process died early.
+/// Returns the end of an attempt whose process has ended. If the exit code was not observed, it is taken from the final
+/// event of the process. If there is no final event either, the process died early.
 fn ending(
     attempt: &mut RunningAttempt,
     exit: Option<i32>,

@@ -60,7 +60,7 @@ const FIELDS: [(&str, u32); 5] = [
     ("day of the week", 7),
 ];
 
-/// Refuses text that the parser would accept with a different meaning: a field for seconds, a step larger than its
+/// Refuses text to which the parser would give an unexpected meaning: a field for seconds, a step larger than its
 /// field, or an empty element of a list.
 fn refuse_unsupported_syntax(text: &str) -> Result<(), String> {
     let fields: Vec<_> = text.split_whitespace().collect();
@@ -96,7 +96,7 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// A start time as typed, and the time to which the text referred when it was parsed.
+/// A start time as typed, and the timestamp that it meant when it was parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartTime {
     typed: String,
@@ -104,8 +104,8 @@ pub struct StartTime {
 }
 
 impl StartTime {
-    /// Parses `2026-11-26T02:00:00+01:00`, `2026-11-26 02:00` or `02:00`. The last form means the next such time. The
-    /// forms without an offset are in the host's time zone.
+    /// Parses `2026-11-26T02:00:00+01:00`, `2026-11-26 02:00` or `02:00`. The last form means the next time at which
+    /// the clock shows 02:00. Forms without an offset are in the host's time zone.
     ///
     /// # Errors
     /// The text has none of these forms, or the time does not exist.

@@ -66,7 +66,7 @@ pub enum Step {
     Retry,
     /// Everything is at the target.
     Finish,
-    /// The job failed permanently.
+    /// The attempt failed in a way that another attempt would repeat.
     Fail,
     /// The user holds the job.
     Hold,
@@ -108,7 +108,7 @@ impl State {
             (Self::Queued, Step::Start) => Self::Running,
             (Self::Running, Step::Retry) | (Self::Paused, Step::Resume) => Self::Waiting,
             (Self::Running, Step::Finish) => Self::Done,
-            // A waiting job fails when a job that it depends on does.
+            // A waiting job also fails if a job that it depends on has ended without being done.
             (Self::Running | Self::Waiting, Step::Fail) => Self::Failed,
             (Self::Waiting | Self::Queued | Self::Running, Step::Hold) => Self::Paused,
             (Self::Waiting | Self::Queued | Self::Running | Self::Paused, Step::Cancel) => {

@@ -1,7 +1,7 @@
-//! The job store: an SQLite database in a local directory, which any process of the user may open.
+//! The job store: an SQLite database in a local directory. Any process of the user may open it.
 //!
-//! **Invariants:** a state changes only by a [`Step`] that the job can take. The change, its event and, at the end of a
-//! job, its notifications are written in one transaction. A committed transaction has been flushed.
+//! **Invariants:** a state changes only by a [`Step`] that the state allows. The change, its event and, at the end of a
+//! job, its notifications are written in one transaction. A committed transaction has been flushed to disk.
 
 mod change;
 mod copies;
@@ -51,7 +51,7 @@ impl Store {
             {
                 return opened;
             }
-            // Two processes that wait for the same time would collide again.
+            // Two processes that wait for the same time would collide again, so the wait is random.
             std::thread::sleep(Duration::from_millis(
                 1 + u64::from(begun.elapsed().subsec_nanos() % 8),
             ));
@@ -164,7 +164,7 @@ impl Store {
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let path = &self.path;
-        // The write lock is taken before the first read, so that no other process changes the data between read and
+        // Take the write lock before the first read, so that no other process changes the data between the read and the
         // write.
         let begun = self
             .connection
@@ -184,7 +184,7 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(LOCK_TIMEOUT)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    // Flush every commit, not only checkpoints.
+    // Flush the database at every commit and not only at checkpoints.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     Ok(connection)
@@ -199,7 +199,7 @@ const VERSION: u32 = 1;
 /// The schema version of a database that SQLite has just created.
 const NO_SCHEMA: u32 = 0;
 
-/// How long a process waits for the transaction of another process. Transactions take milliseconds.
+/// How long a process waits while another process runs a transaction. A transaction takes milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

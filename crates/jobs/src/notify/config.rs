@@ -39,7 +39,7 @@ pub enum NotifyError {
         /// The system's error.
         source: io::Error,
     },
-    /// Other users can change the file, and could have their commands run.
+    /// Other users can change the file, and could thus run their own commands as this user.
     #[error("'{}' configures a command, but other users can write the file: run chmod go-w on it", path.display())]
     Writable {
         /// The file.
@@ -79,8 +79,8 @@ impl NotifyConfig {
             }
             Ok(file) => io::read_to_string(file).map_err(io)?,
         };
-        // An empty file is an error: a writer may have truncated the file and not written it yet. An empty
-        // configuration would drop all pending notifications.
+        // An empty file is an error: a program may have truncated the file and not written the new contents yet.
+        // Treating it as an empty configuration would drop all pending notifications.
         if text.is_empty() {
             return Err(invalid("the file is empty".to_owned()));
         }
@@ -100,7 +100,7 @@ impl NotifyConfig {
         Ok(config)
     }
 
-    /// Returns how long a job makes no progress before a notification reports it.
+    /// Returns the time without progress after which a job's stall is reported by a notification.
     #[must_use]
     pub fn stalled_after(&self) -> Duration {
         Duration::from_secs(self.stalled_after_seconds)
@@ -118,7 +118,7 @@ impl NotifyConfig {
     /// Sends a test event immediately.
     ///
     /// # Errors
-    /// The reason why the event was not accepted.
+    /// The hook or the server did not accept the event. The error is the reason.
     pub fn send_test(&self, method: NotifyMethod, store: &str) -> Result<(), String> {
         self.send(method, &EventDocument::test(store, Moment::now()))
     }
@@ -139,7 +139,7 @@ impl NotifyConfig {
 impl Default for NotifyConfig {
     fn default() -> Self {
         Self {
-            // Longer than any pause of a transfer that works.
+            // Longer than any pause of a transfer that is working normally.
             stalled_after_seconds: 600,
             timeout_seconds: 30,
             hook: None,

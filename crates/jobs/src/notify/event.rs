@@ -11,7 +11,7 @@ use crate::program::host_name;
 pub(super) struct EventDocument {
     /// The id of the event, which is unique among all stores.
     pub(super) id: String,
-    /// The document on a single line. JSON escapes control characters, so text of a user cannot add a line.
+    /// The document on a single line. JSON escapes control characters, so text from a user cannot add a line break.
     pub(super) json: String,
 }
 

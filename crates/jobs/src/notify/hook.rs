@@ -26,7 +26,7 @@ impl Hook {
         self.command.first().is_none_or(String::is_empty)
     }
 
-    /// Runs the command. Exit code 0 means that the command has accepted the event.
+    /// Runs the command with the event as its input. Exit code 0 means that the command has accepted the event.
     pub(super) fn send(&self, event: &EventDocument, timeout: Duration) -> Result<(), String> {
         let program = &self.command[0];
         match self.run(event, timeout) {
@@ -46,7 +46,7 @@ impl Hook {
         command.args(&self.command[1..]).current_dir("/");
         command.env_clear().envs(environment::passed_variables());
         command.stdin(input(event)?).stdout(Stdio::null());
-        // Processes that the command starts belong to its group, so the kill below includes them.
+        // Processes that the command starts belong to the same process group, so the kill below ends them too.
         let mut child = command.process_group(0).spawn()?;
         let group = Pid::from_child(&child);
         let ended = wait(&mut child, timeout);
@@ -58,7 +58,7 @@ impl Hook {
     }
 }
 
-/// Returns the document as a file. A pipe would block if the command does not read it.
+/// Returns a file that contains the document. A write to a pipe would block if the command does not read its input.
 fn input(event: &EventDocument) -> io::Result<File> {
     let mut file = File::from(memfd_create("event", MemfdFlags::CLOEXEC)?);
     writeln!(file, "{}", event.json)?;

@@ -1,4 +1,4 @@
-//! The notifier: a thread of the runner for each method, which sends notifications one after the other.
+//! The notifier of the runner. It has one thread for each method, which sends the notifications one after the other.
 //!
 //! **Invariant:** a notification is sent again until its result is recorded, so each event arrives at least once.
 
@@ -19,9 +19,9 @@ use crate::store::{Notification, NotifyMethod, Store};
 pub(crate) struct Notifier {
     file: PathBuf,
     wakes: Vec<SyncSender<()>>,
-    /// How long a job makes no progress before a notification reports it.
+    /// The time without progress after which a job's stall is reported by a notification.
     pub(crate) stalled_after: Duration,
-    /// The last error of the configuration file, which is reported once.
+    /// The last error of the configuration file. It is kept so that each error is reported once.
     error: Option<String>,
 }
 
@@ -56,8 +56,9 @@ impl Notifier {
         })
     }
 
-    /// Reads the configuration file, drops notifications for methods that are not configured, and wakes the threads.
-    /// Returns the message of an error in the file once. All notifications wait until the file is valid again.
+    /// Reads the configuration file, drops notifications for methods that are not configured, and wakes the threads. If
+    /// the file has an error, no notification is sent until the file is valid again. The first call that finds the
+    /// error returns its message.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -80,7 +81,7 @@ impl Notifier {
         absent.retain(|method| !config.has(*method));
         store.drop_notifications(&absent)?;
         for wake in &self.wakes {
-            // If the channel is full, the thread has a pending wakeup.
+            // If the channel is full, the thread will wake up anyway.
             let _wakes_anyway = wake.try_send(());
         }
         Ok(None)
@@ -93,7 +94,7 @@ struct Worker {
     store_id: String,
     store: Store,
     file: PathBuf,
-    /// The result of an attempt whose recording has failed.
+    /// The result of an attempt that could not be recorded yet, because the store failed.
     unrecorded: Option<(Notification, Result<(), String>)>,
 }
 

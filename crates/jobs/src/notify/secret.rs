@@ -1,4 +1,5 @@
-//! Files whose permissions are checked: the configuration, and secrets, which only their owner may be able to read.
+//! Files whose permissions are checked before they are read: the configuration, and secrets that only the owner may
+//! read.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -23,7 +24,7 @@ pub(super) fn read_secret(path: &Path) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Returns whether the file belongs to this user or root and grants other users none of these permissions.
+/// Returns whether the file belongs to this user or root, and gives other users none of these permissions.
 pub(super) fn is_closed_to_others(file: &File, permissions: u32) -> io::Result<bool> {
     let metadata = file.metadata()?;
     let owner = metadata.uid();
@@ -31,7 +32,7 @@ pub(super) fn is_closed_to_others(file: &File, permissions: u32) -> io::Result<b
     Ok(is_owned && metadata.mode() & permissions == 0)
 }
 
-/// Maximum number of bytes to read, more than any secret has.
+/// Maximum number of bytes to read. No secret is longer.
 const BYTES_MAX: u64 = 64 << 10;
 
 #[cfg(test)]

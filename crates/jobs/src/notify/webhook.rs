@@ -166,7 +166,8 @@ impl Webhook {
     }
 }
 
-/// Returns the key of a secret. The text after `whsec_` is base64. A secret without that prefix is used as is.
+/// Returns the signing key. After the prefix `whsec_`, the secret is base64. A secret without that prefix is used
+/// unchanged.
 fn key(secret: &str) -> Result<Vec<u8>, String> {
     let Some(encoded) = secret.strip_prefix("whsec_") else {
         return Ok(secret.as_bytes().to_vec());

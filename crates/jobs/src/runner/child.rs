@@ -1,5 +1,6 @@
-//! The process of an attempt. Its standard input is the job's lock, and its standard output is a file of events. Both
-//! outlive the runner, so that the next runner finds out whether the process is alive and which events it has printed.
+//! The process of an attempt. Its standard input is the job's lock, and its standard output is a file of events. Lock
+//! and file outlive the runner. The next runner can thus find out whether the process is alive and which events it has
+//! printed.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -61,14 +62,14 @@ pub(super) fn start(
         .open(place.events(id, *attempt))?;
     let log = open_log(place, id)?;
     let mut command = command(work, words)?;
-    // The process detaches from the runner's terminal by calling `setsid`, which fails for the leader of a process
-    // group.
+    // The process will detach from the runner's terminal by calling `setsid`. That call fails for the leader of a
+    // process group, so the process is not made one.
     command.stdin(lock).stdout(events).stderr(log);
     Ok(Process::of(command.spawn()?))
 }
 
-/// Starts a process that ends a copy between two other hosts which the job has started. The process receives the job's
-/// lock.
+/// Starts a process that ends a copy between two other hosts. The copy was started by the job, and the process receives
+/// the job's lock.
 pub(super) fn start_to_end(
     place: &JobsDirectory,
     id: JobId,
@@ -113,7 +114,7 @@ fn command(work: &JobWork, words: &[OsString]) -> io::Result<Command> {
         command.arg0("zmove");
     }
     command.env_clear().envs(environment::passed_variables());
-    // These variables must come from the submission of the job, not from the environment of whoever has started the
+    // These variables must come from the submission of the job, not from the environment of the user who started the
     // runner.
     for name in SUBMITTER_VARIABLES {
         command.env_remove(name);
@@ -136,12 +137,12 @@ impl Process {
         }
     }
 
-    /// Finds the process that holds a job's lock and that an earlier runner has started.
+    /// Finds the process that holds a job's lock and was started by an earlier runner.
     pub(super) fn adopt(place: &JobsDirectory, id: JobId) -> Self {
         let lock = place.lock(id);
         let pid = find_lock_holder(&lock);
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        // The process may have ended, and its pid may have been reused, before the pidfd was opened.
+        // The process may have ended before the pidfd was opened, and its pid may have been reused.
         let pid = pid.filter(|pid| has_lock_as_stdin(*pid, &lock));
         Self {
             child: None,
@@ -175,8 +176,8 @@ impl Process {
         self.child.is_some() && self.pid == Some(pid)
     }
 
-    /// Sends a signal to the process if it is alive, and returns whether the process was found. An adopted process that
-    /// was not found is searched for again, because its standard input may not have been set yet.
+    /// Sends a signal to the process if it is alive. Returns whether the process was found. If an adopted process was
+    /// not found before, it is searched for again, because its standard input may not have been set at that time.
     pub(super) fn signal(&mut self, place: &JobsDirectory, id: JobId, signal: Signal) -> bool {
         if self.child.is_none() && self.pid.is_none() {
             *self = Self::adopt(place, id);
@@ -208,8 +209,8 @@ fn has_lock_as_stdin(pid: Pid, lock: &Path) -> bool {
     matches!((input, lock), (Ok(input), Ok(lock)) if (input.dev(), input.ino()) == (lock.dev(), lock.ino()))
 }
 
-/// Variables that locate a user's keys and programs. A job receives their values at its submission, or does not have
-/// them.
+/// Variables that locate a user's keys and programs. A job gets the values that they had at its submission. A variable
+/// that was not set at that time is removed.
 pub const SUBMITTER_VARIABLES: [&str; 5] =
     ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH_SOCK", "ZMOVE_HOME"];
 

@@ -1,9 +1,9 @@
 //! Chooses the queued jobs to start. Jobs of higher priority come first. Among jobs of equal priority, the kind with
 //! the fewest running jobs comes first.
 //!
-//! A runner executes the jobs of a single user. Fairness here means that five hundred jobs of one kind do not delay
-//! jobs of other kinds that were submitted later. Jobs are of the same kind if the user gave them the same label. Jobs
-//! without a label are of the same kind if their sources are in the same directory.
+//! A runner executes the jobs of a single user. The fairness rule ensures that five hundred jobs of one kind do not
+//! delay jobs of other kinds that were submitted later. Jobs are of the same kind if the user gave them the same label.
+//! Jobs without a label are of the same kind if their sources are in the same directory.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsString;
@@ -16,11 +16,11 @@ use crate::store::QueuedJob;
 pub struct Limits {
     /// Maximum number of jobs.
     pub all: usize,
-    /// Maximum number of jobs with the same remote host. Jobs within this host are counted together.
+    /// Maximum number of jobs with the same remote host. Jobs without a remote host are counted together.
     pub host: usize,
     /// Maximum number of jobs with the same target.
     pub target: usize,
-    /// Maximum number of jobs with the same key, which is that of a home (`ZMOVE_HOME`).
+    /// Maximum number of jobs that use the same key. Each home directory (`ZMOVE_HOME`) has one key.
     pub key: usize,
 }
 
@@ -36,9 +36,10 @@ pub(super) struct JobSelection {
     /// Source and target. Two jobs with the same source and target never run at the same time, whatever the limits.
     pairs: HashMap<(String, String), usize>,
     chosen: Vec<QueuedJob>,
-    /// Jobs of the same priority, by kind, until all jobs of that priority were offered.
+    /// Jobs of the current priority, by kind. They are collected until a job with another priority is offered.
     candidates: BTreeMap<String, VecDeque<QueuedJob>>,
-    /// Number of rivals with the same kind, host and target. More than `limits.all` of them could never start.
+    /// Number of offered jobs with the same kind, host and target. Offering more than `limits.all` of them is useless,
+    /// because they could never start.
     offered: HashMap<[String; 3], usize>,
     priority: Option<i32>,
 }
@@ -101,7 +102,7 @@ impl JobSelection {
             return;
         }
         let kind = kind(&job);
-        // Without a limit per target, targets make no difference.
+        // Without a limit per target, jobs are counted together whatever their target.
         let target = if self.limits.target == usize::MAX {
             String::new()
         } else {
@@ -117,7 +118,7 @@ impl JobSelection {
         }
     }
 
-    /// Chooses among jobs of equal priority. Each round takes the first job of the kind that has the fewest running
+    /// Chooses among jobs of equal priority. Each iteration takes the first job of the kind that has the fewest running
     /// jobs.
     fn choose(&mut self) {
         self.offered.clear();
@@ -150,7 +151,7 @@ impl JobSelection {
     }
 }
 
-/// Returns the kind of a job: its label, or the directory of its source if the label is only the source's name.
+/// Returns the kind of a job: the label, or the source's directory if the label is only the source's name.
 fn kind(job: &QueuedJob) -> String {
     let source = job.source.trim_end_matches('/');
     match source.strip_suffix(job.label.as_str()) {

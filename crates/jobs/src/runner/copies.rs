@@ -1,6 +1,6 @@
-//! Ends copies between two other hosts that continue although their jobs are paused or have ended. That happens if the
-//! process of the job could not end its copy, or was killed. A separate process ends each copy and holds the job's
-//! lock, so that no attempt starts during that time.
+//! Ends copies between two other hosts that continue although their jobs are paused or have ended. A copy continues if
+//! the process of its job was killed or could not end the copy. A separate process ends the copy. That process holds
+//! the job's lock, so that no attempt starts in the meantime.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -74,7 +74,7 @@ impl CopyTerminator {
         self.next = Instant::now() + WAIT_MAX.min(WAIT_MIN * (1 << self.tries.min(16)));
         self.tries += 1;
         if let Some(lock) = locked? {
-            // A process that cannot be started is retried like one that fails.
+            // If the process cannot be started, that counts as a failed try, and a later try follows.
             self.process = start_to_end(place, id, lock, &store.work(id)?, copy, words).ok();
         }
         Ok(())
@@ -100,7 +100,7 @@ impl PendingCopies {
             };
             self.0.entry(*id).or_insert_with(begun);
         }
-        // A job that continues takes over its copy again.
+        // If a job continues, its next attempt takes over the copy.
         self.0
             .retain(|id, terminator| left.contains_key(id) || terminator.process.is_some());
         let ends = self.0.iter_mut().map(|(id, terminator)| {

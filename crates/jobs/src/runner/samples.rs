@@ -1,5 +1,5 @@
-//! Progress samples of attempts, for charts. Those of a running attempt are read from its events. A few are kept after
-//! the attempt has ended.
+//! Progress samples of attempts, for charts. The samples of a running attempt are read from its events. A few samples
+//! are kept after the attempt has ended.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -10,7 +10,8 @@ use super::tail::AttemptProgress;
 use crate::job::JobId;
 use crate::place::{JobsDirectory, private_open_options};
 
-/// Returns up to `length_max` progress samples of an attempt, at least 2, from its start to its end or the present.
+/// Returns up to `length_max` progress samples of an attempt. The samples cover the time from the start of the attempt
+/// to its end, or to the present. A `length_max` below 2 counts as 2.
 #[must_use]
 pub fn samples_of(
     place: &JobsDirectory,
@@ -46,8 +47,8 @@ pub(super) fn keep(place: &JobsDirectory, id: JobId, attempt: u32) {
     let _best_effort = file.and_then(|mut file| file.write_all(lines.as_bytes()));
 }
 
-/// Reads up to `length_max` samples, at least 2, from evenly spaced offsets of a file of events. The first and the last
-/// sample are among them.
+/// Reads up to `length_max` samples from evenly spaced offsets of a file of events, including the first and the last
+/// sample. A `length_max` below 2 counts as 2.
 fn read(path: &Path, length_max: usize) -> io::Result<Vec<AttemptProgress>> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();

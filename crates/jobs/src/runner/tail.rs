@@ -33,7 +33,7 @@ pub struct AttemptProgress {
     pub bytes_moved: u64,
     /// Files that the attempt has moved.
     pub files_moved: u64,
-    /// The current rate, in bytes per second, once known.
+    /// The current rate in bytes per second, or `None` if it is not known yet.
     pub bytes_per_second: Option<f64>,
     /// Connections that carry data.
     pub lanes: u32,
@@ -88,12 +88,12 @@ pub(super) struct FinalEvent {
 /// The reader of an attempt's events.
 #[derive(Debug)]
 pub(super) struct EventReader {
-    /// End of the last complete line that was read, in bytes.
+    /// Offset of the end of the last complete line that was read.
     pub(super) read: u64,
     /// Events that are not recorded yet.
     pub(super) unrecorded: Vec<AttemptEvent>,
     pub(super) last: Option<FinalEvent>,
-    /// The best progress of this attempt: files plus bytes at the target.
+    /// The best progress of this attempt, as the sum of files and bytes at the target.
     pub(super) furthest: u64,
     /// When the counts last changed.
     pub(super) moved_at: Instant,
@@ -123,7 +123,7 @@ struct Line {
 }
 
 impl EventReader {
-    /// Returns a reader that starts at offset `read`. `before` is the best progress of earlier attempts.
+    /// Returns a reader that starts at the offset `read`. `before` is the best progress of all earlier attempts.
     pub(super) fn new(read: u64, before: u64) -> Self {
         Self {
             read,
@@ -192,7 +192,7 @@ impl EventReader {
             .max(now.bytes_done.saturating_add(now.files_done));
         self.is_idle = now.watch.as_ref().is_some_and(|watch| watch.idle);
         if self.is_idle {
-            // An attempt that has nothing left to do has come further than every earlier attempt.
+            // An attempt with nothing left to do counts as further progress than that of any earlier attempt.
             self.furthest = self.furthest.max(self.before.saturating_add(1));
             self.moved_at = Instant::now();
         }
@@ -270,7 +270,7 @@ impl Follower {
         }
     }
 
-    /// Returns the progress of the attempt, if its process has printed anything since the last call.
+    /// Returns the progress of the attempt if its process has printed an event since the last call.
     pub fn poll(&mut self) -> Option<AttemptProgress> {
         let file = match &mut self.file {
             Some(file) => file,
@@ -298,9 +298,9 @@ fn last_progress(file: &File, bytes: u64) -> Option<AttemptProgress> {
 
 /// Maximum number of bytes to read at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Bytes at the end of the file to search first.
+/// Number of bytes at the end of the file that are searched first for the last progress event.
 const NEAR_BYTES: u64 = 2 << 10;
-/// Bytes at the end of the file to search second.
+/// Number of bytes at the end of the file that are searched if the first search finds no progress event.
 const LAST_BYTES: u64 = 64 << 10;
 /// Maximum number of failed entries of an attempt that are recorded as events. The job's log has all of them.
 const FAILURES_MAX: usize = 100;

@@ -10,13 +10,13 @@ use rustix::io::Errno;
 
 use crate::place::{JobsDirectory, is_at};
 
-/// The reading end of the FIFO, which exists while the runner runs.
+/// The reading end of the FIFO. The runner keeps it open while it runs.
 #[derive(Debug)]
 pub(super) struct WakeFifo(File);
 
 impl WakeFifo {
-    /// Opens the FIFO and creates it if it does not exist. Any other file of that name, which a backup may have
-    /// restored, is moved out of the way because it cannot wake the runner.
+    /// Opens the FIFO, and creates it if it does not exist. A file of another type at its path, for example from a
+    /// restored backup, is moved away because it cannot wake the runner.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         if let Some(other) = path
             .symlink_metadata()
@@ -29,7 +29,7 @@ impl WakeFifo {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        // The runner also holds the FIFO open for writing. Otherwise the FIFO would be at end of file after the last
+        // The runner also keeps the FIFO open for writing. Otherwise, the FIFO would report end of file after the last
         // writer closes it.
         let options = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
         let file = File::options()
@@ -74,8 +74,8 @@ fn remove_obstacle(path: &Path, other: &Metadata) -> io::Result<()> {
     }
 }
 
-/// Wakes the runner of a directory of jobs and returns whether there is one. Call this after the change is committed: a
-/// runner that is about to end checks the store once more.
+/// Wakes the runner of a directory of jobs. Returns whether there is a runner. Call this after the change of the store
+/// is committed, because a runner that is about to end checks the store once more.
 ///
 /// # Errors
 /// The FIFO cannot be opened or written.
@@ -91,8 +91,8 @@ pub fn wake(place: &JobsDirectory) -> io::Result<bool> {
     }
 }
 
-/// Opens the FIFO for writing. Returns `None` if it has no reader or is not a FIFO, because no runner would read the
-/// byte.
+/// Opens the FIFO for writing. Returns `None` if the FIFO has no reader or the file is not a FIFO, because no runner
+/// would read the byte.
 fn writer(place: &JobsDirectory) -> io::Result<Option<File>> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     match File::options()
@@ -103,7 +103,7 @@ fn writer(place: &JobsDirectory) -> io::Result<Option<File>> {
         Ok(file) => Ok(file.metadata()?.file_type().is_fifo().then_some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => match Errno::from_io_error(&error) {
-            // No reader, a directory, a symbolic link, or a socket.
+            // The FIFO has no reader, or the path is a directory, a symbolic link or a socket.
             Some(Errno::NXIO | Errno::ISDIR | Errno::LOOP) => Ok(None),
             _ => Err(error),
         },

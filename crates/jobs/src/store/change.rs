@@ -15,10 +15,10 @@ use crate::job::{JobId, JobWork, TransferTotals, Wish};
 use crate::moment::Moment;
 use crate::state::{State, Step};
 
-/// The result of a user's request for a job.
+/// The result of a user's request to hold, resume or cancel a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestResult {
-    /// Carried out: the job is in this state now.
+    /// The request was carried out. The job is now in this state.
     Now(State),
     /// The job is running, and the request was recorded for the runner.
     Asked,
@@ -46,7 +46,7 @@ pub struct AttemptEvent {
     pub message: Option<String>,
 }
 
-/// What the end of an attempt means for the job.
+/// How the end of an attempt affects the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptVerdict {
     /// Everything is at the target.
@@ -64,7 +64,7 @@ pub enum AttemptVerdict {
 /// The end of an attempt, for the store to record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
-    /// What the end means for the job.
+    /// How the end of the attempt affects the job.
     pub verdict: AttemptVerdict,
     /// The exit code, if it is known.
     pub exit: Option<i32>,
@@ -79,8 +79,8 @@ pub struct Ending {
 }
 
 impl Store {
-    /// Starts an attempt. The job counts as running from here on. A runner that finds the job's lock free and no final
-    /// event concludes that the attempt's process has died.
+    /// Starts an attempt. From then on, the job counts as running. If a runner later finds that the job's lock is free
+    /// and that there is no final event, the attempt's process has died.
     ///
     /// # Errors
     /// The job is no longer queued.
@@ -106,8 +106,8 @@ impl Store {
         })
     }
 
-    /// Records events of a running attempt together with the position up to which they were read. Both are written in
-    /// one transaction, so that no event is recorded twice.
+    /// Records events of a running attempt, together with the file position up to which the events were read. Both are
+    /// written in one transaction, so that no event is recorded twice.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -171,8 +171,8 @@ impl Store {
                     step == Step::Finish,
                 ],
             )?;
-            // The message of a process that was asked to end contains nothing new, and its advice does not apply to a
-            // job.
+            // Do not store the message of a process that received the signal to end. The message contains nothing new,
+            // and its advice does not apply to a job.
             let message = match step {
                 Step::Hold | Step::Cancel => None,
                 Step::Expire => Some(expired(retry_state.deadline, ending)),
@@ -182,8 +182,8 @@ impl Store {
             match apply_step(transaction, id, step, message, now)? {
                 Ok(state) => {
                     add_attempt(transaction, id, attempt, state, message, ending, now)?;
-                    // A request to cancel ends the schedule, even if the attempt ended before the request was carried
-                    // out.
+                    // A request to cancel the job also ends its schedule, even if the attempt ended before the request
+                    // was carried out.
                     if state.is_final() && retry_state.wish != Some(Wish::Cancel) {
                         submit_next_run(transaction, id, now)?;
                     }
@@ -210,8 +210,8 @@ impl Store {
         self.order(id, Step::Cancel, Some(Wish::Cancel), now)
     }
 
-    /// Resumes a held job. If the runner has not yet ended the process of a job that it was asked to hold, the request
-    /// is withdrawn. The job then starts again once that process has ended.
+    /// Resumes a held job. If the runner was asked to hold the job and the process has not ended yet, the request is
+    /// withdrawn. The job then starts again after that process has ended.
     ///
     /// # Errors
     /// The job is neither held nor about to be held.
@@ -287,8 +287,8 @@ impl Store {
         })
     }
 
-    /// Deletes jobs that ended before a point in time and returns their ids. A job is kept while a job that has not
-    /// ended depends on it, or while a notification of it is pending.
+    /// Deletes jobs that ended before `before` and returns their ids. A job is kept if an unfinished job depends on it,
+    /// or if one of its notifications is pending.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -342,7 +342,7 @@ impl RetryState {
     }
 
     fn after(&self, ending: &Ending, now: Moment) -> NextStep {
-        // `retry_until` is later than that only if the clock was set back.
+        // `retry_until` can be later than one deadline from now only if the clock was set back.
         let left = self.retry_until.min(now.after(self.deadline));
         let (failures, retry_until) = if signed(ending.furthest) > self.furthest {
             (1, now.after(self.deadline))
@@ -360,14 +360,14 @@ impl RetryState {
             (_, Some(Wish::Cancel)) => simple(Step::Cancel),
             (AttemptVerdict::Fatal, _) => simple(Step::Fail),
             (_, Some(Wish::Pause)) => simple(Step::Hold),
-            // The job was to be held, and was resumed before its process had ended. Nothing has failed.
+            // The user asked to hold the job and resumed it before its process had ended, so nothing has failed.
             (AttemptVerdict::Stopped, None) => NextStep {
                 step: Step::Requeue,
                 not_before: None,
                 failures: self.failures,
                 retry_until,
             },
-            // This comes before the check of the deadline, which may have passed while no runner was running.
+            // Check this before the deadline, which may have passed while no runner was running.
             (AttemptVerdict::Vanished, None) if failures <= VANISHED_AT_ONCE => NextStep {
                 step: Step::Requeue,
                 not_before: None,
@@ -388,8 +388,8 @@ impl RetryState {
     }
 }
 
-/// Returns why a job has expired. If the process was running, it was asked to end, and its own message is not the
-/// reason.
+/// Returns the reason why a job has expired. If the process was still running, it received the signal to end, so its
+/// own message is not the reason.
 fn expired(deadline: Duration, ending: &Ending) -> String {
     let within = format!(
         "no attempt made progress within the deadline of {} s",
@@ -401,16 +401,16 @@ fn expired(deadline: Duration, ending: &Ending) -> String {
     }
 }
 
-/// The exit code of a transfer that was asked to end.
+/// The exit code of a transfer that received the signal to end.
 const INTERRUPTED: i32 = 20;
 
-/// Returns how long a job waits after `failures` attempts in a row without progress.
+/// Returns the wait before the next attempt, after `failures` consecutive attempts without progress.
 fn retry_wait(failures: u32) -> Duration {
     let wait = RETRY_WAIT_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
     wait.min(Duration::from_millis(RETRY_WAIT_MAX_MILLIS.unsigned_abs()))
 }
 
-/// Records the end of an attempt that has brought its job to this state.
+/// Records the end of an attempt. `state` is the state of the job after the attempt.
 fn add_attempt(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -458,6 +458,6 @@ fn add_events(
 }
 
 const RETRY_WAIT_MIN: Duration = Duration::from_secs(1);
-/// The number of processes in a row that may die without reporting a result before the job waits as after an error. The
-/// job itself may be what kills them, for example by its use of memory.
+/// The number of consecutive processes that may die without reporting a result before the job waits as after an error.
+/// A wait is needed because the job itself may cause the deaths, for example by its use of memory.
 const VANISHED_AT_ONCE: u32 = 3;

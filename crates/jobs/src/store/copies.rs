@@ -1,5 +1,5 @@
-//! Copies between two other hosts, which continue without the process that started them. A job's row contains the id of
-//! its copy from the start of the copy until the copy is known to have ended.
+//! Copies between two other hosts, which continue without the process that started them. The row of a job contains the
+//! id of the job's copy from its start until it is known to have ended.
 
 use rusqlite::{Transaction, params};
 
@@ -43,7 +43,7 @@ impl Store {
         now: Moment,
     ) -> Result<(), StoreError> {
         self.transact(|transaction| {
-            // Another attempt may have started another copy since.
+            // Another attempt may have started a new copy in the meantime.
             let sql = "UPDATE jobs SET copy = NULL WHERE id = ?1 AND copy = ?2";
             if transaction.execute(sql, params![id.0, copy])? == 1 {
                 add_event(transaction, id, kind, Some(copy), now)?;

@@ -1,8 +1,8 @@
-//! Notifications. A notification is an event to be sent by one method. It is written in the transaction that adds the
-//! event.
+//! Notifications. A notification states that an event is to be sent by one method. It is written in the transaction
+//! that adds the event.
 //!
 //! **Invariant:** a notification stays pending until a final result is recorded, so each event is sent at least once.
-//! Only events for methods that are not configured are dropped.
+//! Only notifications for methods that are not configured are dropped.
 
 use std::time::Duration;
 
@@ -60,7 +60,8 @@ impl NotifyMethod {
 }
 
 /// Adds the notifications of an event for all methods. The runner later drops those for methods that are not
-/// configured. It cannot be decided here, because other processes add events too and do not read the configuration.
+/// configured. This function cannot leave them out, because other processes add events too and do not read the
+/// configuration.
 pub(super) fn notify(
     transaction: &Transaction<'_>,
     number: i64,
@@ -91,8 +92,8 @@ impl Store {
     pub fn drop_notifications(&mut self, methods: &[NotifyMethod]) -> Result<(), StoreError> {
         let words: Vec<_> = methods.iter().map(|method| format!("'{method}'")).collect();
         let waiting = format!("state = 'waiting' AND method IN ({})", words.join(", "));
-        // Every turn of the runner makes this call, and most find nothing to change. Avoid taking the write lock for
-        // that.
+        // The runner makes this call in each iteration, and usually there is nothing to change. The check avoids taking
+        // the write lock in that case.
         let exists = format!("SELECT EXISTS (SELECT 1 FROM notifications WHERE {waiting})");
         if !self.value(&exists, ())? {
             return Ok(());
@@ -106,8 +107,8 @@ impl Store {
         })
     }
 
-    /// Returns the first notification of a method that is due. A notification that is due later than the maximum wait
-    /// was scheduled before the clock was set back, so it counts as due.
+    /// Returns the first notification of a method that is due. If a notification is due later than the maximum wait
+    /// allows, the clock was set back after it was scheduled. Such a notification counts as due.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -148,8 +149,8 @@ impl Store {
         self.rows(&sql, [id.0], read_notification)
     }
 
-    /// Records the result of an attempt. A failure postpones all notifications of the method, so that a server that is
-    /// down does not receive a request for each event. A notification is given up once the method has failed for too
+    /// Records the result of an attempt. A failure postpones all notifications of the method. Otherwise, a server that
+    /// is down would receive a request for each event. A notification is given up once the method has failed for too
     /// long.
     ///
     /// # Errors

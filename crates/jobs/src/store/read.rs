@@ -26,7 +26,7 @@ pub struct Page {
     pub length_max: u32,
 }
 
-/// Selects the queued jobs to visit.
+/// Which queued jobs to visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queued {
     /// All queued jobs.
@@ -50,16 +50,16 @@ pub struct QueuedJob {
     pub label: String,
     /// The priority. Jobs with a higher priority start first.
     pub priority: i32,
-    /// The directory of the keys that the job uses. Empty: that of the runner.
+    /// The directory of the keys that the job uses. If it is empty, the job uses the directory of the runner.
     pub home: OsString,
     /// Whether the job watches its source: it runs until it is cancelled and is idle most of the time.
     pub watches: bool,
 }
 
-/// A running job, or a job that was running when its runner died.
+/// A job in the state running. Its runner may have died.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunningJob {
-    /// The job, as it counts against the limits.
+    /// The job, with the properties that the limits apply to.
     pub job: QueuedJob,
     /// The number of the current attempt.
     pub attempt: u32,
@@ -108,7 +108,7 @@ impl Store {
         self.rows(sql, [id.0], read)
     }
 
-    /// Returns the unfinished run of the schedule to which a job belongs, or the job itself if there is none.
+    /// Returns the unfinished run of the schedule to which a job belongs. If there is none, returns the job itself.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -168,7 +168,7 @@ impl Store {
         })
     }
 
-    /// Returns events of all jobs after the event `number`, at most `length_max`.
+    /// Returns at most `length_max` events of all jobs with numbers above `number`.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -203,7 +203,7 @@ impl Store {
         Ok((self.version_of_data()?, own))
     }
 
-    /// Returns events of one job after the event `after`, at most `length_max`.
+    /// Returns at most `length_max` events of one job with numbers above `after`.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -261,8 +261,8 @@ impl Store {
         })
     }
 
-    /// Returns the earliest future start time of a waiting job, or `None` if there is none. Waiting jobs whose start
-    /// time has passed wait for another job.
+    /// Returns the earliest future start time of a waiting job, or `None` if there is none. If the start time of a
+    /// waiting job has passed, the job waits for another job and is not considered.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -272,8 +272,8 @@ impl Store {
         Ok(found.map(Moment))
     }
 
-    /// Returns whether a runner has anything to do: jobs that start now or later without a request of the user, copies
-    /// to end, or notifications to send. Paused jobs do not count.
+    /// Returns whether a runner has work: jobs that start now or later without a request of the user, copies to end, or
+    /// notifications to send. Paused jobs do not count.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -291,13 +291,13 @@ impl Store {
 const JOBS: &str = "SELECT id, submission, label, state, wish, source, target, host, priority, submitted, not_before, \
     started, ended, schedule, deadline, attempt, exit, message, files, bytes, seconds, limited_by, previous, notify FROM jobs";
 
-/// Selects the newest jobs before ?1, at most ?2.
+/// Returns the SQL that selects at most ?2 jobs with ids below ?1, newest first.
 pub(super) fn newest_sql() -> String {
     format!("{JOBS} WHERE id < ?1 ORDER BY id DESC LIMIT ?2")
 }
 
-/// Selects the newest jobs in state ?1 before ?2, at most ?3. The ids come from the index alone, so at most ?3 rows are
-/// read.
+/// Returns the SQL that selects at most ?3 jobs in state ?1 with ids below ?2, newest first. The ids come from the
+/// index alone, so at most ?3 rows are read.
 pub(super) fn newest_in_state_sql() -> String {
     format!(
         "{JOBS} WHERE id IN (SELECT id FROM jobs WHERE state = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3)"

@@ -48,7 +48,7 @@ pub(super) fn read_event(row: &Row<'_>) -> rusqlite::Result<JobEvent> {
     })
 }
 
-/// Converts a count to the integer type of the database.
+/// Converts a count to `i64`, the integer type of the database.
 pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

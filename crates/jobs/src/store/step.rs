@@ -1,4 +1,4 @@
-//! Steps of jobs in the store. A state changes only here.
+//! Steps of jobs in the store. No other module changes the state of a job.
 
 use rusqlite::{OptionalExtension, Transaction, params};
 

@@ -17,12 +17,12 @@ use crate::state::State;
 pub struct Submitted {
     /// The job.
     pub id: JobId,
-    /// Whether the submission was repeated and the job existed already.
+    /// Whether the job already existed because the submission was repeated.
     pub repeated: bool,
 }
 
 impl Store {
-    /// Adds a job to the store. The job has been flushed to disk when this returns.
+    /// Adds a job to the store. When this returns, the job has been flushed to disk.
     ///
     /// # Errors
     /// The id of the submission belongs to a different job, or a job in `after` does not exist.
@@ -69,7 +69,7 @@ impl Store {
     }
 }
 
-/// Returns the job of a submission and whether that job has the same arguments and directory.
+/// Returns the job of a submission, and whether the job has the same arguments and directory as the new job.
 fn find_submission(
     transaction: &Transaction<'_>,
     submission: &str,
@@ -135,7 +135,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
     Ok(id)
 }
 
-/// Returns a message for people that names the jobs that a new job waits for.
+/// Returns a message for the user that names the jobs for which a new job waits.
 fn waits_for(after: &[JobId]) -> Option<String> {
     let numbers = after
         .iter()
@@ -151,7 +151,7 @@ pub(super) struct NextRun {
     pub(super) time: Moment,
 }
 
-/// Submits a job that repeats the work of another: immediately, or as the next run of its schedule.
+/// Submits a job that repeats the work of another job, either immediately or as the next run of its schedule.
 pub(super) fn insert_repetition(
     transaction: &Transaction<'_>,
     id: JobId,

@@ -40,7 +40,7 @@ impl Store {
                 }
             }
             for id in due {
-                // A user may have changed the job since the query.
+                // A user may have changed the job after the query.
                 if state_of(transaction, id)? != Some(State::Waiting) {
                     continue;
                 }
@@ -51,7 +51,7 @@ impl Store {
         })
     }
 
-    /// Recomputes the start times of waiting jobs that were submitted before the clock was set back. That affects
+    /// Computes the start times of waiting jobs again if the clock was set back after their submission. This affects
     /// scheduled jobs and jobs with a typed start time.
     fn recompute_start_times(&mut self, now: Moment) -> Result<(), StoreError> {
         let sql = "SELECT id FROM jobs WHERE state = 'waiting' AND attempt = 0 AND submitted > ?1
@@ -72,7 +72,7 @@ impl Store {
         })
     }
 
-    /// Records that jobs which wait for another attempt have made no progress for at least `after`. Each is recorded
+    /// Records each job that waits for another attempt and has made no progress for at least `after`. A job is recorded
     /// once per period without progress.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Store {
         }
         self.transact(|transaction| {
             for (id, why, further) in stalled {
-                // A user may have changed the job since the query.
+                // A user may have changed the job after the query.
                 if state_of(transaction, id)? == Some(State::Waiting) {
                     let message =
                         format!("no progress for {} s: {why}", now.since(further).as_secs());
@@ -104,7 +104,7 @@ impl Store {
     }
 }
 
-/// Records that a scheduled job starts late. Runs that were missed are not repeated: the job runs once, now.
+/// Records that a scheduled job starts late. The job runs once, now. Runs that were missed are not made up for.
 fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
     let sql = "SELECT not_before FROM jobs WHERE id = ?1 AND attempt = 0 AND schedule IS NOT NULL";
     let due: Option<Option<i64>> = transaction
@@ -120,8 +120,8 @@ fn report_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusql
     Ok(())
 }
 
-/// Submits the next run of the job's schedule, if the job has one. Times that have passed since the last run are
-/// skipped, so that no two runs overlap.
+/// Submits the next run of the job's schedule, if the job has a schedule. Start times that have passed since the last
+/// run are skipped, so that no two runs overlap.
 pub(super) fn submit_next_run(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -148,7 +148,8 @@ fn time_of(
     Ok(first_time(at.as_ref(), schedule.as_ref(), now))
 }
 
-/// Returns a job's schedule and the time of its next run after `now`, or `None` if there is none.
+/// Returns a job's schedule and the time of the next run after `now`. Returns `None` if the job has no schedule or the
+/// schedule has no further run.
 fn next_run(
     transaction: &Transaction<'_>,
     id: JobId,
@@ -164,7 +165,7 @@ fn next_run(
     Ok(time.map(|time| NextRun { schedule, time }))
 }
 
-/// Returns a job that must be done before this one and has ended without being done.
+/// Returns a dependency of this job that has ended without being done, if there is one.
 fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<(i64, State)>> {
     let sql = "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
          WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1";
@@ -176,15 +177,15 @@ fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Opt
     Ok(failed.and_then(|(needed, word)| Some((needed, word.parse().ok()?))))
 }
 
-/// Selects waiting jobs that may be queued. A retry that is due later than the maximum wait was scheduled before the
-/// clock was set back, so it counts as due.
+/// Selects waiting jobs that may be queued. If a retry is due later than the maximum wait allows, the clock was set
+/// back after the retry was scheduled. Such a retry counts as due.
 const DUE: &str = "SELECT id FROM jobs j WHERE state = 'waiting'
     AND (not_before IS NULL OR not_before <= ?1 OR failures > 0 AND not_before > ?1 + ?2)
     AND NOT EXISTS (SELECT 1 FROM dependencies d JOIN jobs b ON b.id = d.needs WHERE d.job = j.id AND b.state <> 'done')
     ORDER BY id";
-/// Selects jobs that wait for another attempt, made their last progress before ?1 and have no event about it. The time
-/// of the last progress is `retry_until` minus the deadline, because each progress sets `retry_until` to one deadline
-/// later.
+/// Selects jobs that wait for another attempt, made their last progress before ?1 and have no event about that stall.
+/// Each progress sets `retry_until` to one deadline later, so the time of the last progress is `retry_until` minus the
+/// deadline.
 const STALLED: &str = "SELECT id, message, retry_until - deadline FROM jobs j
     WHERE state = 'waiting' AND failures > 0 AND retry_until - deadline <= ?1
     AND NOT EXISTS (SELECT 1 FROM events e WHERE e.job = j.id AND kind = 'stalled' AND time >= retry_until - deadline)";
@@ -195,5 +196,5 @@ const UNSATISFIABLE: &str =
 
 /// The maximum wait before another attempt.
 pub(super) const RETRY_WAIT_MAX_MILLIS: i64 = 10 * 60 * 1000;
-/// How late a scheduled job may start before an event records it.
+/// A scheduled job that starts later than this is recorded as late.
 const MISSED_AFTER: Duration = Duration::from_secs(60);

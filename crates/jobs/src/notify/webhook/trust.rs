@@ -1,4 +1,5 @@
-//! The certificate authorities that are trusted for the server: those of the host, or those in a file.
+//! The certificate authorities that are trusted for the webhook's server: the authorities of the host, or those in a
+//! configured file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, String> {
                 roots.add(certificate).map_err(|error| fail(&error))?;
             }
         }
-        // An unreadable certificate does not exclude the others.
+        // One unreadable certificate does not prevent the use of the other certificates.
         None => {
             let system = rustls_native_certs::load_native_certs().certs;
             let (_added, _ignored) = roots.add_parsable_certificates(system);
