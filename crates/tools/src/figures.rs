@@ -1,9 +1,9 @@
-//! Formats numbers for people.
+//! Formats numbers for display.
 
 use time::OffsetDateTime;
 use zmove_types::{ByteCount, SizeClass};
 
-/// Formats a time span in a suitable unit.
+/// Formats a time span in the unit that suits its length.
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
         _ if seconds < 10.0 => format!("{seconds:.2} s"),
@@ -117,13 +117,14 @@ pub(crate) fn day(seconds: u64) -> String {
     moment(seconds).date().to_string()
 }
 
-/// Converts seconds since the Unix epoch. Times after the year 9999 become its last second.
+/// Converts seconds since the Unix epoch to a date and time. A time after the year 9999 becomes the last second of that
+/// year.
 fn moment(seconds: u64) -> OffsetDateTime {
     let seconds = seconds.min(SECONDS_MAX).cast_signed();
     OffsetDateTime::from_unix_timestamp(seconds).expect("the calendar has the moment")
 }
 
-/// The end of the year 9999. Later years have five digits.
+/// The last second of the year 9999. Later years have five digits.
 const SECONDS_MAX: u64 = 253_402_300_799;
 
 #[cfg(test)]

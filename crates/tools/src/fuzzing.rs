@@ -2,10 +2,10 @@
 
 use crate::trace::Trace;
 
-/// Reads, summarizes and draws a trace. Checks that its lines are unchanged after they are written and read again.
+/// Reads, summarizes and draws a trace. Each line must be unchanged after it is written and read again.
 ///
 /// # Panics
-/// A line differs after it was written and read again.
+/// Panics if a line differs after it was written and read again.
 pub fn trace(bytes: &[u8]) {
     let trace = match Trace::read(bytes) {
         Ok(trace) => trace,

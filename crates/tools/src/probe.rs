@@ -1,7 +1,7 @@
 //! The results of a probe and the advice based on them, as text and as JSON.
 //!
-//! **Invariant:** every figure was measured on the object that it describes. A figure that was not measured is reported
-//! as unknown.
+//! **Invariant:** each figure was measured on the path or storage that it describes. A figure that was not measured is
+//! reported as unknown.
 
 mod advice;
 mod json;
@@ -21,7 +21,7 @@ use crate::sweep::IoDirection;
 use prediction::{Prediction, TransferLimits, predict};
 pub use storage::StorageRates;
 
-/// All results of a probe.
+/// The results of a probe: the path, the storage of both sides, and the tree to predict.
 #[derive(Debug)]
 pub struct ProbeResults {
     /// The display name of the receiver.
@@ -45,7 +45,7 @@ pub struct ProbeResults {
 pub struct ProbedTree {
     /// The display path of the tree.
     pub name: String,
-    /// The lower bound of each bucket of the histogram, and the bucket's files.
+    /// The lower bound of each bucket of the histogram, and the files in the bucket.
     pub sizes: Vec<(u64, Share)>,
 }
 
@@ -66,14 +66,15 @@ impl ProbeResults {
         advice::of(&self.report, self.lanes_asked, cores())
     }
 
-    /// Returns the prediction for the tree. `None` if the tree has no files or the path was not measured.
+    /// Returns the prediction for the tree. Returns `None` if there is no tree, the tree has no files, or the path was
+    /// not measured.
     fn prediction(&self) -> Option<Prediction> {
         let ceiling =
             |storage: &Option<StorageRates>, direction| storage.as_ref()?.ceiling(direction);
         let reads = ceiling(&self.source, IoDirection::Read);
         let writes = ceiling(&self.target, IoDirection::Write);
-        // A push starts to send without waiting for the receiver's greeting and permission, which saves two round
-        // trips.
+        // A push starts to send before the receiver has answered its greeting and permitted the push, which saves two
+        // round trips.
         let ahead = self.report.round_trips.min * 2;
         let way = TransferLimits {
             source: reads.as_ref(),
@@ -97,7 +98,7 @@ fn best(report: &ProbeReport) -> Option<&Round> {
     })
 }
 
-/// Returns the rate of a round.
+/// Returns the rate that was measured in a round.
 fn rate(round: &Round) -> ByteRate {
     ByteRate(round.steady.bytes_per_second())
 }

@@ -1,12 +1,12 @@
-//! Measures the speed of storage. A sweep writes and reads files of one size after the other, in the same way as a
-//! transfer, within a budget of bytes and time.
+//! Measures the speed of storage. A sweep writes and reads files in the same way as a transfer, one file size after the
+//! other. It stays within a budget of bytes and time.
 //!
 //! The sizes are those of elbencho's storage sweep, in the classes of "When to use rsync" (Fang, Cottrell, Kissel):
 //! LOSF from 1 KiB, medium from 1 MiB, large from 1 GiB.
 //!
-//! A sweep uses the storage engine of transfers (`zmove-disk`) in the same way. Small files are created in staging
+//! A sweep uses the storage engine of transfers (`zmove-disk`). As in a transfer, small files are created in staging
 //! directories. Large files have hidden names, and their space is reserved before they are written group by group. Both
-//! are flushed repeatedly and at the end. A sweep observes its time limit on slow storage too (`pace.rs`).
+//! kinds are flushed repeatedly and at the end. A sweep keeps its time limit on slow storage too (`pace.rs`).
 //!
 //! A sweep checks the free space, plans the sizes, measures one size after the other, and removes all its files.
 
@@ -52,21 +52,21 @@ pub(crate) use target::swept;
 pub struct SweepConfig {
     /// The directory in which the sweep creates its own directory.
     pub path: PathBuf,
-    /// The directory at `path`, if it is already open. `path` is then used only for messages. Default: `path` is
-    /// opened.
+    /// The directory at `path`, if the caller has already opened it. `path` is then used only for messages. Default:
+    /// the sweep opens `path`.
     pub opened: Option<Tree>,
     /// Maximum number of bytes to write. Default: 10 GiB. A larger budget allows larger files and makes the results
     /// more stable.
     pub budget: ByteCount,
-    /// Maximum duration of the sweep. Default: two minutes. A longer sweep has more stable results. From about three
-    /// minutes on, it measures sizes in powers of two.
+    /// Maximum duration of the sweep. Default: two minutes. A longer sweep has more stable results. If the duration is
+    /// about three minutes or more, sizes in powers of two are measured.
     pub time: Duration,
     /// Number of threads that write or read. Default: the number of cores, between 2 and 16. Each thread has a buffer
     /// of 4 MiB.
     pub threads: usize,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
-    /// Whether writes bypass the page cache. Default: when that is faster, as for a push.
+    /// Whether writes bypass the page cache. Default: the faster of both ways, as for a push.
     pub direct: Direct,
 }
 
@@ -76,8 +76,8 @@ pub struct SweepConfig {
 pub enum SweepEvent {
     /// A directory that an earlier sweep left behind was removed.
     Removed(PathBuf),
-    /// A directory with the name of a sweep was left in place, because it belongs to another user or host or may not be
-    /// a sweep's.
+    /// A directory with the name of a sweep's directory was not removed. The directory belongs to another user or host,
+    /// or may not have been created by a sweep.
     Stays(PathBuf),
     /// The measurement of a size has started.
     Measuring {
@@ -158,7 +158,7 @@ pub fn sweep(
     })
 }
 
-/// Measures all cells until `end`. Each cell gets an equal share of the time that remains.
+/// Measures all cells until `end`. The remaining time is divided equally among the remaining cells.
 fn measure(
     config: &SweepConfig,
     plan: &[Cell],
@@ -205,7 +205,7 @@ fn measure(
     Ok(sizes)
 }
 
-/// Refuses a sweep that would leave too little free space. Returns the maximum number of files per size.
+/// Checks that the sweep leaves enough free space. Returns the maximum number of files per size.
 fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepError> {
     let SweepConfig { path, budget, .. } = config;
     let stat = rustix::fs::fstatvfs(directory).map_err(SweepError::io("open", path))?;
@@ -220,7 +220,7 @@ fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepErr
             reserve: ByteCount(reserve),
         });
     }
-    // A file system that does not count inodes has no limit.
+    // A file system that reports no inode count has no limit of inodes.
     let files = if stat.f_files == 0 {
         u64::MAX
     } else {
@@ -229,11 +229,12 @@ fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepErr
     Ok(files.min(FILES_MAX))
 }
 
-/// The reserve that a sweep leaves free is this fraction of the file system, but at most `RESERVE_BYTES_MAX`.
+/// The reserve that a sweep leaves free is the size of the file system divided by this number, but at most
+/// `RESERVE_BYTES_MAX`.
 const RESERVE_PART: u64 = 20;
 const RESERVE_BYTES_MAX: u64 = 10 << 30;
-/// The fraction of the time for measurements. The rest is for the removal of the files, which can take longer than
-/// their creation if they are small.
+/// The fraction of the time for measurements. The rest is for the removal of the files. The removal of small files can
+/// take longer than their creation.
 const MEASURE_SHARE: f64 = 0.65;
 /// Maximum number of sizes of a sweep: all LOSF and medium sizes, and some large ones.
 const SIZES_MAX: u64 = 32;

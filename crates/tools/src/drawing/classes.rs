@@ -5,24 +5,24 @@ use svg::node::element::{Group, Rectangle};
 use super::picture::{LEFT, LETTER_WIDTH, PLOT_WIDTH, rounded, words};
 use super::scale::{power_label, powers_apart};
 
-/// A horizontal axis of file sizes. Positions on the axis are powers of two.
+/// A horizontal axis of file sizes. A position on the axis is an exponent of two.
 #[derive(Clone, Copy, Debug)]
 pub struct SizeAxis {
-    /// The first power on the axis.
+    /// The exponent of two at the start of the axis.
     pub first: f64,
-    /// The last power on the axis.
+    /// The exponent of two at the end of the axis.
     pub last: f64,
-    /// How far the band of a class starts before the class's first power, in powers.
+    /// How far the band of a class starts before the first exponent of the class, in exponents.
     pub lead: f64,
 }
 
 impl SizeAxis {
-    /// Returns the x coordinate of a power.
+    /// Returns the x coordinate of an exponent of two.
     pub fn place(&self, power: f64) -> f64 {
         rounded(LEFT + PLOT_WIDTH * (power - self.first) / (self.last - self.first))
     }
 
-    /// Returns the width of one power.
+    /// Returns the distance between two successive exponents, in units of the image.
     pub fn step(&self) -> f64 {
         PLOT_WIDTH / (self.last - self.first)
     }
@@ -58,7 +58,7 @@ impl SizeAxis {
         for power in (0..64).step_by(apart as usize) {
             let place = f64::from(power);
             if (self.first..=self.last).contains(&place) {
-                // At either end of the axis, half of the longest label must fit.
+                // At both ends of the axis, there must be room for half of the longest label.
                 let x = self
                     .place(place)
                     .clamp(LEFT + 4.0, LEFT + PLOT_WIDTH - 12.0);
@@ -69,7 +69,7 @@ impl SizeAxis {
     }
 }
 
-/// The size classes of "When to use rsync": name, first and last power of two, color.
+/// The size classes of "When to use rsync": name, first and last exponent of two, color.
 const CLASSES: [(&str, f64, f64, &str); 3] = [
     ("LOSF", -2.0, 20.0, "#f3f3f3"),
     ("medium", 20.0, 30.0, "#e9e9e9"),

@@ -34,7 +34,7 @@ pub struct ImageSize {
     pub height: f64,
 }
 
-/// Returns an image as SVG. Its charts start at [`TOP`].
+/// Returns an image as an SVG document. The charts in `body` start at [`TOP`].
 pub fn document(heading: &Heading, described: &str, paper: ImageSize, body: Group) -> String {
     let ImageSize { width, height } = paper;
     let title = within(HEADING_WIDTH, &heading.title, 18.0 * BOLDNESS);
@@ -121,7 +121,8 @@ pub fn grid() -> Group {
     Group::new().set("stroke", GRID).set("stroke-width", 1)
 }
 
-/// Adds a horizontal grid line for each tick. Returns the grid and the labels to its left.
+/// Adds a horizontal grid line for each tick to a grid. Returns the grid and a group with the labels to the left of the
+/// lines.
 pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>) -> [Group; 2] {
     ticks.fold(
         [grid, Group::new().set("text-anchor", "end")],
@@ -134,7 +135,7 @@ pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>)
     )
 }
 
-/// Returns text at a position, which is its start unless the group has another anchor.
+/// Returns text that starts at a position. If the group has another text anchor, the position is that anchor.
 pub fn words(content: &str, x: f64, y: f64) -> Text {
     Text::new(content).set("x", rounded(x)).set("y", rounded(y))
 }
@@ -214,7 +215,7 @@ pub(crate) const LETTER_WIDTH: f64 = 7.6;
 const GRID: &str = "#d9d9d9";
 const INK: &str = "#222222";
 const PAPER: &str = "#ffffff";
-/// The color of curves that serve only for comparison and need not be distinguished from each other.
+/// The color of curves that serve only for comparison, so that they need not be distinguished from each other.
 pub const GREY: &str = "#8a8a8a";
 /// All colors of the charts, each with its dark variant.
 const DARK: [(&str, &str); 15] = [
@@ -222,7 +223,7 @@ const DARK: [(&str, &str); 15] = [
     (INK, "#e6edf3"),
     (GRID, "#30363d"),
     (GREY, "#7d8590"),
-    // The bands of the size classes, and their names.
+    // The bands of the size classes, and the names of the classes.
     ("#f3f3f3", "#151b23"),
     ("#e9e9e9", "#1c2430"),
     ("#dedede", "#242e3c"),

@@ -1,16 +1,16 @@
-//! Axes and units: units that keep numbers short, ticks at 1, 2 or 5 times a power of ten or at the powers themselves,
-//! and file sizes in powers of two.
+//! Axes and units. Units are chosen to keep numbers short. Ticks are at 1, 2 or 5 times a power of ten, or on
+//! logarithmic axes at the powers of ten. File sizes are shown as powers of two.
 
 /// A unit of a quantity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Unit {
     /// The name, as written after a number.
     pub(crate) name: &'static str,
-    /// The size, as a multiple of the quantity's base unit.
+    /// The size of the unit, as a multiple of the quantity's base unit.
     pub(crate) size: f64,
 }
 
-/// The units of a quantity. Each unit is the same multiple of the previous one.
+/// The units of a quantity. Each unit is larger than the previous unit by the same factor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnitScale {
     /// The names, smallest unit first.
@@ -21,7 +21,7 @@ pub(crate) struct UnitScale {
 }
 
 impl UnitScale {
-    /// Returns the largest unit that is not larger than `most`, or the smallest unit if there is none.
+    /// Returns the largest unit that is at most `most`, or the smallest unit if all units are larger.
     pub(crate) fn fitting(self, most: f64) -> Unit {
         let mut unit = Unit {
             name: self.names[0],
@@ -62,7 +62,7 @@ pub(crate) const TIMES: UnitScale = UnitScale {
 /// A linear axis that starts at zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// The value at the end of the axis.
+    /// The value at the upper end of the axis.
     pub most: f64,
     /// The values with a grid line and a label.
     pub ticks: Vec<f64>,
@@ -70,7 +70,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// Returns an axis that ends with a tick at or above `most` and has at most `ticks_max` steps.
+    /// Returns an axis that ends at the first tick at or above `most`. The axis has at most `ticks_max` steps.
     pub fn to_tick(most: f64, ticks_max: u32) -> Self {
         let most = if most > 0.0 { most } else { 1.0 };
         let axis = Self::to_value(most, ticks_max);
@@ -83,7 +83,7 @@ impl Axis {
         }
     }
 
-    /// Returns an axis that ends at `most` and has at most `ticks_max` steps.
+    /// Returns an axis that ends exactly at `most` and has at most `ticks_max` steps.
     pub fn to_value(most: f64, ticks_max: u32) -> Self {
         let most = if most > 0.0 { most } else { 1.0 };
         let rough = most / f64::from(ticks_max);
@@ -115,7 +115,7 @@ pub struct LogAxis {
 }
 
 impl LogAxis {
-    /// Returns the shortest axis that contains all positive values.
+    /// Returns the shortest axis that contains all values. Values that are not positive are ignored.
     pub fn around(values: impl Iterator<Item = f64>) -> Self {
         let logs = values.filter(|value| *value > 0.0).map(f64::log10);
         let ends = logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), log| {
@@ -172,7 +172,7 @@ pub(crate) fn power_label(power: u32) -> String {
     format!("{} {unit}", 1_u64 << (power - (power / 10).min(6) * 10))
 }
 
-/// Returns the number of powers of two between two labels, if one power is `width` wide.
+/// Returns how many exponents of two must lie between two labels, if one exponent is `width` wide.
 pub(crate) fn powers_apart(width: f64) -> u32 {
     [1, 2, 5]
         .into_iter()

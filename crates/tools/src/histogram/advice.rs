@@ -16,12 +16,12 @@ pub struct ReadTime {
     bytes_per_second: f64,
     /// The fraction of the time that small files take.
     losf_share: f64,
-    /// The date of the sweep on which the figures are based.
+    /// The date of the sweep on which the estimate is based.
     sweep: String,
 }
 
 impl ReadTime {
-    /// Estimates the time from a sweep of the storage. `None` if there is nothing to read.
+    /// Estimates the minimum time from a sweep of the storage. Returns `None` if there is nothing to read.
     #[must_use]
     pub fn of(histogram: &Histogram, sweep: &Sweep) -> Option<Self> {
         let ceiling = Ceiling::of(sweep, IoDirection::Read)?;
@@ -47,7 +47,7 @@ impl ReadTime {
     }
 }
 
-/// Returns the lines below the table. `name` is the tree as the user typed it.
+/// Returns the advice that is printed below the table. `name` is the path of the tree as the user typed it.
 #[must_use]
 pub fn advice(histogram: &Histogram, expected: Option<&ReadTime>, name: &str) -> String {
     let Histogram { files, losf, .. } = histogram;

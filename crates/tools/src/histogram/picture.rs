@@ -10,7 +10,7 @@ use crate::drawing::{
 };
 use crate::figures::{Wrapping, counted, percent, share};
 
-/// Draws the size classes as SVG: two bars for each class, and the advice as text below.
+/// Draws the size classes as SVG: two bars for each class, and the text of the advice below them.
 #[must_use]
 pub fn picture(histogram: &Histogram, advice: &str, name: &str) -> String {
     let files = histogram.files;
@@ -47,7 +47,7 @@ pub fn picture(histogram: &Histogram, advice: &str, name: &str) -> String {
     document(&heading, "files and bytes by size class", paper, body)
 }
 
-/// Draws the fractions of all files and of all bytes that belong to a class.
+/// Draws two bars for a class: its fraction of all files, and its fraction of all bytes.
 fn bars(class: Share, all: Share, top: f64) -> Group {
     let by_count = share(class.files, all.files);
     let by_size = share(class.bytes, all.bytes);

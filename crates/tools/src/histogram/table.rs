@@ -1,6 +1,6 @@
-//! The histogram as text, with one line per power of two and bars for counts and bytes.
+//! The histogram as text. Each power of two has a line with bars for the number of files and for their bytes.
 //!
-//! **Invariant:** only lines that show a path can be wider than the given number of columns (at least 66). Every bucket
+//! **Invariant:** a line is wider than the given number of columns (at least 66) only if it shows a path. Every bucket
 //! that is not empty has a bar.
 
 use zmove_scan::{Extreme, Histogram, Share};
@@ -9,7 +9,9 @@ use zmove_types::ByteCount;
 use crate::drawing::scale::size_label;
 use crate::figures::{counted, percent, share};
 
-/// Returns the histogram as text of at most `columns` columns, but at least 66. Paths are not truncated.
+/// Returns the histogram as text. A line has at most `columns` columns, or 66 if `columns` is lower. Paths are not
+/// truncated.
+/// truncated.
 #[must_use]
 pub fn table(histogram: &Histogram, columns: usize) -> String {
     let mut text = String::new();

@@ -7,8 +7,8 @@ use zmove_sender::{PathReport, ProbeReport, Round};
 use super::{best, milliseconds, rate};
 use crate::figures::counted;
 
-/// Returns the advice for a probe by a host with `cores` cores. `asked` is the largest number of lanes that the user
-/// requested.
+/// Returns the advice for a probe that was made by a host with `cores` cores. `asked` is the largest number of lanes
+/// that the user requested.
 pub(super) fn of(report: &ProbeReport, asked: u16, cores: usize) -> Vec<String> {
     let Some(best) = best(report) else {
         return Vec::new();
@@ -30,7 +30,8 @@ fn clamped(report: &ProbeReport, asked: u16) -> Option<String> {
         .then(|| format!("the receiver accepts at most {most} lanes, but {asked} were requested"))
 }
 
-/// Returns advice if one lane, or the smallest number of lanes, is much slower than the best.
+/// Returns advice if a single lane, or the smallest number of lanes that was measured, is much slower than the best
+/// round.
 fn few_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
     let few = report.rounds.iter().min_by_key(|round| round.lanes)?;
     let share = few.steady.bytes_per_second() / best.steady.bytes_per_second().max(1.0);
@@ -75,7 +76,7 @@ fn lost(best: &Round) -> Option<String> {
     })
 }
 
-/// Returns advice if the largest number of lanes is the fastest by far.
+/// Returns advice if the round with the largest number of lanes is by far the fastest.
 fn more_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
     let fewer = report
         .rounds
@@ -118,7 +119,7 @@ fn busy(best: &Round, cores: usize) -> Option<String> {
     })
 }
 
-/// The fraction of the best rate below which the smallest number of lanes is mentioned.
+/// If the smallest number of lanes reaches less than this fraction of the best rate, the advice mentions it.
 const FAR_BELOW: f64 = 0.5;
 const WORTH_SAYING: f64 = 0.2;
 /// The packet loss that slows down a long path: one segment in a thousand.

@@ -1,10 +1,10 @@
-//! Predicts the duration of a push from measurements. This is pure arithmetic.
+//! Predicts the duration of a push from measurements. The module only computes and does no I/O.
 //!
-//! Within a size class, source reads, the network path and target writes overlap, so the slowest of the three counts.
-//! The classes overlap only partly, so their times are added, together with the start time. Storage times come from the
-//! sweeps by file size ([`Ceiling`]). The time of the path is that of its best round, for the bytes of the files and an
-//! overhead per file. The start time is the time to the first byte, minus two round trips for which a push does not
-//! wait.
+//! Within a size class, source reads, the network path and target writes overlap, so the slowest of the three
+//! determines the time of the class. The classes overlap only partly, so their times are added, together with the start
+//! time. Storage times come from the sweeps by file size ([`Ceiling`]). The path's time is computed from the rate of
+//! the best round, the bytes of the files and an overhead per file. The start time is the time to the first byte, minus
+//! two round trips for which a push does not wait.
 //!
 //! A value that was not measured does not limit the prediction and is shown as unknown. The prediction ignores files
 //! that are already at the target, the CPU time of reading and storing, and other transfers.
@@ -19,11 +19,11 @@ use crate::sweep::Ceiling;
 /// The measured limits of a transfer from storage to storage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TransferLimits<'a> {
-    /// The read speed of the source's storage. `None` does not limit the prediction.
+    /// The read speed of the source's storage. If it is `None`, it does not limit the prediction.
     pub(super) source: Option<&'a Ceiling>,
     /// The rate of the path, in bytes per second.
     pub(super) path: f64,
-    /// The speed at which the target's storage writes and flushes. `None` does not limit the prediction.
+    /// The speed at which the target's storage writes and flushes. If it is `None`, it does not limit the prediction.
     pub(super) target: Option<&'a Ceiling>,
     /// The time from the start to the arrival of the first byte, in seconds.
     pub(super) start: f64,
@@ -60,13 +60,13 @@ pub(super) struct Prediction {
     pub(super) bytes_per_second: f64,
     pub(super) files_per_second: f64,
     pub(super) start_seconds: f64,
-    /// The part that takes most of the time.
+    /// The part of the transfer that takes most of the predicted time.
     pub(super) limited_by: Limit,
     pub(super) classes: Vec<ClassTime>,
 }
 
-/// Predicts the push of files whose sizes are given as the lower bound of each bucket and the bucket's files. Returns
-/// `None` if there are no files.
+/// Predicts the push of files. `sizes` contains the lower bound of each bucket of the histogram and the files in the
+/// bucket. Returns `None` if there are no files.
 pub(super) fn predict(sizes: &[(u64, Share)], way: &TransferLimits<'_>) -> Option<Prediction> {
     let classes = [SizeClass::Losf, SizeClass::Medium, SizeClass::Large];
     let classes: Vec<_> = classes

@@ -14,7 +14,7 @@ pub struct StorageRates {
     /// A display description of the storage and its sweep.
     about: String,
     complete: bool,
-    /// The reason why there are no rates.
+    /// The reason why the rates are unknown, or `None` if they were measured.
     fault: Option<String>,
     sizes: Vec<SizeRates>,
 }

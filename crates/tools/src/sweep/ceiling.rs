@@ -1,5 +1,5 @@
-//! The minimum time to move files, according to a sweep. Between two measured sizes, the time per file is interpolated
-//! linearly on logarithmic scales.
+//! The minimum time to move files, according to a sweep. For a size between two measured sizes, the time per file is
+//! interpolated linearly on logarithmic scales.
 //!
 //! **Invariant:** the sizes are in ascending order, and all times are positive.
 
@@ -15,15 +15,16 @@ pub(crate) struct Ceiling {
 }
 
 impl Ceiling {
-    /// Returns the ceiling of a sweep. `None` if nothing was measured in this direction.
+    /// Returns the limit that a sweep has measured in one direction. Returns `None` if nothing was measured in this
+    /// direction.
     pub(crate) fn of(sweep: &Sweep, direction: IoDirection) -> Option<Self> {
         let rate =
             |size: &Measured| Some((size.file_bytes, size.moved(direction)?.bytes_per_second));
         Self::of_rates(sweep.sizes.iter().filter_map(rate))
     }
 
-    /// Returns the ceiling for sizes in ascending order and their rates in bytes per second. Invalid sizes and rates
-    /// are ignored. `None` if there are no valid ones.
+    /// Creates a limit from sizes in ascending order and their rates in bytes per second. Invalid sizes and rates are
+    /// ignored. Returns `None` if no valid ones remain.
     pub(crate) fn of_rates(rates: impl IntoIterator<Item = (u64, f64)>) -> Option<Self> {
         let mut times: Vec<(f64, f64)> = Vec::new();
         for (file_bytes, rate) in rates {
@@ -45,8 +46,8 @@ impl Ceiling {
         files * self.file_seconds(ByteCount(bytes).as_f64() / files)
     }
 
-    /// Returns the time for one file, in seconds. Below the smallest measured size it is constant. Above the largest
-    /// size it is proportional to the number of bytes.
+    /// Returns the time for one file, in seconds. For sizes below the smallest measured size, the time is constant. For
+    /// sizes above the largest, it is proportional to the number of bytes.
     fn file_seconds(&self, bytes: f64) -> f64 {
         let size = bytes.max(1.0).ln();
         let above = self.times.partition_point(|(edge, _)| *edge < size);

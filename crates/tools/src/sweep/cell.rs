@@ -1,5 +1,5 @@
-//! Measures one size: files are written, dropped from the page cache, and read. They are kept until the end of the
-//! sweep, because file systems create files more slowly after many were removed.
+//! Measures one file size. The files are written, dropped from the page cache, and read. They are kept until the end of
+//! the sweep, because file systems create files more slowly after many files were removed.
 
 mod groups;
 mod large;
@@ -50,13 +50,13 @@ enum CellFiles {
 /// The files that were written.
 struct WrittenFiles {
     files: CellFiles,
-    /// Number of complete files, and of all bytes.
+    /// Number of complete files, and number of bytes of all files.
     total: FileTotal,
     way: CacheUse,
 }
 
 impl Bench<'_> {
-    /// Measures the cell in a time of `slice`.
+    /// Measures the cell. `slice` is the time available for it.
     pub(crate) fn measure(
         &self,
         slice: Duration,
@@ -70,7 +70,7 @@ impl Bench<'_> {
             .expect("one name is no long path");
         let made = self.place.tree.ensure_directory(&directory);
         let directory = made.map_err(self.cannot("make a directory in"))?;
-        // Flush data that others have written, so that its flush does not count as time of this cell.
+        // Flush data that other processes have written. The flush of that data must not count as time of this cell.
         rustix::fs::syncfs(self.place.tree.fd()).map_err(self.cannot("flush"))?;
         let mut measured = Measured::nothing(&self.cell);
         begin(IoDirection::Write);
@@ -95,7 +95,7 @@ impl Bench<'_> {
             let root = self.place.tree.fd();
             let pace = &pace;
             scope.spawn(move || pace.flush_repeatedly(root, |error| self.cannot("flush")(error)));
-            // A push sends files of up to one group in batches, and larger files by group.
+            // As in a push, files of up to one group are written in batches, and larger files group by group.
             let written = if self.cell.file_bytes <= GROUP_BYTES {
                 SmallFiles::write(self, directory, pace)
             } else {
@@ -207,11 +207,11 @@ fn name_of(number: u64) -> Name {
 
 /// The mode of every file.
 const MODE: u32 = 0o600;
-/// The fraction of a slice for writing. The rest is for the last flush and for reading.
+/// The fraction of a cell's time for writing. The rest is for the last flush and for reading.
 const WRITE_SHARE: f64 = 0.5;
 /// The fraction of the remaining time for reading. The rest is for dropping files from the page cache.
 const READ_SHARE: f64 = 0.8;
-/// The minimum time for reading, if writing has used up the slice.
+/// The minimum time for reading, even if writing has used up the time of the cell.
 const READ_MIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The postulation of "When to use rsync" (Chin Fang, R. "Les" A. Cottrell, Ezra Kissel), section "A precaution and a
-//! postulation". It derives the best transfer rate to expect here from the transfer rate of a reference site: `U_b =
-//! F_s × F_c × E_1`.
+//! postulation". It derives the best transfer rate that this site can expect from the transfer rate of a reference
+//! site: `U_b = F_s × F_c × E_1`.
 //!
-//! `F_s` is the ratio of the storage throughput here to that of the reference. `F_c` is the same ratio for the speed of
-//! the processor, for which the appendix of the paper compares clock frequencies. `E_1` is the transfer rate of the
-//! reference. A transfer reads and writes, so `F_s` for a size is the smaller of both ratios.
+//! `F_s` is the storage throughput of this site divided by that of the reference. `F_c` is the same ratio for the speed
+//! of the processor. The appendix of the paper compares clock frequencies for it. `E_1` is the transfer rate of the
+//! reference. A transfer reads and writes, so `F_s` for a size is the smaller of the ratios for reading and writing.
 
 use std::str::FromStr;
 
@@ -13,10 +13,11 @@ use zmove_types::{ByteCount, ByteRate, ParseRateError, Printable, RateLimit, par
 use crate::drawing::scale::size_label;
 use crate::sweep::result::{IoDirection, Measured, Sweep};
 
-/// A transfer rate that the reference has achieved, `E_1`.
+/// A transfer rate `E_1` that the reference site has achieved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReferenceRate {
-    /// The file size to which the rate applies. `None`: all sizes without a rate of their own.
+    /// The file size to which the rate applies. If it is `None`, the rate applies to all sizes for which no rate is
+    /// given.
     pub file_bytes: Option<u64>,
     /// The rate.
     pub rate: RateLimit,
@@ -44,8 +45,8 @@ impl FromStr for ReferenceRate {
     }
 }
 
-/// Returns a text that compares the sweep of `here` with a reference and derives the transfer rates to expect. `None`
-/// if the sweeps have no size in common, or the speed of a core is unknown.
+/// Compares the sweep `here` with the sweep of a reference site, and derives the transfer rates to expect. Returns the
+/// text. Returns `None` if the sweeps have no size in common, or the speed of a core is unknown.
 #[must_use]
 pub fn compare(here: &Sweep, reference: &Sweep, rates: &[ReferenceRate]) -> Option<String> {
     let comparison = Comparison::new(here, reference)?;
@@ -82,7 +83,7 @@ pub fn compare(here: &Sweep, reference: &Sweep, rates: &[ReferenceRate]) -> Opti
 pub(crate) struct Comparison {
     /// The sizes that both sweeps have measured.
     pub(crate) sizes: Vec<Compared>,
-    /// `F_c`: the ratio of the speed of a core here to that of a core of the reference.
+    /// `F_c`: the speed of a core of this site divided by that of a core of the reference.
     pub(crate) cpu: f64,
 }
 
@@ -98,8 +99,8 @@ pub(crate) struct Compared {
 }
 
 impl Comparison {
-    /// Compares the sweep of `here` with a reference. `None` if they have no size in common, or the speed of a core is
-    /// unknown.
+    /// Compares the sweep `here` with the sweep of a reference site. Returns `None` if the sweeps have no size in
+    /// common, or the speed of a core is unknown.
     pub(crate) fn new(here: &Sweep, reference: &Sweep) -> Option<Self> {
         let speed = |sweep: &Sweep| sweep.host.core_operations_per_second;
         let cpu = speed(here) / speed(reference);
@@ -119,7 +120,7 @@ impl Comparison {
 }
 
 impl Compared {
-    /// Returns `F_s`: the smaller of both ratios.
+    /// Returns `F_s`: the smaller of the ratios for writing and reading.
     pub(crate) fn storage(&self) -> f64 {
         self.write
             .into_iter()
@@ -148,7 +149,8 @@ F_s is the lesser of writing and reading: a transfer does both. By the postulati
 (Chin Fang, R. \"Les\" A. Cottrell, Ezra Kissel); E_1 is the transfer rate that the reference has reached (--e1).
 ";
 
-/// Formats the bound if the rate of the reference is known, and otherwise the factor to apply to that rate.
+/// Formats the expected rate if the rate of the reference is known. Otherwise formats the factor by which to multiply
+/// that rate.
 fn bound(size: &Compared, cpu: f64, rates: &[ReferenceRate]) -> String {
     let of_this_size = rates
         .iter()

@@ -8,7 +8,7 @@ use zmove_disk::cores;
 use crate::sweep::result::SweepHost;
 
 impl SweepHost {
-    /// Describes this host. The call takes some hundredths of a second of CPU time.
+    /// Describes this host. The speed measurement takes some hundredths of a second of CPU time.
     pub(crate) fn this() -> Self {
         let core_operations_per_second = (0..RUNS)
             .map(|_| operations_per_second())
@@ -42,7 +42,7 @@ fn cpu() -> String {
     )
 }
 
-/// Measures the rate of a chain of dependent operations, which depends only on the clock frequency.
+/// Measures the rate of a chain of dependent operations. The rate depends only on the clock frequency.
 fn operations_per_second() -> f64 {
     let started = Instant::now();
     let mut number = black_box(1_u64);

@@ -3,10 +3,11 @@
 //! The directory is hidden, is named `.zmove-sweep-NUMBER`, is accessible only to its owner, and is locked while the
 //! sweep runs.
 //!
-//! **Invariant:** a sweep changes nothing outside its directory, except that it removes directories that earlier sweeps
-//! of this user on this host left behind. Such a directory has the name of a sweep's directory, is not locked, and
-//! contains a mark. The mark identifies this directory and does not match a copy of it. Another process may rename a
-//! directory during the sweep, so entries are removed relative to its descriptor and not by its path.
+//! **Invariant:** a sweep changes nothing outside its directory, with one exception. It removes directories that
+//! earlier sweeps of this user on this host left behind. Such a directory has the name of a sweep's directory, is not
+//! locked, and contains a mark. The mark matches only the directory for which it was written, not a copy of it. Another
+//! process may rename a directory during the sweep, so entries are removed relative to the directory's descriptor and
+//! not by path.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -70,7 +71,8 @@ impl SweepDirectory {
             tree: Self::new_tree(opened)?,
             removed: false,
         };
-        // If the file system does not support locks, the next sweep only reports a directory that was left behind.
+        // If the file system does not support locks, the next sweep reports a directory that was left behind but does
+        // not remove it.
         let _no_locks =
             rustix::fs::flock(place.tree.fd(), FlockOperation::NonBlockingLockExclusive);
         let flags =
@@ -80,8 +82,8 @@ impl SweepDirectory {
         Ok(place)
     }
 
-    /// Returns the tree at a directory that was just created and opened. It must be empty: another process may have
-    /// replaced it in between, and the sweep would remove the entries of that other directory at its end.
+    /// Returns a tree for a directory that was just created and opened. Fails if the directory is not empty: another
+    /// process may have replaced it in between, and the sweep would remove that directory's entries at its end.
     fn new_tree(opened: Arc<OwnedFd>) -> io::Result<Tree> {
         if names(opened.as_fd(), |_| true)?.is_empty() {
             Ok(Tree::at(opened))
@@ -100,7 +102,7 @@ impl SweepDirectory {
         std::thread::scope(|scope| {
             for part in all.chunks(all.len().div_ceil(threads.max(1)).max(1)) {
                 let path = &path;
-                // An entry that cannot be removed makes the removal of the directory fail, which is reported.
+                // If an entry cannot be removed, the removal of the directory fails, and that failure is reported.
                 scope.spawn(move || remove_entries(&self.tree, path, part.iter(), |_, _| {}));
             }
         });
@@ -118,7 +120,7 @@ impl SweepDirectory {
         let directories =
             names(self.tree.fd(), |name| name.as_bytes() != MARK.as_bytes()).unwrap_or_default();
         for directory in directories {
-            // A directory that could not be removed is tried again below, where the error is reported.
+            // If the directory could not be removed here, the removal below tries again and reports the error.
             let _best_effort = self.empty(&directory, threads);
         }
         self.remove_itself()
@@ -151,15 +153,15 @@ impl Drop for SweepDirectory {
     }
 }
 
-/// Checks another directory with a sweep's name, and removes it if an earlier sweep left it behind. Returns the result,
-/// or `None` if the directory no longer exists.
+/// Examines a directory that has the name of a sweep's directory, and removes it if an earlier sweep left it behind.
+/// Returns the event to report, or `None` if the directory no longer exists.
 fn look(parent: &Tree, name: &Name, path: PathBuf) -> Result<Option<SweepEvent>, SweepError> {
     let directory = match parent.open_directory(&beneath(name)) {
         Ok(directory) => directory,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(_) => return Ok(Some(SweepEvent::Stays(path))),
     };
-    // Another user who can write to a directory could forge a mark.
+    // The owner must be this user: another user who can write to the directory could forge a mark.
     let own = rustix::fs::fstat(&directory).is_ok_and(|stat| {
         let mode = Mode::from_raw_mode(stat.st_mode);
         stat.st_uid == rustix::process::geteuid().as_raw()
@@ -197,7 +199,8 @@ fn mark(directory: BorrowedFd<'_>) -> io::Result<String> {
     let asked = StatxFlags::INO | StatxFlags::BTIME;
     let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked)?;
     let birth = stat.stx_btime;
-    // Two hosts may have the same name, or may have been created from the same image.
+    // Use both the machine id and the host name. Two hosts may have the same host name, and hosts that were created
+    // from the same image may have the same machine id.
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     Ok(format!(
         "zmove sweep {:x} {:x}.{:x} {} {}\n",

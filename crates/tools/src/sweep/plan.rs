@@ -11,7 +11,7 @@ use zmove_types::{ByteCount, PAGE_BYTES};
 pub(crate) struct Cell {
     /// The size of each file.
     pub(crate) file_bytes: u64,
-    /// Number of files to write, if the time is long enough.
+    /// Number of files to write. Fewer are written if the time is too short.
     pub(crate) files: u64,
 }
 
@@ -29,9 +29,9 @@ pub(crate) fn cells_within(budget: ByteCount, time: Duration, files_max: u64) ->
     in_steps_of(4, budget, files_max)
 }
 
-/// Returns the cells for sizes that grow by a factor of `step`. Large files get two fifths of the budget, medium files
-/// two thirds of the remainder, and small files the rest. Bytes that the larger files cannot use go to the smaller
-/// ones.
+/// Returns the cells for sizes that grow by the factor `step`. Large files get two fifths of the budget. Medium files
+/// get two thirds of the remainder, and small files get the rest. If the larger files cannot use all of their bytes,
+/// the smaller files get the difference.
 fn in_steps_of(step: u64, ByteCount(budget): ByteCount, files_max: u64) -> Vec<Cell> {
     let large = class_cells(budget / 5 * 2, sizes(LARGE..=LARGEST, 4), files_max);
     let left = budget - written(&large);
@@ -46,8 +46,8 @@ fn sizes(range: std::ops::RangeInclusive<u64>, step: u64) -> impl Iterator<Item 
     std::iter::successors(Some(*range.start()), next).take_while(move |size| range.contains(size))
 }
 
-/// Returns the cells of one class. The sizes share the budget equally, and the largest sizes are left out until each
-/// remaining size can have at least one file.
+/// Returns the cells of one class. The sizes share the budget equally. The largest sizes are left out if the budget
+/// does not allow at least one file of each size.
 fn class_cells(share: u64, sizes: impl Iterator<Item = u64>, files_max: u64) -> Vec<Cell> {
     let sizes: Vec<_> = sizes.collect();
     let fits = |count: &usize| share / *count as u64 >= on_disk(sizes[*count - 1]);

@@ -61,7 +61,8 @@ pub(crate) struct SweepHost {
     pub(crate) cpu: String,
     /// Number of cores available to the process.
     pub(crate) cores: usize,
-    /// The rate at which one core runs a fixed chain of integer operations. It follows the clock under load.
+    /// The rate at which one core runs a fixed chain of integer operations. It is proportional to the clock frequency
+    /// under load.
     pub(crate) core_operations_per_second: f64,
 }
 
@@ -76,7 +77,8 @@ pub(crate) struct Measured {
     pub(crate) files_planned: u64,
     /// The result of writing the files, including the flush.
     pub(crate) write: Option<Throughput>,
-    /// The result of reading the files. They were read from storage unless [`Throughput::way`] is [`CacheUse::Cached`].
+    /// The result of reading the files. The files were read from storage unless [`Throughput::way`] is
+    /// [`CacheUse::Cached`].
     pub(crate) read: Option<Throughput>,
 }
 
@@ -93,20 +95,21 @@ pub(crate) struct Throughput {
     pub(crate) bytes_per_second: f64,
     /// The rate in files of this size per second.
     pub(crate) files_per_second: f64,
-    /// How the data passed the page cache.
+    /// Whether and how the data went through the page cache.
     pub(crate) way: CacheUse,
 }
 
-/// How data passes the page cache on its way between memory and storage.
+/// Whether and how data goes through the page cache on its way between memory and storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CacheUse {
-    /// Bypasses the page cache (`O_DIRECT`).
+    /// The data bypasses the page cache (`O_DIRECT`).
     Direct,
-    /// Through the page cache: written and flushed, or read after the files were dropped from the cache.
+    /// The data goes through the page cache. Written files are flushed, and files are dropped from the cache before
+    /// they are read.
     Buffered,
-    /// From the page cache, which did not drop the file. This is no measurement of the storage, unless the storage is
-    /// memory.
+    /// The data was read from the page cache, because the files could not be dropped from it. The result says nothing
+    /// about the storage, unless the storage is memory.
     Cached,
 }
 
@@ -177,7 +180,7 @@ impl Sweep {
             .filter(move |size| SizeClass::of(size.file_bytes) == class)
     }
 
-    /// Checks the figures that are used as divisors.
+    /// Checks the figures by which other code divides.
     fn check(&self) -> Result<(), ReadError> {
         let moved = self
             .sizes
@@ -207,7 +210,7 @@ impl Sweep {
 }
 
 impl Measured {
-    /// Returns an empty result for a size that has not been measured yet.
+    /// Creates the result for a size that has not been measured yet.
     pub(crate) fn nothing(cell: &Cell) -> Self {
         let class = class_key(SizeClass::of(cell.file_bytes)).to_owned();
         Self {
@@ -229,7 +232,7 @@ impl Measured {
 }
 
 impl Throughput {
-    /// Returns the result of moving files in a given time. `None` if nothing was moved.
+    /// Creates the result of moving files and bytes in a given time. Returns `None` if nothing was moved.
     pub(crate) fn new(
         file_bytes: u64,
         FileTotal { files, bytes }: FileTotal,

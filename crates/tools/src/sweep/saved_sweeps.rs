@@ -1,4 +1,4 @@
-//! Saved sweeps: one file per host and storage, in a directory next to that of the keys.
+//! Saved sweeps: one file per host and storage, in a directory next to the directory of the keys.
 //!
 //! **Invariant:** saved sweeps are advice. A file that cannot be read or parsed is ignored.
 
@@ -30,10 +30,11 @@ impl SavedSweeps {
         self.forget_oldest()
     }
 
-    /// Returns the sweep of the storage of `paths`, if all paths are on the same storage and a sweep of it is saved. If
-    /// a path does not exist, its nearest existing ancestor counts. Returns `None` if a storage cannot be identified.
+    /// Returns the saved sweep of the storage that contains all `paths`. If a path does not exist, its nearest existing
+    /// ancestor is used. Returns `None` if the paths are on different storage, if the storage cannot be identified, or
+    /// if no sweep of it is saved.
     pub fn of_paths<'p>(&self, paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
-        // Most users have never run a sweep. In that case the storage is not examined at all.
+        // Most users have never run a sweep. Do not examine the storage in that case.
         fs::read_dir(&self.directory).ok()?.next()?.ok()?;
         let mut storages = paths.into_iter().map(storage);
         let first = storages.next()??;
@@ -54,7 +55,8 @@ impl SavedSweeps {
     }
 
     fn file(&self, host: &str, storage: &Storage) -> PathBuf {
-        // If two storages have the same file name, the later sweep is kept. `find` compares the full identity.
+        // If two storages produce the same file name, the later sweep replaces the earlier one. `find` compares the
+        // full identity.
         let key = [host, &storage.kind, &storage.source, &storage.id].join("-");
         self.directory.join(plain_name(&key) + ".json")
     }

@@ -1,4 +1,4 @@
-//! Compares a push with the limits of its storage, according to earlier sweeps.
+//! Compares the rates of a push with the limits of its storage, which earlier sweeps have measured.
 //!
 //! **Invariant:** the comparison is advice. If there is no sweep, there is no comparison, and nothing fails.
 
@@ -17,7 +17,7 @@ pub struct MovedSizes(Lock<SizeCounts>);
 
 #[derive(Clone, Debug, Default)]
 struct SizeCounts {
-    /// Files and bytes in batches. The index is the power of two of the mean file size of the batch.
+    /// Files and bytes that were sent in batches, indexed by the mean file size of the batch as a power of two.
     small: Vec<FileTotal>,
     /// Files that were sent in groups, and their bytes.
     large: FileTotal,
@@ -81,7 +81,7 @@ struct Share {
 const TIME_MIN: Duration = Duration::from_secs(1);
 
 impl Shares {
-    /// Compares a push from `source` to `target` with the sweeps that are given.
+    /// Compares a push from `source` to `target` with a sweep of each storage.
     #[must_use]
     pub fn of(
         moved: &MovedSizes,

@@ -1,4 +1,4 @@
-//! The identity of a file system, by which an earlier sweep of it is found.
+//! The identity of a file system, which is used to find an earlier sweep of the same file system.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,7 +16,8 @@ impl Storage {
         Self::of(opened.as_fd(), path)
     }
 
-    /// Returns the storage of an open directory. `path` should refer to that directory and is used for display.
+    /// Returns the storage of an open directory. `path` should be the path of that directory and is used only for
+    /// display.
     pub(crate) fn of(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let mount = Mount::of(&mounts(), directory, &path);

@@ -69,7 +69,7 @@ fn line(name: &str, write: Option<&Throughput>, read: Option<&Throughput>) -> St
     format!("{name:>9} {} {}\n", shown(write), shown(read))
 }
 
-/// Returns the total over a class, as if its sizes had been measured in one run.
+/// Combines the results of a class into one, as if all its sizes had been measured in one run.
 fn together<'a>(
     sizes: impl Iterator<Item = &'a Measured>,
     direction: IoDirection,
@@ -96,7 +96,7 @@ fn together<'a>(
     })
 }
 
-/// Describes how the data passed the page cache.
+/// Describes whether and how the data went through the page cache.
 fn ways(sweep: &Sweep) -> String {
     let from = |direction| {
         let direct = |size: &&Measured| {

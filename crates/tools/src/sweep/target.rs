@@ -11,8 +11,8 @@ use crate::figures::rounded;
 use crate::sweep::result::{Measured, Throughput};
 use crate::sweep::{Sweep, SweepConfig, SweepError, sweep};
 
-/// Measures the storage of a receiver's target in the same way as a transfer. A receiver calls this function for a
-/// probe.
+/// Measures the storage of a receiver's target. A receiver calls this function when a probe requests it. Files are
+/// written and read as in a transfer.
 pub fn measure_target(target: SweepTarget, order: SweepOrder, stop: &AtomicBool) -> Swept {
     let config = SweepConfig {
         opened: Some(target.tree),

@@ -1,6 +1,6 @@
 //! The file to which the trace of a running transfer is written.
 //!
-//! **Invariant:** a failure is returned once, and nothing is written after it.
+//! **Invariant:** the first failure is returned to the caller, and nothing is written after it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ pub struct TraceFile(Lock<TraceState>);
 struct TraceState {
     /// The open file. `None` after a write has failed.
     file: Option<File>,
-    /// The properties of the transfer that the next line will contain.
+    /// The properties of the transfer that the next line will contain. Empty if they were already written.
     about: About,
     last: Option<TraceLine>,
 }

@@ -15,7 +15,7 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::Sample;
 
-/// The properties of the whole transfer.
+/// The properties of the whole transfer, which only the first or the last line contains.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct About {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,7 +28,7 @@ pub(crate) struct About {
     pub(super) limited_by: Option<String>,
 }
 
-/// The progress of each stage at one time. The module documentation describes the keys.
+/// The progress of each stage at one time. The documentation of the module describes the keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TraceLine {
     pub(super) seconds: f64,

@@ -1,9 +1,9 @@
 //! The curves of a trace.
 //!
-//! While nothing stalls, the totals of all stages coincide. Therefore only the total of the last stage is drawn, and
-//! the differences between stages are drawn as a backlog. A stage has the same color and line style in every panel. The
-//! colors are those of Okabe and Ito, which people with color blindness can distinguish. In a print without colors,
-//! dashes distinguish the curves.
+//! While no stage stalls, the byte counts of all stages are almost equal. Therefore only the count of the last stage is
+//! drawn, and the differences between stages are drawn as a backlog. A stage has the same color and line style in every
+//! panel. The colors are those of Okabe and Ito, which people with color blindness can distinguish. In a print without
+//! colors, dashes distinguish the curves.
 
 use zmove_types::ByteCount;
 
@@ -78,7 +78,8 @@ fn rates(pieces: &Pieces<'_>) -> Panel {
     panel
 }
 
-/// Draws the bytes that one stage has processed and the next stage has not. Bytes accumulate before the bottleneck.
+/// Draws the backlog between stages: bytes that a stage has processed and the next stage has not. Bytes accumulate in
+/// front of the bottleneck.
 fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
     let lag = |name, pen, ahead: fn(&TraceLine) -> u64, behind: fn(&TraceLine) -> u64| Curve {
         name,
@@ -87,7 +88,7 @@ fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
     };
     let given: fn(&TraceLine) -> u64 = |line| line.bytes_handed_over;
     let stored: fn(&TraceLine) -> u64 = |line| line.bytes_stored;
-    // The kernel also counts TLS and headers, so the bytes on the path may come out some thousandths too small.
+    // The kernel also counts TLS and headers, so the backlog on the path may appear some thousandths too small.
     let acked: fn(&TraceLine) -> u64 =
         |line| line.bytes_acked.unwrap_or(0).min(line.bytes_handed_over);
     let mut curves = vec![lag("for lanes", READ, |line| line.bytes_read, given)];
@@ -119,7 +120,7 @@ fn resent(pieces: &Pieces<'_>) -> Panel {
     counted("Retransmitted segments per second", 4.0, curves)
 }
 
-/// Returns a low panel of plain numbers. Its axis ends at `least` or above.
+/// Returns a low panel of plain numbers. The axis ends at `least` or above.
 fn counted(title: &str, least: f64, curves: Vec<Curve>) -> Panel {
     Panel {
         title: title.to_owned(),

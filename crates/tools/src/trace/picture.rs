@@ -10,7 +10,7 @@ use crate::drawing::{
     legend, polyline, rounded, stroke, styled_group, words,
 };
 
-/// Draws the panels over a time of `seconds`.
+/// Draws the panels with a time axis of `seconds` seconds.
 pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String {
     let time = Time::up_to(seconds);
     let mut body = Group::new();
@@ -113,7 +113,7 @@ fn time_labels(time: &Time, bottom: f64) -> Group {
     group.add(words(&title, LEFT + PLOT_WIDTH / 2.0, bottom + 35.0))
 }
 
-/// The axis uses the largest unit of time that fits at least this many times into the duration.
+/// The time axis uses the largest unit that fits into the duration at least this many times.
 const TIME_UNITS_MIN: f64 = 5.0;
 
 #[cfg(test)]

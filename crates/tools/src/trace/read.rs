@@ -13,7 +13,7 @@ use super::Trace;
 use super::line::{About, TraceLine};
 
 impl About {
-    /// Adds the properties from a later line.
+    /// Adds the properties of a later line to these properties.
     fn with(self, later: Self) -> Self {
         Self {
             from: self.from.or(later.from),
@@ -54,12 +54,12 @@ pub enum LineFault {
     /// The line has no line break, or is too long.
     #[error("the line has no end or is longer than {LINE_BYTES_MAX} bytes")]
     Endless,
-    /// The line is not the JSON of a sample.
-    // The position of the error counts within the line. It is removed, because it would be mistaken for a position in
-    // the file.
+    /// The line is not the JSON of a trace line.
+    // The JSON parser counts the position of the error from the start of the line. The position is removed from the
+    // message, because a user would take it for a position in the file.
     #[error("{}", .0.to_string().split(" at line ").next().unwrap_or_default())]
     Json(serde_json::Error),
-    /// The time is out of range.
+    /// The time is outside the allowed range.
     #[error("seconds is {0}")]
     Seconds(f64),
     /// The time is earlier than in the line before.

@@ -1,18 +1,18 @@
-//! Converts a trace to curves. The points are thinned to what the eye can distinguish, so that the chart of a long push
-//! is not larger. Counters are converted to rates. A rate is an average over a window that grows with the length of the
-//! push, because many receipts arrive at the same time.
+//! Converts a trace to curves. The points are reduced to the number that the eye can distinguish, so that the chart of
+//! a long push is not larger. Counters are converted to rates. Many receipts arrive at the same time, so a rate is an
+//! average over a window. The window grows with the length of the push.
 
 use super::file::INTERVAL;
 use super::line::TraceLine;
 
-/// Returns the bytes that a stage has processed. `None` if they are not counted.
+/// A function that returns the number of bytes that a stage has processed, or `None` if they are not counted.
 pub(super) type Counter = fn(&TraceLine) -> Option<u64>;
 
 /// The stages, in the order in which data passes through them.
 pub(super) const STAGES: [(&str, Counter); 4] = [
     ("read", |line| Some(line.bytes_read)),
     ("given to lanes", |line| Some(line.bytes_handed_over)),
-    // Only the kernel can report these.
+    // Only the kernel can report acknowledged bytes.
     ("acknowledged", |line| line.bytes_acked),
     ("stored", |line| Some(line.bytes_stored)),
 ];
@@ -23,7 +23,7 @@ pub(super) type Points = Vec<(f64, f64)>;
 /// The lines of a trace, divided into the pieces that are drawn.
 #[derive(Debug)]
 pub(super) struct Pieces<'a> {
-    /// A line before the first one: when the command started, nothing had been moved.
+    /// An artificial line before the first line: when the command started, nothing had been moved.
     start: TraceLine,
     pieces: Vec<&'a [TraceLine]>,
 }
@@ -65,7 +65,8 @@ impl<'a> Pieces<'a> {
         (seconds / WINDOWS_MAX / sample).ceil().max(1.0) * sample
     }
 
-    /// Returns the lines at the ends of the windows. The remainder at the end belongs to the last window.
+    /// Returns the lines at the ends of the windows. If the lines do not divide evenly, the last window contains the
+    /// remainder.
     fn windows(&self) -> Vec<&TraceLine> {
         let shortest = self.window() * 0.99;
         let mut ends: Vec<&TraceLine> = Vec::new();

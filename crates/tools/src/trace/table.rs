@@ -58,8 +58,8 @@ pub(super) fn summary(lines: &[TraceLine], about: &About) -> String {
     text
 }
 
-/// Returns the row of a stage: when its first and last bytes were processed, and its highest rate over one second (or
-/// over the whole push if that was shorter). `None` if the bytes were not counted.
+/// Returns the row of a stage: when its first and last bytes were processed, and its highest rate over one second. If
+/// the push took less than a second, the rate is that of the whole push. Returns `None` if the bytes were not counted.
 fn stage(name: &str, lines: &[TraceLine], bytes: Counter) -> Option<String> {
     let last = bytes(lines.last()?)?;
     let at = |reached: &dyn Fn(u64) -> bool| {
@@ -91,7 +91,7 @@ fn fastest(lines: &[TraceLine], bytes: Counter) -> ByteRate {
         }
         let before = &lines[first];
         let (from, seconds) = match line.seconds - before.seconds {
-            // Nothing had been moved when the command started.
+            // When the command started, nothing had been moved.
             time if time < SECOND / 2.0 => (0, line.seconds),
             time => (bytes(before).unwrap_or(0), time),
         };

@@ -35,8 +35,8 @@ pub(crate) struct OpenFile<T> {
 pub(crate) type Piece<T> = (Arc<OpenFile<T>>, GroupSpan);
 
 impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
-    /// Returns the groups of the files that `open` returns. `open` receives the index of a file and returns the file
-    /// and its length in bytes, or `None` if there is no such file.
+    /// Creates the distribution of groups. `open` receives the index of a file. It returns the file and its length in
+    /// bytes, or `None` if no such file exists.
     pub(crate) fn new(open: F) -> Self {
         Self {
             open,
@@ -48,8 +48,8 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
         }
     }
 
-    /// Returns the next group if `admit` accepts its length. When all groups of a file were returned, only the threads
-    /// that work on the file hold it.
+    /// Returns the next group, provided that `admit` accepts the group's length. After the last group of a file was
+    /// returned, only the threads that work on the file hold it.
     pub(crate) fn next(&self, admit: impl Fn(u64) -> bool) -> Result<Option<Piece<T>>, SweepError> {
         let mut cursor = self.cursor.lock();
         let file = match &cursor.opened {
@@ -80,7 +80,7 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
         Ok(Some((file, span)))
     }
 
-    /// Returns the file that still has groups which were not distributed, if any.
+    /// Returns the open file if not all of its groups were distributed.
     pub(crate) fn into_open(self) -> Option<Arc<OpenFile<T>>> {
         self.cursor.into_inner().opened
     }

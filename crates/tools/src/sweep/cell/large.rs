@@ -1,4 +1,5 @@
-//! Files of more than one group, written as by a receiver and read as by a sender.
+//! Files larger than one group. They are written in the same way as by a receiver, and read in the same way as by a
+//! sender.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -87,7 +88,7 @@ impl LargeFiles {
         WrittenFiles { files, total, way }
     }
 
-    /// Drops the files from the page cache. Returns how they will be read.
+    /// Drops the files from the page cache. Returns the way in which they will be read.
     pub(crate) fn drop_cached(&self, bench: &Bench<'_>) -> Result<CacheUse, SweepError> {
         let mut way = CacheUse::Direct;
         for (number, bytes) in &self.files {
@@ -140,8 +141,8 @@ impl LargeFiles {
     }
 }
 
-/// Finishes a large file: sets its modification time, flushes it and renames it into place. An incomplete file is
-/// truncated to the bytes that were written, and a file without bytes is dropped.
+/// Finishes a large file: sets the modification time, flushes the file and renames it into place. An incomplete file is
+/// truncated to the bytes that were written. A file without bytes is dropped.
 fn finish(bench: &Bench<'_>, written: OpenFile<Staged>) -> Result<Option<(u64, u64)>, SweepError> {
     let OpenFile {
         number,

@@ -1,5 +1,5 @@
-//! The data to write: bytes that are neither compressible nor repeated, so that storage with compression or
-//! deduplication must store them.
+//! The data to write. Its bytes can be neither compressed nor deduplicated, so storage that does either must store all
+//! of them.
 
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, PAGE_BYTES};
 
@@ -21,7 +21,7 @@ impl Noise {
         Self { buffer, state }
     }
 
-    /// Returns the next bytes. Each page of them differs from all previous pages.
+    /// Returns a buffer with the next bytes. Each page differs from all previous pages.
     pub(crate) fn take(&mut self, bytes: usize) -> Buffer {
         let mut buffer = std::mem::replace(&mut self.buffer, Buffer::empty());
         for page in buffer.room()[..bytes].chunks_mut(PAGE_BYTES) {
@@ -34,7 +34,7 @@ impl Noise {
         buffer
     }
 
-    /// Takes back the buffer that `take` has returned.
+    /// Takes back a buffer that `take` has returned, so that it can be reused.
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
         self.buffer = buffer;
     }
@@ -48,7 +48,7 @@ pub(crate) fn group_buffer() -> Buffer {
         .expect("the pool is new and open")
 }
 
-/// Returns the next state of SplitMix64, which visits all values.
+/// Returns the next state of the SplitMix64 generator, whose states do not repeat before all values have occurred.
 fn scattered(state: u64) -> u64 {
     let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

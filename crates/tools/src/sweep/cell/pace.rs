@@ -1,8 +1,8 @@
-//! Limits the writers of a cell to their time slice. The bytes that are written but not flushed never exceed the amount
-//! that the storage can flush in the remaining time.
+//! Limits the writers of a cell to the cell's time. The number of written bytes that are not flushed never exceeds the
+//! number that the storage can flush in the remaining time.
 //!
-//! A thread flushes repeatedly, as at the receiver of a push. **Invariant:** every write that was admitted is reported
-//! as complete, even if it failed.
+//! As at the receiver of a push, a separate thread flushes repeatedly. **Invariant:** every write that was admitted is
+//! reported as complete, even if it failed.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,7 @@ use zmove_types::{ByteCount, GROUP_BYTES, Lock};
 
 use crate::sweep::error::SweepError;
 
-/// Limits the writes of one cell, or ends its reads in time.
+/// Limits the writes of a cell, or the duration of its reads.
 pub(crate) struct CellPace<'a> {
     until: Instant,
     stop: &'a AtomicBool,
@@ -22,7 +22,7 @@ pub(crate) struct CellPace<'a> {
     changed: Condvar,
 }
 
-/// The byte counts and the state of a pace.
+/// The byte counts of a cell, and whether it has ended.
 #[derive(Default)]
 struct PaceState {
     admitted: u64,
@@ -43,9 +43,9 @@ impl PaceState {
 }
 
 impl<'a> CellPace<'a> {
-    /// Returns a pace for `threads` threads that ends at `until` or when `stop` is set.
+    /// Creates the limiter for `threads` threads. The cell ends at `until` or when `stop` is set.
     pub(crate) fn new(until: Instant, stop: &'a AtomicBool, threads: usize) -> Self {
-        // Every thread can write a group at the same time, even if nothing needs a flush.
+        // Every thread must be able to write a group at the same time, even if no flush is needed.
         let allowance = FIRST_BYTES.max(2 * GROUP_BYTES * threads as u64);
         let state = PaceState {
             allowance,
@@ -82,7 +82,7 @@ impl<'a> CellPace<'a> {
         self.state.lock().completed += bytes;
     }
 
-    /// Records bytes that were written and need no flush.
+    /// Records bytes that were written without the page cache and need no flush.
     pub(crate) fn complete_flushed(&self, bytes: u64) {
         let mut state = self.state.lock();
         state.completed += bytes;
@@ -138,9 +138,9 @@ impl<'a> CellPace<'a> {
         }
     }
 
-    /// Records a flush that took `took` and covers all bytes completed at `before`. If the flush took at most half of
-    /// the remaining time, the allowance doubles. Otherwise it becomes the number of bytes that can be flushed in that
-    /// half.
+    /// Records a flush that took `took` and covered all bytes that were complete at `before`. If the flush took at most
+    /// half of the remaining time, the allowance doubles. Otherwise, the allowance becomes the number of bytes that can
+    /// be flushed in half of the remaining time.
     fn flushed(&self, before: u64, took: Duration) {
         let mut state = self.state.lock();
         let bytes = before.saturating_sub(state.flushed);
@@ -152,7 +152,7 @@ impl<'a> CellPace<'a> {
             / 2;
         let twice = state.allowance.saturating_mul(2);
         if bytes > 0 {
-            // Each flush has a fixed cost, so as long as flushes are short, flushing more bytes at a time costs less.
+            // Each flush has a fixed cost. While flushes are short, flushing more bytes at a time costs less.
             let in_time =
                 ByteCount(bytes).as_f64() * half.as_secs_f64() / took.as_secs_f64().max(1e-9);
             let low = FIRST_BYTES / 8;
@@ -194,7 +194,7 @@ fn whole(bytes: f64) -> u64 {
 const FIRST_BYTES: u64 = 64 << 20;
 /// The pause between two flushes, as at a receiver.
 const FLUSH_PAUSE: Duration = Duration::from_millis(50);
-/// The time that the last flush may take beyond the slice.
+/// How far the last flush may exceed the time of the cell.
 const LAST_FLUSH: Duration = Duration::from_millis(500);
 /// How often a waiting writer checks whether it must stop.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);

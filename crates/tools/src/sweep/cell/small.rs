@@ -1,5 +1,5 @@
-//! Files of at most one group. They are created as by a receiver, one directory at a time, and read whole, as by a
-//! sender.
+//! Files of at most one group. They are created in the same way as by a receiver, one directory at a time. As by a
+//! sender, each file is read as a whole.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -84,7 +84,8 @@ impl SmallFiles {
         WrittenFiles { files, total, way }
     }
 
-    /// Drops the files from the page cache until `pace` ends. Directories that were not reached by then are not read.
+    /// Drops the files from the page cache until the time of `pace` is over. Directories that were not reached by then
+    /// are not read later.
     pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &CellPace<'_>) -> CacheUse {
         let next = AtomicUsize::new(0);
         let kept = AtomicUsize::new(0);
@@ -146,8 +147,8 @@ impl SmallFiles {
 }
 
 impl Writers<'_> {
-    /// Creates a directory with at most `files` files, fewer if the time is over. Returns `None` if there was no time
-    /// for any.
+    /// Creates a directory with at most `files` files. It has fewer if the time runs out. Returns `None` if there was
+    /// no time to write a file.
     fn fill(
         &self,
         number: u64,
