@@ -287,8 +287,8 @@ impl<W: WorkQueue> Head<W> {
     fn end_of(&self, progress: &JobProgress) -> JobEnd {
         let mut tally = self.tally();
         tally.fail(self.node.served.failed_directories());
-        // Every item except the first is announced by another one. If more items were done, some were done and counted
-        // twice.
+        // Every item except the first is announced by another item. If more items were completed than announced, some
+        // were completed and counted twice.
         let is_inexact = progress.passes > 1
             || self.others.borrow().unfinished > 0
             || tally.items != 1 + tally.announced;
@@ -487,7 +487,7 @@ struct JobProgress {
     /// Number of completed items when the last session began.
     items: u64,
     movers: JoinSet<Result<(), SessionEnd>>,
-    /// Checks of the receivers that are not known to see the job yet.
+    /// Running checks of receivers that have not yet been found to see the job.
     target_checks: JoinSet<Result<(), String>>,
     /// Time until which lost sessions of other nodes may still write, or `None` until the head has waited for all other
     /// sessions to end.

@@ -40,9 +40,9 @@ pub struct Node<W> {
     pub patience: Duration,
     /// Results of this node's sessions.
     pub served: Arc<SessionResults>,
-    /// Failures that other nodes have reported. They are not counted again at the end. Default: none.
+    /// Failures that other nodes have reported. The head does not count these failures again at the end. Default: none.
     pub told: Arc<SeenMessages>,
-    /// Set when the movers of this node should finish their items and leave the job to others.
+    /// Set when the movers of this node should finish their items and leave the job.
     pub leaves: watch::Sender<bool>,
 }
 

@@ -40,12 +40,12 @@ pub enum LocationError {
         "'{0}' has no host before the colon: write HOST:PATH (for a local name write './NAME')"
     )]
     NoHost(String),
-    /// One of several receivers would have to be started with ssh.
+    /// Several receivers are given, but one of them would have to be started with ssh.
     #[error(
         "'{0}': each of several receivers must be a daemon ('zmove serve'), not started over ssh"
     )]
     SeveralOverSsh(String),
-    /// The path is repeated for each of several receivers.
+    /// The path is given more than once, although several receivers share one path.
     #[error(
         "'{0}': several receivers share one path: write it once, after the last host: HOST,HOST:PATH"
     )]
@@ -253,7 +253,7 @@ pub enum SshError {
     },
 }
 
-/// The kind of failure to reach a receiver, other than a failed dial.
+/// The kind of a failure to reach a receiver. Failed dials are classified separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectFault {
     /// A problem on this host, such as an unreadable key, a missing file or a failed process.

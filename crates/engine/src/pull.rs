@@ -301,7 +301,7 @@ impl RemotePull<'_> {
         session_started: Instant,
     ) -> Result<Summary, SessionError> {
         let manifest = run.manifest.take();
-        // A host that compares contents reports the hashes of all files, whether it sent them or not.
+        // A host that compares contents reports the hash of each file, even if the file was not sent.
         let tells_all = manifest.is_none() || self.fetch.open.compare == Compare::Checksum;
         let manifest_unread = if tells_all {
             0

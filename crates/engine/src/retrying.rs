@@ -18,7 +18,7 @@ use crate::connecting::dial::Connector;
 use crate::error::PushError;
 use crate::notice::Notice;
 
-/// A host, and how a transfer reconnects to it.
+/// A host, and the time limits for reconnecting to it.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy<'a> {
     /// The host, and the listener for notices between sessions.

@@ -605,7 +605,7 @@ fn last_line(log: &Path) -> Option<String> {
         .map(|line| line.strip_prefix("zmove: ").unwrap_or(line).to_owned())
 }
 
-/// Takes the lock that only one runner can hold, and writes the id of this process into it.
+/// Takes the lock that only one runner can hold, and writes the id of this process into the lock file.
 fn lock_as_runner(path: &Path) -> Result<File, RunnerError> {
     let Some(mut file) = lock(path).map_err(StoreError::io("lock", path))? else {
         return Err(RunnerError::Up {

@@ -112,7 +112,7 @@ fn milliseconds(time: Duration) -> String {
     }
 }
 
-/// Returns the CPU time per GiB received, in seconds.
+/// Returns the CPU time per GiB that was received, in seconds.
 fn cpu_per_gib(cpu: Duration, round: &Round) -> Option<f64> {
     let gib = ByteCount(round.steady.bytes).as_f64() / GIB;
     (gib > 0.0).then(|| cpu.as_secs_f64() / gib)

@@ -52,7 +52,8 @@ fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
 }
 
 /// Returns the ranges of a large file, contiguous and in order. Most of the file is in long ranges, so that a receiver
-/// writes long stretches. The end is in short ranges, so that no node works much longer than the others.
+/// writes large contiguous parts. The end of the file is in short ranges, so that no node works much longer than the
+/// other nodes.
 fn ranges(file: &SplitFile) -> impl Iterator<Item = GroupRange> {
     let groups = GroupSpan::count(file.bytes).unwrap_or(0);
     let long = (groups / LONG_RANGES).clamp(LONG_RANGE_GROUPS_MIN, LONG_RANGE_GROUPS_MAX);
@@ -73,7 +74,7 @@ fn ranges(file: &SplitFile) -> impl Iterator<Item = GroupRange> {
 const ITEMS_PER_PORTION: usize = 16;
 /// Maximum number of directories in an item. Their paths take up to 256 KiB.
 const DIRECTORIES_MAX: usize = 64;
-/// Number of long ranges that a file is split into, subject to the following bounds.
+/// Number of long ranges into which a file is split. The constants below limit their length.
 const LONG_RANGES: u32 = 64;
 const LONG_RANGE_GROUPS_MIN: u32 = 4;
 const LONG_RANGE_GROUPS_MAX: u32 = 256;

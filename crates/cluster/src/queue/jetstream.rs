@@ -291,7 +291,7 @@ impl JetStream {
         self.ask(operation, || async {
             self.broker.connection.check()?;
             let acknowledged = delivery.double_ack_with(answer).await;
-            // A missing consumer has no leases, so this is not an error.
+            // If the consumer is missing, there are no leases to wait for. This is not an error.
             acknowledged.map_err(BrokerError::Unanswered)
         })
         .await

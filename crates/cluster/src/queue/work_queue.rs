@@ -72,7 +72,7 @@ pub trait WorkQueue: Send + Sync + 'static {
     /// The queue cannot be reached.
     fn losses(&self) -> impl Future<Output = Result<u64, WorkError>> + Send;
 
-    /// Closes the job: waiting calls of `take` return `None`.
+    /// Closes the job. Calls of `take` that are waiting return `None`.
     ///
     /// # Errors
     /// The queue cannot be reached.

@@ -30,7 +30,7 @@ pub(crate) struct JobEvents {
     failed_ranges: Lock<HashSet<WorkId>>,
     /// State of the receivers, by number.
     known: Lock<BTreeMap<usize, ReceiverState>>,
-    /// Files and bytes that lost sessions found but did not settle. Other sessions will find them again.
+    /// Files and bytes that lost sessions found but did not settle. Later sessions will find the same files again.
     unsettled: Lock<FileTotal>,
 }
 
@@ -150,7 +150,7 @@ pub(super) struct SessionState {
 }
 
 impl SessionEvents {
-    /// Records that work was completed, in this session or elsewhere since the previous one.
+    /// Records that work was completed, in this session or, since the previous session, by another mover.
     pub(crate) fn record_progress(&self) {
         self.state.lock().has_come_further = true;
         self.update_receiver(|known| {
@@ -193,7 +193,7 @@ impl SessionEvents {
         }
     }
 
-    /// Warns once per receiver that it does not answer a connection.
+    /// Warns that the receiver does not answer a connection. The warning is given once per receiver.
     pub(super) fn warn_of_no_answer(&self) {
         let seconds = ANSWERS_WITHIN.as_secs();
         let most = DIAL_TIMEOUT.as_secs();
@@ -202,7 +202,8 @@ impl SessionEvents {
         ));
     }
 
-    /// Warns once per receiver that it has not opened the target. Never resolves.
+    /// Warns if the receiver has not opened the target after [`OPENS_WITHIN`]. The warning is given once per receiver.
+    /// The future never resolves.
     pub(super) async fn warn_of_no_opening(&self) -> Infallible {
         sleep(OPENS_WITHIN).await;
         let is_silent = {
@@ -246,7 +247,7 @@ impl SessionEvents {
         }
     }
 
-    /// Returns the fate of a session that is over. It made progress if work was completed.
+    /// Returns whether a session that has ended made progress. Completed work counts as progress.
     pub(crate) fn outcome(&self) -> SessionProgress {
         let state = self.state.lock();
         match state.answered {
@@ -340,7 +341,7 @@ impl Observer for SessionEvents {
                 self.events.served.add(self.number, stored);
             }
             Event::Skipped { files, bytes } => self.state.lock().unsettled.take(of(files, bytes)),
-            // An idle session waits for work, which does not limit the sessions that have work.
+            // Ignore the limit of an idle session: it waits for work and does not limit the sessions that have work.
             Event::Limited { .. } if !take(&mut self.state.lock().has_stored) => return,
             Event::Warned { message } if message.starts_with(OF_RECEIVER) => {
                 let message = self.with_receiver(message);

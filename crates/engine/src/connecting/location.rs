@@ -173,8 +173,8 @@ impl Location {
         }))
     }
 
-    /// Parses a target that several receivers share on common storage: `HOST,HOST:PATH`, each host optionally with a
-    /// port. Returns the first receiver, and the others with the same path.
+    /// Parses a target on storage that several receivers share: `HOST,HOST:PATH`. Each host may have a port. Returns
+    /// the location at the first receiver, and the other receivers with the same path.
     ///
     /// # Errors
     /// The text is not a valid location.
@@ -258,8 +258,8 @@ fn begins_at_home(path: &[u8]) -> bool {
     path == b"~" || path.starts_with(b"~") && path.contains(&b'/')
 }
 
-/// Refuses an IPv6 address without brackets, alone or before a colon, because splitting it at its first colon would be
-/// wrong.
+/// Refuses an IPv6 address without brackets, alone or before a colon. Otherwise, the address would be split at its
+/// first colon.
 fn refuse_unbracketed(bytes: &[u8]) -> Result<(), LocationError> {
     let head = bytes.split(|&byte| byte == b'/').next().unwrap_or_default();
     let host = head.rsplit(|&byte| byte == b'@').next().unwrap_or_default();

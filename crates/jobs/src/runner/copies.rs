@@ -107,7 +107,7 @@ impl PendingCopies {
             let copy = left.get(id).map(String::as_str);
             terminator.step(place, store, *id, copy, words, now)
         });
-        // An error for one copy does not stop the others.
+        // An error for one copy does not prevent the end of the other copies.
         ends.fold(Ok(()), Result::and)
     }
 

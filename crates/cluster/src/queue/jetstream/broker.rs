@@ -316,8 +316,8 @@ impl Broker {
         Ok(())
     }
 
-    /// Subscribes to the message that reports the end of the job, so that takers do not have to wait for their pulls to
-    /// expire.
+    /// Subscribes to the message that reports the end of the job. Without the message, takers would have to wait until
+    /// their pull requests expire.
     pub(super) async fn subscribe_to_end(&self) -> Result<Subscriber, BrokerError> {
         Ok(self
             .connection

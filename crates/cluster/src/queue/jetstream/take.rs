@@ -57,7 +57,7 @@ impl Taker {
     /// Returns the next message, or `None` if the connection is lost or the pull requests expire first.
     async fn next(&mut self, queue: &JetStream) -> Answer {
         let mut state = queue.state();
-        // Waits without a limit for a broker that cannot be reached.
+        // If the broker cannot be reached, wait without a time limit.
         drop(state.wait_for(|state| *state != BrokerState::Lost).await);
         let consumers = match &mut self.consumers {
             Some(consumers) => consumers,

@@ -92,7 +92,8 @@ impl Connector<'_> {
     }
 }
 
-/// Asks the user on a separate thread, so that the caller can still handle an interrupt.
+/// Asks the user to confirm the key. The question runs on a separate thread, so that the caller can still handle an
+/// interrupt.
 async fn ask(
     confirm: Arc<dyn Confirm>,
     remote: &Remote,

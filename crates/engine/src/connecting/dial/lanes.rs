@@ -176,7 +176,7 @@ struct LaneDial {
     number: u16,
     transfer: TransferId,
     cipher: Cipher,
-    /// Number of lanes that were dialed earlier, if this lane is dialed after them.
+    /// Number of lanes that were dialed before this lane, or `None` for one of the first lanes.
     earlier_lanes: Option<u16>,
 }
 

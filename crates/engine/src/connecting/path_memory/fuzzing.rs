@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::{PathRecord, Rates};
 
-/// Parses a file and adds a path. The new path and the others must be found again.
+/// Parses a file and adds a path. The new path and the paths of the file must be found again.
 ///
 /// # Panics
-/// Panics if the new path or one of the others is lost.
+/// Panics if one of these paths is lost.
 pub fn paths(bytes: &[u8]) {
     let paths = super::paths(PathBuf::new());
     let Some(lines) = std::str::from_utf8(bytes)
