@@ -287,8 +287,8 @@ impl<W: WorkQueue> Head<W> {
     fn end_of(&self, progress: &JobProgress) -> JobEnd {
         let mut tally = self.tally();
         tally.fail(self.node.served.failed_directories());
-        // Every item except the first is announced by another item. If more items were completed than announced, some
-        // were completed and counted twice.
+        // Every item except the first is announced by another item. If the number of completed items differs from that,
+        // some items were counted twice or not at all.
         let is_inexact = progress.passes > 1
             || self.others.borrow().unfinished > 0
             || tally.items != 1 + tally.announced;

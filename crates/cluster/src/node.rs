@@ -138,7 +138,7 @@ pub(crate) struct MoverSessions<W> {
     /// complete none for a long time.
     pub(crate) outages: Outages,
     /// Whether the job is known to be running. Until it is, each receiver is tried only once, so that a wrong name is
-    /// reported immediately. A node that joins late also starts with `false`, because no other node waits for it.
+    /// reported immediately. This also holds for a node that joins late, because no other node waits for it.
     pub(crate) is_under_way: bool,
     /// Number of consecutive sessions that failed permanently. Any failure counts until the job is known to be running.
     refusals: usize,

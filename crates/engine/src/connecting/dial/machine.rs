@@ -73,7 +73,7 @@ const FILES_BESIDE_LANES: usize = 24;
 /// Number of descriptors per lane: its connection, and the files and directories read for it.
 const FILES_PER_LANE: usize = 4;
 
-/// Rate that a lane reaches even on a slow path, in bytes per second.
+/// Minimum rate that a lane reaches on every path, in bytes per second.
 const LANE_BYTES_PER_SECOND_MIN: u64 = 250_000;
 
 /// Returns the maximum send window that the kernel's autotuning allows per connection, in bytes.
