@@ -66,7 +66,7 @@ pub enum Step {
     Retry,
     /// Everything is at the target.
     Finish,
-    /// The attempt failed in a way that another attempt would repeat.
+    /// The job failed permanently.
     Fail,
     /// The user holds the job.
     Hold,

@@ -54,7 +54,8 @@ pub struct Window {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathMeasurement {
     pub(crate) transport: Transport,
-    /// Best rate, or `None` if a rate limit was the bottleneck.
+    /// Best rate. `None` if a rate limit was set, because the path and the hosts may then allow a higher rate, or if no
+    /// rate was measured.
     pub(crate) at_best: Option<BestRate>,
     pub(crate) ends: Option<PathEnds>,
     /// Whether the path lost data, so that the earlier measurements are too high.
