@@ -1,18 +1,14 @@
-//! Places the entries of verified batches at the target, one entry at a time. Each writer has its own placer. An entry
-//! that fails gets its own fault.
+//! Places the entries of verified batches at the target. Each writer has its own placer.
 //!
 //! In a directory that this transfer has created and to which nothing has been added yet, files are created in a
 //! staging directory under their own names. All other files are created under hidden names in their final directory.
 //! The [publisher](crate::store::publishing::publisher) renames both into place. When storage latency is high, some
 //! files are instead created in a side directory and linked to their final names immediately ([`side`]).
 //!
-//! In a job of several receivers, all files are created in a directory of the session, and directories are created
-//! under their final names.
+//! In a job of several receivers, files are created in a directory of the session, and directories under final names.
 //!
-//! If an entry would replace a directory, it is refused unless the rules allow the replacement
-//! (`target/replacement.rs`). If a directory would replace a file or a link, the replacement happens when the directory
-//! is published, as with rsync. With `--ignore-existing`, the existing file or link stays, and all entries below the
-//! directory fail.
+//! `target/replacement.rs` decides which entries may replace a directory. A directory replaces a file or a link when
+//! it is published. With `--ignore-existing`, the file or link stays, and all entries below the directory fail.
 
 mod runs;
 mod side;
@@ -27,7 +23,7 @@ use zmove_disk::{
     ContentsWriter, Linked, NameAt, NonRegular, Permit, Staged, StagingDirectory, Task, Tree, Turn,
     close, write_data,
 };
-use zmove_types::{Metadata, Name, RelPath};
+use zmove_types::{Lock, Metadata, Name, RelPath};
 use zmove_wire::{
     BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, Operation, Overwrite,
 };
@@ -46,7 +42,6 @@ use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
 use crate::store::target::tree::{NewFile, check_close, flush_now};
 use crate::store::transfer::Transfer;
-use zmove_types::Lock;
 
 /// The placer of one thread: the transfer and the directories that the thread has open.
 #[derive(Debug)]
