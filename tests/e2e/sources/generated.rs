@@ -1,15 +1,14 @@
 //! Files of proc and similar file systems, whose contents are generated when they are read.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
-use crate::support::harness::{Site, both_ways, skip};
+use crate::support::harness::{Site, both_ways};
+use crate::support::namespace::Namespace;
 use crate::support::tree::names;
 
 both_ways!(
     files_of_any_length_arrive_with_their_contents,
     a_file_without_an_end_is_named_and_the_others_arrive,
-    a_file_that_blocks_is_named_and_the_others_arrive,
 );
 
 /// A sysfs directory whose files all have the length of a page according to `stat`.
@@ -91,19 +90,22 @@ fn a_file_without_an_end_is_named_and_the_others_arrive(site: &Site) {
     assert_eq!(names(&site.target()), ["version"]);
 }
 
-fn a_file_that_blocks_is_named_and_the_others_arrive(site: &Site) {
-    // Linux allows only one process at a time to open the pipe.
-    static ONE_READER: Mutex<()> = Mutex::new(());
-    let _one_reader = ONE_READER.lock().unwrap_or_else(PoisonError::into_inner);
+#[test]
+fn a_file_that_blocks_is_named_and_the_others_arrive() {
     let blocks = Path::new("/sys/kernel/tracing/trace_pipe");
-    if std::fs::File::open(blocks).is_err() {
-        return skip("no trace_pipe can be opened");
+    for is_remote in [false, true] {
+        let Some(mut site) = Site::within(|_| Namespace::with_tracing()) else {
+            return;
+        };
+        if is_remote {
+            site.start_daemon();
+        }
+        let outcome = push(&site, &[], &[blocks, Path::new("/proc/version")]).expect(23);
+        let line = format!(
+            "zmove: sender: read '{}': reading it blocks",
+            blocks.display()
+        );
+        outcome.says(&[&line]).lines(1);
+        assert_eq!(names(&site.target()), ["version"]);
     }
-    let outcome = push(site, &[], &[blocks, Path::new("/proc/version")]).expect(23);
-    let line = format!(
-        "zmove: sender: read '{}': reading it blocks",
-        blocks.display()
-    );
-    outcome.says(&[&line]).lines(1);
-    assert_eq!(names(&site.target()), ["version"]);
 }
