@@ -35,7 +35,9 @@ pub use metadata::entry::{
 };
 pub use metadata::storable_times::{is_out_of_range, is_storable_everywhere};
 pub use metadata::time_resolutions::TimeResolutions;
-pub use opening::by_name::{READ, create_at, open_at, remove_directory_at, stat_at, unlink_at};
+pub use opening::by_name::{
+    READ, create_at, is_listable, list_directory, open_at, remove_directory_at, stat_at, unlink_at,
+};
 pub use opening::dead_mount::{PathCause, is_file_system_gone};
 pub use opening::proc::{Mount, boot_id, is_mount_point, mounts, unescape_mountinfo};
 pub use opening::region::Region;

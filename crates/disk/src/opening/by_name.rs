@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat};
 use rustix::io::Result;
 
 /// Flags to open an entry of any kind for reading. Opening a FIFO with them does not block.
@@ -25,6 +25,23 @@ pub fn stat_at(directory: impl AsFd, name: impl AsRef<OsStr>) -> Result<Stat> {
 pub fn open_at(directory: impl AsFd, name: impl AsRef<OsStr>, flags: OFlags) -> Result<OwnedFd> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name.as_ref(), flags, Mode::empty())
+}
+
+/// Returns whether the entries of an open directory can be listed. A directory that cannot be listed was opened with
+/// `O_PATH`, so it cannot be flushed either, and its metadata must be accessed by [`PathOnly`].
+///
+/// [`PathOnly`]: crate::Descriptor::PathOnly
+#[must_use]
+pub fn is_listable(directory: impl AsFd) -> bool {
+    rustix::fs::fcntl_getfl(directory).is_ok_and(|flags| !flags.contains(OFlags::PATH))
+}
+
+/// Returns the entries of an open directory, beginning with the first one.
+///
+/// # Errors
+/// Returns the system's error, `EACCES` if this user may not list the directory.
+pub fn list_directory(directory: impl AsFd) -> Result<Dir> {
+    Dir::new(open_at(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY)?)
 }
 
 /// Creates a file. Fails if the name exists.

@@ -37,13 +37,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Dir, DirEntry, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, DirEntry, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::{Name, SharedJobId};
 
 use crate::metadata::entry::is_directory;
-use crate::opening::by_name::stat_at;
+use crate::opening::by_name::{list_directory, stat_at};
 use crate::opening::proc::read_id;
 use crate::shared_job::names::job_of;
 use crate::staging::guarded::GuardedEntries;
@@ -315,7 +315,7 @@ pub fn list_hidden(
     let mut hidden = HiddenEntries::default();
     let parent = ParentIdentity::of(directory);
     let here = parent.to_string();
-    for entry in Dir::read_from(directory)? {
+    for entry in list_directory(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if !is_hidden(name) {

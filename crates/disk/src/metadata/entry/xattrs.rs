@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use zmove_types::{MetadataKinds, Name, NeverCopied, Xattr};
 use zmove_uring::list_xattrs_at;
 
+use crate::opening::by_name::is_listable;
 use crate::publishing::lease::Permit;
 
 /// A descriptor of an entry.
@@ -22,6 +23,18 @@ pub enum Descriptor<'a> {
     Open(BorrowedFd<'a>),
     /// A descriptor opened with `O_PATH`.
     PathOnly(BorrowedFd<'a>),
+}
+
+impl<'a> Descriptor<'a> {
+    /// Returns the descriptor of a directory of the target. A drop box is opened with `O_PATH`.
+    #[must_use]
+    pub fn of_directory(directory: BorrowedFd<'a>) -> Self {
+        if is_listable(directory) {
+            Self::Open(directory)
+        } else {
+            Self::PathOnly(directory)
+        }
+    }
 }
 
 /// An entry given by its name in a directory. A symbolic link is not followed.
@@ -56,8 +69,6 @@ pub struct EntryXattrs {
 
 /// The access control list of a file.
 const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The access control list that a directory gives to new entries.
-const DEFAULT: &[u8] = b"system.posix_acl_default";
 /// The name of the access control list of a file as a C string, for system calls. The name of the default list follows.
 pub(crate) const ACCESS_NAME: &CStr = c"system.posix_acl_access";
 pub(crate) const DEFAULT_NAME: &CStr = c"system.posix_acl_default";
@@ -276,13 +287,13 @@ impl Descriptor<'_> {
 
 /// Returns whether new entries inherit an access control list from this directory.
 pub(crate) fn has_default_acl(directory: BorrowedFd<'_>) -> bool {
-    rustix::fs::fgetxattr_query(directory, DEFAULT).is_ok_and(|bytes| bytes > 0)
+    default_acl(directory).is_ok_and(|acl| acl.is_some())
 }
 
 /// Returns the access control list that new entries inherit from this directory, if any.
 pub(crate) fn default_acl(directory: BorrowedFd<'_>) -> io::Result<Option<Vec<u8>>> {
     let has_none = |error| matches!(error, Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS);
-    match get(Descriptor::Open(directory), DEFAULT_NAME) {
+    match get(Descriptor::of_directory(directory), DEFAULT_NAME) {
         Ok(acl) => Ok(Some(acl).filter(|acl| !acl.is_empty())),
         Err(error) if has_none(error) => Ok(None),
         Err(error) => Err(error.into()),

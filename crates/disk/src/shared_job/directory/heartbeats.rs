@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use zmove_types::{Name, SharedJobId};
 
 use super::{SharedJobDirectory, SharedJobError, name_of, own_name};
-use crate::opening::by_name::{READ, open_at, stat_at, unlink_at};
+use crate::opening::by_name::{READ, list_directory, open_at, stat_at, unlink_at};
 use crate::opening::tree::DIRECTORY;
 use crate::publishing::lease::LEASE_MAX;
 use crate::shared_job::names::job_of;
@@ -170,7 +170,7 @@ impl Drop for Heartbeat {
 /// Returns the system's error.
 pub fn list_shared_jobs(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId>> {
     let mut jobs = Vec::new();
-    for entry in Dir::read_from(directory)? {
+    for entry in list_directory(directory)? {
         jobs.extend(job_of(entry?.file_name().to_bytes()));
     }
     Ok(jobs)
