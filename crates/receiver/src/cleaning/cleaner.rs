@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Statx, StatxFlags};
+use rustix::fs::{AtFlags, DirEntry, FileType, Statx, StatxFlags};
 use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{
     DEAD_AFTER, Liveness, SharedJobDirectory, SharedJobError, Task, Tree, Turn, WatchedJob,
-    list_hidden, remove_leftover,
+    list_directory, list_hidden, remove_leftover,
 };
 use zmove_types::{Lock, Name, RelPath, SharedJobId, Timestamp, unix_now};
 use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operation, ToSender};
@@ -323,7 +323,7 @@ impl Cleaner {
             && !self.stopping.load(Ordering::Relaxed)
         {
             let opened = self.tree.open_directory(&path);
-            let entries = opened.and_then(|opened| Ok((Dir::read_from(&opened)?, opened)));
+            let entries = opened.and_then(|opened| Ok((list_directory(&opened)?, opened)));
             // Entries that cannot be inspected are not counted.
             let Ok((entries, directory)) = entries else {
                 continue;

@@ -12,9 +12,9 @@ use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Dir, FileType};
+use rustix::fs::FileType;
 use rustix::io::Errno;
-use zmove_disk::{Task, Tree, is_hidden, remove_entries_within, stat_at};
+use zmove_disk::{Task, Tree, is_hidden, list_directory, remove_entries_within, stat_at};
 use zmove_types::{ALLOCATION_BYTES, Name, RelPath};
 use zmove_wire::limits::{EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX};
 use zmove_wire::{ExtraneousName, ExtraneousNames, Fault, FaultCode, NameRange, Operation, Remove};
@@ -229,7 +229,7 @@ fn list(
     stays: impl Fn(&Name) -> bool,
 ) -> io::Result<ExtraNames> {
     let mut found = ExtraNames::default();
-    for entry in Dir::read_from(directory)? {
+    for entry in list_directory(directory)? {
         budget.count_entry()?;
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
@@ -443,7 +443,10 @@ mod tests {
         // The directory may have been opened with `O_PATH`, so reopen it for reading.
         let readable =
             rustix::fs::openat(directory, ".", flags, rustix::fs::Mode::empty()).unwrap();
-        let entry = Dir::new(readable).unwrap().map(Result::unwrap).find(same)?;
+        let entry = rustix::fs::Dir::new(readable)
+            .unwrap()
+            .map(Result::unwrap)
+            .find(same)?;
         number_at(directory, OsStr::from_bytes(entry.file_name().to_bytes())).ok()
     }
 

@@ -42,7 +42,7 @@ use crate::store::publishing::publisher::{
     ExpectedState, Generation, HiddenFile, PendingBatch, SmallFile, StagingContents, WAIT_LATE_MAX,
     WAIT_MAX, WakeReason, WholeFile,
 };
-use crate::store::reports::{Reports, ThreadReport};
+use crate::store::reports::ThreadReport;
 use crate::store::target::file_systems::{Flushing, Unflushed};
 use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::open_directories::OpenDirectories;
@@ -251,7 +251,7 @@ impl Generation {
         }
         batches.extend(named.report(transfer, lost, &turn));
         if flushes_directories {
-            flush_directories(&transfer.reports, &mut directories, &changed, &turn);
+            flush_directories(transfer, &mut directories, &changed, &turn);
         }
         batches
     }
@@ -828,7 +828,7 @@ fn merge(
 /// Flushes directories. `--durability file` promises that a name is durable before the file is reported, and some file
 /// systems cannot be flushed as a whole.
 fn flush_directories(
-    reports: &Reports,
+    transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
     changed: &HashSet<RelPath>,
     turn: &Turn<'_>,
@@ -837,10 +837,10 @@ fn flush_directories(
         turn.is_over();
         let flushed = directories
             .open_existing(path)
-            .and_then(|directory| Ok(rustix::fs::fsync(directory)?));
+            .and_then(|directory| transfer.target.file_systems.flush_entry(directory));
         if let Err(error) = flushed {
             let fault = failure(Operation::Flush, &error).at(path.clone());
-            reports.report(ThreadReport::Fault(fault));
+            transfer.reports.report(ThreadReport::Fault(fault));
         }
     }
 }

@@ -30,10 +30,11 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{
     DirectoryModes, Lease, RETRY_INTERVAL, Roots, Tree, VISIBILITY_TIMEOUT, is_file_system_gone,
-    is_same_file, is_shared_job_name, list_shared_jobs, open_at, stat_at,
+    is_listable, is_same_file, is_shared_job_name, list_directory, list_shared_jobs, open_at,
+    stat_at,
 };
 use zmove_types::{Beginning, Escaped, MetadataKinds, Name, RelPath};
-use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
+use zmove_wire::{Extraneous, Open, Refusal, RefusalCode, TargetShape, TargetState};
 
 use crate::shared_job::other_jobs::{FoundJob, OtherJobs, ignore_denied};
 use crate::shared_job::session::{SharedJobSession, not_in_progress};
@@ -202,6 +203,7 @@ impl Target {
             let operation = entry_operation(tree, path, &error).to_string();
             place.entry_refusal(&operation, &error)
         })?;
+        check_listable(open, &fd, &tops, place.shown)?;
         let state =
             state_of(&fd, &tops).map_err(|error| refusal("read directory", place.shown, &error))?;
         if state == TargetState::Empty {
@@ -252,6 +254,7 @@ impl Target {
             opened => opened.map_err(|error| place.entry_refusal("open directory", &error))?,
         };
         let tops = names_at_top(&open.shape, place.rename.as_ref());
+        check_listable(open, &fd, &tops, place.shown)?;
         let state =
             state_of(&fd, &tops).map_err(|error| refusal("read directory", place.shown, &error))?;
         Ok(Some(Self {
@@ -579,11 +582,28 @@ fn names_at_top<'a>(shape: &'a TargetShape, rename: Option<&'a (Name, Name)>) ->
     }
 }
 
+/// Refuses a drop box as the target of a transfer that must list the target. Any other transfer looks up each name.
+fn check_listable(
+    open: &Open,
+    directory: &impl AsFd,
+    tops: &[&Name],
+    shown: &Path,
+) -> Result<(), Refusal> {
+    let mirrors = open.extraneous == Extraneous::Goes && tops.is_empty();
+    if is_listable(directory) || !mirrors && open.shared_job.is_none() {
+        return Ok(());
+    }
+    let mut refusal = refusal("list directory", shown, &Errno::ACCESS.into());
+    let why = " (a push with --delete, and a push to several receivers, must list its target)";
+    refusal.text.push_str(why);
+    Err(refusal)
+}
+
 /// Returns `Empty` if none of the entries in `tops` exists. If `tops` is empty, returns `Empty` if the directory
-/// contains no entries.
+/// contains no entries. A drop box may contain any entry.
 fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
     let found = if tops.is_empty() {
-        holds_anything(directory)?
+        !is_listable(directory) || holds_anything(directory)?
     } else {
         tops.iter().any(|top| stat_at(directory, top).is_ok())
     };
@@ -595,7 +615,7 @@ fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
 }
 
 fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
-    for entry in rustix::fs::Dir::read_from(directory)? {
+    for entry in list_directory(directory)? {
         if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
             return Ok(true);
         }

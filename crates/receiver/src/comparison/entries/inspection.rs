@@ -220,7 +220,7 @@ impl Inspection {
         match place {
             Ok(Some(directory)) => match FileIdentity::of(directory) {
                 Ok(there) => {
-                    let itself = Descriptor::Open(directory.as_fd());
+                    let itself = Descriptor::of_directory(directory.as_fd());
                     self.compare_directory(directory, &there, wanted, itself)
                 }
                 Err(error) => unreadable(&error),

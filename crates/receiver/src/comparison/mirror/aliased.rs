@@ -14,9 +14,9 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Dir, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use zmove_disk::{Tree, number_at, number_of, open_beneath};
+use zmove_disk::{Tree, list_directory, number_at, number_of, open_beneath};
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::comparison::mirror::work_budget::WorkBudget;
@@ -129,7 +129,7 @@ impl AliasedEntries {
         if found.names.is_empty() {
             return Ok(found);
         }
-        for entry in Dir::read_from(directory)? {
+        for entry in list_directory(directory)? {
             budget.count_entry()?;
             let entry = entry?;
             let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else {

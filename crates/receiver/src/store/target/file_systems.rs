@@ -18,7 +18,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -26,8 +26,8 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, unbounded};
 use rustix::fs::{Access, AtFlags, Dev, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{Lease, renew_times};
-use zmove_types::Lock;
+use zmove_disk::{Lease, create_at, is_listable, make_hidden, renew_times, unlink_at};
+use zmove_types::{Lock, Name};
 
 /// One open directory of each file system.
 #[derive(Debug)]
@@ -47,7 +47,8 @@ type FlushWork = (Vec<FileSystem>, Flushing);
 
 #[derive(Clone, Debug)]
 struct FileSystem {
-    directory: Arc<OwnedFd>,
+    /// The directory through which the file system is flushed, or a file without a name in a drop box.
+    held: Arc<OwnedFd>,
     flush: Flush,
     /// The lease under which a flush may change the times of the directory.
     lease: Lease,
@@ -163,20 +164,32 @@ fn flush_all((file_systems, flushing): FlushWork) {
 
 fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     let FileSystem {
-        directory,
+        held,
         first_seen,
         lease,
         ..
     } = file_system;
-    rustix::fs::syncfs(directory)?;
+    rustix::fs::syncfs(held)?;
     // Skip the check if the file system was read-only from the start, because it then contains no data of this
     // transfer.
-    let stayed_read_only = [*first_seen, Writable::now(directory)] == [Writable::No; 2];
+    let stayed_read_only = [*first_seen, Writable::now(held)] == [Writable::No; 2];
     if stayed_read_only {
         Ok(())
     } else {
-        probe_writable(lease, directory)
+        probe_writable(lease, held)
     }
+}
+
+/// Returns a descriptor for flushing the file system of a directory. In a drop box, this is a new file whose name is
+/// removed at once, because the drop box itself cannot be opened for that.
+fn flushable(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    if is_listable(directory) {
+        return directory.try_clone_to_owned();
+    }
+    let create = |name: &Name| create_at(directory, name, Mode::RUSR | Mode::WUSR);
+    let (name, file) = make_hidden(directory, create)?;
+    unlink_at(directory, &name)?;
+    Ok(file.into())
 }
 
 /// Checks with a small change whether the file system still accepts changes.
@@ -247,7 +260,7 @@ impl FileSystems {
         }
         let flush = Flush::of(directory);
         let file_system = FileSystem {
-            directory: Arc::new(directory.try_clone_to_owned()?),
+            held: Arc::new(flushable(directory)?),
             flush,
             lease: self.lease.clone(),
             first_seen: Writable::now(&directory),
@@ -255,6 +268,19 @@ impl FileSystems {
         // If two threads register the same file system, keep the first descriptor, because it was open earlier and
         // reports more errors.
         Ok(self.known.lock().entry(device).or_insert(file_system).flush)
+    }
+
+    /// Flushes a file or directory. In a drop box, the names can only be flushed together with the file system.
+    ///
+    /// # Errors
+    /// Returns the system's error.
+    pub(crate) fn flush_entry(&self, changed: impl AsFd) -> io::Result<()> {
+        if is_listable(&changed) {
+            return Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(&changed))?);
+        }
+        let device = rustix::fs::fstat(&changed)?.st_dev;
+        let known = self.known.lock().get(&device).cloned();
+        known.map_or(Ok(()), |known| Ok(rustix::fs::syncfs(&known.held)?))
     }
 
     /// Flushes the file systems that can be flushed as a whole. If that takes longer than `late_after`, the flush

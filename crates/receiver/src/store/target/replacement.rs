@@ -15,9 +15,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{Dir, DirEntry, FileType};
+use rustix::fs::{DirEntry, FileType};
 use rustix::io::Errno;
-use zmove_disk::{RemovalBudget, Tree, is_hidden, refuse_mount, remove_entries_within, stat_at};
+use zmove_disk::{
+    RemovalBudget, Tree, is_hidden, list_directory, refuse_mount, remove_entries_within, stat_at,
+};
 use zmove_scan::{PathKind, Selection};
 use zmove_types::{Name, RelPath};
 use zmove_wire::{DirectoryReplacement, Open};
@@ -67,7 +69,7 @@ impl ReplacementRules {
         while let Some(path) = waiting.pop() {
             let directory = open_unchanged(tree, &path)?;
             refuse_mount(above.as_fd(), directory.as_fd())?;
-            for entry in Dir::read_from(&directory)? {
+            for entry in list_directory(&directory)? {
                 let entry = entry?;
                 if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                     continue;

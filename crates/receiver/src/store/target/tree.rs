@@ -182,7 +182,7 @@ impl TargetTree {
         metadata: &Metadata,
         at: EntryLocation<'_>,
     ) -> Result<(), Failure> {
-        self.set_whole(permit, file, metadata, at)
+        self.set_whole(permit, Descriptor::Open(file.as_fd()), metadata, at)
             .map_err(with_operation(Operation::SetMetadata))?;
         Ok(())
     }
@@ -243,12 +243,12 @@ impl TargetTree {
     fn set_whole(
         &self,
         permit: Permit<'_>,
-        entry: impl AsFd,
+        entry: Descriptor<'_>,
         metadata: &Metadata,
         at: EntryLocation<'_>,
     ) -> io::Result<Vec<MetadataFailure>> {
         let wanted = self.view.policy.wanted(metadata, Some(metadata.mtime));
-        let misses = wanted.set(permit, Descriptor::Open(entry.as_fd()), &self.proven)?;
+        let misses = wanted.set(permit, entry, &self.proven)?;
         self.view.policy.note(&wanted, &misses, at);
         Ok(misses)
     }
@@ -266,7 +266,7 @@ impl TargetTree {
         let permit = self.tree.lease().permit();
         let misses = permit
             .map_err(io::Error::from)
-            .and_then(|permit| self.set_whole(permit, file, metadata, at))
+            .and_then(|permit| self.set_whole(permit, Descriptor::Open(file.as_fd()), metadata, at))
             .map_err(cannot)?;
         if is_foreign_owner_failure(there.ids, &misses) {
             return Err(cannot(Errno::PERM.into()));
@@ -283,7 +283,8 @@ impl TargetTree {
     ) -> io::Result<()> {
         let there = FileIdentity::of(directory)?;
         let metadata = self.view.policy.rules.of_directory(metadata, &there);
-        let misses = self.set_whole(self.tree.lease().permit()?, directory, &metadata, at)?;
+        let entry = Descriptor::of_directory(directory.as_fd());
+        let misses = self.set_whole(self.tree.lease().permit()?, entry, &metadata, at)?;
         if is_foreign_owner_failure(there.ids, &misses) {
             self.counters.foreign_directories.add(1);
         }
@@ -339,7 +340,8 @@ impl TargetTree {
         )?;
         self.view.policy.note(wanted, &misses, at);
         if self.is_flushed_per_file(directory)? {
-            flush(open_at(directory, name, READ)?)?;
+            self.file_systems
+                .flush_entry(open_at(directory, name, READ)?)?;
         }
         Ok(())
     }
@@ -348,7 +350,7 @@ impl TargetTree {
     /// flushed at the end of the transfer.
     pub(crate) fn flush_if_per_file(&self, changed: impl AsFd) -> io::Result<()> {
         if self.is_flushed_per_file(&changed)? {
-            flush(changed)
+            self.file_systems.flush_entry(changed)
         } else {
             Ok(())
         }
@@ -619,10 +621,6 @@ fn is_link_unsupported(error: Errno) -> bool {
 pub(crate) fn is_same_entry(one: NameAt<'_>, other: NameAt<'_>) -> bool {
     let number = |NameAt { directory, name }: NameAt<'_>| number_at(directory, name);
     matches!((number(one), number(other)), (Ok(one), Ok(other)) if one == other)
-}
-
-fn flush(changed: impl AsFd) -> io::Result<()> {
-    Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(&changed))?)
 }
 
 /// Flushes the data of a file, if `now` is `true`.
