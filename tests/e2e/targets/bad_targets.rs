@@ -257,6 +257,83 @@ fn a_directory_that_is_closed_at_a_daemon() {
     }
 }
 
+/// A drop box: the target and a directory in it belong to another user, and this user may create entries in them but
+/// not list them. All files arrive, and later pushes look up each name. `path` is the address of the drop box.
+fn a_drop_box(site: &Site, path: &str) {
+    if !is_root() {
+        return skip("only root can make directories of another user");
+    }
+    let source = site.source();
+    let drop_box = site.target().join("box");
+    std::fs::create_dir_all(drop_box.join("sub")).unwrap();
+    for (name, bytes) in [("large", 17 << 20), ("small", 10), ("sub/f", 10)] {
+        paint(source.join(name), bytes);
+    }
+    (0..70).for_each(|number| paint(source.join(format!("d/{number}")), 10));
+    std::os::unix::fs::symlink("small", source.join("link")).unwrap();
+    std::fs::hard_link(source.join("small"), source.join("also")).unwrap();
+    site.give_away();
+    for closed in [drop_box.clone(), drop_box.join("sub")] {
+        std::os::unix::fs::chown(&closed, Some(0), Some(0)).unwrap();
+        set_mode(&closed, 0o333);
+    }
+    let push = |options: &[&str]| site.push(options, site.contents(), path);
+    let assert_arrived = || {
+        assert_eq!(
+            names(&drop_box),
+            ["also", "d", "large", "link", "small", "sub"]
+        );
+        for name in ["also", "d/69", "large", "link", "small", "sub/f"] {
+            let [here, there] = [&source, &drop_box].map(|at| std::fs::read(at.join(name)));
+            assert_eq!(here.unwrap(), there.unwrap(), "{name}");
+        }
+    };
+    push(&[]).done();
+    assert_arrived();
+    let told = push(&[]).done().stdout;
+    assert!(told.contains("no files to move"), "{told}");
+    set_mode(&drop_box, 0o1733);
+    paint(source.join("small"), 11);
+    paint(source.join("large"), (17 << 20) + 1);
+    std::fs::remove_dir_all(drop_box.join("d")).unwrap();
+    push(&["--durability", "file"]).done();
+    assert_arrived();
+    let lists = [
+        "zmove: receiver: list directory '",
+        "': Permission denied (os error 13) (a push with --delete",
+    ];
+    push(&["--delete"]).expect(3).says(&lists).lines(1);
+    // Only the directory below the drop box must be listed.
+    std::fs::write(drop_box.join("d/extra"), "x").unwrap();
+    site.push(&["--delete"], source.join("d"), path).done();
+    assert_arrived();
+    assert_eq!(names(&drop_box.join("d")).len(), 70);
+}
+
+#[test]
+fn a_drop_box_locally() {
+    if let Some(site) = Site::unprivileged() {
+        a_drop_box(&site, "box");
+    }
+}
+
+#[test]
+fn a_drop_box_in_the_root_of_a_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        site.start_daemon();
+        a_drop_box(&site, "box");
+    }
+}
+
+#[test]
+fn a_drop_box_that_is_the_root_of_a_confined_daemon() {
+    if let Some(mut site) = Site::unprivileged() {
+        std::fs::create_dir(site.target().join("box")).unwrap();
+        site.start_daemon_for("target/box", &["--confine", "auto"]);
+        a_drop_box(&site, "");
+    }
+}
+
 /// Files of another user can be replaced if the directory allows it, but their mode cannot be set.
 #[test]
 fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {

@@ -73,9 +73,8 @@ impl Tree {
     /// # Errors
     /// Returns the system's error, `ENOTDIR` if `path` is not a directory.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty())?;
-        Ok(Self::at(Arc::new(root)))
+        let open = |flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
+        Ok(Self::at(Arc::new(open_listable_or_drop_box(open)?)))
     }
 
     /// Returns the tree whose root is an open directory.
@@ -126,7 +125,9 @@ impl Tree {
         self.root.as_fd()
     }
 
-    /// Opens an existing directory.
+    /// Opens an existing directory. A directory of another user in which this user may create entries, but which this
+    /// user may not list (a drop box), is opened with `O_PATH`. See
+    /// [`is_listable`](crate::is_listable).
     ///
     /// # Errors
     /// Returns the system's error, for example `ENOENT`, `ENOTDIR` or `ELOOP` if the path does not lead to a directory.
@@ -134,7 +135,8 @@ impl Tree {
         if path.is_root() {
             return Ok(Arc::clone(&self.root));
         }
-        Ok(Arc::new(open_beneath(self.fd(), path, DIRECTORY)?))
+        let open = |flags| open_beneath(self.fd(), path, flags);
+        Ok(Arc::new(open_listable_or_drop_box(open)?))
     }
 
     /// Opens an existing directory even if its mode, or the mode of a directory above it, denies access to its owner.
@@ -324,7 +326,7 @@ impl Tree {
             };
             let enter = || match opens_up {
                 true => self.open_subdirectory(directory.as_fd(), name),
-                false => open_at(&directory, name, DIRECTORY),
+                false => open_listable_or_drop_box(|flags| open_at(&directory, name, flags)),
             };
             let entered = open_or_create(enter, make)?;
             directory = Arc::new(entered);
@@ -338,7 +340,7 @@ impl Tree {
         parent: BorrowedFd<'_>,
         name: &OsStr,
     ) -> rustix::io::Result<OwnedFd> {
-        match open_at(parent, name, DIRECTORY) {
+        match open_listable_or_drop_box(|flags| open_at(parent, name, flags)) {
             Err(Errno::ACCESS) => {
                 let held = open_at(parent, name, PATH_ONLY)?;
                 let held = EntryHandle::of(held, FileType::Directory)?;
@@ -350,6 +352,31 @@ impl Tree {
             opened => opened,
         }
     }
+}
+
+/// Opens a directory for reading. If `open` is denied that, opens a drop box with `O_PATH`.
+pub(crate) fn open_listable_or_drop_box(
+    open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>,
+) -> rustix::io::Result<OwnedFd> {
+    match open(DIRECTORY) {
+        Err(Errno::ACCESS) => open(PATH_ONLY)
+            .ok()
+            .filter(is_drop_box)
+            .ok_or(Errno::ACCESS),
+        opened => opened,
+    }
+}
+
+/// Returns whether a directory belongs to another user, whose mode permits this user to create entries in it but not to
+/// list it. The mode of a directory of this user is changed instead. If the mode permits listing, a kernel rule denies
+/// access, and creating entries would fail too.
+fn is_drop_box(directory: &OwnedFd) -> bool {
+    let may = |access| rustix::fs::accessat(directory, ".", access, AtFlags::EACCESS);
+    let is_own = rustix::fs::fstat(directory)
+        .is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
+    !is_own
+        && may(Access::READ_OK) == Err(Errno::ACCESS)
+        && may(Access::WRITE_OK | Access::EXEC_OK).is_ok()
 }
 
 /// Opens a directory, and creates it if it does not exist.

@@ -16,9 +16,10 @@ use std::sync::Arc;
 use rustix::fs::{CWD, FileType};
 use zmove_types::FileNumber;
 
-use super::Tree;
 use super::trusted_path::{self, PathLink};
+use super::{Tree, open_listable_or_drop_box};
 use crate::metadata::entry::{number_at, number_of};
+use crate::opening::by_name::open_at;
 use crate::opening::proc::Mount;
 
 /// The roots of one client.
@@ -97,7 +98,8 @@ impl RootGuard {
     /// Returns the system's error, or an error with a message if the path contains a link of another user or a link in
     /// a root to which a client may write, or if the root contains files of the daemon itself.
     pub fn open(&self, root: &Path) -> io::Result<Tree> {
-        let opened = trusted_path::reopen_for_reading(&self.walk(root)?)?;
+        let reached = self.walk(root)?;
+        let opened = open_listable_or_drop_box(|flags| open_at(&reached, ".", flags))?;
         Ok(Tree::at(Arc::new(opened)))
     }
 

@@ -41,15 +41,6 @@ impl PathLink<'_> {
     }
 }
 
-/// Opens a directory that [`walk`] has returned, for reading.
-///
-/// # Errors
-/// Returns the system's error.
-pub(crate) fn reopen_for_reading(reached: &OwnedFd) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(reached, c".", flags, Mode::empty())?)
-}
-
 /// Returns an `O_PATH` descriptor of the entry at `path`. The entry need not be readable.
 ///
 /// # Errors
@@ -108,10 +99,13 @@ pub fn path_parts(path: &Path) -> Vec<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::opening::by_name::open_at;
+    use crate::opening::tree::DIRECTORY;
     use std::os::unix::fs::{MetadataExt, lchown, symlink};
 
     fn inode(path: &Path) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(reopen_for_reading(&walk(path, |link| link.check_owner())?)?)?.st_ino)
+        let reached = walk(path, |link| link.check_owner())?;
+        Ok(rustix::fs::fstat(open_at(&reached, ".", DIRECTORY)?)?.st_ino)
     }
 
     #[test]
