@@ -63,7 +63,7 @@ pub struct ScanConfig {
     /// none, so mounts are not compared. Only portions of a walk compare mounts.
     pub mounts: Option<Arc<BTreeSet<PathBuf>>>,
     /// The record that lets a later walk of the same roots check that the roots are unchanged and find what has changed
-    /// since. Default: none. A record costs a system call per directory and an open descriptor per root.
+    /// since. Default: none. A record costs a system call per directory and a few open descriptors.
     pub walk_record: Option<Arc<WalkRecord>>,
     /// The record of the previous walk. Default: none. If set, the walk emits only the entries of directories that have
     /// changed since the previous walk began, and emits no roots. In other directories, the walk reads only the names

@@ -28,10 +28,18 @@ pub struct SourceRoot {
     prefix: RelPath,
     /// Whether everything below this directory was requested, or a single entry.
     pub(crate) extent: Extent,
-    /// Device and inode number of the directory.
-    pub(crate) number: FileNumber,
+    pub(crate) identity: RootIdentity,
     place: RootPlace,
     generated: GeneratedFileSystems,
+}
+
+/// The identity of the directory of a root. A new directory may get the numbers of a removed one, but it has another
+/// time of birth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RootIdentity {
+    pub(crate) number: FileNumber,
+    /// The time of birth, or 0 if the file system does not report it.
+    born: Timestamp,
 }
 
 /// How the directory of a root is opened.
@@ -42,6 +50,8 @@ enum RootPlace {
     /// The descriptor of a directory that contains the root, and the path of the root in it. The root is reopened for
     /// each use.
     Within(Arc<OwnedFd>, RelPath),
+    /// The flags with which the path of the root is opened. The root is reopened for each use.
+    ByPath(OFlags),
 }
 
 /// The entries that were requested below a root.
@@ -131,7 +141,7 @@ impl DirectoryStatus {
     pub(crate) fn mount(&self, root: &SourceRoot) -> Option<FileNumber> {
         match self.is_mount {
             Some(is_mount) => is_mount.then_some(self.number),
-            None if self.number.device == root.number.device => None,
+            None if self.number.device == root.identity.number.device => None,
             None => Some(FileNumber {
                 inode: 0,
                 ..self.number
@@ -148,13 +158,7 @@ impl SourceRoot {
         extent: Extent,
         flags: OFlags,
     ) -> Result<Self> {
-        let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Self::at(
-            Arc::new(open(path, flags, Mode::empty())?),
-            path,
-            prefix,
-            extent,
-        )
+        Self::at(Arc::new(open_path(path, flags)?), path, prefix, extent)
     }
 
     /// Creates a root for an open directory, which several roots may share.
@@ -164,15 +168,11 @@ impl SourceRoot {
         prefix: &RelPath,
         extent: Extent,
     ) -> Result<Self> {
-        let stat = fstat(&opened)?;
         Ok(Self {
             path: path.to_owned(),
             prefix: prefix.clone(),
             extent,
-            number: FileNumber {
-                device: stat.st_dev,
-                inode: stat.st_ino,
-            },
+            identity: RootIdentity::of(&opened)?,
             place: RootPlace::Open(opened),
             generated: GeneratedFileSystems::default(),
         })
@@ -191,6 +191,14 @@ impl SourceRoot {
         }
     }
 
+    /// Returns the same root, reopened for each use by its path. `flags` are those with which it was opened.
+    pub(crate) fn by_path(self, flags: OFlags) -> Self {
+        Self {
+            place: RootPlace::ByPath(flags),
+            ..self
+        }
+    }
+
     /// Returns the target path of the root.
     pub(crate) fn prefix(&self) -> &RelPath {
         &self.prefix
@@ -204,13 +212,14 @@ impl SourceRoot {
 
     /// Returns an `O_PATH` descriptor of the directory. Fails with `ESTALE` if another directory now has its path.
     fn fd(&self) -> Result<Arc<OwnedFd>> {
-        let (above, below) = match &self.place {
+        let opened = match &self.place {
             RootPlace::Open(fd) => return Ok(Arc::clone(fd)),
-            RootPlace::Within(above, below) => (above, below),
+            RootPlace::Within(above, below) => {
+                open_beneath(above.as_fd(), below, OFlags::PATH | OFlags::DIRECTORY)?
+            }
+            RootPlace::ByPath(flags) => open_path(&self.path, *flags)?,
         };
-        let opened = open_beneath(above.as_fd(), below, OFlags::PATH | OFlags::DIRECTORY)?;
-        let stat = fstat(&opened)?;
-        if (stat.st_dev, stat.st_ino) != (self.number.device, self.number.inode) {
+        if !RootIdentity::of(&opened)?.is_same(self.identity) {
             return Err(Errno::STALE);
         }
         Ok(Arc::new(opened))
@@ -278,6 +287,30 @@ impl SourceRoot {
     }
 }
 
+impl RootIdentity {
+    fn of(directory: &OwnedFd) -> Result<Self> {
+        let asked = StatxFlags::INO | StatxFlags::BTIME;
+        let stat = statx(directory, c"", AtFlags::EMPTY_PATH, asked)?;
+        Ok(Self {
+            number: number_of(&stat),
+            born: time_of(stat.stx_btime),
+        })
+    }
+
+    /// Returns whether both identify the same directory.
+    pub(crate) fn is_same(self, other: Self) -> bool {
+        let is_known =
+            [self.born, other.born].map(|born| born != Timestamp::default()) == [true; 2];
+        self.number == other.number && (self.born == other.born || !is_known)
+    }
+}
+
+/// Opens the directory at a path. `flags` decide whether symbolic links in `path` are followed.
+fn open_path(path: &Path, flags: OFlags) -> Result<OwnedFd> {
+    let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(path, flags, Mode::empty())
+}
+
 impl Directory {
     /// Opens the directory at `source_path` below `root`. If the root is a single entry, the directory is opened for
     /// look-ups only and need not be readable.
@@ -327,7 +360,8 @@ impl Directory {
 
     /// Returns whether a walk of these file systems lists this directory.
     pub(crate) fn is_within(&self, file_systems: FileSystems) -> Result<bool> {
-        Ok(file_systems == FileSystems::All || fstat(&self.fd)?.st_dev == self.root.number.device)
+        Ok(file_systems == FileSystems::All
+            || fstat(&self.fd)?.st_dev == self.root.identity.number.device)
     }
 
     /// Returns the current identity and times of the directory.
@@ -503,6 +537,31 @@ mod tests {
         };
         directory.list(&mut Listing::default(), take).unwrap();
         assert_eq!(names, [c"...".to_owned()]);
+    }
+
+    /// Ext4 gives the inode number of a removed directory to the next one.
+    #[test]
+    fn a_root_that_is_opened_again_is_the_same_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("d");
+        let flags = OFlags::NOFOLLOW;
+        std::fs::create_dir(&path).unwrap();
+        let root = SourceRoot::open(&path, &RelPath::root(), Extent::Tree, flags).unwrap();
+        let root = root.by_path(flags);
+        let born = |opened: Arc<OwnedFd>| RootIdentity::of(&opened).unwrap().born;
+        let first = born(root.fd().unwrap());
+        if first == Timestamp::default() {
+            return eprintln!("skipped: this file system has no times of birth");
+        }
+        // The clock of file systems advances in ticks.
+        loop {
+            std::fs::remove_dir(&path).unwrap();
+            std::fs::create_dir(&path).unwrap();
+            if born(Arc::new(open_path(&path, flags).unwrap())) != first {
+                break;
+            }
+        }
+        assert_eq!(root.fd().unwrap_err(), Errno::STALE);
     }
 
     #[test]

@@ -57,6 +57,40 @@ fn a_push_limited_to_48_open_files_uses_fewer_lanes() {
     pair.check_and_clear();
 }
 
+/// Each directory is in a directory of its own. Both walks of a mirror open most of them only while they use them.
+#[test]
+fn a_mirror_of_many_directories_needs_128_open_files() {
+    let Some(mut site) = Site::of_fresh_user() else {
+        return;
+    };
+    for number in 0..300 {
+        let file = format!("{number}/d{number}/f{number}");
+        paint(site.source().join(file), 10);
+    }
+    site.give_away();
+    site.runner.limits = vec!["--nofile=128".to_owned()];
+    for slash in ["", "/"] {
+        let source = |number: u32| site.source().join(format!("{number}/d{number}{slash}"));
+        let sources: Vec<_> = (0..300).map(source).collect();
+        let sources: Vec<_> = sources.iter().map(|path| path.as_os_str()).collect();
+        let push = || {
+            let push = site.push_command(&["--delete", "--json"], &sources, "in");
+            push.outcome().done().summary()
+        };
+        push();
+        let mirrored = site.target().join("in");
+        let extra = if slash.is_empty() {
+            "d299/extra"
+        } else {
+            "extra"
+        };
+        std::fs::write(mirrored.join(extra), "x").unwrap();
+        assert_eq!(push()["removed"], 1);
+        assert_eq!(std::fs::read_dir(&mirrored).unwrap().count(), 300);
+        clear(&site.target());
+    }
+}
+
 #[test]
 fn a_daemon_within_a_process_limit_serves_or_names_the_limit() {
     check_daemons("--nproc=", &PROCESSES, "ulimit -u");

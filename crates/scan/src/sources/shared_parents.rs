@@ -1,18 +1,18 @@
-//! Opens the roots of one walk. Thousands of sources in one directory share one descriptor of that directory.
+//! Opens the roots of one walk, which may be thousands. Files in one directory share one descriptor of that directory.
+//! Most directories are opened again whenever they are used.
 //!
-//! **Invariant:** one descriptor per directory that contains roots stays open, and a few further descriptors of roots.
-//! All of them are closed when the roots are dropped.
+//! **Invariant:** one descriptor per directory that contains files stays open, and a few descriptors of roots that are
+//! directories. All of them are closed when the roots are dropped.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Result;
-use zmove_disk::open_beneath;
-use zmove_types::{Lock, RelPath};
+use zmove_types::Lock;
 
 use crate::config::ScanRoot;
 use crate::directory::{Extent, SourceRoot};
@@ -32,34 +32,28 @@ const ROOTS_OPEN_MAX: usize = 16;
 impl SharedParents {
     /// Opens a root like [`ScanRoot::open`].
     pub(crate) fn open(&self, root: &ScanRoot, flags: Option<OFlags>) -> Result<SourceRoot> {
-        let Some((parent, name)) = root.parent_and_name() else {
-            return root.open(flags);
+        let Some(flags) = flags else {
+            return self.open_single(root);
         };
-        let is_followed = flags.is_some_and(|flags| !flags.contains(OFlags::NOFOLLOW));
-        let (above, below) = match &root.beneath {
-            Some((above, below)) => (Arc::clone(above), below.clone()),
-            // The path ends in a symbolic link to follow, or in `..`.
-            None if is_followed => return root.open(flags),
-            None => match RelPath::from_bytes(name.as_encoded_bytes()) {
-                Ok(below) => (self.parent(&parent)?, below),
-                Err(_) => return root.open(flags),
-            },
-        };
-        if flags.is_none() {
-            return if root.beneath.is_some() {
-                root.open(flags)
-            } else {
-                SourceRoot::at(above, &parent, &root.prefix, Extent::SingleEntry)
-            };
+        let opened = root.open(Some(flags))?;
+        if self.roots.fetch_add(1, Ordering::Relaxed) < ROOTS_OPEN_MAX {
+            return Ok(opened);
         }
-        let opened = open_beneath(above.as_fd(), &below, DIRECTORY)?;
-        let opened = SourceRoot::at(Arc::new(opened), &root.source, &root.prefix, Extent::Tree)?;
-        let stays_open = self.roots.fetch_add(1, Ordering::Relaxed) < ROOTS_OPEN_MAX;
-        Ok(if stays_open {
-            opened
-        } else {
-            opened.within(above, below)
+        Ok(match &root.beneath {
+            Some((above, below)) => opened.within(Arc::clone(above), below.clone()),
+            None => opened.by_path(flags),
         })
+    }
+
+    /// Opens the directory that contains a root that is a single entry.
+    fn open_single(&self, root: &ScanRoot) -> Result<SourceRoot> {
+        match root.parent_and_name() {
+            Some((parent, _)) if root.beneath.is_none() => {
+                let opened = self.parent(&parent)?;
+                SourceRoot::at(opened, &parent, &root.prefix, Extent::SingleEntry)
+            }
+            _ => root.open(None),
+        }
     }
 
     /// Opens a directory that contains roots, or returns its open descriptor.

@@ -19,6 +19,7 @@ use crate::directory::{Directory, SourceRoot};
 use crate::error::{Operation, ScanError};
 use crate::listing::Listing;
 use crate::selection::PathKind;
+use crate::sources::shared_parents::SharedParents;
 use crate::sources::walk_record::{DirectoryChange, Mounts};
 
 /// All names that the sources have for one directory of the target.
@@ -75,6 +76,7 @@ impl SourceNames {
     #[must_use]
     pub fn of(roots: &[ScanRoot], config: ScanConfig) -> Self {
         let walk_record = config.walk_record.as_ref();
+        let parents = SharedParents::default();
         let mut waiting = Vec::new();
         let mut tops = Vec::new();
         let mut names = Vec::new();
@@ -88,7 +90,7 @@ impl SourceNames {
             if !admits(&config, &root.prefix) {
                 continue;
             }
-            match open_root(root) {
+            match open_root(&parents, root) {
                 Ok(opened)
                     if walk_record.is_some_and(|walk| {
                         walk.is_replaced_root(&root.source, opened.as_ref())
@@ -288,11 +290,11 @@ fn admits(config: &ScanConfig, directory: &RelPath) -> bool {
 }
 
 /// Opens a root. Returns `None` if it is not a directory.
-fn open_root(root: &ScanRoot) -> rustix::io::Result<Option<SourceRoot>> {
+fn open_root(parents: &SharedParents, root: &ScanRoot) -> rustix::io::Result<Option<SourceRoot>> {
     let Some(flags) = root.directory_flags()? else {
         return Ok(None);
     };
-    Ok(Some(root.open(Some(flags))?))
+    Ok(Some(parents.open(root, Some(flags))?))
 }
 
 #[cfg(test)]

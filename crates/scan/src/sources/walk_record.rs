@@ -20,8 +20,9 @@
 //! If source and target are on one host, the journals that a push writes into a source do not count as changes. A
 //! manifest does not count either, because it is created before the beginning and renamed after the end.
 //!
-//! **Invariant:** a root that a mirror has recorded stays open while the record exists, so that no other directory can
-//! get its inode number. The entry of a root is never replaced.
+//! **Invariant:** the entry of a root is never replaced. The first roots stay open while the record exists, so that no
+//! other directory can get their inode numbers. Any other root is recognized by its time of birth too. On a file system
+//! without such times, the ctimes of a new directory and of its subdirectories show the change.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -35,7 +36,7 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use zmove_types::{FileNumber, Lock, Timestamp};
 
-use crate::directory::{Directory, DirectoryStatus, SourceRoot};
+use crate::directory::{Directory, DirectoryStatus, RootIdentity, SourceRoot};
 
 /// The record of the first walk of some roots, used by later walks.
 #[derive(Debug)]
@@ -44,8 +45,6 @@ pub struct WalkRecord {
     /// Directories that this program itself changes during the walks.
     own: Vec<FileNumber>,
     roots: Lock<HashMap<PathBuf, KnownRoot>>,
-    /// Maximum number of roots that are kept open.
-    roots_open_max: usize,
     mounts: Lock<Mounts>,
     /// Whether any directory had changed between the beginning of the walk and its listing.
     has_changed: AtomicBool,
@@ -58,7 +57,7 @@ pub struct WalkRecord {
 /// A root that a walk has opened as a directory.
 #[derive(Debug)]
 struct KnownRoot {
-    number: FileNumber,
+    identity: RootIdentity,
     /// The open root, or `None` if too many roots are open.
     open: Option<Arc<SourceRoot>>,
 }
@@ -100,7 +99,6 @@ impl WalkRecord {
             began,
             own,
             roots: Lock::default(),
-            roots_open_max: usize::MAX,
             mounts: Lock::default(),
             has_changed: AtomicBool::new(false),
             has_whole_seconds: AtomicBool::new(false),
@@ -115,32 +113,19 @@ impl WalkRecord {
         if self.has_whole_seconds.load(Ordering::Relaxed) {
             thread::sleep(WHOLE_SECONDS);
         }
-        Self {
-            roots_open_max: self.roots_open_max,
-            ..Self::begin(self.own.clone())
-        }
-    }
-
-    /// Returns the same record with a limit on open roots, for walks that remove nothing. Another directory may get the
-    /// inode number of a root that is not kept open.
-    #[must_use]
-    pub fn with_few_descriptors(self) -> Self {
-        Self {
-            roots_open_max: ROOTS_OPEN_MAX,
-            ..self
-        }
+        Self::begin(self.own.clone())
     }
 
     /// Records a root that a walk has opened as a directory, unless an earlier walk has recorded it.
     pub(crate) fn note_root(&self, root: &SourceRoot) -> Result<(), Errno> {
         let mut roots = self.roots.lock();
-        let stays_open = roots.len() < self.roots_open_max;
+        let stays_open = roots.len() < ROOTS_OPEN_MAX;
         if let Entry::Vacant(place) = roots.entry(root.path().to_owned()) {
             let open = stays_open
                 .then(|| root.with_prefix(root.prefix()))
                 .transpose()?;
             place.insert(KnownRoot {
-                number: root.number,
+                identity: root.identity,
                 open: open.map(Arc::new),
             });
         }
@@ -169,7 +154,7 @@ impl WalkRecord {
         let roots = self.roots.lock();
         roots
             .get(path)
-            .is_some_and(|known| Some(known.number) != root.map(|root| root.number))
+            .is_some_and(|known| !root.is_some_and(|root| known.identity.is_same(root.identity)))
     }
 
     /// Returns the mounts that were found below the roots.
@@ -381,7 +366,7 @@ mod tests {
             ScanRoot::new(path(number), prefix)
         };
         let roots: Vec<_> = (0..ROOTS_OPEN_MAX + 4).map(root).collect();
-        let walked = Arc::new(WalkRecord::begin(Vec::new()).with_few_descriptors());
+        let walked = Arc::new(WalkRecord::begin(Vec::new()));
         let config = ScanConfig {
             walk_record: Some(Arc::clone(&walked)),
             ..ScanConfig::default()

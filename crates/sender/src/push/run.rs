@@ -113,11 +113,9 @@ impl Run {
     /// Returns the record by which all walks check that the sources have not changed since the first walk began. The
     /// first call creates the record.
     pub(crate) fn walk_record(&mut self, removals: Option<&Removals>) -> Arc<WalkRecord> {
-        let begin = || match removals {
-            Some(removals) => WalkRecord::begin(removals.own_directories.clone()),
-            None => WalkRecord::begin(Vec::new()).with_few_descriptors(),
-        };
-        Arc::clone(self.walk_record.get_or_insert_with(|| Arc::new(begin())))
+        let own = removals.map(|removals| removals.own_directories.clone());
+        let begin = || Arc::new(WalkRecord::begin(own.unwrap_or_default()));
+        Arc::clone(self.walk_record.get_or_insert_with(begin))
     }
 
     /// Returns how often the run has reconnected after losing its connections.
