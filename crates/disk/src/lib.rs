@@ -63,6 +63,7 @@ pub use staging::hidden::{
     HiddenEntries, LastingNames, has_process_ended, is_hidden, is_part, is_temporary, list_hidden,
     make_hidden, own_process,
 };
+pub use staging::name_check::check_name;
 pub use staging::new_files::NewFiles;
 pub use staging::staged::Staged;
 pub use staging::staged::existing::{Change, Existing};

@@ -3,6 +3,7 @@
 pub(crate) mod abandoned;
 pub(crate) mod guarded;
 pub(crate) mod hidden;
+pub(crate) mod name_check;
 pub(crate) mod new_files;
 pub(crate) mod staged;
 pub(crate) mod staging_directory;

@@ -24,7 +24,9 @@ use crate::support::harness::{Site, has_program, skip};
 use crate::support::hooks::HookedDisk;
 use crate::support::inprocess::InProcess;
 use crate::support::namespace::Namespace;
-use crate::support::tree::{assert_part_of, assert_same, paint, picture, set_mode, set_mtime};
+use crate::support::tree::{
+    assert_part_of, assert_same, names, paint, picture, set_mode, set_mtime,
+};
 use crate::targets::inplace::wait_until;
 
 /// Creates small files in two directories, enough for a staging directory each, and one file of three groups.
@@ -609,6 +611,37 @@ fn names_that_were_lost_with_a_journal_are_told() {
     finish(pushing)
         .expect(11)
         .says(&["zmove: receiver: flush the target: Read-only file system"]);
+}
+
+/// File systems such as vfat refuse a name only when an entry gets it. The file fails alone. A large file fails when it
+/// is created, and not after all its data was sent.
+#[test]
+fn a_name_that_the_target_refuses_fails_alone_and_before_its_data_is_sent() {
+    if !can_inject() {
+        return skip("strace cannot run here: nothing makes a system call fail");
+    }
+    let mut site = Site::local();
+    site.run_by_script(&format!(
+        "exec strace -D -f --seccomp-bpf -qq -o /dev/null -P a:b -e trace=openat,renameat,renameat2 \
+         -e inject=openat,renameat,renameat2:error=EINVAL {ZMOVE} \"$@\""
+    ));
+    site.start_daemon();
+    site.run_by(ZMOVE.into());
+    for (name, bytes) in [("a:b", 10), ("plain", 10), ("d/a:b", 3 * GROUP_BYTES)] {
+        paint(site.source().join(name), bytes);
+    }
+    paint(site.source().join("d/plain"), 3 * GROUP_BYTES);
+    let outcome = site.push(&[], site.contents(), "").expect(23);
+    outcome
+        .says(&["zmove: receiver: rename the finished file to 'a:b': Invalid argument"])
+        .says(&["zmove: receiver: create 'd/a:b': Invalid argument"])
+        .lines(2);
+    assert_eq!(names(&site.target()), ["d", "plain"]);
+    assert_eq!(names(&site.target().join("d")), ["plain"]);
+    for name in ["a:b", "d/a:b"] {
+        std::fs::remove_file(site.source().join(name)).unwrap();
+    }
+    assert_same(&site.source(), &site.target());
 }
 
 /// The walk reads attributes by name, which also fails if `/proc` is not mounted. The attributes of a file that is sent

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
-use zmove_disk::{NameAt, PART_GONE, Span, Staged, Task, Turn};
+use zmove_disk::{NameAt, PART_GONE, Span, Staged, Task, Turn, check_name};
 use zmove_types::{
     Buffer, Cv, GroupSpan, ItemId, Metadata, MetadataKinds, Name, RelPath, ThreadState,
 };
@@ -335,6 +335,7 @@ pub(crate) fn open_staged(
                 .for_each(|old_version| old_version.set_in_place(&staged));
             return Ok(staged);
         }
+        check_name(&directory, &name).map_err(with_operation(Operation::Create))?;
         let mut staged = transfer
             .parts
             .create(

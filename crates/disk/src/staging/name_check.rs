@@ -1,0 +1,76 @@
+//! Checks whether a file system accepts a name, before the data of a large file is written. vfat, exFAT and SMB refuse
+//! some characters, and they report that only when an entry gets the name.
+//!
+//! **Invariant:** no entry appears under the name that is checked. It is created in a new directory with a hidden name.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use zmove_types::Name;
+
+use crate::opening::by_name::{create_at, open_at, remove_directory_at, stat_at, unlink_at};
+use crate::staging::hidden::make_hidden;
+
+/// Checks that the file system of a directory can store an entry under a name. Only tries names that some file systems
+/// refuse.
+///
+/// # Errors
+/// Returns `EINVAL`, `EILSEQ` or `ENAMETOOLONG` if the file system refuses the name. Other errors are ignored, because
+/// storing the entry reports them.
+pub fn check_name(directory: &OwnedFd, name: &Name) -> io::Result<()> {
+    let checked = match stat_at(directory, name) {
+        Err(Errno::NOENT) if !is_portable(name.as_bytes()) => try_name(directory, name),
+        found => found.map(drop),
+    };
+    match checked {
+        Err(error @ (Errno::INVAL | Errno::ILSEQ | Errno::NAMETOOLONG)) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Creates a file under the name in a new hidden directory, and removes both.
+fn try_name(parent: &OwnedFd, name: &Name) -> rustix::io::Result<()> {
+    let make = |hidden: &Name| rustix::fs::mkdirat(parent, hidden.as_os_str(), Mode::RWXU);
+    let (hidden, ()) = make_hidden(parent.as_fd(), make)?;
+    let create = || {
+        let directory = open_at(parent, &hidden, OFlags::PATH | OFlags::DIRECTORY)?;
+        create_at(&directory, name, Mode::RUSR | Mode::WUSR)?;
+        unlink_at(&directory, name)
+    };
+    let created = create();
+    // If it cannot be removed, the next transfer to this directory removes it.
+    let _best_effort = remove_directory_at(parent, &hidden);
+    created
+}
+
+/// Returns whether every file system accepts a name.
+fn is_portable(name: &[u8]) -> bool {
+    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !b"\"*:<>?\\|".contains(byte);
+    name.iter().all(is_plain) && !name.ends_with(b".") && !name.ends_with(b" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn a_name_is_tried_without_a_trace() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = OwnedFd::from(File::open(home.path()).unwrap());
+        for text in [
+            "plain",
+            "a:b",
+            "caf\u{e9}",
+            "dot.",
+            "n".repeat(255).as_str(),
+        ] {
+            let name = Name::from_bytes(text.as_bytes()).unwrap();
+            check_name(&directory, &name).unwrap();
+            try_name(&directory, &name).unwrap();
+        }
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+}
