@@ -165,3 +165,32 @@ fn a_target_inside_the_source_is_refused() {
     // The parent directory is a valid target.
     site.zmove(&["push", "source", "."]).outcome().done();
 }
+
+/// A push neither reads nor mirrors an excluded directory, so its target may lie there.
+#[test]
+fn a_target_in_an_excluded_directory_of_the_source_is_accepted() {
+    let site = Site::local();
+    grow(&site);
+    let sent = names(&site.source());
+    for (rule, target) in [("/kept/", "kept"), ("kept", "kept/new/deep")] {
+        let push = |options: &[&str]| {
+            let mut push = site.zmove(&["push"]);
+            push.0.args(options).arg("source/");
+            push.0.arg(format!("source/{target}"));
+            push.outcome()
+        };
+        push(&["--exclude", rule]).done();
+        let target = site.source().join(target);
+        assert_eq!(names(&target), sent);
+        paint(target.join("extra"), 10);
+        push(&["--exclude", rule, "--delete"]).done();
+        assert_eq!(names(&target), sent);
+        for others in ["*.o", "kept/*/*/*"] {
+            push(&["--exclude", others])
+                .expect(1)
+                .says(&["the target lies inside the source 'source"])
+                .lines(1);
+        }
+        std::fs::remove_dir_all(site.source().join("kept")).unwrap();
+    }
+}

@@ -141,7 +141,7 @@ impl PushSettings {
         if let Location::Local(target) = &self.location
             && args.listed.is_none()
         {
-            let overlap = overlap(args, &sources, target);
+            let overlap = self.overlap(&sources, target);
             overlap.refuse_target_inside()?;
             if let Some(why) = args.delete.then(|| overlap.objection()).flatten() {
                 return Err(usage_error(why));
@@ -180,13 +180,33 @@ impl PushSettings {
         let job = sources.job(target);
         let open = open_of(args, &self.location, job.open);
         let open = replacement_policy(args, rule_texts(self.selection.as_deref()), open);
-        let mirror = args.delete.then(|| removals(args, sources, &self.location));
+        let mirror = args.delete.then(|| self.removals(sources));
         Ok(PushJob {
             open,
             list,
             mirror,
             ..job
         })
+    }
+
+    fn overlap(&self, sources: &Sources, target: &OsStr) -> OverlapCheck {
+        let file_systems = self.args.selection.file_systems();
+        let selection = self.selection.clone();
+        OverlapCheck::new(sources.roots(), target.into(), file_systems, selection)
+    }
+
+    fn removals(&self, sources: &Sources) -> Removals {
+        let guard = match &self.location {
+            Location::Local(path) => {
+                Some(Arc::new(self.overlap(sources, path)) as Arc<dyn RemovalGuard>)
+            }
+            Location::Remote(_) => None,
+        };
+        Removals {
+            order: removal_order(&self.args),
+            guard,
+            own_directories: own_directories(&self.location),
+        }
     }
 
     /// Returns the time for which the push tries to reconnect after its connections were lost.
@@ -402,28 +422,6 @@ pub(super) fn dial_settings(
         dial.reach.transport = TransportChoice::Tcp;
     }
     Ok(dial)
-}
-
-fn overlap(args: &PushArgs, sources: &Sources, target: &OsStr) -> OverlapCheck {
-    OverlapCheck::new(
-        sources.roots(),
-        target.into(),
-        args.selection.file_systems(),
-    )
-}
-
-fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals {
-    let guard = match location {
-        Location::Local(path) => {
-            Some(Arc::new(overlap(args, sources, path)) as Arc<dyn RemovalGuard>)
-        }
-        Location::Remote(_) => None,
-    };
-    Removals {
-        order: removal_order(args),
-        guard,
-        own_directories: own_directories(location),
-    }
 }
 
 /// Returns how blocks of zeros that occupy storage at the source are handled.

@@ -5,15 +5,21 @@
 //! and by their position in the file system (`/proc/self/mountinfo`). A bind mount of a source, of a part of it, or of
 //! a parent directory is therefore recognized as the same directory.
 //!
+//! A target in a directory that the rules of the push exclude is accepted, because the push neither reads nor mirrors
+//! that directory.
+//!
 //! **Invariant:** if the kernel does not report mounts, canonical paths are compared.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use zmove_disk::{Region, mounts};
-use zmove_scan::{FileSystems, ScanRoot};
+use zmove_scan::{FileSystems, PathKind, ScanRoot, Selection};
 use zmove_sender::RemovalGuard;
+use zmove_types::RelPath;
 
 use crate::error::OverlapError;
 
@@ -23,6 +29,7 @@ pub struct OverlapCheck {
     sources: Vec<ScanRoot>,
     target: PathBuf,
     file_systems: FileSystems,
+    selection: Option<Arc<Selection>>,
 }
 
 /// A directory or file, and the mounts below it.
@@ -37,35 +44,43 @@ struct PathExtent {
 
 impl OverlapCheck {
     /// Creates a check of the sources of a push against its target. `file_systems` states which file systems the push
-    /// scans.
+    /// scans, and `selection` is its selection of entries.
     #[must_use]
-    pub const fn new(sources: Vec<ScanRoot>, target: PathBuf, file_systems: FileSystems) -> Self {
+    pub const fn new(
+        sources: Vec<ScanRoot>,
+        target: PathBuf,
+        file_systems: FileSystems,
+        selection: Option<Arc<Selection>>,
+    ) -> Self {
         Self {
             sources,
             target,
             file_systems,
+            selection,
         }
     }
 
-    /// Refuses a target inside a source, because copying a tree into itself would never end.
+    /// Refuses a target inside a source, because copying a tree into itself would never end. The rules may exclude the
+    /// target or a directory above it.
     ///
     /// # Errors
     /// The target is inside a source, or a part of a source is mounted inside the target.
     pub fn refuse_target_inside(&self) -> Result<(), OverlapError> {
         let mounts = mounts();
-        let Some(target) =
-            existing_ancestor(&self.target).and_then(|path| PathExtent::of(&path, &mounts))
-        else {
+        let Some((existing, missing)) = existing_ancestor(&self.target) else {
+            return Ok(());
+        };
+        let Some(target) = PathExtent::of(&existing, &mounts) else {
             return Ok(());
         };
         for (source, ground) in self.source_extents(&mounts) {
             // A tree may be copied into its own parent directory.
-            let inside = target.is_inside(&ground, self.file_systems)
-                || ground
-                    .regions
-                    .iter()
-                    .any(|region| target.regions[0].position_in(region).is_some());
-            if is_directory(source) && inside {
+            let mut places = target.positions_in(&ground);
+            let inside = !places.is_empty() || target.is_inside(&ground, self.file_systems);
+            places.extend(target.path.strip_prefix(&ground.path).map(Path::to_owned));
+            let is_read = |place: &PathBuf| !self.is_excluded(source, &place.join(&missing));
+            let is_read = places.is_empty() || places.iter().any(is_read);
+            if is_directory(source) && inside && is_read {
                 return Err(OverlapError::TargetInside {
                     source_path: source.source.clone(),
                 });
@@ -104,6 +119,14 @@ impl OverlapCheck {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether the rules exclude the directory `place` of a source.
+    fn is_excluded(&self, source: &ScanRoot, place: &Path) -> bool {
+        let path: PathBuf = source.prefix.as_path().join(place).components().collect();
+        let path = RelPath::from_bytes(path.as_os_str().as_bytes());
+        let rules = self.selection.as_ref().zip(path.ok());
+        rules.is_some_and(|(rules, path)| !rules.admits(&path, PathKind::Directory))
     }
 
     /// Returns the extent of the path to which a source is pushed, if that path exists.
@@ -152,7 +175,11 @@ impl RemovalGuard for OverlapCheck {
                 let itself = std::ptr::eq(ground, whole);
                 let same_inode = itself && whole.ancestors.first() == place.ancestors.first();
                 let lies = whole.is_inside(&place, FileSystems::All) && !same_inode;
-                let meets = |(ours, theirs): (PathBuf, PathBuf)| !itself || ours != theirs;
+                let meets = |(ours, theirs): (PathBuf, PathBuf)| {
+                    let is_excluded =
+                        theirs.as_os_str().is_empty() && self.is_excluded(source, &ours);
+                    !is_excluded && (!itself || ours != theirs)
+                };
                 let pairs = || {
                     whole
                         .regions
@@ -189,6 +216,15 @@ impl PathExtent {
         })
     }
 
+    /// Returns the paths below the other path at which its mounts show this path.
+    fn positions_in(&self, other: &Self) -> Vec<PathBuf> {
+        let positions = other.regions.iter().filter_map(|region| {
+            let position = self.regions[0].position_in(region)?;
+            Some(region.below.join(position))
+        });
+        positions.collect()
+    }
+
     /// Returns whether this path is the other path or lies below it.
     fn is_inside(&self, other: &Self, file_systems: FileSystems) -> bool {
         let near = |(device, _): &&(u64, u64)| {
@@ -211,9 +247,11 @@ fn is_directory(source: &ScanRoot) -> bool {
         .is_ok_and(|there| there.is_dir())
 }
 
-fn existing_ancestor(path: &Path) -> Option<PathBuf> {
+/// Returns the longest existing path at or above a path, without symbolic links, and the rest of the path.
+fn existing_ancestor(path: &Path) -> Option<(PathBuf, PathBuf)> {
     let absolute = std::path::absolute(path).ok()?;
-    absolute
-        .ancestors()
-        .find_map(|ancestor| ancestor.canonicalize().ok())
+    absolute.ancestors().find_map(|ancestor| {
+        let rest = absolute.strip_prefix(ancestor).ok()?.to_owned();
+        Some((ancestor.canonicalize().ok()?, rest))
+    })
 }
