@@ -99,22 +99,23 @@ impl Rules {
         })
     }
 
-    /// Returns the metadata for an existing directory. If modes or directory times are not preserved, the directory
-    /// keeps its mode or time.
+    /// Returns the metadata for an existing directory. If modes, times or directory times are not preserved, the
+    /// directory keeps its mode or time.
     pub(crate) fn of_directory<'a>(
         &self,
         metadata: &'a Metadata,
         there: &FileIdentity,
     ) -> Cow<'a, Metadata> {
         let kept = |kind| !self.kinds.has_any(kind);
-        if !kept(MetadataKinds::MODE) && !kept(MetadataKinds::DIRECTORY_TIMES) {
+        let keeps_time = kept(MetadataKinds::TIMES) || kept(MetadataKinds::DIRECTORY_TIMES);
+        if !kept(MetadataKinds::MODE) && !keeps_time {
             return Cow::Borrowed(metadata);
         }
         let mut own = metadata.clone();
         if kept(MetadataKinds::MODE) {
             own.mode = there.mode;
         }
-        if kept(MetadataKinds::DIRECTORY_TIMES) {
+        if keeps_time {
             own.mtime = there.mtime;
         }
         Cow::Owned(own)

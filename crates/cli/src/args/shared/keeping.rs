@@ -31,8 +31,8 @@ pub(crate) struct KeepingArgs {
     /// Without 'xattr' and 'acl', attributes and access control lists at the target stay unchanged. Without 'links',
     /// each name of a file becomes a separate file. Without 'holes', holes become zeros. Without 'mode', existing
     /// entries keep their mode, new entries get the mode that the umask leaves, and access control lists are not
-    /// preserved either. Without 'times', entries get the time of the push. The next push then sends everything again
-    /// unless it compares contents (-c).
+    /// preserved either. Without 'times', files and links get the time of the push, and directories get none. The next
+    /// push then sends everything again unless it compares contents (-c).
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub(crate) no_preserve: Vec<KindArg>,
     /// rsync's -A: preserve access control lists (default; --no-A turns it off)
@@ -79,7 +79,9 @@ pub(crate) struct KeepingArgs {
     /// Existing entries keep their mode. New entries get the mode that the umask leaves.
     #[arg(long = "no-p", alias = "no-perms")]
     pub(crate) no_perms: bool,
-    /// Do not preserve times; entries get the time of the push
+    /// Do not preserve times; files and links get the time of the push
+    ///
+    /// A directory gets no time. It keeps the time of its last change at the target.
     #[arg(long = "no-t", alias = "no-times")]
     pub(crate) no_times: bool,
     /// Do not preserve access control lists
