@@ -96,6 +96,14 @@ pub(crate) fn is_no_room((_, error): &Failure) -> bool {
         .is_some_and(|errno| FaultCode::Os(errno).is_no_room())
 }
 
+/// Returns whether a directory could not be opened because a file or link has its name.
+pub(crate) fn is_in_the_way(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOTDIR | Errno::LOOP)
+    )
+}
+
 /// Converts a failure to the form in which it is reported to the sender. Uses a specific fault code if that is clearer
 /// than the error number.
 pub(crate) fn failure(operation: Operation, error: &io::Error) -> FaultCause {

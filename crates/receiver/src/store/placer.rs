@@ -29,10 +29,11 @@ use zmove_wire::{
 };
 
 use crate::store::failure::{
-    Failure, KEPT_EXISTING, again, failure, is_no_room, with_entry_operation, with_operation,
+    Failure, KEPT_EXISTING, again, failure, is_in_the_way, is_no_room, with_entry_operation,
+    with_operation,
 };
 use crate::store::placer::runs::{DirectoryFiles, PlacedEntry, PlacingTurns, Run, Runs};
-use crate::store::placer::side::{SideDirectories, SideDirectory};
+use crate::store::placer::side::{SIDE_FILES_MIN, SideDirectories, SideDirectory};
 use crate::store::publishing::publish_all;
 use crate::store::publishing::publisher::{
     ExpectedState, HiddenFile, PendingBatch, SmallFile, StagingGuard,
@@ -784,17 +785,6 @@ enum CreateError {
     Failed(Failure),
     /// The incomplete file still exists.
     LeftIncomplete(Failure),
-}
-
-/// Minimum number of files for which a side directory pays off. Creating and removing a side directory each block its
-/// parent directory once.
-const SIDE_FILES_MIN: usize = 32;
-
-fn is_in_the_way(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::NOTDIR | Errno::LOOP)
-    )
 }
 
 #[cfg(test)]

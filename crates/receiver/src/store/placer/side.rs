@@ -42,6 +42,10 @@ pub(super) struct SideDirectory {
 /// three files of other side directories can be linked to their final names.
 const BEGUN_MAX: usize = 3;
 
+/// Minimum number of files for which a side directory pays off. Creating and removing a side directory each block its
+/// parent directory once.
+pub(super) const SIDE_FILES_MIN: usize = 32;
+
 impl SideDirectories {
     /// Returns a side directory for the next run. Creates that directory with `begin` on first use. Returns `None` if
     /// no side directory can be created or if a link has failed.
