@@ -27,6 +27,15 @@ pub enum Replace {
     Nothing,
 }
 
+impl Replace {
+    /// Returns whether an error means that the name exists and must not be replaced. A file system that cannot replace
+    /// a file by a rename returns `EEXIST` too.
+    #[must_use]
+    pub fn has_refused(self, error: &io::Error) -> bool {
+        self == Self::Nothing && Errno::from_io_error(error) == Some(Errno::EXIST)
+    }
+}
+
 /// Renames a file from its hidden name to its final name in the same directory. The two names must share a directory
 /// because the kernel serializes renames between directories for the whole file system.
 ///
@@ -94,10 +103,11 @@ pub fn publish_from(
 }
 
 /// Creates a symbolic link, or keeps an existing link with the same target, and sets its modification time. Returns the
-/// metadata that could not be set, or `None` if the name exists and must not be replaced.
+/// metadata that could not be set.
 ///
 /// # Errors
-/// Returns the system's error, `EISDIR` if the name is a directory, and the errors of [`Lease::permit`].
+/// Returns the system's error, `EISDIR` if the name is a directory, `EEXIST` if the name exists and must not be
+/// replaced, and the errors of [`Lease::permit`].
 pub fn place_symlink(
     lease: &Lease,
     directory: BorrowedFd<'_>,
@@ -106,18 +116,19 @@ pub fn place_symlink(
     mtime: Timestamp,
     replace: Replace,
     proven: &ProvenKinds,
-) -> io::Result<Option<Vec<MetadataFailure>>> {
+) -> io::Result<Vec<MetadataFailure>> {
     match symlink(lease.permit()?, target, directory, name) {
         Ok(()) => {}
-        Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(None),
-        Err(Errno::EXIST) => replace_with_symlink(lease, directory, name, target)?,
+        Err(Errno::EXIST) if replace == Replace::Existing => {
+            replace_with_symlink(lease, directory, name, target)?
+        }
         Err(error) => return Err(error.into()),
     }
     let miss = |error| {
-        Some(vec![MetadataFailure {
+        vec![MetadataFailure {
             kind: MetadataKinds::TIMES,
             error,
-        }])
+        }]
     };
     match set_times_at(
         lease.permit()?,
@@ -131,7 +142,7 @@ pub fn place_symlink(
     }
     let device = rustix::fs::fstat(directory)?.st_dev;
     if is_storable_everywhere(mtime) && proven.of(device).has_any(MetadataKinds::TIMES) {
-        return Ok(Some(Vec::new()));
+        return Ok(Vec::new());
     }
     let got = FileIdentity::at(directory, name)?.mtime;
     Ok(if !may_be_stored_as(got, mtime) {
@@ -139,7 +150,7 @@ pub fn place_symlink(
     } else if is_out_of_range(got, mtime) {
         miss(MetadataFailure::OUT_OF_RANGE)
     } else {
-        Some(Vec::new())
+        Vec::new()
     })
 }
 

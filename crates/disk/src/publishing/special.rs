@@ -21,12 +21,12 @@ use crate::publishing::publish::{Replace, publish_file};
 use crate::staging::hidden::make_hidden;
 
 /// Creates a FIFO, socket or device and sets its metadata. An existing entry of the same kind is kept, and any other
-/// entry is replaced. Returns the metadata that could not be set, or `None` if the name exists and must not be
-/// replaced. If this host or file system does not permit such an entry, the result contains the kind of the entry as a
-/// failure.
+/// entry is replaced. Returns the metadata that could not be set. If this host or file system does not permit such an
+/// entry, the result contains the kind of the entry as a failure.
 ///
 /// # Errors
-/// Returns the system's error, `EISDIR` if the name is a directory.
+/// Returns the system's error, `EISDIR` if the name is a directory, and `EEXIST` if the name exists and must not be
+/// replaced.
 pub fn place_special(
     lease: &Lease,
     directory: &OwnedFd,
@@ -35,14 +35,14 @@ pub fn place_special(
     wanted: &WantedMetadata<'_>,
     replace: Replace,
     proven: &ProvenKinds,
-) -> io::Result<Option<Vec<MetadataFailure>>> {
+) -> io::Result<Vec<MetadataFailure>> {
     match stat_at(directory, name) {
-        Ok(_) if replace == Replace::Nothing => return Ok(None),
+        Ok(_) if replace == Replace::Nothing => return Err(Errno::EXIST.into()),
         Ok(stat) if is(&stat, special) => {
             // An entry with other hard links may belong to another user.
             if let Ok(held) = hold(directory.as_fd(), name, special) {
                 let entry = Descriptor::PathOnly(held.as_fd());
-                return wanted.set(lease.permit()?, entry, proven).map(Some);
+                return wanted.set(lease.permit()?, entry, proven);
             }
         }
         Ok(_) | Err(Errno::NOENT) => {}
@@ -52,7 +52,7 @@ pub fn place_special(
     let device = device(special);
     let missed = |error| {
         let kind = special.kind();
-        Ok(Some(vec![MetadataFailure { kind, error }]))
+        Ok(vec![MetadataFailure { kind, error }])
     };
     if device != 0 && is_without_devices(directory.as_fd()) {
         return missed(Errno::OPNOTSUPP);
@@ -69,21 +69,12 @@ pub fn place_special(
         let entry = Descriptor::PathOnly(held.as_fd());
         let misses = wanted.set(Permit::for_hidden(), entry, proven)?;
         publish_file(lease, directory, &hidden, name, replace)?;
-        Ok(Some(misses))
+        Ok(misses)
     });
     if placed.is_err() {
         let _best_effort = unlink_at(directory, &hidden);
     }
-    match placed {
-        // Another process has created the name in the meantime.
-        Err(error)
-            if replace == Replace::Nothing
-                && Errno::from_io_error(&error) == Some(Errno::EXIST) =>
-        {
-            Ok(None)
-        }
-        placed => placed,
-    }
+    placed
 }
 
 /// Returns an `O_PATH` descriptor of a FIFO, socket or device, which must have no other hard link. Another process that
@@ -180,11 +171,12 @@ mod tests {
             )
         };
         std::fs::write(&path, "x").unwrap();
-        assert_eq!(place(Special::Fifo, 0o640, Replace::Nothing).unwrap(), None);
+        let refused = place(Special::Fifo, 0o640, Replace::Nothing).unwrap_err();
+        assert!(Replace::Nothing.has_refused(&refused), "{refused}");
         assert!(path.symlink_metadata().unwrap().is_file());
         assert_eq!(
             place(Special::Fifo, 0o640, Replace::Existing).unwrap(),
-            Some(vec![])
+            vec![]
         );
         let stat = path.symlink_metadata().unwrap();
         assert!(stat.file_type().is_fifo());
@@ -194,18 +186,17 @@ mod tests {
         );
         assert_eq!(
             place(Special::Fifo, 0o600, Replace::Existing).unwrap(),
-            Some(vec![])
+            vec![]
         );
         let kept = path.symlink_metadata().unwrap();
         assert_eq!((kept.ino(), kept.mode() & 0o7777), (stat.ino(), 0o600));
         assert_eq!(
             place(Special::Socket, 0o600, Replace::Existing).unwrap(),
-            Some(vec![])
+            vec![]
         );
         assert!(path.symlink_metadata().unwrap().file_type().is_socket());
         assert!(is_special_at(directory.as_fd(), &name, Special::Socket));
-        let placed = place(Special::Character(0x0103), 0o600, Replace::Existing).unwrap();
-        let misses = placed.unwrap();
+        let misses = place(Special::Character(0x0103), 0o600, Replace::Existing).unwrap();
         let is_device = path
             .symlink_metadata()
             .unwrap()

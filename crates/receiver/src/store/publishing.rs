@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use zmove_disk::{
-    FileIdentity, MergeCallbacks, NameAt, Replace, Staged, StagingDirectory, StoredFile, Turn,
+    FileIdentity, MergeCallbacks, NameAt, Staged, StagingDirectory, StoredFile, Turn,
     open_despite_mode, publish_file, unlink_at,
 };
 use zmove_types::{FileId, Name, RelPath};
@@ -594,17 +594,16 @@ fn rename_result<T>(target: &TargetTree, done: io::Result<T>) -> Result<T, Fault
     rename_fault(target, done.map_err(with_operation(Operation::Rename)))
 }
 
-/// Converts a failure to the fault of a file that could not be renamed into place. `EEXIST` becomes [`KEPT_EXISTING`]
-/// only if existing entries must be kept, because a file system that cannot replace a file by a rename returns `EEXIST`
-/// too.
+/// Converts a failure to the fault of a file that could not be renamed into place.
 fn rename_fault<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, FaultCause> {
-    let keeps_old = target.view.policy.rules.replaces() == Replace::Nothing;
-    done.map_err(
-        |(operation, error)| match (operation, Errno::from_io_error(&error)) {
-            (Operation::Rename, Some(Errno::EXIST)) if keeps_old => KEPT_EXISTING,
-            _ => failure(operation, &error),
-        },
-    )
+    let replace = target.view.policy.rules.replaces();
+    done.map_err(|(operation, error)| {
+        if operation == Operation::Rename && replace.has_refused(&error) {
+            KEPT_EXISTING
+        } else {
+            failure(operation, &error)
+        }
+    })
 }
 
 fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) {

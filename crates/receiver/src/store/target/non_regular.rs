@@ -12,9 +12,9 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, Lease, Linked, MetadataFailure, NameAt, NewEntryGroup, NonRegular,
-    Replace, WantedMetadata, hold_new, is_special_at, place_link_to_non_regular, place_special,
-    place_symlink,
+    Descriptor, FileIdentity, JobSession, Lease, Linked, MetadataFailure, NameAt, NewEntryGroup,
+    NonRegular, Replace, WantedMetadata, hold_new, is_special_at, place_link_to_non_regular,
+    place_special, place_symlink,
 };
 use zmove_types::{Metadata, MetadataKinds, Name, Special};
 use zmove_wire::Operation;
@@ -44,9 +44,9 @@ impl TargetTree {
             return Ok(());
         };
         let lease = self.tree.lease();
+        let replace = self.view.policy.rules.replaces();
         let linked = first.and_then(|(from, first)| {
             let first = NameAt::new(&from, &first);
-            let replace = self.view.policy.rules.replaces();
             match self.job() {
                 None => place_link_to_non_regular(lease, first, place, entry, replace),
                 Some(_) if is_same_entry(first, place) => Ok(Linked::AlreadyLinked),
@@ -61,14 +61,11 @@ impl TargetTree {
                 }),
             }
         });
-        let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
-        {
-            Ok(_) => return Ok(()),
-            Err(Errno::EXIST) if self.view.policy.rules.replaces() == Replace::Nothing => {
-                return Ok(());
-            }
-            Err(error) => error,
+        let error = match linked {
+            Err(error) if !replace.has_refused(&error) => error,
+            _linked_or_kept => return Ok(()),
         };
+        let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);
         if self.have_non_regular(place, (entry, metadata), at)? {
             let misses = [MetadataFailure {
                 kind: MetadataKinds::LINKS,
@@ -143,9 +140,25 @@ impl TargetTree {
         entry: (NonRegular<'_>, &Metadata),
         at: EntryLocation<'_>,
     ) -> Result<bool, Failure> {
-        let Some(job) = self.job() else {
-            return self.make_non_regular(place, entry, at);
+        let replace = self.view.policy.rules.replaces();
+        let placed = match self.job() {
+            None => self.make_non_regular(place, entry, at),
+            Some(job) => self.make_in_job(job, place, entry, at),
         };
+        match placed {
+            Err((_, error)) if replace.has_refused(&error) => Ok(false),
+            placed => placed,
+        }
+    }
+
+    /// Creates a symbolic link or special file for a job of several receivers, and renames it into place.
+    fn make_in_job(
+        &self,
+        job: &JobSession,
+        place: NameAt<'_>,
+        entry: (NonRegular<'_>, &Metadata),
+        at: EntryLocation<'_>,
+    ) -> Result<bool, Failure> {
         let mut failed = Operation::Rename;
         let wanted = self.view.policy.wanted(entry.1, None);
         let has_own = wanted.may_set_owner && wanted.group.is_some();
@@ -162,19 +175,11 @@ impl TargetTree {
                 error
             })
         });
-        match placed {
-            Err(error)
-                if Errno::from_io_error(&error) == Some(Errno::EXIST)
-                    && self.view.policy.rules.replaces() == Replace::Nothing =>
-            {
-                Ok(false)
-            }
-            placed => placed.map_err(|error| (failed, error)),
-        }
+        placed.map_err(|error| (failed, error))
     }
 
     /// Creates a symbolic link or special file. Keeps an existing entry that matches and has only this name. Returns
-    /// `false` if the entry cannot be created on this host, or if a different existing entry must not be replaced.
+    /// `false` if the entry cannot be created on this host.
     fn make_non_regular(
         &self,
         place: NameAt<'_>,
@@ -184,7 +189,7 @@ impl TargetTree {
         match entry {
             NonRegular::Symlink(target) => {
                 let replace = self.view.policy.rules.replaces();
-                let placed = self.place_over_directory(at, || {
+                let misses = self.place_over_directory(at, || {
                     place_symlink(
                         self.tree.lease(),
                         place.directory.as_fd(),
@@ -196,9 +201,6 @@ impl TargetTree {
                     )
                     .map_err(with_operation(Operation::Symlink))
                 })?;
-                let Some(misses) = placed else {
-                    return Ok(false);
-                };
                 self.view
                     .policy
                     .note(&WantedMetadata::default(), &misses, at);
@@ -228,7 +230,7 @@ impl TargetTree {
             _another_or_none => self.view.policy.rules.of_file(metadata),
         };
         let wanted = self.view.policy.wanted(&metadata, Some(metadata.mtime));
-        let placed = if self.view.policy.rules.may_make(special) {
+        let misses = if self.view.policy.rules.may_make(special) {
             let replace = self.view.policy.rules.replaces();
             let lease = self.tree.lease();
             place_special(
@@ -241,13 +243,10 @@ impl TargetTree {
                 &self.proven,
             )?
         } else {
-            Some(vec![MetadataFailure {
+            vec![MetadataFailure {
                 kind: special.kind(),
                 error: Errno::PERM,
-            }])
-        };
-        let Some(misses) = placed else {
-            return Ok(false);
+            }]
         };
         self.view.policy.note(&wanted, &misses, at);
         Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
