@@ -22,6 +22,7 @@ use zmove_disk::{Direct, FileIo, OwnPaths, Ring, RingConfig, StorageEngine, Unav
 
 use zmove_engine::{DialSettings, UnknownHost};
 use zmove_jobs::{NotifyConfig, NotifyMethod};
+use zmove_scan::ScanConfig;
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 use crate::commands::serve::config::Config;
@@ -174,6 +175,14 @@ pub(crate) const SERVICE_STATE: &str = "/var/lib/zmove";
 
 /// Directory of the socket of a daemon that was started with `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_RUNTIME: &str = "/run/zmove";
+
+/// Returns the maximum number of batches of a walk that wait for the sender. Each keeps a directory open, so a low
+/// limit on open files reduces the number.
+pub(crate) fn walked_batches_max() -> usize {
+    let usual = ScanConfig::default().queue_batches_max;
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(files / 16).map_or(usual, |share| share.clamp(4, usual))
+}
 
 /// Returns the settings of a connection that carries only a short request.
 pub(crate) fn ask_dial() -> DialSettings {

@@ -25,7 +25,7 @@ use zmove_wire::{
 use super::cluster::Cluster;
 use super::mistyped_paths::{refuse_host_without_path, refuse_schemes, refuse_user_without_colon};
 use super::replacement_policy::{replacement_policy, rule_texts};
-use super::{Role, dial, home, journals, keeping};
+use super::{Role, dial, home, journals, keeping, walked_batches_max};
 use crate::args::{
     CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg,
 };
@@ -157,6 +157,7 @@ impl PushSettings {
             scan: ScanConfig {
                 selection: self.selection.clone(),
                 file_systems: args.selection.file_systems(),
+                queue_batches_max: walked_batches_max(),
                 ..ScanConfig::default()
             },
             owners: keeping::owners(&args.keeping),
