@@ -72,6 +72,16 @@ pub(crate) fn extraneous(
     aliased: &AliasedEntries,
     budget: &mut WorkBudget<'_>,
 ) -> ExtraneousNames {
+    extraneous_within(AnswerRoom::WHOLE, tree, ranges, aliased, budget)
+}
+
+fn extraneous_within(
+    whole: AnswerRoom,
+    tree: Option<&Tree>,
+    ranges: &[NameRange],
+    aliased: &AliasedEntries,
+    budget: &mut WorkBudget<'_>,
+) -> ExtraneousNames {
     let mut answer = ExtraneousNames::default();
     let mut name_bytes = 0;
     for (number, range) in (0..).zip(ranges) {
@@ -79,8 +89,8 @@ pub(crate) fn extraneous(
             break;
         };
         let room = AnswerRoom {
-            names: EXTRANEOUS_NAMES_MAX.saturating_sub(answer.names.len()),
-            name_bytes: EXTRANEOUS_NAME_BYTES_MAX.saturating_sub(name_bytes),
+            names: whole.names.saturating_sub(answer.names.len()),
+            name_bytes: whole.name_bytes.saturating_sub(name_bytes),
         };
         let charged = budget.charged();
         let ExtraNames { names, more, .. } = match first_extra(tree, range, room, aliased, budget) {
@@ -95,7 +105,7 @@ pub(crate) fn extraneous(
         let mut names = names.into_sorted_vec();
         names.dedup(); // some file systems list a name twice
         for (name, directory) in names {
-            if name_bytes >= EXTRANEOUS_NAME_BYTES_MAX {
+            if name_bytes >= whole.name_bytes {
                 answer.rest = told.map(|name| (number, name));
                 return answer;
             }
@@ -120,6 +130,14 @@ pub(crate) fn extraneous(
 struct AnswerRoom {
     names: usize,
     name_bytes: usize,
+}
+
+impl AnswerRoom {
+    /// The space in an empty answer.
+    const WHOLE: Self = Self {
+        names: EXTRANEOUS_NAMES_MAX,
+        name_bytes: EXTRANEOUS_NAME_BYTES_MAX,
+    };
 }
 
 /// The first names of a range that the source does not have. The flag of each name tells whether the name belongs to a
@@ -312,27 +330,40 @@ mod tests {
         ))
     }
 
-    /// All names have the maximum length. The result uses no more memory than the names that are sent.
+    /// Returns an answer that has less space than the answers of a session.
+    fn extra_within(
+        room: AnswerRoom,
+        held: &mut Charge,
+        tree: &Tree,
+        ranges: &[NameRange],
+    ) -> ExtraneousNames {
+        with_budget(held, |budget| {
+            extraneous_within(room, Some(tree), ranges, &no_spared(), budget)
+        })
+    }
+
+    /// The result uses no more memory than the names that are sent.
     #[test]
     fn what_an_answer_takes_is_bounded_and_booked() {
         let home = tempfile::tempdir().unwrap();
-        let count = EXTRANEOUS_NAME_BYTES_MAX / 250 + 500;
+        let room = AnswerRoom {
+            name_bytes: 10_000,
+            ..AnswerRoom::WHOLE
+        };
+        let count = room.name_bytes / 250 + 5;
         for number in 0..count {
             std::fs::File::create(home.path().join(format!("{number:0250}"))).unwrap();
         }
         let tree = Tree::open(home.path()).unwrap();
         let quota = Quota::default();
         let mut held = quota.empty_charge();
-        let mut told = extra_on(&mut held, Some(&tree), &names_of(&[], None), &no_spared());
+        let mut told = extra_within(room, &mut held, &tree, &names_of(&[], None));
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name)).sum();
         assert_eq!(held.amount(), takes);
-        assert!(takes < 2 * EXTRANEOUS_NAME_BYTES_MAX);
+        assert!(takes < 2 * room.name_bytes);
         let (_, last) = told.rest.unwrap();
-        let rest = extra(
-            Some(&tree),
-            &names_of(&[], Some(&last.to_string())),
-            &no_spared(),
-        );
+        let after = names_of(&[], Some(&last.to_string()));
+        let rest = extra_within(room, &mut quota.empty_charge(), &tree, &after);
         told.names.extend(rest.names);
         assert_eq!((told.names.len(), rest.rest), (count, None));
         assert!(told.names.is_sorted_by(|one, next| one.name < next.name));
@@ -412,24 +443,27 @@ mod tests {
     #[test]
     fn a_long_answer_goes_on_where_it_ended() {
         let home = tempfile::tempdir().unwrap();
-        let count = EXTRANEOUS_NAMES_MAX + 10;
-        (0..count).for_each(|number| {
+        let room = AnswerRoom {
+            names: 50,
+            ..AnswerRoom::WHOLE
+        };
+        (0..60).for_each(|number| {
             std::fs::File::create(home.path().join(format!("{number:06}"))).unwrap();
         });
         std::fs::create_dir(home.path().join(".zmove-x")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
-        let first = extra(Some(&tree), &names_of(&["000001"], None), &no_spared());
+        let answer = |ranges: &[NameRange]| {
+            let mut held = Quota::default().empty_charge();
+            extra_within(room, &mut held, &tree, ranges)
+        };
+        let first = answer(&names_of(&["000001"], None));
         assert_eq!(
             (first.names.len(), first.names[0].name.clone()),
-            (EXTRANEOUS_NAMES_MAX, name("000000"))
+            (50, name("000000"))
         );
         let (range, last) = first.rest.unwrap();
         assert_eq!((range, &last), (0, &first.names.last().unwrap().name));
-        let second = extra(
-            Some(&tree),
-            &names_of(&[], Some(&last.to_string())),
-            &no_spared(),
-        );
+        let second = answer(&names_of(&[], Some(&last.to_string())));
         assert_eq!((second.names.len(), second.rest), (9, None));
     }
 
