@@ -181,10 +181,10 @@ mod tests {
         for _ in 0..THREADS_MAX {
             begun.recv().unwrap();
         }
-        assert!(begun.is_empty(), "the others wait");
         let (done_in, done) = bounded(1);
         free.start(move || done_in.send(()).unwrap()).unwrap();
         done.recv().unwrap();
+        assert!(begun.is_empty(), "the others wait");
         drop(end);
         busy.end().await;
         free.end().await;
