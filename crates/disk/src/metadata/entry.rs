@@ -232,8 +232,26 @@ pub(crate) fn timespec(time: Timestamp) -> Timespec {
 pub(crate) mod tests {
     use super::*;
     use rustix::fs::Mode;
+    use rustix::thread::set_capabilities;
     use std::fs::File;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    /// Calls `work` in a thread to which the modes of files apply. They do not apply to root.
+    pub(crate) fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let drop_rights = || {
+            let mut own = capabilities(None).unwrap();
+            own.effective
+                .remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+            set_capabilities(None, own).unwrap();
+        };
+        std::thread::scope(|scope| {
+            let working = scope.spawn(|| {
+                drop_rights();
+                work()
+            });
+            working.join().unwrap()
+        })
+    }
 
     /// Calls [`super::set_metadata_if_unchanged`] without any proven kinds of metadata.
     fn set_metadata_if_unchanged(

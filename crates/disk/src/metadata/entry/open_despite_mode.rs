@@ -138,6 +138,7 @@ impl AsFd for EntryHandle {
 mod tests {
     use super::*;
     use crate::metadata::entry::FileIdentity;
+    use crate::metadata::entry::tests::as_an_ordinary_user;
     use crate::publishing::lease::boot_clock;
     use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -146,7 +147,6 @@ mod tests {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
-    /// Only meaningful for users other than root, who may open the file anyway.
     #[test]
     fn a_file_that_its_owner_may_not_read_is_read_and_keeps_its_mode() {
         let home = tempfile::tempdir().unwrap();
@@ -156,7 +156,8 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4030)).unwrap();
         for open in [open_despite_mode, open_made_readable] {
             let mut read = String::new();
-            open(&Lease::constant(), directory.as_fd(), &name("f"))
+            let open = || open(&Lease::constant(), directory.as_fd(), &name("f"));
+            as_an_ordinary_user(open)
                 .unwrap()
                 .read_to_string(&mut read)
                 .unwrap();

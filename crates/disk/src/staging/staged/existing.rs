@@ -168,9 +168,8 @@ mod tests {
     use super::*;
     use crate::Replace;
     use crate::metadata::entry::set_file_mtime;
-    use crate::metadata::entry::tests::set_new_file_metadata;
+    use crate::metadata::entry::tests::{as_an_ordinary_user, set_new_file_metadata};
     use crate::opening::tree::DIRECTORY;
-    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
     use zmove_types::Metadata;
 
@@ -425,16 +424,7 @@ mod tests {
         let path = home.path().join("f");
         std::fs::write(&path, "old").unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
-        // Root may write to any file, so the thread drops that capability.
-        let opened = std::thread::scope(|scope| {
-            let open = || {
-                let mut own = capabilities(None).unwrap();
-                own.effective.remove(CapabilitySet::DAC_OVERRIDE);
-                set_capabilities(None, own).unwrap();
-                Existing::open(&directory, &name("f"))
-            };
-            scope.spawn(open).join().unwrap()
-        });
+        let opened = as_an_ordinary_user(|| Existing::open(&directory, &name("f")));
         let error = opened.err().unwrap();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::ACCESS));
     }
