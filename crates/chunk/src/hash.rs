@@ -318,7 +318,10 @@ mod tests {
     ];
 
     fn painted(len: usize) -> Vec<u8> {
-        (0..len).map(|i| u8::try_from(i % 251).unwrap()).collect()
+        let lap: Vec<u8> = (0..251).collect();
+        let mut data = lap.repeat(len.div_ceil(251));
+        data.truncate(len);
+        data
     }
 
     fn root_by_groups(data: &[u8]) -> Root {
