@@ -35,5 +35,8 @@ pub(crate) fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
 
 /// Returns bytes in which swapped blocks are visible.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
-    (0..251).cycle().take(len).collect()
+    let lap: Vec<u8> = (0..251).collect();
+    let mut data = lap.repeat(len.div_ceil(251));
+    data.truncate(len);
+    data
 }
