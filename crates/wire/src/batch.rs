@@ -848,12 +848,15 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_decode_or_fail(bytes in prop_oneof![
+        fn any_bytes_are_refused_or_the_encoding_of_what_they_decode_to(bytes in prop_oneof![
             proptest::collection::vec(any::<u8>(), 0..300),
             proptest::collection::vec(0..8_u8, 0..300),
         ]) {
-            let _outcome = Batch::decode(&bytes, 0);
-            let _outcome = FileHead::decode(&bytes);
+            let batch = Batch::decode(&bytes, 0).map(|batch| batch.encode());
+            let head = FileHead::decode(&bytes).map(|head| head.encode());
+            for encoded in [batch, head].into_iter().flatten() {
+                assert_eq!(encoded, bytes);
+            }
         }
     }
 }

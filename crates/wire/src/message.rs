@@ -367,7 +367,7 @@ mod tests {
         ITEMS_OUTSTANDING_MAX, LISTED_NAMES_MAX, LISTED_RANGES_MAX, MESSAGE_STRINGS_MAX,
         REMOVE_NAMES_MAX, STORED_ITEMS_MAX,
     };
-    use proptest::prelude::{any, proptest};
+    use proptest::prelude::{any, prop_oneof, proptest};
     use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
     #[test]
@@ -847,9 +847,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _outcome = decode_message::<ToReceiver>(&bytes);
-            let _outcome = decode_message::<ToSender>(&bytes);
+        fn any_bytes_are_refused_or_the_encoding_of_what_they_decode_to(bytes in prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..200),
+            proptest::collection::vec(0..40_u8, 0..20),
+        ]) {
+            let to_receiver = decode_message::<ToReceiver>(&bytes).map(|it| encode_message(&it));
+            let to_sender = decode_message::<ToSender>(&bytes).map(|it| encode_message(&it));
+            for encoded in [to_receiver, to_sender].into_iter().flatten() {
+                assert_eq!(encoded[4..], bytes);
+            }
         }
 
         #[test]
