@@ -94,6 +94,10 @@ async fn three_servers_by_the_documented_configuration_are_a_broker() {
     assert_eq!(taken.item, data(1));
     head.done(taken).await.unwrap();
     // Each replica removes the item at a different time.
-    let idle = async { while head.waiting().await.unwrap() > 0 {} };
+    let idle = async {
+        while head.waiting().await.unwrap() > 0 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
     timeout(Duration::from_secs(60), idle).await.unwrap();
 }

@@ -20,7 +20,7 @@ async fn items_outlive_a_broker_that_is_killed() {
     };
     let head = lab.head_with_lease(Duration::from_secs(60)).await;
     let mover = lab.mover().await;
-    put_in_order(&head, (0..1000).map(data)).await;
+    put_in_order(&head, (0..300).map(data)).await;
     for number in 0..99 {
         let taken = next(&mover).await;
         assert_eq!(taken.item, data(number));
@@ -32,8 +32,8 @@ async fn items_outlive_a_broker_that_is_killed() {
     until(&mover, BrokerState::Lost).await;
     lab.start_again().await;
     // This call lets the head detect that consumers are missing.
-    assert!(head.waiting().await.unwrap() > 900);
-    let mut left: Vec<_> = (99..1000).map(data).collect();
+    assert!(head.waiting().await.unwrap() > 200);
+    let mut left: Vec<_> = (99..300).map(data).collect();
     while !left.is_empty() {
         let taken = next(&mover).await;
         left.retain(|item| *item != taken.item);
@@ -365,7 +365,7 @@ async fn nothing_is_lost_by_a_broker_that_is_killed_again_and_again() {
     };
     let head = Arc::new(lab.head().await);
     let mover = Arc::new(lab.mover().await);
-    let items = 4000;
+    let items = 1600;
     let taken_count = watch::Sender::new(0);
     let kill_count = watch::Sender::new(0);
     let takers: Vec<_> = (0..4)
@@ -435,4 +435,4 @@ async fn nothing_is_lost_by_a_broker_that_is_killed_again_and_again() {
 
 /// How often the broker is killed, and the number of items before each kill.
 const KILLS: usize = 5;
-const KILL_EVERY: usize = 500;
+const KILL_EVERY: usize = 200;

@@ -144,7 +144,7 @@ async fn a_process_that_ends_when_all_has_been_given_back_leaves_nothing_leased(
         return;
     };
     let head = lab.head_with_lease(LONG_LEASE).await;
-    for turn in 0..60 {
+    for turn in 0..20 {
         put_all(&head, [data(turn)]).await;
         let access = lab.access();
         let process = std::thread::spawn(move || {
@@ -161,7 +161,7 @@ async fn a_process_that_ends_when_all_has_been_given_back_leaves_nothing_leased(
                         tokio::time::sleep(Duration::from_millis(20)).await;
                         drop(taken);
                     })),
-                    () = tokio::time::sleep(Duration::from_micros(100) * turn) => {}
+                    () = tokio::time::sleep(Duration::from_micros(300) * turn) => {}
                 }
                 mover.flush_dropped().await;
             });
@@ -384,7 +384,7 @@ async fn sixteen_takers_lose_nothing() {
         return;
     };
     let head = lab.head_with_lease(LONG_LEASE).await;
-    let items: Vec<_> = (0..10_000)
+    let items: Vec<_> = (0..2000)
         .map(|number| {
             if number % 16 == 0 {
                 walk(number)

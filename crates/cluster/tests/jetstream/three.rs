@@ -6,11 +6,15 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tokio::time::sleep;
 use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{Access, JetStream, QueueRole, Settings, program};
 
 use crate::lab::{Lab, STREAM, data, do_until, must_end, next, put_all, settings};
 use crate::ports::free_port;
+
+/// How long a test waits before it asks the servers again.
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
 /// Three servers on the loopback address that form one broker.
 struct Three {
@@ -64,14 +68,14 @@ impl Three {
             ..Default::default()
         };
         loop {
-            let Ok(client) = async_nats::connect(self.access().urls).await else {
-                continue;
-            };
-            let context = async_nats::jetstream::new(client);
-            if context.create_stream(config.clone()).await.is_ok() {
-                context.delete_stream(&config.name).await.unwrap();
-                return;
+            if let Ok(client) = async_nats::connect(self.access().urls).await {
+                let context = async_nats::jetstream::new(client);
+                if context.create_stream(config.clone()).await.is_ok() {
+                    context.delete_stream(&config.name).await.unwrap();
+                    return;
+                }
             }
+            sleep(BETWEEN_TRIES).await;
         }
     }
 
@@ -101,6 +105,7 @@ impl Three {
             if let Ok(opened) = JetStream::open(&self.access(), settings.clone()).await {
                 return opened;
             }
+            sleep(BETWEEN_TRIES).await;
         }
     }
 
@@ -111,15 +116,15 @@ impl Three {
         let context = async_nats::jetstream::new(client.unwrap());
         loop {
             // During an election there is no leader, and the request may fail.
-            let Ok(stream) = context.get_stream(STREAM).await else {
-                continue;
-            };
-            let info = stream.cached_info();
-            assert_eq!(info.config.num_replicas, 3);
-            let cluster = info.cluster.as_ref();
-            if let Some(leader) = cluster.and_then(|cluster| cluster.leader.as_ref()) {
-                return leader.strip_prefix('s').unwrap().parse().unwrap();
+            if let Ok(stream) = context.get_stream(STREAM).await {
+                let info = stream.cached_info();
+                assert_eq!(info.config.num_replicas, 3);
+                let cluster = info.cluster.as_ref();
+                if let Some(leader) = cluster.and_then(|cluster| cluster.leader.as_ref()) {
+                    return leader.strip_prefix('s').unwrap().parse().unwrap();
+                }
             }
+            sleep(BETWEEN_TRIES).await;
         }
     }
 }
