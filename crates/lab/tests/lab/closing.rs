@@ -1,9 +1,8 @@
 //! Storage that reports lost data only when a file is closed. Uses the zmove next to the lab's program.
 
-use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
-use crate::{LAB, zmove_and_mounts};
+use crate::{on_mount, zmove_and_mounts};
 
 /// The ways of storing a file: a name, the number of files and their size in bytes, and the options of the push.
 const WAYS: [(&str, usize, usize, &str); 5] = [
@@ -26,9 +25,10 @@ fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
         let over = home.path().join("over/d");
         std::fs::create_dir_all(over.parent().unwrap()).unwrap();
         for number in 0..files {
-            let data: Vec<u8> = (0..251).cycle().take(bytes).collect();
+            let lap: Vec<u8> = (0..251).collect();
+            let data = &lap.repeat(bytes.div_ceil(251))[..bytes];
             let file = format!("d/{number}");
-            std::fs::write(home.path().join("source").join(&file), &data).unwrap();
+            std::fs::write(home.path().join("source").join(&file), data).unwrap();
             if options == "--inplace" {
                 std::fs::create_dir(&over).unwrap();
                 std::fs::write(over.join(number.to_string()), "old").unwrap();
@@ -38,7 +38,12 @@ fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
             "{} push --durability none --json {options} source/ $ZMOVE_LAB_LATE/",
             zmove.display()
         );
-        let full = run(home.path(), &push, &["--room", "0B"]);
+        let full = on_mount(
+            home.path(),
+            "over",
+            &["--delay", "0", "--room", "0B"],
+            &push,
+        );
         let said = String::from_utf8_lossy(&full.stderr);
         assert_eq!(full.status.code(), Some(23), "{way}: {said}");
         assert_eq!(
@@ -53,7 +58,7 @@ fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
             "--inplace" => assert_eq!(found[0].metadata().unwrap().len(), bytes as u64 + 1),
             _ => assert!(found.is_empty(), "{way}: {found:?}"),
         }
-        let done = run(home.path(), &push, &[]);
+        let done = on_mount(home.path(), "over", &["--delay", "0"], &push);
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(0), "{way}: {said}");
         let diff = Command::new("diff")
@@ -62,16 +67,4 @@ fn what_is_lost_at_the_close_of_a_file_is_reported_without_a_flush() {
             .status();
         assert!(diff.unwrap().success(), "{way}");
     }
-}
-
-/// Runs a command on storage that loses data.
-fn run(home: &Path, command: &str, options: &[&str]) -> Output {
-    Command::new(LAB)
-        .args(["late", "--delay", "0", "--over", "over"])
-        .args(options)
-        .args(["--", "sh", "-c", command])
-        .current_dir(home)
-        .env("HOME", home)
-        .output()
-        .unwrap()
 }

@@ -3,10 +3,9 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::{LAB, zmove_and_mounts};
+use crate::{on_mount, zmove_and_mounts};
 
 /// Like FAT, the mount does not support unnamed files. On other file systems, the program uses them to test the
 /// precision of times.
@@ -29,22 +28,7 @@ fn an_inspection_makes_no_name_where_files_cannot_be_without_one() {
     let before = changed_at(&at("over"));
     for command in ["push -n", "verify"] {
         let inspection = format!("{} {command} source/ $ZMOVE_LAB_LATE/", zmove.display());
-        let output = Command::new(LAB)
-            .args([
-                "late",
-                "--delay",
-                "0",
-                "--over",
-                "over",
-                "--",
-                "sh",
-                "-c",
-                &inspection,
-            ])
-            .current_dir(&home)
-            .env("HOME", home.path())
-            .output()
-            .unwrap();
+        let output = on_mount(home.path(), "over", &["--delay", "0"], &inspection);
         let said = String::from_utf8_lossy(&output.stdout);
         let complaints = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("~ f (time)"), "{command}: {said}{complaints}");

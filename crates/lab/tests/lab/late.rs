@@ -1,8 +1,6 @@
 //! Storage with high latency. Uses the zmove next to the lab's program.
 
-use std::process::Command;
-
-use crate::{LAB, zmove_and_mounts};
+use crate::{on_mount, zmove_and_mounts};
 
 /// Requests for one file wait for storage concurrently, although the kernel serializes synchronous writes to a file on
 /// such a mount and reads ahead only 128 KiB.
@@ -12,33 +10,16 @@ fn parts_of_one_large_file_are_under_way_side_by_side() {
         return;
     };
     let home = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = (0..64_u32 << 18).flat_map(u32::to_le_bytes).collect();
+    let bytes: Vec<u8> = (0..24_u32 << 18).flat_map(u32::to_le_bytes).collect();
     std::fs::write(home.path().join("file"), &bytes).unwrap();
     for (argument, operation) in [
         ("file $ZMOVE_LAB_LATE/", "write"),
         ("$ZMOVE_LAB_LATE/file back/", "read"),
     ] {
         let push = format!("{} push --direct on {argument}", zmove.display());
-        let mut command = Command::new(LAB);
-        command.args([
-            "late",
-            "--delay",
-            "1",
-            "--data-delay",
-            "200",
-            "--over",
-            "over",
-            "--",
-            "sh",
-            "-c",
-            &push,
-        ]);
         std::fs::create_dir_all(home.path().join("over")).unwrap();
-        let output = command
-            .current_dir(&home)
-            .env("HOME", home.path())
-            .output()
-            .unwrap();
+        let delays = ["--delay", "1", "--data-delay", "200"];
+        let output = on_mount(home.path(), "over", &delays, &push);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         let at_once = at_once(&said, operation);

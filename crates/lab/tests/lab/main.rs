@@ -6,6 +6,7 @@
 )]
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 mod closing;
@@ -65,12 +66,17 @@ impl Drop for Turn {
     }
 }
 
-/// Returns the path of the zmove next to the lab's program.
+/// Waits for the turn of this case, and returns the path of the zmove next to the lab's program.
 ///
 /// # Errors
 /// The program is missing, so the case cannot run.
 fn zmove() -> Result<PathBuf, String> {
     TURN.with(|_turn| ());
+    zmove_at_once()
+}
+
+/// Like [`zmove`], but for a case that does not wait for a turn.
+fn zmove_at_once() -> Result<PathBuf, String> {
     let zmove = Path::new(LAB).with_file_name("zmove");
     if zmove.is_file() {
         return Ok(zmove);
@@ -91,4 +97,17 @@ fn zmove_and_mounts() -> Option<PathBuf> {
             .ok_or_else(|| "there is no root with /dev/fuse".to_owned())
     });
     found.inspect_err(|reason| skip(reason)).ok()
+}
+
+/// Runs a script in a directory while the lab mounts `over` there as storage that answers late or deviates. The script
+/// finds the mount in `$ZMOVE_LAB_LATE`.
+fn on_mount(home: &Path, over: &str, options: &[&str], script: &str) -> Output {
+    Command::new(LAB)
+        .args(["late", "--over", over])
+        .args(options)
+        .args(["--", "sh", "-c", script])
+        .current_dir(home)
+        .env("HOME", home)
+        .output()
+        .unwrap()
 }

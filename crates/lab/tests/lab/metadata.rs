@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{LAB, skip, zmove_and_mounts};
+use crate::{LAB, on_mount, skip, zmove_and_mounts};
 
 /// Creates the tree that the end-to-end tests also push.
 const TREE: &str = concat!(
@@ -13,7 +13,6 @@ const TREE: &str = concat!(
 );
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one tree, checked step by step")]
 fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
     let zmove = Path::new(LAB).with_file_name("zmove");
     let home = tempfile::tempdir().unwrap();
@@ -40,15 +39,7 @@ fn what_a_mount_does_not_hold_is_counted_and_all_else_arrives() {
         zmove.display()
     );
     for there in [false, true] {
-        let mut command = Command::new(LAB);
-        command.args([
-            "late", "--delay", "0", "--over", "over", "--", "sh", "-c", &push,
-        ]);
-        let output = command
-            .current_dir(&home)
-            .env("HOME", home.path())
-            .output()
-            .unwrap();
+        let output = on_mount(home.path(), "over", &["--delay", "0"], &push);
         assert!(
             output.status.success(),
             "{}",
@@ -126,14 +117,8 @@ impl Deviating {
     fn push_beside(&self, over: &str, words: &str, exit: i32) -> serde_json::Value {
         let zmove = Path::new(LAB).with_file_name("zmove");
         let push = format!("{} push --json {words}", zmove.display());
-        let mut command = Command::new(LAB);
-        command.args(["late", "--delay", "0", "--deviation", self.deviation]);
-        command.args(["--over", over, "--", "sh", "-c", &push]);
-        let output = command
-            .current_dir(&self.home)
-            .env("HOME", self.home.path())
-            .output()
-            .unwrap();
+        let options = ["--delay", "0", "--deviation", self.deviation];
+        let output = on_mount(self.home.path(), over, &options, &push);
         let said = String::from_utf8_lossy(&output.stdout);
         let why = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(exit), "{said} {why}");

@@ -2,9 +2,9 @@
 //! name the mount.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
-use crate::{LAB, zmove_and_mounts};
+use crate::{on_mount, zmove_and_mounts};
 
 /// The paths of the source and the target, and the exit code.
 const PUSHES: [(&str, &str, i32); 6] = [
@@ -18,13 +18,7 @@ const PUSHES: [(&str, &str, i32); 6] = [
 
 /// Runs a script while there is a mount of `over` whose server has lost its state.
 fn on_stale_mount(home: &Path, script: &str) -> Output {
-    Command::new(LAB)
-        .args(["late", "--delay", "0", "--over", "over", "--stale", "stale"])
-        .args(["--", "sh", "-c", script])
-        .current_dir(home)
-        .env("HOME", home)
-        .output()
-        .unwrap()
+    on_mount(home, "over", &["--delay", "0", "--stale", "stale"], script)
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn a_program_that_lies_is_found_out() {
     let script = "#!/bin/sh\n\
         case $1 in\n\
         key) echo SHA256:x ;;\n\
-        serve) trap 'exit 0' TERM; echo listening on it; while :; do sleep 0.01; done ;;\n\
+        serve) trap 'exit 0' TERM; echo listening on it; while :; do sleep 0.1; done ;;\n\
         esac\n";
     std::fs::write(&liar, script).unwrap();
     std::fs::set_permissions(&liar, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
