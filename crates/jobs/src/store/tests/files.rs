@@ -131,7 +131,7 @@ fn a_backup_is_a_store() {
 /// A submission and the runner that it starts open a new store at the same time.
 #[test]
 fn many_may_open_a_new_store_at_once() {
-    for _ in 0..40 {
+    for _ in 0..10 {
         let directory = tempfile::tempdir().unwrap();
         let place = JobsDirectory::open(directory.path()).unwrap();
         std::thread::scope(|scope| {
