@@ -160,7 +160,7 @@ mod tests {
     /// A file of 16 PiB that is a single hole takes no storage, and a receiver that has dialed may report thousands of
     /// such files.
     #[test]
-    fn what_is_told_of_a_file_of_four_thousand_million_groups_takes_what_is_told() {
+    fn held_groups_of_a_huge_file_take_memory_only_for_themselves() {
         let file = vanished(1).remove(0);
         let entry = Entry {
             size: u64::from(u32::MAX) * GROUP_BYTES,
