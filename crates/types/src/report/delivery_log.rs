@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_too_much_to_be_remembered_each_session_makes_one_known() {
+    fn of_things_beyond_the_limit_each_session_makes_one_more_known() {
         let mut delivery_log = DeliveryLog::default();
         let few = 5;
         let mut sessions = 0;
