@@ -390,6 +390,7 @@ mod tests {
             &paths(10.0, measured(90)),
             TransferRole::Either,
         );
+        assert!(!findings.is_empty());
         assert!(
             findings
                 .iter()
