@@ -276,7 +276,7 @@ fn the_last_group_is_always_sent_again() {
     );
 }
 
-/// A group is also lost without a reboot if the device is disconnected and reconnected. Timestamps do not show the loss.
+/// A group is also lost without a reboot if the device is disconnected and reconnected. No timestamp shows the loss.
 #[test]
 fn what_was_not_flushed_is_read_again_with_a_reboot_and_without() {
     for reboots in [true, false] {
