@@ -16,9 +16,9 @@ use crate::support::daemon::Daemon;
 use crate::support::half_cut::HalfCut;
 use crate::support::harness::{PATIENCE, Site, has_program, skip};
 
-const FILES: usize = 10_000;
+const FILES: usize = 4_000;
 /// Number of unpublished files that a receiver must have before it is stopped.
-const UNPUBLISHED_MIN: usize = 900;
+const UNPUBLISHED_MIN: usize = 400;
 /// Minimum duration of the stop.
 const STOP_MIN: Duration = Duration::from_secs(1);
 /// Maximum number of calls after the stop that were permitted before it, one per publishing thread.
