@@ -9,61 +9,22 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::connections::reconnect::{self, FILES, HalfWay, half_way_by};
 use crate::support::command::{Outcome, Runner, Zmove, finish};
 use crate::support::daemon::Daemon;
 use crate::support::harness::{PATIENCE, Site, has_program, skip};
 use crate::support::namespace::Namespace;
-use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_part_of, assert_same, names, paint, picture, set_mode};
 
-/// Bytes before the relay stalls: more than the handshakes and the small files need, less than the whole transfer.
-const BYTES_BEFORE_STALL: u64 = 9 << 20;
+const WITHOUT_RETRIES: [&str; 2] = ["--timeout", "0"];
 
-/// A transfer stalled in mid-transfer, with its relay.
-struct HalfWay {
-    site: Site,
-    proxy: Proxy,
-    client: Child,
-}
-
+/// A push without retries, stalled in mid-transfer.
 fn half_way() -> HalfWay {
     half_way_to(Site::daemon())
 }
 
 fn half_way_to(site: Site) -> HalfWay {
-    half_way_by(site, |push| push)
-}
-
-fn half_way_by(site: Site, run: impl FnOnce(Zmove) -> Zmove) -> HalfWay {
-    for number in 0..200 {
-        paint(
-            site.source().join(format!("small/{number}")),
-            1_000 + number,
-        );
-    }
-    for number in 0..3 {
-        paint(
-            site.source().join(format!("large{number}")),
-            2 * zmove_types::GROUP_BYTES + 5,
-        );
-    }
-    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
-    site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let client = run(push_by(&site, &proxy)).start();
-    proxy.wait_for_stall();
-    HalfWay {
-        site,
-        proxy,
-        client,
-    }
-}
-
-fn push_by(site: &Site, proxy: &Proxy) -> Zmove {
-    site.push_by(&proxy.address, &["--json", "--timeout", "0"])
-}
-
-fn push_through(site: &Site, proxy: &Proxy) -> Child {
-    push_by(site, proxy).start()
+    reconnect::half_way(site, &WITHOUT_RETRIES)
 }
 
 #[track_caller]
@@ -101,10 +62,11 @@ fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_compl
     let again = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
     assert_eq!(again.fingerprint, daemon.fingerprint);
     proxy.reset(again.address);
-    let summary = finish(push_through(&site, &proxy)).done().summary();
+    let push = site.push_by(&proxy.address, &["--json", "--timeout", "0"]);
+    let summary = push.outcome().done().summary();
     assert_eq!(
         summary["files"].as_u64().unwrap() + summary["skipped"].as_u64().unwrap(),
-        203
+        FILES
     );
     assert_same(&site.source(), &site.target());
 }
@@ -155,7 +117,7 @@ fn a_signal_that_its_parent_ignores_does_not_end_a_client() {
         site,
         proxy,
         client,
-    } = half_way_by(Site::daemon(), |push| {
+    } = half_way_by(Site::daemon(), &WITHOUT_RETRIES, |push| {
         let mut env = Command::new("env");
         env.arg("--ignore-signal=INT,TERM,QUIT,HUP")
             .arg(push.0.get_program())

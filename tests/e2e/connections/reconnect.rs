@@ -8,7 +8,7 @@ use serde_json::Value;
 use zmove_types::GROUP_BYTES;
 
 use crate::connections::breakage::{Appearance, interrupt};
-use crate::support::command::{Outcome, Runner, finish};
+use crate::support::command::{Outcome, Runner, Zmove, finish};
 use crate::support::daemon::Daemon;
 use crate::support::harness::Site;
 use crate::support::ports::free_address;
@@ -19,6 +19,8 @@ use crate::support::tree::{assert_same, names, paint};
 const BYTES_BEFORE_STALL: u64 = 9 << 20;
 const SMALL: u64 = 200;
 const LARGE: u64 = 3;
+/// Number of files of a stalled push.
+pub(crate) const FILES: u64 = SMALL + LARGE;
 const LARGE_BYTES: u64 = 2 * GROUP_BYTES + 5;
 
 /// A push stalled in mid-transfer by a relay.
@@ -29,6 +31,15 @@ pub(crate) struct HalfWay {
 }
 
 pub(crate) fn half_way(site: Site, options: &[&str]) -> HalfWay {
+    half_way_by(site, options, |push| push)
+}
+
+/// Like [`half_way`], with a command that `run` makes of the push.
+pub(crate) fn half_way_by(
+    site: Site,
+    options: &[&str],
+    run: impl FnOnce(Zmove) -> Zmove,
+) -> HalfWay {
     for number in 0..SMALL {
         paint(
             site.source().join(format!("small/{number}")),
@@ -40,9 +51,8 @@ pub(crate) fn half_way(site: Site, options: &[&str]) -> HalfWay {
     }
     let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let client = site
-        .push_by(&proxy.address, &[&["--json"], options].concat())
-        .start();
+    let push = site.push_by(&proxy.address, &[&["--json"], options].concat());
+    let client = run(push).start();
     proxy.wait_for_stall();
     HalfWay {
         site,
@@ -84,7 +94,7 @@ fn assert_all_was_moved_once(summary: &Value) {
     let count = |name: &str| summary[name].as_u64().unwrap();
     assert_eq!(
         (count("files"), count("skipped"), count("failed")),
-        (SMALL + LARGE, 0, 0)
+        (FILES, 0, 0)
     );
     assert_eq!(count("bytes"), small_bytes() + LARGE * LARGE_BYTES);
 }
@@ -311,7 +321,7 @@ fn what_was_there_before_counts_as_skipped() {
     proxy.reset(site.the_daemon().address);
     let summary = assert_went_on(&site, &proxy, finish(client));
     let files = [&summary["skipped"], &summary["files"]].map(|count| count.as_u64().unwrap());
-    assert_eq!(files, [50, SMALL + LARGE]);
+    assert_eq!(files, [50, FILES]);
 }
 
 #[test]
@@ -359,7 +369,7 @@ fn a_failure_is_told_once() {
     let summary = outcome.summary();
     assert_eq!(
         (&summary["failed"], &summary["files"]),
-        (&1.into(), &(SMALL + LARGE - 1).into())
+        (&1.into(), &(FILES - 1).into())
     );
     assert_eq!(summary["reconnects"], 1);
 }
