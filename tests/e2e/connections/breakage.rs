@@ -197,7 +197,7 @@ fn break_path(
 /// Repeated, since both roles must notice the interruption and one may be waiting for the other.
 #[test]
 fn a_local_push_that_is_interrupted() {
-    for _ in 0..8 {
+    for _ in 0..4 {
         let site = Site::local();
         paint(site.source().join("small"), 1_000);
         // Copying these zeros takes longer than the test.

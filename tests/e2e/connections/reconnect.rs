@@ -17,7 +17,7 @@ use crate::support::tree::{assert_same, names, paint};
 
 /// More than the handshakes and the small files need, less than the whole transfer.
 const BYTES_BEFORE_STALL: u64 = 9 << 20;
-const SMALL: u64 = 200;
+const SMALL: u64 = 50;
 const LARGE: u64 = 3;
 /// Number of files of a stalled push.
 pub(crate) const FILES: u64 = SMALL + LARGE;
@@ -279,7 +279,7 @@ fn a_lane_that_is_cut_is_dialled_again() {
         // More data than the socket buffers hold.
         std::fs::File::create(site.source().join("zeros"))
             .unwrap()
-            .set_len(200 << 20)
+            .set_len(100 << 20)
             .unwrap();
         let HalfWay {
             site,
@@ -418,21 +418,21 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
 #[test]
 fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
     let site = Site::daemon();
-    for number in 0..130 {
+    for number in 0..65 {
         paint(
             site.source().join(format!("small/{number}")),
             500_000 + number,
         );
     }
-    paint(site.source().join("large"), 10 * GROUP_BYTES);
+    paint(site.source().join("large"), 5 * GROUP_BYTES);
     // A few batches and groups. Small files are renamed into place within a second, and those without final names are
     // sent again.
-    let proxy = Proxy::cutting(site.the_daemon().address, 30 << 20);
+    let proxy = Proxy::cutting(site.the_daemon().address, 15 << 20);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let outcome = site
         .push_by(
             &proxy.address,
-            &["--json", "--timeout", "10s", "--limit", "20MB"],
+            &["--json", "--timeout", "10s", "--limit", "10MB"],
         )
         .outcome()
         .expect(0);
