@@ -141,13 +141,15 @@ fn something_else_answers_for_a_while() {
         proxy,
         client,
     } = half_way(Site::daemon(), &[]);
+    let other = Daemon::start(&site.path("other"), "127.0.0.1:0", &Runner::default());
     let portal = TcpListener::bind("127.0.0.1:0").unwrap();
     proxy.reset(portal.local_addr().unwrap());
     let (mut visitor, _) = portal.accept().unwrap();
     visitor.write_all(b"HTTP/1.1 302 Found\r\n\r\n").unwrap();
-    drop((visitor, portal));
-    let other = Daemon::start(&site.path("other"), "127.0.0.1:0", &Runner::default());
+    drop(visitor);
+    // The portal listens until then, so that no other program gets its port.
     proxy.reset(other.address);
+    drop(portal);
     other.wait_for_log("rejected");
     proxy.reset(site.the_daemon().address);
     assert_all_was_moved_once(&assert_went_on(&site, &proxy, finish(client)));
@@ -503,7 +505,11 @@ fn a_daemon_that_comes_back_over_quic() {
         .unwrap();
     let appeared = Appearance::of("small", &site.target());
     let client = site
-        .push_command(&["--json", "--sparse", "never"], &[&site.contents()], "")
+        .push_command(
+            &["--json", "--sparse", "never", "--limit", "40MB"],
+            &[&site.contents()],
+            "",
+        )
         .start();
     appeared.wait();
     let mut daemon = site.take_daemon();

@@ -22,13 +22,14 @@ use crate::support::inprocess::InProcess;
 use crate::support::ports::free_address;
 use crate::support::tree::{assert_same, names, paint};
 
-const QUIC_ONLY: [&str; 4] = ["--listen", "127.0.0.1:0", "--transport", "quic"];
-
 /// A daemon that listens only for QUIC and knows no keys.
 fn strangers() -> (Site, Daemon) {
     let site = Site::local();
     paint(site.source().join("f"), 10);
-    let daemon = Daemon::start_with(&site.path("server"), &QUIC_ONLY, &Runner::default());
+    // The port is closed over TCP too.
+    let listen = free_address().to_string();
+    let options = ["--listen", &listen, "--transport", "quic"];
+    let daemon = Daemon::start_with(&site.path("server"), &options, &Runner::default());
     (site, daemon)
 }
 
@@ -185,7 +186,7 @@ fn what_makes_no_sense_over_quic() {
     outcome.says(&["--congestion vegas", "tolerant, cubic, bbr and reno"]);
 }
 
-/// Starts a push that does not end.
+/// Starts a push that does not end. Its rate leaves time to the other programs of the case.
 fn endless(site: &Site) -> std::process::Child {
     paint(site.source().join("small"), 1_000);
     std::fs::File::create(site.source().join("endless"))
@@ -193,7 +194,15 @@ fn endless(site: &Site) -> std::process::Child {
         .set_len(1 << 40)
         .unwrap();
     let appeared = Appearance::of("small", &site.target());
-    let options = ["--json", "--timeout", "0", "--sparse", "never"];
+    let options = [
+        "--json",
+        "--timeout",
+        "0",
+        "--sparse",
+        "never",
+        "--limit",
+        "40MB",
+    ];
     let client = site.push_command(&options, &[&site.contents()], "").start();
     appeared.wait();
     client
