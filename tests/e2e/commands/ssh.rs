@@ -1,10 +1,12 @@
 //! Transfers without a daemon: a stock OpenSSH server starts the receiver as the user.
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::commands::pull::assert_counts;
 use crate::support::command::{Outcome, ZMOVE, Zmove, finish};
 use crate::support::harness::{Site, has_program, is_root, skip, write_program};
 use crate::support::ports::free_port;
@@ -181,34 +183,41 @@ fn a_tree_arrives_where_no_daemon_runs() {
         return;
     };
     paint(&site);
-    for options in [
-        &[][..],
-        &["--transport", "quic"],
-        &["--cipher", "none", "--checksum"],
+    for (name, options, transport, cipher) in [
+        ("tcp", &["--transport", "tcp"][..], "tcp", "tls"),
+        ("quic", &["--transport", "quic"], "quic", "tls"),
+        ("clear", &["--cipher", "none"], "tcp", "none"),
     ] {
-        let summary = sshd
-            .run(&site, options, &sshd.at_target(&site))
-            .done()
-            .summary();
-        assert_eq!(summary["failed"], 0);
-        assert_same(&site.source(), &site.target());
+        let target = site.target().join(name);
+        let summary = sshd.run(&site, options, &sshd.at(&target)).done().summary();
+        assert_counts(&summary, &[("files", 2), ("failed", 0)]);
+        assert_eq!(summary["transport"], transport, "{summary}");
+        assert_eq!(summary["cipher"], cipher, "{summary}");
+        assert_same(&site.source(), &target);
     }
-    let ports = free_port();
-    std::fs::remove_dir_all(site.target().join("sub")).unwrap();
-    sshd.run(
-        &site,
-        &[
-            "--ssh-ports",
-            &format!("{ports}-{}", ports.saturating_add(9)),
-        ],
-        &sshd.at_target(&site),
-    )
-    .done();
-    assert_same(&site.source(), &site.target());
     assert!(
         !site.path("client").join("key.pem").exists(),
         "a key for once needs no file"
     );
+}
+
+#[test]
+fn a_receiver_listens_only_on_the_given_ports() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let port = free_port();
+    let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let ports = format!("{port}-{port}");
+    let push = || sshd.run(&site, &["--ssh-ports", &ports], &sshd.at_target(&site));
+    let refused = push();
+    assert_ne!(refused.code, Some(0));
+    refused.says(&["no port of --ssh-ports is free"]);
+    drop(taken);
+    push().done();
+    assert_same(&site.source(), &site.target());
 }
 
 #[test]
@@ -264,7 +273,10 @@ fn a_host_without_zmove_says_what_to_do() {
     let outcome = push.outcome().expect(10);
     outcome.says(&[
         "zmove: ",
-        "ssh found no program '/nowhere/zmove' on root@127.0.0.1",
+        &format!(
+            "ssh found no program '/nowhere/zmove' on {}@127.0.0.1",
+            user()
+        ),
         "--remote-zmove",
     ]);
 }
