@@ -4,9 +4,8 @@ use zmove_types::GROUP_BYTES;
 
 use super::{EXT4, LARGE, grow, list, spoil, strike};
 use crate::commands::dry_run::snapshot;
-use crate::support::command::{Outcome, finish};
+use crate::support::command::Outcome;
 use crate::support::harness::Site;
-use crate::support::proxy::Proxy;
 use crate::support::tree::{names, paint, set_mode};
 
 fn verify(site: &Site, options: &[&str], sources: &[&str], path: &str) -> Outcome {
@@ -121,33 +120,6 @@ fn a_key_that_may_not_read_is_told_which_command_lets_it() {
     ];
     zmove.outcome().expect(3).says(&said).lines(1);
     assert!(names(&site.source()).is_empty());
-}
-
-/// Another session would report the results of the first one again or omit them.
-#[test]
-fn a_verification_that_loses_its_connections_ends() {
-    let site = Site::reading(&[], &[]);
-    for number in 0..3000 {
-        paint(site.source().join(number.to_string()), 10);
-    }
-    site.pull(&[], &[""], "").done();
-    // More than two handshakes need, and less than the hashes need.
-    let proxy = Proxy::start(site.the_daemon().address, 48 << 10);
-    site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let mut zmove = site.zmove(&["verify", "--transport", "tcp"]);
-    zmove
-        .0
-        .arg(format!("{}:", proxy.address))
-        .arg(site.path("target"));
-    let running = zmove.start();
-    proxy.wait_for_stall();
-    proxy.reset(site.the_daemon().address);
-    let outcome = finish(running).expect(12).lines(1);
-    assert!(
-        !outcome.stdout.contains("all the same"),
-        "{}",
-        outcome.stdout
-    );
 }
 
 /// A bit of the source has changed on the daemon's disk since it was written. The page cache does not hold the data.
