@@ -136,16 +136,21 @@ fn list(outcome: &Outcome) -> Vec<&str> {
 }
 
 fn grow(site: &Site) {
+    grow_by(site, LARGE);
+}
+
+/// Creates entries of each kind. The large files have this size.
+fn grow_by(site: &Site, large_bytes: u64) {
     let source = site.source();
     for name in ["a", "empty/../b", "d/c"] {
         std::fs::create_dir_all(source.join("empty")).unwrap();
         paint(source.join(name), 1000);
     }
     std::fs::write(source.join("nothing"), "").unwrap();
-    paint(source.join("large"), LARGE);
+    paint(source.join("large"), large_bytes);
     let sparse = std::fs::File::create(source.join("sparse")).unwrap();
-    sparse.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
-    sparse.set_len(LARGE).unwrap();
+    sparse.write_all_at(b"data", large_bytes / 2).unwrap();
+    sparse.set_len(large_bytes).unwrap();
     std::fs::hard_link(source.join("a"), source.join("d/link")).unwrap();
     std::fs::hard_link(source.join("large"), source.join("d/large")).unwrap();
     symlink("a", source.join("symlink")).unwrap();
@@ -157,7 +162,7 @@ fn what_is_the_same_is_found_the_same_and_not_touched(site: &Site) {
     // Holes and zeros are equal contents.
     std::fs::remove_file(site.target().join("sparse")).unwrap();
     let mut zeros = vec![0; usize::try_from(LARGE).unwrap()];
-    zeros[usize::try_from(2 * GROUP_BYTES).unwrap()..][..4].copy_from_slice(b"data");
+    zeros[usize::try_from(LARGE / 2).unwrap()..][..4].copy_from_slice(b"data");
     std::fs::write(site.target().join("sparse"), zeros).unwrap();
     for path in [site.source(), site.target()] {
         set_old(path.join("sparse"));
@@ -187,7 +192,7 @@ pub(crate) fn spoil(path: &Path, offset: u64) {
 #[test]
 fn a_verification_is_not_logged_as_received() {
     let site = Site::daemon();
-    grow(&site);
+    paint(site.source().join("f"), 1000);
     site.push_contents();
     site.push(&["-n"], site.contents(), "").done();
     verify(&site, &[]).done();
@@ -260,7 +265,7 @@ fn a_single_file_is_compared_with_the_one_it_became(site: &Site) {
 }
 
 fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
-    grow(site);
+    grow_by(site, 1000);
     paint(site.source().join("closed/within"), 1000);
     site.give_away();
     site.push_contents();

@@ -87,8 +87,8 @@ fn each_difference_is_named_and_of_large_files_its_bytes() {
 #[test]
 fn one_file_and_several_sources_are_compared_with_what_they_became() {
     let site = Site::reading(&[], &[]);
-    for name in ["one", "d/a", "d/b"] {
-        paint(site.source().join(name), LARGE);
+    for (name, bytes) in [("one", LARGE), ("d/a", 1000), ("d/b", 1001)] {
+        paint(site.source().join(name), bytes);
     }
     site.pull(&[], &["one"], "renamed").done();
     verify(&site, &[], &["one"], "renamed")

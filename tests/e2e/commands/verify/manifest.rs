@@ -6,11 +6,14 @@ use std::process::Command;
 
 use zmove_types::GROUP_BYTES;
 
-use super::{EXT4, grow, list, spoil, strike};
+use super::{EXT4, LARGE, grow, grow_by, list, spoil, strike};
 use crate::commands::dry_run::snapshot;
 use crate::support::command::Outcome;
 use crate::support::harness::{Site, has_program, skip};
 use crate::support::tree::{paint, painted};
+
+/// Size of the large files where only the names matter.
+const SMALL: u64 = 1000;
 
 /// Location of the tree.
 enum At {
@@ -63,10 +66,10 @@ impl At {
         }
     }
 
-    /// Pushes a tree with all kinds of entries, with the manifest `m`.
-    fn fill(&self) {
+    /// Pushes a tree with all kinds of entries, with the manifest `m`. The large files have this size.
+    fn fill(&self, large_bytes: u64) {
         let site = self.site();
-        grow(site);
+        grow_by(site, large_bytes);
         for name in ["back\\slash", "new\nline", "d/\\\n\\n", "größe"] {
             paint(site.source().join(name), 77);
         }
@@ -81,7 +84,7 @@ impl At {
 }
 
 fn what_a_push_has_listed_is_found_the_same(at: &At) {
-    at.fill();
+    at.fill(LARGE);
     let before = snapshot(&at.site().target());
     let outcome = at
         .verify(&[])
@@ -97,7 +100,7 @@ fn what_a_push_has_listed_is_found_the_same(at: &At) {
 }
 
 fn each_difference_is_named(at: &At) {
-    at.fill();
+    at.fill(LARGE);
     let target = at.site().target();
     spoil(&target.join("d/c"), 500);
     spoil(&target.join("sparse"), 3 * GROUP_BYTES);
@@ -138,7 +141,7 @@ fn each_difference_is_named(at: &At) {
 }
 
 fn what_is_not_listed_can_be_passed_over(at: &At) {
-    at.fill();
+    at.fill(SMALL);
     paint(at.site().target().join("d/more"), 10);
     assert_eq!(list(&at.verify(&[]).expect(6)), ["+ d/more"]);
     at.verify(&["--one-way"])
@@ -153,7 +156,7 @@ fn what_is_not_listed_can_be_passed_over(at: &At) {
 }
 
 fn what_the_selection_leaves_out_is_not_missed(at: &At) {
-    at.fill();
+    at.fill(SMALL);
     std::fs::remove_dir_all(at.site().target().join("d")).unwrap();
     at.verify(&["--exclude", "d/"]).done();
     let outcome = at.verify(&["--exclude", "link"]).expect(6);
@@ -163,7 +166,7 @@ fn what_the_selection_leaves_out_is_not_missed(at: &At) {
 #[test]
 fn a_line_that_is_not_understood_is_named_and_nothing_is_read() {
     let at = At::here();
-    at.fill();
+    at.fill(SMALL);
     let manifest = at.site().path("m");
     let lines = std::fs::read_to_string(&manifest).unwrap();
     for (more, why) in [
