@@ -130,7 +130,7 @@ impl Yard {
             let log = || self.run(&["job", id, "log"]).stdout;
             let runner = || std::fs::read_to_string(self.place().join("runner.log"));
             assert!(Instant::now() < until, "{job}\n{}\n{:?}", log(), runner());
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(150));
         }
     }
 
@@ -232,9 +232,15 @@ fn number(outcome: &Outcome) -> String {
 #[track_caller]
 pub(crate) fn wait_for(what: &str, holds: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
-    while !holds() {
+    loop {
+        let began = Instant::now();
+        if holds() {
+            return;
+        }
         assert!(Instant::now() < until, "no {what}");
-        std::thread::sleep(Duration::from_millis(20));
+        // A condition that starts programs is checked less often.
+        let pause = 9 * began.elapsed();
+        std::thread::sleep(pause.clamp(Duration::from_millis(20), Duration::from_millis(200)));
     }
 }
 

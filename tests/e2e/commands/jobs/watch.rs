@@ -104,7 +104,7 @@ fn no_file_is_missed_whatever_is_killed() {
                 make();
                 again = Instant::now() + Duration::from_secs(5);
             }
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(10));
         };
         found.into_iter().for_each(kill);
         yard.run(&["jobs"]).done();
