@@ -80,7 +80,7 @@ fn no_file_is_missed_whatever_is_killed() {
     let (source, target) = (yard.site.source(), yard.site.target());
     let id = yard.watch(&[], "");
     let mut made = 0;
-    for round in 0..8 {
+    for round in 0..6 {
         let mut make = || {
             paint(source.join(format!("d{round}/f{made}")), 1000 + made);
             made += 1;
