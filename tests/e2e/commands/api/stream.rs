@@ -1,8 +1,13 @@
 //! The stream of events reports each event exactly once, wherever a client resumes.
 
+use std::cell::Cell;
+
 use serde_json::{Value, json};
 
 use super::client::Served;
+
+/// Number of bytes that a Unix socket holds by default.
+const SOCKET_BYTES: usize = 212_992;
 
 fn kinds_until_end(events: &mut super::client::Events) -> Vec<(i64, String)> {
     let mut kinds = Vec::new();
@@ -99,19 +104,30 @@ fn a_number_that_no_event_has_yet_begins_anew() {
     assert_eq!(served.client.say(nonsense).status, 400);
 }
 
+/// Each stream gets more events than its socket holds. One client reads them, and the others do not.
 #[test]
-fn a_stream_that_nobody_reads_holds_nobody_up() {
+fn streams_that_nobody_reads_delay_no_others() {
     let served = Served::local();
-    let hanging: Vec<_> = (0..32).map(|_| served.client.events(None)).collect();
+    let hanging: Vec<_> = (0..31).map(|_| served.client.events(None)).collect();
+    let mut read = served.client.events(None);
     let full = served.client.get("/api/v1/events");
     assert!(
         full.status == 503 && full.head.contains("retry-after: 5"),
         "{full:?}"
     );
-    for _ in 0..3 {
-        served.wait_for_end(served.submit(&json!({})));
+    let id = served.submit(&json!({ "at": "2100-01-01 00:00" }));
+    for order in ["pause", "resume"].iter().cycle().take(400) {
+        let path = format!("/api/v1/jobs/{id}/{order}");
+        served.client.post(&path, &Value::Null).ok();
     }
-    drop(hanging);
+    let id = served.submit(&json!({}));
+    let bytes = Cell::new(0);
+    read.find(|event, data| {
+        bytes.set(bytes.get() + data.to_string().len());
+        event == "job" && data["job"]["id"] == id && data["job"]["state"] == "done"
+    });
+    assert!(bytes.get() > SOCKET_BYTES, "{bytes:?}");
+    drop((hanging, read));
     crate::commands::jobs::wait_for("room", || served.client.try_events().is_some());
 }
 
