@@ -3,7 +3,6 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use tokio::io::AsyncWriteExt;
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 use zmove_receiver::{Session, run_session};
 use zmove_transport::{
@@ -14,17 +13,9 @@ use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{Greeting, Open, Role, ToReceiver, encode_message};
 
-use crate::support::harness::{PATIENCE, Site};
+use crate::support::harness::{PATIENCE, Site, runtime};
 
 const TRANSFER: TransferId = TransferId([9; 16]);
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
-}
 
 /// Encodes the message that opens a transfer.
 fn opening(site: &Site) -> Vec<u8> {
