@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use zmove_receiver::{Session, run_session};
 use zmove_transport::{
@@ -95,12 +95,20 @@ fn lanes_beyond_those_that_may_wait_are_turned_away() {
         let mut control = greet(&dialer, Role::Control).await;
         control.write_all(&opening(&site)).await.unwrap();
         control.flush().await.unwrap();
-        let mut held = vec![control];
-        // `LANES_MAX` lanes are accepted, and as many more wait.
+        let (closed_in, mut closed) = mpsc::channel(1);
+        // `LANES_MAX` lanes are accepted, and as many more wait. The daemon keeps both open.
         for number in 0..=2 * LANES_MAX {
-            held.push(greet(&dialer, Role::Lane(LaneId(number))).await);
+            let mut lane = greet(&dialer, Role::Lane(LaneId(number))).await;
+            let closed = closed_in.clone();
+            tokio::spawn(async move {
+                drop(lane.read_to_end(&mut Vec::new()).await);
+                closed.send(()).await
+            });
         }
         daemon.wait_for_log("too many lanes for its transfer");
+        let closed = tokio::time::timeout(PATIENCE, closed.recv()).await;
+        assert_eq!(closed, Ok(Some(())), "no lane is closed");
+        drop(control);
     });
 }
 
