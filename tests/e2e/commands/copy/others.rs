@@ -157,7 +157,7 @@ fn what_the_host_with_the_target_says_is_booked_on_the_client() {
 #[test]
 fn a_client_s_rate_does_not_hold_for_another_s_copy() {
     let world = World::new();
-    paint(world.site.source().join("f"), 4 * GROUP_BYTES);
+    paint(world.site.source().join("f"), GROUP_BYTES);
     let (other, server) = (key_of(&world.site.path("other")), world.site.path("server"));
     let roots = vec![world.site.target().canonicalize().unwrap()];
     let slow = Grant::new(other, "other", roots, Access::WriteOnly);
@@ -175,6 +175,6 @@ fn a_client_s_rate_does_not_hold_for_another_s_copy() {
         matches!(decode_message(&said[0]), Ok(ToSender::Granted(_))),
         "{said:?}"
     );
-    // With the other client's rate limit, the copy would take hours.
+    // With the other client's rate limit, the copy would take an hour.
     world.copied(&[], &[""]);
 }

@@ -16,7 +16,7 @@ use zmove_transport::{
     Access, AuthorizedKeys, Fingerprint, Grant, HostPolicy, Identity, SocketConfig, TcpDialer,
     control_pair,
 };
-use zmove_types::{NoObserver, RelPath, TransferId};
+use zmove_types::{GROUP_BYTES, NoObserver, RelPath, TransferId};
 use zmove_wire::{
     Begin, CopyOrder, CopyState, Extraneous, Fetch, GrantOrder, GrantToken, Greeting, HostAddress,
     Open, Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
@@ -520,18 +520,19 @@ fn a_grant_is_for_so_many_bytes_and_entries() {
 #[test]
 fn a_copy_of_more_than_was_allowed_ends() {
     let world = World::new();
-    paint(world.site.source().join("large"), super::LARGE_BYTES);
-    world
-        .copy(&["--max-bytes", "20MiB"], &[""], "")
+    let bytes = 4 * GROUP_BYTES + 5;
+    paint(world.site.source().join("large"), bytes);
+    let copy = |bytes_max: u64| {
+        let bytes_max = bytes_max.to_string();
+        let options = ["--max-bytes", &bytes_max, "--max-entries", "2"];
+        world.copy(&options, &[""], "")
+    };
+    let limit = format!("is over the limit of {}", bytes - 1);
+    copy(bytes - 1)
         .expect(12)
-        .says(&[
-            "number of bytes of this copy",
-            "is over the limit of 20971520",
-        ]);
+        .says(&["number of bytes of this copy", &limit]);
     assert!(!world.site.target().join("large").exists());
-    world
-        .copy(&["--max-bytes", "60MB", "--max-entries", "2"], &[""], "")
-        .expect(0);
+    copy(bytes).expect(0);
 }
 
 /// The sending host asks to remove all existing entries, with no limit or with a limit other than the client's.
@@ -918,7 +919,7 @@ fn a_granted_host_keeps_the_client_s_rate() {
     let list = world.site.path("server/authorized_keys");
     let line = std::fs::read_to_string(&list).unwrap();
     std::fs::write(&list, format!("{} max-rate=80Mbit\n", line.trim_end())).unwrap();
-    paint(world.site.source().join("f"), 4 * zmove_types::GROUP_BYTES);
+    paint(world.site.source().join("f"), 4 * GROUP_BYTES);
     let summary = world.copied(&[], &[""]);
     assert!(summary["seconds"].as_f64().unwrap() > 1.2, "{summary}");
 }
