@@ -15,13 +15,13 @@ use serde_json::Value;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 use zmove_types::GROUP_BYTES;
 
-use crate::commands::pull::{assert_counts, grow};
+use crate::commands::pull::{SMALL_FILES, assert_counts, grow_kinds};
 use crate::connections::resume::wait_for_journal_in;
 use crate::support::command::{Outcome, Runner, Zmove};
 use crate::support::daemon::Daemon;
 use crate::support::harness::Site;
 use crate::support::ports::free_address;
-use crate::support::tree::{assert_same, names, paint};
+use crate::support::tree::{assert_same, names, paint, paint_interesting_sizes};
 
 pub(crate) const LARGE_BYTES: u64 = 12 * GROUP_BYTES + 5;
 /// Limits the rate, so that there is time for events in mid-transfer.
@@ -143,12 +143,15 @@ fn a_tree_arrives_and_the_next_copy_moves_nothing(world: &World, options: &[&str
         sender,
         receiver,
     } = world;
-    grow(&site.source());
+    grow_kinds(&site.source());
     let first = world.copied(options, &[""]);
     assert_same(&site.source(), &site.target());
     let files = first["files"].as_u64().unwrap();
     assert_counts(&first, &[("skipped", 0), ("failed", 0), ("reconnects", 0)]);
-    assert!(first["lanes"].as_u64() > Some(0) && files > 300, "{first}");
+    assert!(
+        first["lanes"].as_u64() > Some(0) && files > SMALL_FILES,
+        "{first}"
+    );
     assert_counts(
         &world.copied(options, &[""]),
         &[("files", 0), ("skipped", files), ("failed", 0)],
@@ -159,7 +162,9 @@ fn a_tree_arrives_and_the_next_copy_moves_nothing(world: &World, options: &[&str
 
 #[test]
 fn a_tree_arrives_over_tcp() {
-    a_tree_arrives_and_the_next_copy_moves_nothing(&World::new(), &[]);
+    let world = World::new();
+    paint_interesting_sizes(&world.site.source());
+    a_tree_arrives_and_the_next_copy_moves_nothing(&world, &[]);
 }
 
 #[test]
@@ -192,7 +197,7 @@ fn a_tree_arrives_between_confined_daemons() {
 fn a_copy_counts_as_a_push_does() {
     let world = World::new();
     let site = &world.site;
-    grow(&site.source());
+    grow_kinds(&site.source());
     let copied = world.copied(&[], &[""]);
     let mut push = site.zmove(&["push", "--json", "source/"]);
     push.0.arg(site.path("pushed"));

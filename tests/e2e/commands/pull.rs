@@ -25,10 +25,19 @@ fn site() -> Site {
     Site::reading(&[], &[])
 }
 
-/// A tree with files of all sizes, links of both kinds, holes, and an empty directory.
-pub(crate) fn grow(directory: &Path) {
+/// Number of small files in a tree.
+pub(crate) const SMALL_FILES: u64 = 100;
+
+/// A tree with files of all sizes and entries of each kind.
+fn grow(directory: &Path) {
     paint_interesting_sizes(directory);
-    for number in 0..300 {
+    grow_kinds(directory);
+}
+
+/// A tree with small files, a file of several groups, links of both kinds, holes, and an empty directory.
+pub(crate) fn grow_kinds(directory: &Path) {
+    paint(directory.join("groups"), 2 * GROUP_BYTES + 1);
+    for number in 0..SMALL_FILES {
         paint(
             directory.join(format!("d{}/f{number}", number % 7)),
             100 + number,
@@ -64,7 +73,10 @@ fn a_tree_arrives_and_the_next_pull_moves_nothing(site: &Site) {
     assert_same(&site.source(), &site.target());
     let files = first["files"].as_u64().unwrap();
     assert_counts(&first, &[("skipped", 0), ("failed", 0), ("reconnects", 0)]);
-    assert!(first["lanes"].as_u64() > Some(0) && files > 300, "{first}");
+    assert!(
+        first["lanes"].as_u64() > Some(0) && files > SMALL_FILES,
+        "{first}"
+    );
     let second = pulled(site, &[], &[""]);
     assert_counts(&second, &[("files", 0), ("skipped", files), ("failed", 0)]);
     site.the_daemon().wait_for_log("sent to tester");
@@ -93,7 +105,7 @@ fn a_tree_arrives_over_lanes_in_clear() {
 #[test]
 fn a_pull_counts_as_a_push_does() {
     let site = site();
-    grow(&site.source());
+    grow_kinds(&site.source());
     let pull = pulled(&site, &[], &[""]);
     let copy = site.path("copy");
     let mut push = site.zmove(&["push", "--json", "source/"]);
@@ -120,7 +132,7 @@ fn a_tree_arrives_over_ssh() {
     let Some(sshd) = Sshd::start(&site) else {
         return;
     };
-    grow(&site.source());
+    grow_kinds(&site.source());
     let mut pull = site.zmove(&[
         "pull",
         "--json",
@@ -246,7 +258,7 @@ fn the_manifest_is_that_of_a_push() {
     let mut command = site.zmove(&["push", "--manifest", push.to_str().unwrap(), "source/"]);
     command.0.arg(site.path("copy"));
     command.outcome().done();
-    assert!(lines(&pull).len() > 300);
+    assert!(lines(&pull).len() as u64 > SMALL_FILES);
     assert_eq!(lines(&pull), lines(&push));
 }
 
@@ -422,12 +434,13 @@ fn a_copy_is_a_push_or_a_pull() {
 #[test]
 fn a_trace_has_the_sender_s_stages() {
     let site = site();
-    paint(site.source().join("large"), LARGE_BYTES);
+    let bytes = 2 * GROUP_BYTES + 5;
+    paint(site.source().join("large"), bytes);
     let trace = site.path("trace");
     pulled(&site, &["--trace", trace.to_str().unwrap()], &["large"]);
     let text = std::fs::read_to_string(trace).unwrap();
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    assert_eq!(last["bytes_stored"].as_u64(), Some(LARGE_BYTES));
+    assert_eq!(last["bytes_stored"].as_u64(), Some(bytes));
     // A group whose lane is late at the end is read again for another lane.
-    assert!(last["bytes_read"].as_u64() >= Some(LARGE_BYTES), "{last}");
+    assert!(last["bytes_read"].as_u64() >= Some(bytes), "{last}");
 }

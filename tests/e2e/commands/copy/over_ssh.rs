@@ -6,7 +6,7 @@ use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
 use super::World;
 use crate::commands::jobs::wait_for;
-use crate::commands::pull::grow;
+use crate::commands::pull::{SMALL_FILES, grow_kinds};
 use crate::commands::ssh::Sshd;
 use crate::connections::breakage::{end_by, interruption};
 use crate::support::command::{Outcome, ZMOVE, Zmove};
@@ -42,7 +42,7 @@ fn contents_of(directory: &Path) -> PathBuf {
 fn assert_copied(site: &Site, outcome: Outcome) {
     let summary = outcome.expect(0).summary();
     assert_same(&site.source(), &site.target());
-    assert!(summary["files"].as_u64() > Some(300), "{summary}");
+    assert!(summary["files"].as_u64() > Some(SMALL_FILES), "{summary}");
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_tree_goes_from_one_host_behind_ssh_to_another() {
     let Some(sshd) = Sshd::start(&site) else {
         return;
     };
-    grow(&site.source());
+    grow_kinds(&site.source());
     let ends = [
         sshd.at(&contents_of(&site.source())),
         sshd.at(&site.target()),
@@ -75,7 +75,7 @@ fn a_tree_goes_from_a_host_behind_ssh_to_a_daemon() {
     let Some(sshd) = Sshd::start(&site) else {
         return;
     };
-    grow(&site.source());
+    grow_kinds(&site.source());
     let ends = [
         sshd.at(&contents_of(&site.source())),
         at_daemon(&receiver, &site.target()),
@@ -91,7 +91,7 @@ fn a_tree_goes_from_a_daemon_to_a_host_behind_ssh() {
     let Some(sshd) = Sshd::start(&site) else {
         return;
     };
-    grow(&site.source());
+    grow_kinds(&site.source());
     let ends = [
         at_daemon(&sender, &contents_of(&site.source())),
         sshd.at(&site.target()),

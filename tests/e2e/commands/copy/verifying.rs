@@ -9,7 +9,7 @@ use crate::support::tree::paint;
 fn two_daemons_compare_what_they_have() {
     let world = World::new();
     let site = &world.site;
-    crate::commands::pull::grow(&site.source());
+    crate::commands::pull::grow_kinds(&site.source());
     world.copied(&[], &[""]);
     let verify = |options: &[&str]| {
         let mut zmove = site.zmove(&["verify"]);
