@@ -126,6 +126,7 @@ pub(crate) fn receiver_over_ssh(site: &Site) -> Pid {
             return pid;
         }
         assert!(Instant::now() < deadline, "ssh starts no receiver");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
