@@ -183,10 +183,8 @@ fn an_end_without_a_summary_has_its_exit_code_too() {
     paint(site.source().join("f"), 10);
     let refused = events_of(push("source", &format!("{nobody}:x")).expect(10), 10);
     assert_eq!(refused["event"], "error");
-    let missing = push("none", "target");
-    let exit = u64::try_from(missing.code.unwrap()).unwrap();
-    assert!(exit != 0);
-    let events = events(&missing, exit);
+    let missing = push("none", "target").expect(23);
+    let events = events(&missing, 23);
     let failed = &events[0];
     assert_eq!(
         (&failed["event"], &failed["errno"]),
