@@ -64,7 +64,7 @@ fn a_job_is_submitted_and_seen_to_its_end() {
 }
 
 #[test]
-fn a_plan_tells_what_would_be_done_and_does_nothing() {
+fn a_plan_lists_the_changes_and_does_nothing() {
     let served = Served::daemon();
     paint(served.yard.site.source().join("d/f"), 1000);
     let plan = served
@@ -89,7 +89,7 @@ fn a_plan_tells_what_would_be_done_and_does_nothing() {
 }
 
 #[test]
-fn a_job_is_held_goes_on_and_is_ended() {
+fn a_job_is_paused_resumed_and_cancelled() {
     let served = Served::daemon();
     served.yard.paint_slow();
     let id = served.submit(&json!({ "limit": "10Mbit" }));
@@ -121,7 +121,7 @@ fn a_job_is_held_goes_on_and_is_ended() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_its_reason() {
+fn invalid_requests_are_refused_with_their_reason() {
     let served = Served::local();
     let refused = |answer: Answer, status: u16, part: &str| {
         let error = answer.body["error"].as_str().unwrap_or_default();
@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
 }
 
 #[test]
-fn what_a_user_may_type_may_be_asked_for() {
+fn the_options_of_a_submission_are_accepted_and_no_others() {
     let served = Served::local();
     let site = &served.yard.site;
     ["a.h5", "b.tmp", "c.tmp"]

@@ -218,7 +218,7 @@ fn a_copy_counts_as_a_push_does() {
 }
 
 #[test]
-fn the_receiver_has_signed_for_what_is_told() {
+fn the_reported_result_is_signed_by_the_receiver() {
     let world = World::new();
     for name in ["a", "b", "c"] {
         paint(world.site.source().join(name), 1000);
@@ -266,7 +266,7 @@ fn only_what_is_selected_or_listed_arrives() {
 }
 
 #[test]
-fn what_is_at_the_target_alone_goes_and_a_dry_run_says_so() {
+fn extraneous_entries_are_removed_and_a_dry_run_lists_them() {
     let world = World::new();
     let site = &world.site;
     paint(site.source().join("d/kept"), 10);

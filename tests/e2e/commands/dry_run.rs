@@ -16,14 +16,14 @@ use crate::support::tree::{names, paint, painted, set_mode, set_old, set_own_mti
 
 both_ways!(
     the_target_is_not_touched,
-    a_target_that_is_not_there_is_not_made,
+    a_missing_target_is_not_created,
     each_difference_is_named,
     contents_are_compared_on_demand,
     a_second_preview_after_the_push_is_empty,
-    what_would_stay_is_not_listed,
+    entries_that_would_stay_are_not_listed,
     a_single_file_is_listed_under_its_new_name,
     names_of_any_bytes_are_one_line_each,
-    what_could_not_be_made_is_a_failure,
+    an_entry_that_cannot_be_created_is_a_failure,
     many_entries_are_listed,
     json_has_the_list_and_the_counts,
     rsync_lists_the_same,
@@ -112,7 +112,7 @@ fn a_file_with_other_names_that_gets_another_owner_is_to_be_moved() {
 
 /// The walk finds one of the two names first, in directory order. The other name becomes a link.
 #[test]
-fn with_update_a_newer_file_stays_where_a_hard_link_is_to_come() {
+fn with_update_a_newer_file_is_not_replaced_by_a_hard_link() {
     let is_listed = ["a", "b"].map(|newer| {
         let site = Site::local();
         paint(site.source().join("a"), 10);
@@ -136,7 +136,7 @@ fn with_update_a_newer_file_stays_where_a_hard_link_is_to_come() {
 
 /// The two links may not become one entry at the target.
 #[test]
-fn of_two_links_that_are_one_at_the_target_one_is_made_anew() {
+fn symlinks_that_are_one_entry_at_the_target_become_two() {
     let site = Site::local();
     for name in ["l", "m"] {
         symlink("to", site.source().join(name)).unwrap();
@@ -159,7 +159,7 @@ fn of_two_links_that_are_one_at_the_target_one_is_made_anew() {
 
 /// Without modes, a transfer does not open a directory that its owner cannot enter.
 #[test]
-fn what_is_in_a_closed_directory_fails_where_modes_are_not_kept() {
+fn entries_of_a_closed_directory_fail_without_modes() {
     let Some(site) = Site::unprivileged() else {
         return;
     };
@@ -302,7 +302,7 @@ fn the_target_is_not_touched(site: &Site) {
     set_mode(site.target().join("d"), 0o755);
 }
 
-fn a_target_that_is_not_there_is_not_made(site: &Site) {
+fn a_missing_target_is_not_created(site: &Site) {
     paint(site.source().join("d/f"), 10);
     let before = snapshot(&site.target());
     for target in ["a", "a/b/c", "a/"] {
@@ -380,7 +380,7 @@ fn a_second_preview_after_the_push_is_empty(site: &Site) {
     }
 }
 
-fn what_would_stay_is_not_listed(site: &Site) {
+fn entries_that_would_stay_are_not_listed(site: &Site) {
     for (name, seconds) in [("older", 5), ("newer", 2_000_000_000)] {
         paint(site.source().join(name), 10);
         paint(site.target().join(name), 12);
@@ -435,7 +435,7 @@ fn names_of_any_bytes_are_one_line_each(site: &Site) {
     }
 }
 
-fn what_could_not_be_made_is_a_failure(site: &Site) {
+fn an_entry_that_cannot_be_created_is_a_failure(site: &Site) {
     paint(site.source().join("f"), 10);
     paint(site.target().join("f/keep"), 10);
     let outcome = site.push(&["-n"], site.contents(), "").expect(23);

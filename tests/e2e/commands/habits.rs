@@ -54,7 +54,7 @@ fn a_rate_of_rsync_holds() {
 }
 
 #[test]
-fn a_host_that_is_written_wrong_is_not_taken_for_a_name() {
+fn a_host_in_a_wrong_form_becomes_no_directory() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
     let before = names(&site.path(""));
@@ -105,7 +105,7 @@ fn a_word_of_another_program_gets_a_hint() {
 }
 
 #[test]
-fn a_port_that_is_taken_for_a_path_is_told() {
+fn a_port_read_as_a_path_is_reported() {
     let site = Site::local();
     let push = |target| site.zmove(&["push", "source", target]).outcome().expect(10);
     push("127.7.7.7:5871")
@@ -198,7 +198,7 @@ fn no_scheme_is_looked_up_as_a_host() {
 }
 
 #[test]
-fn a_selection_that_leaves_out_all_is_told() {
+fn a_selection_that_excludes_everything_is_reported() {
     let site = Site::local();
     paint(site.source().join("a.h5"), 5);
     let push = |options: &[&str]| {

@@ -299,7 +299,7 @@ fn a_runner_that_is_killed_leaves_the_job_at_work_and_the_next_adopts_it() {
 }
 
 #[test]
-fn a_job_that_ends_without_a_runner_is_known_by_its_last_word() {
+fn the_next_runner_records_the_end_of_a_job_without_one() {
     let yard = Yard::daemon();
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
@@ -466,7 +466,7 @@ fn the_same_submission_is_done_once() {
 }
 
 #[test]
-fn a_submission_that_has_failed_is_told_and_not_done_again() {
+fn a_failed_submission_is_reported_and_not_repeated() {
     let yard = Yard::local();
     let before = yard.submit(&[], "");
     yard.wait(&before).expect(0);
@@ -613,7 +613,7 @@ fn submit_refuses_invalid_options() {
 }
 
 #[test]
-fn a_database_that_is_damaged_or_of_another_version_is_told() {
+fn a_damaged_database_or_one_of_another_version_is_reported() {
     let yard = Yard::local();
     let database = yard.place().join("jobs.db");
     yard.run(&["jobs"]).done();
@@ -854,7 +854,7 @@ fn a_job_whose_directory_is_gone_fails_and_says_so() {
 
 /// If several processes open a new SQLite database together, some of them fail. A user must not see these failures.
 #[test]
-fn many_may_submit_at_once_where_there_was_no_store() {
+fn many_submissions_at_once_create_one_store() {
     for _ in 0..4 {
         let yard = Yard::local();
         let submits: Vec<_> = (0..4)

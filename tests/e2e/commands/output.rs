@@ -229,7 +229,7 @@ fn a_trace_is_summed_up_and_drawn(site: &Site) {
 }
 
 #[test]
-fn a_trace_that_is_none_is_told_by_line_and_cause() {
+fn an_invalid_trace_is_reported_with_line_and_cause() {
     let site = Site::local();
     grow(&site);
     site.push(
@@ -385,7 +385,7 @@ fn usage_errors_exit_with_one() {
 }
 
 #[test]
-fn a_port_that_is_taken() {
+fn a_port_in_use_is_reported() {
     let site = Site::daemon();
     let address = site.the_daemon().address.to_string();
     let outcome = site.zmove(&["serve", "--listen", &address]).outcome();

@@ -198,7 +198,7 @@ fn a_source_that_is_missing_is_named_and_the_others_arrive() {
 
 /// The target is on this side, and its error is reported only once.
 #[test]
-fn a_target_that_cannot_be_is_told_once() {
+fn an_impossible_target_is_reported_once() {
     let site = site();
     paint(site.source().join("f"), 10);
     std::fs::write(site.target().join("file"), "x").unwrap();
@@ -216,7 +216,7 @@ fn a_target_that_cannot_be_is_told_once() {
 }
 
 #[test]
-fn what_is_at_the_target_alone_goes_and_a_dry_run_says_so() {
+fn extraneous_entries_are_removed_and_a_dry_run_lists_them() {
     let site = site();
     paint(site.source().join("d/kept"), 10);
     for path in ["d/old", "d/older/deep", "beside"] {

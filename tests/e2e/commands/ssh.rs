@@ -233,7 +233,7 @@ fn a_host_without_a_user_needs_the_ssh_option() {
 }
 
 #[test]
-fn a_shell_that_talks_is_passed_over() {
+fn output_of_the_login_shell_is_ignored() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;
@@ -283,7 +283,7 @@ fn a_host_without_zmove_says_what_to_do() {
 
 /// The other zmove has started to listen, or refuses a request of this version.
 #[test]
-fn a_zmove_of_another_version() {
+fn a_zmove_of_another_version_is_reported() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;
@@ -309,7 +309,7 @@ fn a_zmove_of_another_version() {
 }
 
 #[test]
-fn a_login_that_is_refused() {
+fn a_refused_login_is_reported() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;
@@ -383,7 +383,7 @@ fn a_question_of_ssh_has_no_limit() {
 }
 
 #[test]
-fn an_ssh_that_is_not_there() {
+fn a_missing_ssh_is_reported() {
     let site = Site::local();
     paint(&site);
     let mut zmove = site.zmove(&["push", "--ssh-command", "/nowhere/ssh", "source/"]);
@@ -418,7 +418,7 @@ fn a_push_that_is_killed_goes_on() {
 
 /// `zmove receive` states its purpose to a user who runs it by hand.
 #[test]
-fn nonsense_instead_of_an_order() {
+fn an_invalid_order_on_standard_input_is_reported() {
     let site = Site::local();
     for bytes in [&b""[..], b"nonsense\n", &[0xFF; 4096]] {
         let mut receive = site.zmove(&["receive"]).0;

@@ -21,9 +21,9 @@ use crate::support::namespace::Image;
 use crate::support::tree::{paint, set_mode, set_old};
 
 both_ways!(
-    what_is_the_same_is_found_the_same_and_not_touched,
+    equal_trees_are_found_equal_and_not_changed,
     each_difference_is_named_and_of_large_files_its_bytes,
-    a_single_file_is_compared_with_the_one_it_became,
+    a_single_file_is_compared_under_its_new_name,
     entries_of_other_types_differ,
 );
 
@@ -156,7 +156,7 @@ fn grow_by(site: &Site, large_bytes: u64) {
     symlink("a", source.join("symlink")).unwrap();
 }
 
-fn what_is_the_same_is_found_the_same_and_not_touched(site: &Site) {
+fn equal_trees_are_found_equal_and_not_changed(site: &Site) {
     grow(site);
     site.push_contents();
     // Holes and zeros are equal contents.
@@ -246,7 +246,7 @@ fn each_difference_is_named_and_of_large_files_its_bytes(site: &Site) {
     );
 }
 
-fn a_single_file_is_compared_with_the_one_it_became(site: &Site) {
+fn a_single_file_is_compared_under_its_new_name(site: &Site) {
     paint(site.path("large"), LARGE);
     site.push(&[], site.path("large"), "renamed").done();
     let verify = || {
@@ -264,7 +264,7 @@ fn a_single_file_is_compared_with_the_one_it_became(site: &Site) {
     );
 }
 
-fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
+fn unreadable_entries_are_failures_and_the_rest_is_compared(site: &Site) {
     grow_by(site, 1000);
     paint(site.source().join("closed/within"), 1000);
     site.give_away();
@@ -289,17 +289,17 @@ fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
 }
 
 #[test]
-fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared_locally() {
+fn unreadable_entries_are_failures_and_the_rest_is_compared_locally() {
     if let Some(site) = Site::unprivileged() {
-        what_cannot_be_read_is_a_failure_and_the_rest_is_compared(&site);
+        unreadable_entries_are_failures_and_the_rest_is_compared(&site);
     }
 }
 
 #[test]
-fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared_at_a_daemon() {
+fn unreadable_entries_are_failures_and_the_rest_is_compared_at_a_daemon() {
     if let Some(mut site) = Site::unprivileged() {
         site.start_daemon();
-        what_cannot_be_read_is_a_failure_and_the_rest_is_compared(&site);
+        unreadable_entries_are_failures_and_the_rest_is_compared(&site);
     }
 }
 

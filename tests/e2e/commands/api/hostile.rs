@@ -71,7 +71,7 @@ fn a_page_of_another_site_gets_nothing_done() {
 }
 
 #[test]
-fn over_tcp_nothing_is_told_without_the_token() {
+fn over_tcp_the_api_needs_the_token() {
     let served = Served::local();
     let get = |path: &str, more: &str| {
         let words = format!(
@@ -112,7 +112,7 @@ fn over_tcp_nothing_is_told_without_the_token() {
 }
 
 #[test]
-fn the_word_of_an_ended_runner_is_refused_by_the_next() {
+fn the_token_of_an_ended_runner_is_refused_by_the_next() {
     let mut served = Served::local();
     let ask = |served: &Served, word: &str| {
         let words = format!(
@@ -131,7 +131,7 @@ fn the_word_of_an_ended_runner_is_refused_by_the_next() {
 }
 
 #[test]
-fn a_word_that_others_could_read_is_replaced_and_its_file_left_alone() {
+fn a_token_that_others_could_read_is_replaced_and_its_file_left_alone() {
     let yard = Yard::local();
     std::fs::create_dir_all(yard.place()).unwrap();
     std::fs::set_permissions(yard.place(), std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -184,7 +184,7 @@ fn addresses_that_other_hosts_reach_are_refused() {
 }
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn requests_that_are_too_large_are_refused() {
     let served = Served::local();
     let label = "x".repeat(70_000);
     assert_eq!(
@@ -244,7 +244,7 @@ fn hanging_tcp_clients_do_not_block_other_clients() {
 }
 
 #[test]
-fn labels_are_told_as_they_are() {
+fn labels_are_returned_unchanged() {
     let served = Served::local();
     let name = "<img src=x onerror=alert(1)>";
     let id = served.submit(&json!({ "label": name }));

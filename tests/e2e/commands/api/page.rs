@@ -352,7 +352,7 @@ fn over_tcp_the_page_asks_for_the_token() {
 }
 
 #[test]
-fn a_wrong_word_behind_the_address_is_told() {
+fn a_wrong_token_in_the_address_is_reported() {
     let Some((served, browser)) = shown() else {
         return;
     };
@@ -380,7 +380,7 @@ fn a_wrong_word_behind_the_address_is_told() {
 }
 
 #[test]
-fn the_page_sends_its_word_no_more_when_somebody_else_answers() {
+fn the_page_stops_sending_its_token_when_another_server_answers() {
     let Some((mut served, browser)) = shown() else {
         return;
     };

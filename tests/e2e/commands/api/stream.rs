@@ -23,7 +23,7 @@ fn kinds_until_end(events: &mut super::client::Events) -> Vec<(i64, String)> {
 }
 
 #[test]
-fn a_stream_tells_all_that_happens_and_how_far_jobs_are() {
+fn a_stream_reports_all_events_and_the_progress_of_jobs() {
     let served = Served::daemon();
     served.yard.paint_slow();
     let mut events = served.client.events(None);
@@ -53,7 +53,7 @@ fn a_stream_tells_all_that_happens_and_how_far_jobs_are() {
 }
 
 #[test]
-fn each_stream_tells_how_the_daemon_is() {
+fn each_stream_reports_the_state_of_the_daemon() {
     // No daemon listens at that socket, so its state does not change.
     let served = Served::local();
     let mut streams = Vec::new();
@@ -92,7 +92,7 @@ fn a_client_goes_on_where_it_was_after_the_runner_was_killed() {
 }
 
 #[test]
-fn a_number_that_no_event_has_yet_begins_anew() {
+fn an_event_number_that_does_not_exist_yet_resets_the_stream() {
     let served = Served::local();
     served.wait_for_end(served.submit(&json!({})));
     for seen in [4, i64::MAX] {

@@ -110,7 +110,7 @@ fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
 /// The memory for the other host's messages counts against the client, even if that host sends more than it was asked
 /// for.
 #[test]
-fn what_the_host_with_the_target_says_is_booked_on_the_client() {
+fn messages_of_the_target_s_host_count_against_the_client() {
     let mut world = World::new();
     paint(world.site.source().join("f"), 10);
     let cvs = vec![[7; 32]; 65_536];

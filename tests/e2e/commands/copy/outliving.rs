@@ -150,7 +150,7 @@ fn a_copy_whose_client_was_killed_runs_no_longer_than_it_takes() {
 }
 
 #[test]
-fn another_key_is_not_told_the_result() {
+fn another_key_does_not_get_the_result() {
     let world = World::new();
     paint(world.site.source().join("f"), 10);
     let id = id_in(&world.copy(&[], &[""], "").expect(0).stderr);

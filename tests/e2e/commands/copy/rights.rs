@@ -243,7 +243,7 @@ fn a_grant_is_used_once() {
 
 /// The result is the same after the receiver has been restarted.
 #[test]
-fn a_used_grant_stays_used_and_one_that_is_not_stays_good() {
+fn a_grant_stays_used_or_unused_after_a_restart() {
     let mut granted = Granted::new();
     let mut send_after_restart = || {
         granted.world.receiver.kill();

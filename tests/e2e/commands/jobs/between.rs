@@ -79,7 +79,7 @@ impl Between {
 }
 
 #[test]
-fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
+fn a_paused_copy_resumes_from_the_stored_data() {
     let between = Between::new();
     let Between {
         yard,
@@ -135,7 +135,7 @@ fn a_copy_whose_process_is_killed_goes_on_and_is_found_again() {
 }
 
 #[test]
-fn a_copy_that_was_found_again_is_held_too() {
+fn a_copy_that_another_attempt_has_found_can_be_paused() {
     let between = Between::new();
     let id = between.endless();
     between.yard.kill_process();
@@ -149,7 +149,7 @@ fn a_copy_that_was_found_again_is_held_too() {
 
 /// The process must report the failure before the runner kills it at its timeout.
 #[test]
-fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
+fn a_copy_that_cannot_be_ended_is_named_in_the_log() {
     let between = Between::new();
     let id = between.endless();
     between.sender.signal(Signal::STOP);
@@ -174,7 +174,7 @@ fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
 
 /// A process that was killed together with its runner could not end the copy.
 #[test]
-fn a_copy_of_which_no_process_is_there_is_held_all_the_same() {
+fn a_copy_without_a_process_can_be_paused() {
     let between = Between::new();
     let Between { yard, .. } = &between;
     let id = between.under_way();
@@ -191,7 +191,7 @@ fn a_copy_of_which_no_process_is_there_is_held_all_the_same() {
 }
 
 #[test]
-fn a_copy_that_waits_for_another_attempt_is_cancelled_all_the_same() {
+fn a_copy_that_waits_for_another_attempt_can_be_cancelled() {
     let between = Between::new();
     let Between { yard, .. } = &between;
     let id = between.endless();

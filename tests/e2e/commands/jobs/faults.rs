@@ -14,7 +14,7 @@ use crate::support::namespace::Namespace;
 use crate::support::tree::names;
 
 #[test]
-fn what_stands_in_the_way_of_the_fifo_does_not_stop_jobs() {
+fn an_entry_at_the_name_of_the_fifo_does_not_stop_jobs() {
     let makers: [fn(&Path); 4] = [
         |path| std::fs::write(path, "").unwrap(),
         |path| std::fs::create_dir(path).unwrap(),
@@ -36,7 +36,7 @@ fn what_stands_in_the_way_of_the_fifo_does_not_stop_jobs() {
 
 /// The ending runner has looked for jobs for the last time and still holds its lock when the next runner starts.
 #[test]
-fn a_job_that_comes_while_a_runner_leaves_is_done() {
+fn a_job_that_is_submitted_while_a_runner_ends_is_done() {
     let yard = Yard::local();
     paint(yard.site.source().join("f"), 1000);
     yard.run(&["jobs"]).done();
@@ -279,7 +279,7 @@ fn a_host_whose_key_has_changed_ends_the_job_at_once() {
 }
 
 #[test]
-fn what_ssh_says_decides_whether_a_job_is_tried_again() {
+fn the_error_of_ssh_decides_whether_a_job_is_retried() {
     let yard = Yard::local();
     let submit = |words: &str| {
         let ssh = format!("sh -c 'echo \"{words}\" >&2; exit 255'");

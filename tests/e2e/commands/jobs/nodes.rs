@@ -79,7 +79,7 @@ fn a_job_of_a_cluster_goes_on_when_its_process_and_its_runner_are_killed() {
 }
 
 #[test]
-fn what_cannot_be_done_by_nodes_is_refused_when_it_is_submitted() {
+fn a_job_that_nodes_cannot_do_is_refused_at_its_submission() {
     let Some(yard) = yard() else { return };
     paint(yard.site.source().join("small"), 10);
     let refused = |words: &[&str]| {

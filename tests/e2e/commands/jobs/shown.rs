@@ -6,7 +6,7 @@ use crate::support::command::Zmove;
 use crate::support::harness::{has_program, skip};
 
 #[test]
-fn a_job_that_is_held_shows_how_far_it_has_come() {
+fn a_paused_job_shows_its_progress() {
     let yard = Yard::daemon();
     // The file is large enough for groups to arrive after the pause.
     paint(yard.site.source().join("large"), 24 << 20);
@@ -69,7 +69,7 @@ fn a_job_that_is_held_shows_how_far_it_has_come() {
 
 /// The job's process was signaled to end, which is not a failure of the job.
 #[test]
-fn a_job_that_is_about_to_be_held_goes_on() {
+fn a_job_that_is_being_paused_can_be_resumed() {
     let yard = Yard::daemon();
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
@@ -126,7 +126,7 @@ fn every_order_answers_in_json() {
 }
 
 #[test]
-fn a_job_that_has_failed_says_by_what() {
+fn a_failed_job_names_its_error() {
     let yard = Yard::local();
     std::fs::create_dir_all(yard.site.target().join("f/x")).unwrap();
     paint(yard.site.source().join("f"), 1000);

@@ -179,7 +179,7 @@ fn a_file_that_is_written_again_while_its_batch_runs_arrives_in_its_last_version
 }
 
 #[test]
-fn a_job_that_watches_is_held_and_goes_on() {
+fn a_watching_job_can_be_paused_and_resumed() {
     let yard = Yard::daemon();
     let (source, target) = (yard.site.source(), yard.site.target());
     let id = yard.watch(&[], "");
@@ -193,7 +193,7 @@ fn a_job_that_watches_is_held_and_goes_on() {
 }
 
 #[test]
-fn a_connection_that_is_lost_is_tried_again() {
+fn a_watching_job_reconnects_after_a_lost_connection() {
     let mut yard = Yard::daemon();
     let (source, target) = (yard.site.source(), yard.site.target());
     let id = yard.watch(&["--timeout", "0"], "");
@@ -330,7 +330,7 @@ fn a_job_without_anything_to_do_does_not_expire() {
 }
 
 #[test]
-fn what_makes_no_sense_with_watching_is_refused() {
+fn options_that_contradict_watching_are_refused() {
     let yard = Yard::local();
     let refused = |words: &[&str], code, part: &str| {
         let words = [&["submit", "--watch"], words].concat();
@@ -374,7 +374,7 @@ fn a_job_is_done_beside_many_that_watch() {
 
 /// If the kernel's limit of watches per user is reached, the remaining directories are walked.
 #[test]
-fn where_the_kernel_watches_no_more_the_tree_is_walked() {
+fn beyond_the_kernel_s_limit_of_watches_the_tree_is_walked() {
     let yard = Yard::local();
     if !crate::support::harness::is_root() || !crate::support::harness::has_program("unshare") {
         return crate::support::harness::skip("a limit of its own needs root and unshare");

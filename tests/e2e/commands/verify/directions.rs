@@ -26,7 +26,7 @@ fn site() -> Site {
 }
 
 #[test]
-fn what_was_pulled_is_found_the_same_and_not_touched() {
+fn a_pulled_tree_is_found_equal_and_not_changed() {
     let site = site();
     let before = (snapshot(&site.source()), snapshot(&site.target()));
     let outcome = verify(&site, &[], &[""], "")
@@ -85,7 +85,7 @@ fn each_difference_is_named_and_of_large_files_its_bytes() {
 }
 
 #[test]
-fn one_file_and_several_sources_are_compared_with_what_they_became() {
+fn one_file_and_several_sources_are_compared_under_their_new_names() {
     let site = Site::reading(&[], &[]);
     for (name, bytes) in [("one", LARGE), ("d/a", 1000), ("d/b", 1001)] {
         paint(site.source().join(name), bytes);
@@ -108,7 +108,7 @@ fn one_file_and_several_sources_are_compared_with_what_they_became() {
 }
 
 #[test]
-fn a_key_that_may_not_read_is_told_which_command_lets_it() {
+fn a_key_that_may_not_read_gets_the_command_that_allows_it() {
     let site = Site::daemon();
     paint(site.target().join("f"), 10);
     let mut zmove = site.zmove(&["verify"]);

@@ -34,10 +34,10 @@ macro_rules! at_both {
 }
 
 at_both!(
-    what_a_push_has_listed_is_found_the_same,
+    a_tree_equals_the_manifest_of_its_push,
     each_difference_is_named,
-    what_is_not_listed_can_be_passed_over,
-    what_the_selection_leaves_out_is_not_missed,
+    entries_that_are_not_listed_can_be_ignored,
+    excluded_entries_are_not_missed,
 );
 
 impl At {
@@ -83,7 +83,7 @@ impl At {
     }
 }
 
-fn what_a_push_has_listed_is_found_the_same(at: &At) {
+fn a_tree_equals_the_manifest_of_its_push(at: &At) {
     at.fill(LARGE);
     let before = snapshot(&at.site().target());
     let outcome = at
@@ -140,7 +140,7 @@ fn each_difference_is_named(at: &At) {
     }
 }
 
-fn what_is_not_listed_can_be_passed_over(at: &At) {
+fn entries_that_are_not_listed_can_be_ignored(at: &At) {
     at.fill(SMALL);
     paint(at.site().target().join("d/more"), 10);
     assert_eq!(list(&at.verify(&[]).expect(6)), ["+ d/more"]);
@@ -155,7 +155,7 @@ fn what_is_not_listed_can_be_passed_over(at: &At) {
     );
 }
 
-fn what_the_selection_leaves_out_is_not_missed(at: &At) {
+fn excluded_entries_are_not_missed(at: &At) {
     at.fill(SMALL);
     std::fs::remove_dir_all(at.site().target().join("d")).unwrap();
     at.verify(&["--exclude", "d/"]).done();
@@ -164,7 +164,7 @@ fn what_the_selection_leaves_out_is_not_missed(at: &At) {
 }
 
 #[test]
-fn a_line_that_is_not_understood_is_named_and_nothing_is_read() {
+fn an_invalid_line_is_named_and_nothing_is_read() {
     let at = At::here();
     at.fill(SMALL);
     let manifest = at.site().path("m");
@@ -185,7 +185,7 @@ fn a_line_that_is_not_understood_is_named_and_nothing_is_read() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn contradicting_options_are_refused() {
     let site = Site::local();
     std::fs::write(site.path("m"), "").unwrap();
     let verify = |words: &[&str]| {
