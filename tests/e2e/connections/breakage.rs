@@ -137,7 +137,7 @@ fn a_signal_that_its_parent_ignores_does_not_end_a_client() {
 }
 
 #[test]
-fn a_client_that_is_interrupted() {
+fn an_interrupted_client_leaves_no_partial_file() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         if ignores(signal) {
             skip("the signal is ignored here, as below nohup");
@@ -162,12 +162,12 @@ fn a_client_that_is_interrupted() {
 }
 
 #[test]
-fn a_path_that_breaks() {
+fn a_broken_path_leaves_no_partial_file() {
     break_path(half_way());
 }
 
 #[test]
-fn a_path_that_breaks_over_lanes_in_clear() {
+fn a_broken_path_of_lanes_in_clear_leaves_no_partial_file() {
     break_path(half_way_to(Site::clear()));
 }
 
@@ -196,7 +196,7 @@ fn break_path(
 
 /// Repeated, since both roles must notice the interruption and one may be waiting for the other.
 #[test]
-fn a_local_push_that_is_interrupted() {
+fn an_interrupted_local_push_leaves_only_complete_files() {
     for _ in 0..4 {
         let site = Site::local();
         paint(site.source().join("small"), 1_000);
@@ -226,7 +226,7 @@ fn a_local_push_that_is_interrupted() {
 
 /// The source directory is closed to other users, but its files are not.
 #[test]
-fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
+fn a_new_target_is_closed_to_others_until_its_mode_is_set() {
     let site = Site::local();
     std::fs::File::create(site.source().join("endless"))
         .unwrap()
@@ -254,7 +254,7 @@ fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
 
 /// The kernel recreates such a directory, with a new birth time, when the first entry is created in it.
 #[test]
-fn what_a_killed_push_leaves_in_a_directory_of_a_lower_layer_goes() {
+fn leftovers_of_a_killed_push_in_a_lower_layer_are_removed() {
     let Some(site) = Site::within(Namespace::with_layers) else {
         return;
     };

@@ -100,7 +100,7 @@ fn a_pull_that_brings_the_same_file_again_and_again_ends() {
 
 /// Each session transfers a few groups, and no more than the previous one.
 #[test]
-fn a_pull_that_comes_further_is_lost_as_often_as_it_takes() {
+fn a_pull_that_makes_progress_reconnects_without_limit() {
     let site = Site::reading(&[], &[]);
     paint(site.source().join("large"), 24 * GROUP_BYTES);
     let relay = Proxy::cutting_down(site.the_daemon().address, 13 << 20);
@@ -143,7 +143,7 @@ fn copy_by(world: &World, [source, target]: [&SocketAddr; 2]) -> Zmove {
 }
 
 #[test]
-fn a_copy_whose_client_is_cut_off_again_and_again_ends_when_it_comes_no_further() {
+fn a_copy_without_progress_ends_when_its_client_is_cut_off_again_and_again() {
     let _calm = calm_machine();
     let world = World::new();
     let target = Proxy::start(world.receiver.address, 10 << 20);

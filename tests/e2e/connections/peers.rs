@@ -190,7 +190,7 @@ fn meet_another_version(shown: Shown, pin: Pin) {
 }
 
 #[test]
-fn a_peer_of_another_version() {
+fn a_peer_of_another_version_is_named_by_each_command() {
     share_machine();
     std::thread::scope(|cases| {
         for shown in [Shown::InTls, Shown::InTheGreeting] {
@@ -232,7 +232,7 @@ fn serve_newer_over_quic(site: &Site) -> (SocketAddr, Fingerprint) {
 }
 
 #[test]
-fn a_peer_of_another_version_over_quic() {
+fn a_peer_of_another_version_is_named_over_quic() {
     let site = site();
     let (address, fingerprint) = serve_newer_over_quic(&site);
     site.pin(&address, fingerprint);
@@ -253,7 +253,7 @@ fn a_peer_of_another_version_over_quic() {
 }
 
 #[test]
-fn a_peer_that_greets_as_something_else() {
+fn a_peer_with_another_greeting_is_not_zmove() {
     let site = site();
     let (address, fingerprint) = serve_greeting(&site, vec![b'#'; Greeting::BYTES]);
     site.pin(&address, fingerprint);
@@ -263,7 +263,7 @@ fn a_peer_that_greets_as_something_else() {
 
 /// A valid greeting is followed by an invalid message, or by a message that claims an enormous length.
 #[test]
-fn a_peer_that_breaks_the_protocol() {
+fn a_peer_that_breaks_the_protocol_ends_the_push() {
     for nonsense in [&[4, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF][..], &[0xFF; 8]] {
         let site = site();
         let greeting = Greeting::new(Role::Control, TransferId([0; 16])).encode();
@@ -274,7 +274,7 @@ fn a_peer_that_breaks_the_protocol() {
 }
 
 #[test]
-fn a_name_without_an_address() {
+fn a_host_without_an_address_is_reported() {
     let outcome = push_to(&site(), "no-such-host.invalid:x").expect(10);
     outcome
         .says(&["zmove: find the address of", "no-such-host.invalid"])
@@ -282,7 +282,7 @@ fn a_name_without_an_address() {
 }
 
 #[test]
-fn a_port_where_something_else_answers() {
+fn a_port_of_another_service_is_reported() {
     let banners: [&[u8]; 2] = [
         b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u5\r\n",
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -307,7 +307,7 @@ fn a_port_where_something_else_answers() {
 }
 
 #[test]
-fn a_port_that_closes_at_once() {
+fn a_port_that_closes_its_connections_is_reported() {
     let site = site();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

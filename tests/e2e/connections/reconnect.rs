@@ -135,7 +135,7 @@ fn a_push_reconnects_after_the_daemon_was_stopped_and_restarted() {
 
 /// A web server, such as that of a captive portal, and a daemon with another key.
 #[test]
-fn something_else_answers_for_a_while() {
+fn a_push_reconnects_after_other_servers_have_answered() {
     let HalfWay {
         site,
         proxy,
@@ -188,7 +188,7 @@ fn a_mirror_is_made_by_the_last_session() {
 }
 
 #[test]
-fn a_path_that_breaks_over_lanes_in_clear() {
+fn a_push_reconnects_after_all_lanes_in_clear_were_lost() {
     let HalfWay {
         site,
         proxy,
@@ -199,7 +199,7 @@ fn a_path_that_breaks_over_lanes_in_clear() {
 }
 
 #[test]
-fn a_path_that_is_gone_for_a_while() {
+fn a_push_reconnects_after_many_refused_attempts() {
     let HalfWay {
         mut site,
         proxy,
@@ -225,7 +225,7 @@ fn a_path_that_is_gone_for_a_while() {
 }
 
 #[test]
-fn a_path_that_breaks_more_than_once() {
+fn a_push_reconnects_after_each_of_several_losses() {
     let HalfWay {
         site,
         proxy,
@@ -306,7 +306,7 @@ fn a_lane_that_is_cut_is_dialled_again() {
 }
 
 #[test]
-fn what_was_there_before_counts_as_skipped() {
+fn files_that_were_at_the_target_before_count_as_skipped() {
     let site = Site::daemon();
     for number in 0..50 {
         paint(
@@ -356,7 +356,7 @@ fn the_manifest_has_each_file_once() {
 }
 
 #[test]
-fn a_failure_is_told_once() {
+fn a_failure_is_reported_once() {
     let site = Site::daemon();
     paint(site.target().join("small/7/in the way"), 1);
     let HalfWay {
@@ -399,7 +399,7 @@ fn a_push_gives_up_at_its_timeout_and_names_the_cause() {
 
 /// The receiver answers each time, and all connections are lost before a group of the file is stored.
 #[test]
-fn sessions_that_begin_and_are_lost_end_the_push() {
+fn sessions_without_progress_end_the_push() {
     let site = Site::daemon();
     paint(site.source().join("large"), LARGE_BYTES);
     let proxy = Proxy::cutting(site.the_daemon().address, 1 << 20);
@@ -418,7 +418,7 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
 }
 
 #[test]
-fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
+fn a_push_that_makes_progress_reconnects_without_limit() {
     let site = Site::daemon();
     for number in 0..65 {
         paint(
@@ -495,7 +495,7 @@ fn a_push_does_not_retry_its_first_connection() {
 
 /// The restarted daemon does not know the connections and resets them.
 #[test]
-fn a_daemon_that_comes_back_over_quic() {
+fn a_push_over_quic_reconnects_after_the_daemon_was_killed_and_restarted() {
     let mut site = Site::quic();
     paint(site.source().join("small"), 1_000);
     let endless = site.source().join("endless");

@@ -170,7 +170,7 @@ fn a_preview_changes_no_unfinished_part() {
 
 /// A part is useful only at its target. A copy of it would never be removed elsewhere.
 #[test]
-fn a_part_is_copied_nowhere_and_that_is_told() {
+fn parts_are_left_out_of_other_transfers_and_that_is_reported() {
     let site = broken_off();
     site.let_read("target");
     std::fs::write(site.target().join("whole"), "x").unwrap();
@@ -324,7 +324,7 @@ fn a_single_file_keeps_its_other_name() {
 
 /// The part of the large file is removed when the small file has been renamed into place, at the end of the push.
 #[test]
-fn a_part_goes_when_its_file_has_become_a_small_one() {
+fn a_part_is_removed_when_its_file_has_become_small() {
     let site = broken_off();
     paint(site.source().join("large"), 1000);
     site.push_contents();
@@ -369,7 +369,7 @@ fn a_part_that_somebody_has_written_to_is_read_again() {
 }
 
 #[test]
-fn a_part_that_is_gone_or_another_file_is_not_used() {
+fn a_missing_or_replaced_part_is_not_used() {
     let site = broken_off();
     let [part] = &hidden(&site)[..] else {
         panic!("one part")
@@ -384,7 +384,7 @@ fn a_part_that_is_gone_or_another_file_is_not_used() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_read_is_left() {
+fn an_unreadable_journal_is_left_alone() {
     let site = broken_off();
     let [(journal, bytes)] = &journals_of(&site)[..] else {
         panic!("one journal")
@@ -403,7 +403,7 @@ fn a_journal_that_cannot_be_read_is_left() {
 }
 
 #[test]
-fn a_torn_journal_tells_what_is_whole() {
+fn the_complete_records_of_a_torn_journal_are_used() {
     let site = broken_off();
     let [(journal, bytes)] = &journals_of(&site)[..] else {
         panic!("one journal")
@@ -419,7 +419,7 @@ fn a_torn_journal_tells_what_is_whole() {
 }
 
 #[test]
-fn what_is_compared_by_contents_goes_on_as_well() {
+fn a_push_that_compares_contents_resumes() {
     let site = Site::daemon();
     std::fs::write(site.target().join("large"), painted(BYTES, 7)).unwrap();
     break_off(&site, |relay| site.push_by(relay, &["--json"]));
