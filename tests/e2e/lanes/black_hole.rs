@@ -240,7 +240,7 @@ fn a_handshake_finds_its_way_around_a_black_hole() {
 
 /// There is no second session, since it would report everything again.
 #[test]
-fn what_only_looks_finds_its_way_around_a_black_hole() {
+fn a_dry_run_and_a_probe_find_their_way_around_a_black_hole() {
     let Some(black_hole) = BlackHole::new() else {
         return;
     };

@@ -24,7 +24,7 @@ fn opening(site: &Site) -> Vec<u8> {
 }
 
 #[test]
-fn nothing_is_kept_of_a_lane_that_has_ended() {
+fn an_ended_lane_uses_no_resources() {
     let site = Site::local();
     let (gone_in, gone) = channel();
     runtime().block_on(async {
@@ -82,7 +82,7 @@ impl LaneSource for Ended {
 }
 
 #[test]
-fn lanes_beyond_those_that_may_wait_are_turned_away() {
+fn lanes_beyond_the_limit_are_closed() {
     let site = Site::daemon();
     let daemon = site.the_daemon();
     runtime().block_on(async {

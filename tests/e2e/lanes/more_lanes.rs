@@ -63,7 +63,7 @@ fn a_lossy_path_gets_more_lanes() {
 }
 
 #[test]
-fn lanes_beyond_those_that_the_receiver_takes_end_in_order() {
+fn lanes_that_the_receiver_does_not_take_are_finished() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
     let lanes_max = zmove_wire::limits::LANES_UNREQUESTED_MAX;

@@ -54,7 +54,7 @@ fn the_next_push_starts_with_the_lanes_of_the_last() {
 }
 
 #[test]
-fn a_number_that_was_asked_for_teaches_nothing() {
+fn a_requested_number_of_lanes_is_not_remembered() {
     let site = site();
     site.push(&["--streams", "3"], site.contents(), "").done();
     assert!(!site.path("client").join("paths").exists());
@@ -187,7 +187,7 @@ fn transport(bytes: u64, quic: Option<u64>) -> Value {
 }
 
 #[test]
-fn the_memory_says_which_transport_goes_first() {
+fn the_remembered_path_decides_which_transport_is_tried_first() {
     assert_eq!(transport(8 << 20, None), "quic", "it saves round trips");
     assert_eq!(
         transport(8 << 20, Some(1_000_000)),

@@ -39,7 +39,7 @@ fn push(site: &Site, options: &[&str], address: SocketAddr) -> crate::support::c
 }
 
 #[test]
-fn an_unknown_key_is_told_what_to_run() {
+fn an_unknown_key_gets_the_command_that_allows_it() {
     let (site, daemon) = strangers();
     let outcome = push(
         &site,
@@ -130,7 +130,7 @@ fn a_daemon_that_listens_for_quic_alone_is_found() {
 
 /// A firewall that silently drops TCP.
 #[test]
-fn a_port_that_is_silent_over_tcp() {
+fn a_port_that_is_silent_over_tcp_is_reached_over_quic() {
     let mut site = Site::local();
     // No other test uses this address, so the port is free over TCP too.
     site.start_daemon_at("127.91.0.1:0", &["--transport", "quic"]);
@@ -146,7 +146,7 @@ fn a_port_that_is_silent_over_tcp() {
 }
 
 #[test]
-fn a_daemon_that_listens_for_tcp_alone() {
+fn a_daemon_that_listens_for_tcp_alone_is_found() {
     let mut site = Site::local();
     site.start_daemon_with(&["--transport", "tcp"]);
     paint(site.source().join("f"), 10);
@@ -154,7 +154,7 @@ fn a_daemon_that_listens_for_tcp_alone() {
 }
 
 #[test]
-fn a_port_that_is_closed_to_both_is_one_cause() {
+fn a_port_that_is_closed_over_tcp_and_quic_is_one_error() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
     let address = free_address();
@@ -174,7 +174,7 @@ fn a_port_that_is_closed_to_both_is_one_cause() {
 }
 
 #[test]
-fn what_makes_no_sense_over_quic() {
+fn options_that_contradict_quic_are_refused() {
     let site = Site::quic();
     paint(site.source().join("f"), 10);
     site.push(&["--cipher", "none"], site.contents(), "")
@@ -236,7 +236,7 @@ fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_compl
 }
 
 #[test]
-fn a_client_that_is_interrupted() {
+fn an_interrupted_push_ends_at_both_sides_and_can_be_repeated() {
     let site = Site::quic();
     let client = endless(&site);
     interrupt(client)
@@ -253,7 +253,7 @@ fn a_client_that_is_interrupted() {
 /// The sender does not report its end. Without the check, its files would be renamed into place and timestamps of
 /// directories would change half a minute later.
 #[test]
-fn a_push_begins_when_that_of_a_sender_that_was_killed_has_ended() {
+fn a_push_waits_for_the_end_of_the_push_of_a_killed_sender() {
     let site = Site::quic();
     let mut client = endless(&site);
     client.kill().unwrap();
@@ -273,7 +273,7 @@ fn a_push_begins_when_that_of_a_sender_that_was_killed_has_ended() {
 
 /// The receiver asks the first sender whether it is alive, since the second push has the same target.
 #[test]
-fn a_push_whose_sender_is_there_goes_on_beside_another() {
+fn a_push_of_a_living_sender_continues_beside_another() {
     let site = Site::quic();
     let client = endless(&site);
     std::fs::write(site.path("other"), "x").unwrap();
@@ -380,7 +380,7 @@ fn take_and_break(mut source: Box<dyn LaneSource>) {
 /// This is how a lane to a killed daemon is lost after control has connected to its successor: the lane's thread has
 /// handed over all of its data and does not notice the loss.
 #[test]
-fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
+fn data_of_a_lane_that_is_lost_while_idle_goes_over_another() {
     let site = Site::local();
     paint(site.source().join("large"), 2 * GROUP_BYTES);
     let Lane {

@@ -48,7 +48,7 @@ fn bytes_stored(pushed: &Pushed) -> u64 {
 }
 
 #[test]
-fn what_a_lane_that_stands_still_has_taken_goes_over_another() {
+fn data_of_a_stalled_lane_goes_over_another() {
     let _quiet = quiet_machine();
     let site = Site::local();
     let pushed = push(&site, |number, inner| match number {

@@ -187,7 +187,7 @@ fn slow_receiver(slow: Duration) -> InProcess {
 }
 
 #[test]
-fn a_target_that_creates_slowly() {
+fn a_target_that_creates_slowly_is_named() {
     let _quiet = quiet_machine();
     if !can_delay() {
         return skip("strace cannot run here: nothing delays a system call");
