@@ -67,6 +67,23 @@ pub(crate) fn assert_counts(summary: &Value, counts: &[(&str, u64)]) {
     }
 }
 
+/// Expects the counts of another transfer of the same tree.
+#[track_caller]
+pub(crate) fn assert_counts_as(summary: &Value, expected: &Value) {
+    for name in [
+        "files",
+        "bytes",
+        "hard_links",
+        "skipped",
+        "specials",
+        "failed",
+        "not_kept",
+        "left_out",
+    ] {
+        assert_eq!(summary[name], expected[name], "{name}");
+    }
+}
+
 fn a_tree_arrives_and_the_next_pull_moves_nothing(site: &Site) {
     grow(&site.source());
     let first = pulled(site, &[], &[""]);
@@ -111,18 +128,7 @@ fn a_pull_counts_as_a_push_does() {
     let mut push = site.zmove(&["push", "--json", "source/"]);
     push.0.arg(&copy);
     let push = push.outcome().done().summary();
-    for name in [
-        "files",
-        "bytes",
-        "hard_links",
-        "skipped",
-        "specials",
-        "failed",
-        "not_kept",
-        "left_out",
-    ] {
-        assert_eq!(pull[name], push[name], "{name}");
-    }
+    assert_counts_as(&pull, &push);
     assert_same(&copy, &site.target());
 }
 

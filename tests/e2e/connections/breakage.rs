@@ -40,6 +40,14 @@ fn assert_nothing_half_written(site: &Site) {
     );
 }
 
+/// Expects that a push without retries has lost its connections.
+#[track_caller]
+pub(crate) fn assert_connection_lost(outcome: Outcome) {
+    let Outcome { code, stderr, .. } = &outcome;
+    assert!(matches!(code, Some(10 | 12)), "{code:?}: {stderr}");
+    outcome.says(&["zmove: ", "connection"]).lines(1);
+}
+
 #[test]
 fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_completes() {
     let HalfWay {
@@ -49,14 +57,7 @@ fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_compl
     } = half_way();
     let mut daemon = site.take_daemon();
     daemon.kill();
-    let outcome = finish(client);
-    assert!(
-        matches!(outcome.code, Some(10 | 12)),
-        "{:?}: {}",
-        outcome.code,
-        outcome.stderr
-    );
-    outcome.says(&["zmove: ", "connection"]).lines(1);
+    assert_connection_lost(finish(client));
     // A killed process cannot clean up. Its leftovers have no final names, and the next run removes them.
     assert_part_of(&site.source(), &site.target());
     let again = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
@@ -180,14 +181,7 @@ fn break_path(
     }: HalfWay,
 ) {
     proxy.reset(site.the_daemon().address);
-    let outcome = finish(client);
-    assert!(
-        matches!(outcome.code, Some(10 | 12)),
-        "{:?}: {}",
-        outcome.code,
-        outcome.stderr
-    );
-    outcome.says(&["zmove: ", "connection"]).lines(1);
+    assert_connection_lost(finish(client));
     site.the_daemon().wait_for_log("broken off by tester");
     assert_nothing_half_written(&site);
     site.push_contents();

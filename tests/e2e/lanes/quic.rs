@@ -13,7 +13,7 @@ use zmove_transport::{
 use zmove_types::{BufferPool, GROUP_BYTES, StageClock, Stopwatch};
 use zmove_wire::Cipher;
 
-use crate::connections::breakage::{Appearance, interrupt};
+use crate::connections::breakage::{Appearance, assert_connection_lost, clean_parts, interrupt};
 use crate::support::command::{Runner, finish};
 use crate::support::daemon::Daemon;
 use crate::support::harness::{PATIENCE, Site};
@@ -221,14 +221,7 @@ fn a_push_without_retries_fails_when_the_daemon_is_killed_and_the_next_one_compl
         &["--listen", &listen, "--transport", "quic"],
         &Runner::default(),
     );
-    let outcome = finish(client);
-    assert!(
-        matches!(outcome.code, Some(10 | 12)),
-        "{:?}: {}",
-        outcome.code,
-        outcome.stderr
-    );
-    outcome.says(&["zmove: ", "connection"]).lines(1);
+    assert_connection_lost(finish(client));
     assert!(names(&site.target()).iter().all(|name| name != "endless"));
     std::fs::remove_file(site.source().join("endless")).unwrap();
     push(&site, &["--transport", "quic"], again.address).done();
@@ -245,7 +238,7 @@ fn an_interrupted_push_ends_at_both_sides_and_can_be_repeated() {
         .lines(1);
     site.the_daemon().wait_for_log("broken off by tester");
     std::fs::remove_file(site.source().join("endless")).unwrap();
-    crate::connections::breakage::clean_parts(&site, "server");
+    clean_parts(&site, "server");
     site.push_contents();
     assert_same(&site.source(), &site.target());
 }
@@ -266,7 +259,7 @@ fn a_push_waits_for_the_end_of_the_push_of_a_killed_sender() {
         "{ends:?}"
     );
     // Removing parts changes the timestamp of the directory.
-    crate::connections::breakage::clean_parts(&site, "server");
+    clean_parts(&site, "server");
     site.push_contents();
     assert_same(&site.source(), &site.target());
 }
