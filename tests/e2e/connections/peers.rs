@@ -15,7 +15,7 @@ use zmove_types::TransferId;
 use zmove_wire::{Greeting, Role};
 
 use crate::support::command::Outcome;
-use crate::support::harness::{PATIENCE, Site};
+use crate::support::harness::{PATIENCE, Site, runtime};
 use crate::support::quiet_machine::share_machine;
 use crate::support::tree::{assert_same, names, paint};
 
@@ -352,12 +352,7 @@ fn garbage_at_the_daemon_is_logged_and_survived() {
 fn garbage_from_a_known_key_is_logged_and_survived() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
-    let identity = Identity::load_or_create(&site.path("client")).unwrap();
     let daemon = site.the_daemon();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
     // Each case has its own transfer id, since the daemon logs the end of a transfer shortly before the id may be
     // reused.
     let greeting = |transfer| Greeting::new(Role::Control, TransferId([transfer; 16]));
@@ -370,18 +365,8 @@ fn garbage_from_a_known_key_is_logged_and_survived() {
         (endless, "is over the limit of"),
     ];
     for (bytes, logged) in cases {
-        runtime.block_on(async {
-            use zmove_transport::{HostPolicy, TcpDialer};
-            let policy = HostPolicy::Pinned(daemon.fingerprint);
-            let port = daemon.address.port();
-            let dialer = TcpDialer::new(
-                &identity,
-                "127.0.0.1",
-                port,
-                policy,
-                SocketConfig::default(),
-            );
-            let mut connection = dialer.await.unwrap().dial(PATIENCE).await.unwrap();
+        runtime().block_on(async {
+            let mut connection = daemon.dial(&site.path("client")).await;
             connection.write_all(&bytes).await.unwrap();
             connection.flush().await.unwrap();
             drop(tokio::time::timeout(PATIENCE, connection.read_to_end(&mut Vec::new())).await);

@@ -5,10 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use zmove_receiver::{Session, run_session};
-use zmove_transport::{
-    Connection, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource, SocketConfig,
-    TcpDialer, memory_control,
-};
+use zmove_transport::{Connection, Frame, LaneBreaker, LaneError, LaneSource, memory_control};
 use zmove_types::{BufferPool, LaneId, Stopwatch, TransferId};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{Greeting, Open, Role, ToReceiver, encode_message};
@@ -84,36 +81,30 @@ impl LaneSource for Ended {
 #[test]
 fn lanes_beyond_the_limit_are_closed() {
     let site = Site::daemon();
-    let daemon = site.the_daemon();
     runtime().block_on(async {
-        let identity = Identity::load_or_create(&site.path("client")).unwrap();
-        let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
-        let policy = HostPolicy::Pinned(daemon.fingerprint);
-        let dialer = TcpDialer::new(&identity, &host, port, policy, SocketConfig::default())
-            .await
-            .unwrap();
-        let mut control = greet(&dialer, Role::Control).await;
+        let mut control = greet(&site, Role::Control).await;
         control.write_all(&opening(&site)).await.unwrap();
         control.flush().await.unwrap();
         let (closed_in, mut closed) = mpsc::channel(1);
         // `LANES_MAX` lanes are accepted, and as many more wait. The daemon keeps both open.
         for number in 0..=2 * LANES_MAX {
-            let mut lane = greet(&dialer, Role::Lane(LaneId(number))).await;
+            let mut lane = greet(&site, Role::Lane(LaneId(number))).await;
             let closed = closed_in.clone();
             tokio::spawn(async move {
                 drop(lane.read_to_end(&mut Vec::new()).await);
                 closed.send(()).await
             });
         }
-        daemon.wait_for_log("too many lanes for its transfer");
+        site.the_daemon()
+            .wait_for_log("too many lanes for its transfer");
         let closed = tokio::time::timeout(PATIENCE, closed.recv()).await;
         assert_eq!(closed, Ok(Some(())), "no lane is closed");
         drop(control);
     });
 }
 
-async fn greet(dialer: &TcpDialer, role: Role) -> Connection {
-    let mut connection = dialer.dial(PATIENCE).await.unwrap();
+async fn greet(site: &Site, role: Role) -> Connection {
+    let mut connection = site.the_daemon().dial(&site.path("client")).await;
     connection
         .write_all(&Greeting::new(role, TRANSFER).encode())
         .await

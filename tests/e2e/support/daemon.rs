@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use zmove_transport::Fingerprint;
+use zmove_transport::{Connection, Fingerprint, HostPolicy, Identity, SocketConfig, TcpDialer};
 
 use crate::support::command::{Outcome, Runner, finish, wait_within_patience};
 use crate::support::harness::PATIENCE;
@@ -89,6 +89,16 @@ impl Daemon {
             log,
             reading: Some(reading),
         })
+    }
+
+    /// Connects over TCP with the key in `home`.
+    pub(crate) async fn dial(&self, home: &Path) -> Connection {
+        let identity = Identity::load_or_create(home).unwrap();
+        let host = self.address.ip().to_string();
+        let policy = HostPolicy::Pinned(self.fingerprint);
+        let socket = SocketConfig::default();
+        let dialer = TcpDialer::new(&identity, &host, self.address.port(), policy, socket);
+        dialer.await.unwrap().dial(PATIENCE).await.unwrap()
     }
 
     /// Whether a log line contains `part`.

@@ -12,10 +12,7 @@ use zmove_engine::{
 };
 use zmove_scan::ScanRoot;
 use zmove_sender::Removals;
-use zmove_transport::{
-    Access, AuthorizedKeys, Fingerprint, Grant, HostPolicy, Identity, SocketConfig, TcpDialer,
-    control_pair,
-};
+use zmove_transport::{Access, AuthorizedKeys, Fingerprint, Grant, Identity, control_pair};
 use zmove_types::{GROUP_BYTES, NoObserver, RelPath, TransferId};
 use zmove_wire::{
     Begin, CopyOrder, CopyState, Extraneous, Fetch, GrantOrder, GrantToken, Greeting, HostAddress,
@@ -46,22 +43,8 @@ pub(super) fn say_as<M: Serialize>(
     daemon: &Daemon,
     messages: &[M],
 ) -> Vec<Vec<u8>> {
-    let identity = Identity::load_or_create(home).unwrap();
     let talk = async {
-        let (policy, socket) = (
-            HostPolicy::Pinned(daemon.fingerprint),
-            SocketConfig::default(),
-        );
-        let dialer = TcpDialer::new(
-            &identity,
-            "127.0.0.1",
-            daemon.address.port(),
-            policy,
-            socket,
-        )
-        .await
-        .unwrap();
-        let mut connection = dialer.dial(PATIENCE).await.unwrap();
+        let mut connection = daemon.dial(home).await;
         // A daemon that has answered may not yet have removed the previous transfer, so each transfer gets a new id.
         let number = NEXT_TRANSFER.fetch_add(1, Ordering::Relaxed);
         let transfer = TransferId(u128::from(number).to_le_bytes());
@@ -269,25 +252,13 @@ fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
         kept::<Kept>(&path).run
     };
     assert_eq!(run(), None);
-    let identity = Identity::load_or_create(&site.path("third")).unwrap();
     let open = Open {
         grant: Some(granted.token),
         ..Open::new(b"in".to_vec(), [5; 16])
     };
     let opened = async {
-        let (policy, socket) = (
-            HostPolicy::Pinned(receiver.fingerprint),
-            SocketConfig::default(),
-        );
-        let dialer = TcpDialer::new(
-            &identity,
-            "127.0.0.1",
-            receiver.address.port(),
-            policy,
-            socket,
-        );
-        let (mut reader, mut writer) =
-            control_pair(dialer.await.unwrap().dial(PATIENCE).await.unwrap());
+        let connection = receiver.dial(&site.path("third")).await;
+        let (mut reader, mut writer) = control_pair(connection);
         let greeting = Greeting::new(Role::Control, TransferId([6; 16]))
             .encode()
             .to_vec();

@@ -11,8 +11,7 @@ use tokio::sync::mpsc;
 use zmove_scan::ScanRoot;
 use zmove_sender::{Link, NoQuota, Push, PushJob, Relay, Run, SenderConfig};
 use zmove_transport::{
-    Channel, ControlError, ControlReader, ControlWriter, Fingerprint, Frame, HostPolicy, Identity,
-    SocketConfig, TcpDialer, control_pair,
+    Channel, ControlError, ControlReader, ControlWriter, Fingerprint, Frame, control_pair,
 };
 use zmove_types::{Name, NoObserver, RelPath, StageClock, TransferId};
 use zmove_wire::{
@@ -22,7 +21,7 @@ use zmove_wire::{
 
 use super::site;
 use crate::security::intruder::{Deed, batch, file};
-use crate::support::harness::{PATIENCE, Site};
+use crate::support::harness::{PATIENCE, Site, runtime};
 use crate::support::host::host;
 use crate::support::tree::{names, paint};
 
@@ -456,24 +455,9 @@ fn a_host_whose_opening_is_disguised_changes_nothing() {
 
 /// Opens transfer `id` as a pull, sends `bytes` after the greeting, and returns the daemon's answer.
 fn say(site: &Site, id: u8, bytes: &[u8]) -> Vec<u8> {
-    let identity = Identity::load_or_create(&site.path("client")).unwrap();
-    let daemon = site.the_daemon();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
     let greeting = Greeting::new(Role::Fetch, TransferId([id; 16])).encode();
-    runtime.block_on(async {
-        let policy = HostPolicy::Pinned(daemon.fingerprint);
-        let port = daemon.address.port();
-        let dialer = TcpDialer::new(
-            &identity,
-            "127.0.0.1",
-            port,
-            policy,
-            SocketConfig::default(),
-        );
-        let mut connection = dialer.await.unwrap().dial(PATIENCE).await.unwrap();
+    runtime().block_on(async {
+        let mut connection = site.the_daemon().dial(&site.path("client")).await;
         connection
             .write_all(&[&greeting, bytes].concat())
             .await
