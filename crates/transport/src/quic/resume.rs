@@ -525,6 +525,31 @@ mod tests {
     }
 
     #[test]
+    fn a_saved_window_is_for_the_same_addresses() {
+        let peer = SocketAddr::from(([127, 0, 0, 1], 9));
+        let ends = PathEnds::towards(peer).unwrap();
+        let elsewhere = [192, 0, 2, 1].into();
+        let suits = |ends| {
+            let saved = SavedWindow {
+                bytes: SAVED,
+                round_trip: TRIP,
+                ends,
+                connections: 1,
+            };
+            WindowAllowance::new(saved).suits(peer)
+        };
+        assert!(suits(ends));
+        assert!(!suits(PathEnds {
+            here: elsewhere,
+            ..ends
+        }));
+        assert!(!suits(PathEnds {
+            there: elsewhere,
+            ..ends
+        }));
+    }
+
+    #[test]
     fn all_initial_data_must_have_arrived() {
         let mut path = Path::new(allowance(1));
         path.acked(TRIP, 9 * DATAGRAM);
