@@ -6,13 +6,18 @@ use crate::support::harness::Site;
 use crate::support::ports::free_address;
 use crate::support::tree::paint;
 
+/// The first job of a yard, which succeeds.
+const BEFORE: &str = "1";
+
 /// A daemon from whose `source` the client may read, and to whose `target` it may write.
 fn yard() -> Yard {
     let mut site = Site::local();
     site.let_read("source");
     site.start_daemon();
     paint(site.source().join("f"), 10);
-    Yard { site }
+    let yard = Yard { site };
+    assert_eq!(yard.submit(&[], "before"), BEFORE);
+    yard
 }
 
 impl Yard {
@@ -41,8 +46,7 @@ impl Yard {
     /// The job waits for another job, so nothing is checked at submission.
     #[track_caller]
     fn assert_job(&self, options: &[&str], source: &str, target: &str, code: i32) {
-        let before = self.submit(&["--label", "before"], "before");
-        let options = [&["--after", &before], options].concat();
+        let options = [&["--after", BEFORE], options].concat();
         let submitted = self.says("submit", &options, source, target).expect(0);
         let id = submitted.stdout.trim();
         let job = self.wait_until(id, |job| !job["exit"].is_null());
