@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use zmove_transport::{Channel, Fingerprint, Identity, Signed, control_pair};
+use zmove_transport::{
+    Channel, ControlReader, ControlWriter, Fingerprint, Identity, Signed, control_pair,
+};
 use zmove_types::{Counters, Hex};
 use zmove_wire::{
     CopyResult, CopyState, EndedCopy, Greeting, HostAddress, Receipt, Relay, Role, SignedReceipt,
@@ -28,13 +30,20 @@ pub(super) fn lying_sender(home: &Path, receipt: SignedReceipt) -> (SocketAddr, 
     })
 }
 
-async fn lie(channel: Channel, greeting: Greeting, receipt: SignedReceipt) {
+/// Receives an order and answers with a greeting.
+async fn take_order(
+    channel: Channel,
+    greeting: Greeting,
+) -> (ControlReader, ControlWriter, Vec<u8>) {
     let (mut reader, mut writer) = control_pair(channel);
-    reader.receive().await.unwrap().unwrap();
-    writer
-        .greet(&Greeting::new(Role::Control, greeting.transfer))
-        .await
-        .unwrap();
+    let order = reader.receive().await.unwrap().unwrap();
+    let ours = Greeting::new(Role::Control, greeting.transfer);
+    writer.greet(&ours).await.unwrap();
+    (reader, writer, order)
+}
+
+async fn lie(channel: Channel, greeting: Greeting, receipt: SignedReceipt) {
+    let (mut reader, mut writer, _) = take_order(channel, greeting).await;
     let read: Receipt = decode_message(&receipt.receipt).unwrap();
     let follows = ToSender::Copy(CopyState::Follows { id: read.id });
     writer.send(&encode_message(&follows)).await.unwrap();
@@ -60,12 +69,7 @@ async fn take_and_lie(
     greeting: Greeting,
     receipt: impl Fn([u8; 16]) -> Option<SignedReceipt>,
 ) {
-    let (mut reader, mut writer) = control_pair(channel);
-    let order = reader.receive().await.unwrap().unwrap();
-    writer
-        .greet(&Greeting::new(Role::Control, greeting.transfer))
-        .await
-        .unwrap();
+    let (mut reader, mut writer, order) = take_order(channel, greeting).await;
     let Ok(ToSource::Copy(order)) = decode_message(&order) else {
         return;
     };
@@ -126,12 +130,7 @@ fn host_with_a_result(home: &Path, ended: EndedCopy) -> (SocketAddr, Fingerprint
 }
 
 async fn tell(channel: Channel, greeting: Greeting, ended: EndedCopy) {
-    let (mut reader, mut writer) = control_pair(channel);
-    reader.receive().await.unwrap().unwrap();
-    writer
-        .greet(&Greeting::new(Role::Control, greeting.transfer))
-        .await
-        .unwrap();
+    let (mut reader, mut writer, _) = take_order(channel, greeting).await;
     let result = ToSender::Result(CopyResult::Ended(Box::new(ended)));
     writer.send(&encode_message(&result)).await.unwrap();
     drop(writer.finish().await);
