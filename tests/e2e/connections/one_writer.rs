@@ -76,6 +76,7 @@ fn stop(site: &Site, receiver: Pid) -> Instant {
             kill_process(receiver, Signal::CONT).unwrap();
         }
         assert!(Instant::now() < deadline, "it never has much to publish");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
