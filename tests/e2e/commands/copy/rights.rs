@@ -1,5 +1,6 @@
 //! Limits of a copy: a client cannot exceed its permissions, and a daemon cannot exceed the grant.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -21,6 +22,7 @@ use zmove_wire::{
 };
 
 use super::{World, again, id_in};
+use crate::support::command::finish;
 use crate::support::daemon::Daemon;
 use crate::support::harness::{PATIENCE, runtime};
 use crate::support::tree::{names, paint};
@@ -734,7 +736,7 @@ fn a_client_s_copy_ends_at_the_next_connection_once_its_key_is_gone() {
     AuthorizedKeys::remove(&world.site.path("server"), &key).unwrap();
     world.receiver.kill();
     world.receiver = again("server", &world, &world.receiver);
-    let outcome = crate::support::command::finish(client).expect(3);
+    let outcome = finish(client).expect(3);
     outcome.says(&["the key of the client that had this grant is no longer allowed here"]);
     assert!(!world.site.target().join("large").exists());
 
@@ -747,9 +749,7 @@ fn a_client_s_copy_ends_at_the_next_connection_once_its_key_is_gone() {
     .unwrap();
     world.receiver.kill();
     world.receiver = again("server", &world, &world.receiver);
-    crate::support::command::finish(client)
-        .expect(11)
-        .says(&["copy: unknown key"]);
+    finish(client).expect(11).says(&["copy: unknown key"]);
     assert!(!world.site.target().join("large").exists());
 }
 
@@ -771,7 +771,7 @@ fn a_client_s_copy_ends_when_the_operator_of_the_receiver_removes_its_key() {
     );
     let said = operator(&["allow", "remove", "tester", "--now"]);
     assert!(said.contains("stopped "), "{said}");
-    let outcome = crate::support::command::finish(client).expect(5);
+    let outcome = finish(client).expect(5);
     outcome.says(&["the operator there removed this key"]);
     assert!(!world.site.target().join("large").exists());
 }
@@ -925,7 +925,7 @@ fn an_old_receipt_is_not_taken_for_a_new_one() {
 
 #[test]
 fn grants_of_one_key_are_bounded() {
-    let world = World::new();
+    let mut world = World::new();
     let ask = |order: GrantOrder| {
         let order = ToSource::Grant(Box::new(order));
         match decode_message(&say(&world.site.path("client"), &world.receiver, &[order])[0]) {
@@ -958,9 +958,18 @@ fn grants_of_one_key_are_bounded() {
     );
     // The client waits for a free grant in the same way as for a busy receiver.
     paint(world.site.source().join("f"), 10);
-    let waited = world.copy(&["--timeout", "2s"], &[""], "");
-    waited.expect(13).says(&[
-        "this key has the maximum number of grants",
-        "the receiver was busy for",
-    ]);
+    world
+        .copy(&["--timeout", "0"], &[""], "")
+        .expect(13)
+        .says(&["this key has the maximum number of grants"]);
+    let mut waiting = world.command(&[], &[""], "").start();
+    let mut said = BufReader::new(waiting.stderr.take().unwrap()).lines();
+    let busy = "the receiver is busy: receiver: this key has the maximum number of grants";
+    assert!(said.next().unwrap().unwrap().contains(busy));
+    let grants = world.site.path("server/copies/grants");
+    world.receiver.kill();
+    std::fs::remove_file(grants.join(&names(&grants)[0])).unwrap();
+    world.receiver = again("server", &world, &world.receiver);
+    finish(waiting).expect(0);
+    assert_eq!(names(&world.site.target()), ["f"]);
 }
