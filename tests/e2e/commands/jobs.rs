@@ -314,7 +314,7 @@ fn the_next_runner_records_the_end_of_a_job_without_one() {
 }
 
 #[test]
-fn a_process_that_is_killed_is_started_again_and_goes_on() {
+fn a_process_that_is_killed_is_started_again_and_completes() {
     let yard = Yard::daemon();
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);
@@ -327,7 +327,7 @@ fn a_process_that_is_killed_is_started_again_and_goes_on() {
 }
 
 #[test]
-fn a_job_whose_runner_and_process_are_both_killed_goes_on() {
+fn a_job_whose_runner_and_process_are_both_killed_completes() {
     let yard = Yard::daemon();
     let id = yard.submit_slow();
     yard.wait_until_moving(&id);

@@ -353,7 +353,7 @@ fn a_part_that_somebody_has_written_to_is_read_again() {
         .unwrap()
         .write_all_at(b"alien", 3)
         .unwrap();
-    // Truncates the journal, as if it had not been written for a while when the part was modified.
+    // Backdates the journal, as if it had not been written for a while when the part was modified.
     let [(journal, _)] = &journals_of(&site)[..] else {
         panic!("one journal")
     };
