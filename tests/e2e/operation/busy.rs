@@ -16,13 +16,7 @@ const BUSY: &str = "zmove: waiting: the receiver is busy: ";
 
 /// A site with a small source, whose daemon has these limits.
 fn site(limits: &str) -> Site {
-    let mut site = Site::local();
-    std::fs::write(
-        site.path("server").join("zmove.toml"),
-        format!("[limits]\n{limits}\n"),
-    )
-    .unwrap();
-    site.start_daemon();
+    let site = Site::limited(limits);
     for number in 0..10 {
         paint(site.source().join(format!("f{number}")), 1024);
     }

@@ -22,7 +22,11 @@ struct Journals<'a> {
     home: &'static str,
 }
 
-impl Journals<'_> {
+impl<'a> Journals<'a> {
+    fn of(site: &'a Site, home: &'static str) -> Self {
+        Self { site, home }
+    }
+
     fn directory(&self) -> PathBuf {
         self.site.path(self.home).join("journal")
     }
@@ -124,10 +128,7 @@ const GONE: (bool, bool) = (false, false);
 #[test]
 fn what_is_unfinished_is_listed() {
     let site = Site::local();
-    let journals = Journals {
-        site: &site,
-        home: "client",
-    };
+    let journals = Journals::of(&site, "client");
     assert_eq!(
         journals.run(&["list"]).done().stdout,
         "no unfinished transfers\n"
@@ -163,10 +164,7 @@ fn what_is_unfinished_is_listed() {
 #[test]
 fn json_has_everything() {
     let site = Site::local();
-    let journals = Journals {
-        site: &site,
-        home: "client",
-    };
+    let journals = Journals::of(&site, "client");
     journals.leave(1, DAY);
     fs::write(journals.file(2), "").unwrap();
     let listed = journals.listed();
@@ -210,10 +208,7 @@ fn json_has_everything() {
 #[test]
 fn clean_removes_what_is_old_and_not_in_use() {
     let site = Site::local();
-    let journals = Journals {
-        site: &site,
-        home: "client",
-    };
+    let journals = Journals::of(&site, "client");
     journals.leave(1, 8 * DAY);
     journals.leave(2, 6 * DAY);
     let _running = journals.begin(3);
@@ -259,10 +254,7 @@ fn clean_removes_what_is_old_and_not_in_use() {
 #[test]
 fn a_file_that_is_another_one_now_is_named_and_left() {
     let site = Site::local();
-    let journals = Journals {
-        site: &site,
-        home: "client",
-    };
+    let journals = Journals::of(&site, "client");
     journals.leave(1, 8 * DAY);
     fs::rename(journals.part_file(1), site.target().join("kept")).unwrap();
     fs::write(journals.part_file(1), "of somebody else").unwrap();
@@ -283,10 +275,7 @@ fn a_file_that_is_another_one_now_is_named_and_left() {
 #[test]
 fn the_journal_of_a_target_that_is_away_waits_for_it() {
     let site = Site::local();
-    let journals = Journals {
-        site: &site,
-        home: "client",
-    };
+    let journals = Journals::of(&site, "client");
     journals.leave(1, 8 * DAY);
     fs::rename(site.target(), site.path("away")).unwrap();
     let outcome = journals.run(&["clean"]).expect(23);
@@ -302,10 +291,7 @@ fn the_journal_of_a_target_that_is_away_waits_for_it() {
 #[test]
 fn a_daemon_removes_what_is_too_old_when_it_starts() {
     let site = Site::local();
-    let journals = Journals {
-        site: &site,
-        home: "server",
-    };
+    let journals = Journals::of(&site, "server");
     let start = |options: &[&str]| {
         let options = [&["--listen", "127.0.0.1:0"], options].concat();
         Daemon::start_with(&site.path("server"), &options, &Runner::default())

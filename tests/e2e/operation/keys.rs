@@ -85,7 +85,7 @@ fn strict_refuses_an_unknown_host_and_pushes_to_a_known_one() {
 #[test]
 fn a_host_is_trusted_by_its_fingerprint_and_only_by_that() {
     let (site, daemon, host) = unknown_host();
-    let (right, wrong) = (daemon.fingerprint.to_string(), own_key(&site));
+    let (right, wrong) = (daemon.fingerprint.to_string(), site.client_key());
     zmove(&site, &["trust", &host])
         .expect(5)
         .says(&["zmove: the key of", &right, "--fingerprint"])
@@ -195,12 +195,4 @@ fn what_is_wrong_in_a_trust_command_is_named() {
     ] {
         zmove(&site, words).expect(1).says(&[part]);
     }
-}
-
-fn own_key(site: &Site) -> String {
-    zmove(site, &["key", "show"])
-        .done()
-        .stdout
-        .trim_end()
-        .to_owned()
 }

@@ -22,7 +22,7 @@ use crate::support::tree::{assert_same, paint};
 const GROWTH_KIB_MAX: u64 = 200 << 10;
 /// Authenticated connections may wait for the whole greeting timeout, which is longer than a busy machine needs for all
 /// handshakes.
-const FEW_WAITING: &str = "[limits]\nwaiting_per_identity = 64\nunproven_time = \"600s\"\n";
+const FEW_WAITING: &str = "waiting_per_identity = 64\nunproven_time = \"600s\"";
 /// Maximum time for which a client that stays can hold a slot for a refusal, in seconds.
 const REFUSAL_SECONDS: usize = 10;
 /// Maximum number of attempts to read a refusal that the close may cut off.
@@ -51,10 +51,6 @@ fn assert_well(site: &Site, resting_kib: u64) {
         now < resting_kib + GROWTH_KIB_MAX,
         "{resting_kib} KiB at rest, {now} KiB now"
     );
-}
-
-fn configure(site: &Site, text: &str) {
-    std::fs::write(site.path("server").join("zmove.toml"), text).unwrap();
 }
 
 /// An authenticated connection of the client that sends nothing.
@@ -220,9 +216,7 @@ fn a_message_that_announces_4_gib_is_refused() {
 
 #[test]
 fn idle_connections_of_one_key_are_limited() {
-    let mut site = Site::local();
-    configure(&site, FEW_WAITING);
-    site.start_daemon();
+    let site = Site::limited(FEW_WAITING);
     paint(site.source().join("f"), 1000);
     let resting = site.the_daemon().memory_kib();
     let runtime = runtime();
@@ -255,9 +249,7 @@ fn idle_connections_of_one_key_are_limited() {
 #[test]
 fn refused_connections_that_stay_open_hold_few_descriptors() {
     let _quiet = quiet_machine();
-    let mut site = Site::local();
-    configure(&site, FEW_WAITING);
-    site.start_daemon();
+    let site = Site::limited(FEW_WAITING);
     paint(site.source().join("f"), 1000);
     let (told, rounds, open_files) = runtime().block_on(async {
         let mut connections = Vec::new();
@@ -305,9 +297,7 @@ fn begin_long(site: &Site) -> Child {
 /// Lanes greet before the sender knows how many are allowed.
 #[test]
 fn a_push_that_begins_with_more_lanes_than_it_may_have() {
-    let mut site = Site::local();
-    configure(&site, "[limits]\nlanes_per_transfer = 8\n");
-    site.start_daemon();
+    let site = Site::limited("lanes_per_transfer = 8");
     paint(site.source().join("f"), 1000);
     for _ in 0..5 {
         site.push(&["--streams", "12", "--checksum"], site.contents(), "")
@@ -323,14 +313,14 @@ fn limits_are_read_again() {
     site.start_daemon();
     paint(site.source().join("f"), 1000);
     let mut long = begin_long(&site);
-    configure(&site, "[limits]\ntransfers = 1\n");
+    site.limit("transfers = 1");
     site.the_daemon().hang_up();
     let line = site.the_daemon().wait_for_log("reloaded: ");
     assert!(line.contains("transfers: 1 (was transfers: 64)"), "{line}");
     site.push(&["--timeout", "0"], site.contents(), "")
         .expect(13)
         .says(&["limits.transfers = 1"]);
-    configure(&site, "[limits]\ntransfer = 1\n");
+    site.limit("transfer = 1");
     site.the_daemon().hang_up();
     site.the_daemon().wait_for_log("reload: not changed: ");
     site.push(&["--timeout", "0"], site.contents(), "")

@@ -62,6 +62,21 @@ fn slow_push(site: &Site, rate: &str) -> Child {
     .start()
 }
 
+/// A daemon whose only slot for a transfer is taken.
+struct Occupied {
+    site: Site,
+    long: Child,
+}
+
+impl Occupied {
+    fn new() -> Self {
+        let site = Site::limited("transfers = 1");
+        let long = slow_push(&site, "1Mbit");
+        wait_for(&site, has_moved);
+        Self { site, long }
+    }
+}
+
 #[test]
 fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
     let site = Site::daemon();
@@ -131,14 +146,7 @@ fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
 #[test]
 fn status_counts_bytes_of_an_incomplete_group() {
     let site = Site::daemon();
-    paint(site.source().join("large"), 24 << 20);
-    let mut push = site
-        .push_command(
-            &["--limit", "1Mbit", "--streams", "1"],
-            &[site.contents().as_ref()],
-            "",
-        )
-        .start();
+    let mut push = slow_push(&site, "1Mbit");
     let shown = wait_for(&site, has_moved);
     assert!(
         shown["bytes"].as_u64().unwrap() < zmove_types::GROUP_BYTES,
@@ -162,11 +170,9 @@ fn the_socket_is_for_the_daemons_user_alone() {
 
 #[test]
 fn a_pull_has_totals_and_ends_with_its_key() {
-    let mut site = Site::local();
+    let site = Site::daemon();
     site.let_read("source");
     paint(site.source().join("large"), 24 << 20);
-    site.start_daemon();
-    site.let_read("source");
     let large = site.source().join("large");
     let pull = site
         .pull_command(&["--limit", "8Mbit"], &[large.to_str().unwrap()], "")
@@ -234,11 +240,7 @@ fn a_daemon_that_is_idle_drains_and_answers() {
 
 #[test]
 fn a_queued_transfer_is_listed_and_can_be_stopped() {
-    let mut site = Site::local();
-    std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
-    site.start_daemon();
-    let mut long = slow_push(&site, "1Mbit");
-    wait_for(&site, has_moved);
+    let Occupied { site, mut long } = Occupied::new();
     let waiting = site
         .push_command(&["--json"], &[site.contents().as_ref()], "other")
         .start();
@@ -271,11 +273,7 @@ fn a_queued_transfer_is_listed_and_can_be_stopped() {
 
 #[test]
 fn a_transfer_in_line_does_not_begin_once_its_key_was_removed() {
-    let mut site = Site::local();
-    std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
-    site.start_daemon();
-    let mut long = slow_push(&site, "1Mbit");
-    wait_for(&site, has_moved);
+    let Occupied { site, mut long } = Occupied::new();
     let waiting = site
         .push_command(&[], &[site.contents().as_ref()], "other")
         .start();
@@ -360,11 +358,7 @@ fn a_refused_push_is_one_line_of_the_log() {
 /// A push with `--no-wait` fails immediately. A waiting push reports the start and the reason of the wait.
 #[test]
 fn a_queued_push_reports_the_reason_and_no_wait_refuses_to_queue() {
-    let mut site = Site::local();
-    std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
-    site.start_daemon();
-    let mut long = slow_push(&site, "1Mbit");
-    wait_for(&site, has_moved);
+    let Occupied { site, mut long } = Occupied::new();
     let at_once = site
         .push(&["--no-wait"], site.contents(), "other")
         .expect(13);
@@ -396,11 +390,7 @@ fn a_queued_push_reports_the_reason_and_no_wait_refuses_to_queue() {
 /// A waiting sender learns when one ahead of it has gone, and so does the operator.
 #[test]
 fn a_queued_push_reports_its_new_position() {
-    let mut site = Site::local();
-    std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
-    site.start_daemon();
-    let mut long = slow_push(&site, "1Mbit");
-    wait_for(&site, has_moved);
+    let Occupied { site, mut long } = Occupied::new();
     let first = site
         .push_command(&[], &[site.contents().as_ref()], "first")
         .start();

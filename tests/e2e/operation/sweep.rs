@@ -9,17 +9,10 @@ use serde_json::Value;
 use crate::connections::breakage::interruption;
 use crate::support::command::finish;
 use crate::support::harness::{PATIENCE, Site};
-use crate::support::tree::{paint, set_mode};
+use crate::support::tree::{names, paint, set_mode};
 
 /// Enough data for the smaller sizes, and fast unless the machine is busy.
 const SMALL: [&str; 6] = ["--budget", "24MiB", "--time", "80s", "--threads", "2"];
-
-fn names(directory: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(directory).unwrap();
-    entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect()
-}
 
 fn sweep(site: &Site, options: &[&str]) -> Value {
     let command = [

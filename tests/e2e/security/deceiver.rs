@@ -18,7 +18,7 @@ use zmove_wire::{
     encode_message,
 };
 
-use crate::support::harness::PATIENCE;
+use crate::support::harness::{PATIENCE, runtime};
 use crate::support::inprocess::job;
 use crate::support::quiet_machine::share_machine;
 
@@ -81,11 +81,7 @@ impl Deceiver {
         share_machine();
         let failures = Arc::new(Failures::default());
         let observer = Arc::clone(&failures) as Arc<dyn Observer>;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build();
-        let (ended, frames) = runtime.unwrap().block_on(self.converse(source, observer));
+        let (ended, frames) = runtime().block_on(self.converse(source, observer));
         assert!(
             !matches!(ended, Err(SessionError::Interrupted)),
             "the sender hangs"

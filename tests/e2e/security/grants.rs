@@ -8,7 +8,7 @@ use zmove_transport::Access;
 use zmove_types::GROUP_BYTES;
 
 use crate::connections::breakage::{Appearance, interrupt};
-use crate::support::command::{Outcome, finish};
+use crate::support::command::finish;
 use crate::support::harness::Site;
 use crate::support::quiet_machine::calm_machine;
 use crate::support::tree::{assert_same, names, paint, set_mode};
@@ -16,21 +16,6 @@ use crate::support::tree::{assert_same, names, paint, set_mode};
 const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
 /// A key that no identity of the test has.
 const OTHER: &str = "SHA256:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
-
-fn allow(site: &Site, words: &[&str]) -> Outcome {
-    let mut zmove = site.zmove(&["allow"]);
-    zmove.0.args(words).env("ZMOVE_HOME", site.path("server"));
-    zmove.outcome()
-}
-
-fn own_key(site: &Site) -> String {
-    site.zmove(&["key", "show"])
-        .outcome()
-        .done()
-        .stdout
-        .trim_end()
-        .to_owned()
-}
 
 fn list_file(site: &Site) -> String {
     std::fs::read_to_string(site.path("server/authorized_keys")).unwrap()
@@ -48,9 +33,9 @@ fn rewrite(site: &Site, change: impl Fn(&str) -> String) {
 #[test]
 fn grants_are_listed_and_removed() {
     let site = Site::local();
-    let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
+    let (key, root) = (site.client_key(), site.target().canonicalize().unwrap());
     let root = root.to_str().unwrap();
-    let list = || allow(&site, &["list"]).done().stdout;
+    let list = || site.allow(&["list"]).done().stdout;
     assert_eq!(list(), "no keys are allowed\n");
     let limits = [
         "--set-ids",
@@ -59,8 +44,7 @@ fn grants_are_listed_and_removed() {
         "--expires",
         "2099-01-31",
     ];
-    let said = allow(
-        &site,
+    let said = site.allow(
         &[
             &[&key, "--name", "alice", "--root", root, "--write"],
             &limits[..],
@@ -72,25 +56,15 @@ fn grants_are_listed_and_removed() {
          2099-01-31T00:00:00Z\n"
     );
     assert_eq!(said.done().stdout, expected);
-    allow(
-        &site,
-        &[
-            OTHER,
-            "--name",
-            "bob",
-            "--root",
-            root,
-            "--expires",
-            "2026-01-01",
-        ],
-    )
-    .done();
+    let bob = [OTHER, "--name", "bob", "--root", root];
+    site.allow(&[&bob[..], &["--expires", "2026-01-01"]].concat())
+        .done();
     let listed = list();
     assert!(
         listed.starts_with(&expected) && listed.ends_with("expired at 2026-01-01T00:00:00Z\n"),
         "{listed}"
     );
-    let json = allow(&site, &["list", "--json"]).done().stdout;
+    let json = site.allow(&["list", "--json"]).done().stdout;
     let json: Vec<Value> = json
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -106,29 +80,29 @@ fn grants_are_listed_and_removed() {
         (json[0]["expired"].as_bool(), json[1]["expired"].as_bool()),
         (Some(false), Some(true))
     );
-    allow(&site, &["remove", "eve"])
+    site.allow(&["remove", "eve"])
         .expect(1)
         .says(&["'eve' is not in the list"])
         .lines(1);
     assert_eq!(
-        allow(&site, &["remove", "bob"]).done().stdout,
+        site.allow(&["remove", "bob"]).done().stdout,
         format!("bob ({OTHER}) is no longer allowed\n")
     );
-    allow(&site, &["remove", &key]).done();
+    site.allow(&["remove", &key]).done();
     assert_eq!(list(), "no keys are allowed\n");
 }
 
 #[test]
 fn setting_an_expiry_keeps_the_other_rights() {
     let site = Site::local();
-    let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
+    let (key, root) = (site.client_key(), site.target().canonicalize().unwrap());
     let of_alice = |words: &[&str]| {
         let words = [
             &[&key, "--name", "alice", "--root", root.to_str().unwrap()],
             words,
         ]
         .concat();
-        allow(&site, &words).done().stdout
+        site.allow(&words).done().stdout
     };
     assert!(of_alice(&["--write"]).contains("may write below"));
     let said = of_alice(&["--expires", "2099-01-31"]);
@@ -185,7 +159,7 @@ fn what_is_wrong_in_an_allow_command_is_named() {
         (vec!["remove"], "required arguments were not provided"),
         (vec!["list", "--name", "x"], "unexpected argument '--name'"),
     ] {
-        allow(&site, &words).expect(1).says(&[part]);
+        site.allow(&words).expect(1).says(&[part]);
     }
     assert!(!site.path("server/authorized_keys").exists());
 }
@@ -195,7 +169,7 @@ fn what_is_wrong_in_an_allow_command_is_named() {
 fn an_expired_grant_is_refused_and_told_on_both_sides() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
-    let (line, key) = (list_file(&site), own_key(&site));
+    let (line, key) = (list_file(&site), site.client_key());
     rewrite(&site, |line| format!("{line} expires=2026-01-31T12:00:00Z"));
     for transport in TRANSPORTS {
         let outcome = site
@@ -241,7 +215,7 @@ fn endless(site: &Site) -> std::process::Child {
 fn a_removed_key_is_a_stranger_to_the_next_connection_and_ends_nothing() {
     let site = Site::daemon();
     let running = endless(&site);
-    allow(&site, &["remove", "tester"]).done();
+    site.allow(&["remove", "tester"]).done();
     site.push(&[], site.path("client"), "x")
         .expect(5)
         .says(&["this key is not known here"])

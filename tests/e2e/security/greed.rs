@@ -13,11 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncWriteExt;
 use tokio::runtime::Runtime;
 use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialer, ControlReader, ControlWriter, DialOptions,
-    Grant, HostPolicy, Identity, LaneSink, TransportChoice, control_pair,
+    Access, AuthorizedKeys, Channel, ControlReader, ControlWriter, Grant, Identity, LaneSink,
+    TransportChoice, control_pair,
 };
 use zmove_types::{FileId, GROUP_BYTES, ItemId, LaneId, StageClock, Timestamp, TransferId};
 use zmove_wire::{
@@ -29,7 +28,8 @@ use zmove_wire::{
 
 use crate::security::intruder::{frame, metadata, name, path};
 use crate::support::command::ZMOVE;
-use crate::support::harness::{PATIENCE, PROMPT, Site, skip};
+use crate::support::harness::{PATIENCE, PROMPT, Site, runtime, skip};
+use crate::support::host::{greet, read_answers};
 use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
@@ -66,14 +66,9 @@ impl<'a> Greedy<'a> {
         let roots = vec![site.path("theirs").canonicalize().unwrap()];
         let grant = Grant::new(identity.fingerprint(), "greedy", roots, Access::ReadWrite);
         AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
         Self {
             site,
-            runtime,
+            runtime: runtime(),
             identity,
             transfers: 0,
         }
@@ -85,24 +80,8 @@ impl<'a> Greedy<'a> {
 
     async fn greet(&self, transfer: TransferId, role: Role) -> Channel {
         let daemon = self.site.the_daemon();
-        let reach = DialOptions {
-            transport: TransportChoice::Tcp,
-            ..DialOptions::default()
-        };
-        let (policy, port) = (
-            HostPolicy::Pinned(daemon.fingerprint),
-            daemon.address.port(),
-        );
-        let dialer = ChannelDialer::new(&self.identity, "127.0.0.1", port, policy, reach)
-            .await
-            .unwrap();
-        let mut channel = dialer.dial(PATIENCE).await.unwrap();
-        channel
-            .write_all(&Greeting::new(role, transfer).encode())
-            .await
-            .unwrap();
-        channel.flush().await.unwrap();
-        channel
+        let greeting = Greeting::new(role, transfer);
+        greet(daemon, &self.identity, TransportChoice::Tcp, greeting).await
     }
 
     /// Opens a transfer and waits until it is accepted.
@@ -135,18 +114,9 @@ impl<'a> Greedy<'a> {
             if !matches!(opened, ToSender::Opened(_)) {
                 return Err(opened);
             }
-            let (told, answers) = mpsc::channel();
-            let reading = tokio::spawn(async move {
-                while let Some(Ok(answer)) = inbox.recv().await
-                    && told.send(answer).is_ok()
-                {}
-            });
+            let answers = read_answers(inbox);
             let lane = self.greet(transfer, Role::Lane(LaneId(0))).await;
-            Ok((
-                writer,
-                (answers, reading),
-                lane.into_sink(Cipher::Tls, 1).unwrap(),
-            ))
+            Ok((writer, answers, lane.into_sink(Cipher::Tls, 1).unwrap()))
         })?;
         Ok(Transfer {
             control,
@@ -407,13 +377,7 @@ fn site() -> Site {
 
 /// A site with these limits, whose client's push takes a moment.
 fn configured(limits: &str) -> Site {
-    let mut site = Site::local();
-    std::fs::write(
-        site.path("server").join("zmove.toml"),
-        format!("[limits]\n{limits}\n"),
-    )
-    .unwrap();
-    site.start_daemon();
+    let site = Site::limited(limits);
     for number in 0..40 {
         paint(site.source().join(format!("f{number}")), 100_000);
     }
@@ -656,18 +620,20 @@ fn sparse(path: &Path) {
 
 const SPARSE_BYTES: u64 = 8 << 40;
 
-/// Asks whether this existing file is the one that would be sent.
-fn offer_of(file: &str, number: u64) -> ToReceiver {
-    let time = Timestamp {
+/// The mark of a source file that has not changed for a long time.
+fn old_mark() -> SourceMark {
+    let ctime = Timestamp {
         seconds: 1,
         nanos: 0,
     };
-    let mark = Some(SourceMark {
-        inode: 1,
-        ctime: time,
-    });
+    SourceMark { inode: 1, ctime }
+}
+
+/// Asks whether this existing file is the one that would be sent.
+fn offer_of(file: &str, number: u64) -> ToReceiver {
+    let mark = Some(old_mark());
     let metadata = SourceMetadata {
-        metadata: zmove_types::Metadata::new(0o644, time),
+        metadata: zmove_types::Metadata::new(0o644, old_mark().ctime),
         xattrs: None,
     };
     let kind = SourceKind::File {

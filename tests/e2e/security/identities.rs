@@ -1,15 +1,13 @@
 //! Two identities at one daemon: transfers belong to the key that opened them.
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::runtime::Runtime;
-use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialer, DialOptions, Grant, HostPolicy, Identity,
-    TransportChoice,
-};
+use zmove_transport::{Access, AuthorizedKeys, Channel, Grant, Identity, TransportChoice};
 use zmove_types::{LaneId, TransferId};
 use zmove_wire::{Greeting, Role};
 
 use crate::support::harness::{PATIENCE, Site, has_program, skip};
+use crate::support::host;
 use crate::support::tree::{names, paint};
 
 const TRANSFER: TransferId = TransferId([3; 16]);
@@ -26,29 +24,15 @@ fn site() -> (Site, Identity, Identity) {
     (site, tester, eve)
 }
 
-/// Dials as `identity` and sends a greeting.
+/// Dials as `identity` and sends a greeting for the transfer.
 async fn greet(
     site: &Site,
     identity: &Identity,
     transport: TransportChoice,
     role: Role,
 ) -> Channel {
-    let daemon = site.the_daemon();
-    let (policy, reach) = (
-        HostPolicy::Pinned(daemon.fingerprint),
-        DialOptions {
-            transport,
-            ..DialOptions::default()
-        },
-    );
-    let dialer = ChannelDialer::new(identity, "127.0.0.1", daemon.address.port(), policy, reach);
-    let mut channel = dialer.await.unwrap().dial(PATIENCE).await.unwrap();
-    channel
-        .write_all(&Greeting::new(role, TRANSFER).encode())
-        .await
-        .unwrap();
-    channel.flush().await.unwrap();
-    channel
+    let greeting = Greeting::new(role, TRANSFER);
+    host::greet(site.the_daemon(), identity, transport, greeting).await
 }
 
 /// Returns the bytes that the daemon sends before it closes the connection.

@@ -17,6 +17,7 @@ use zmove_wire::{
     ToReceiver, ToSender, decode_message, encode_message,
 };
 
+use crate::support::harness::runtime;
 use crate::support::quiet_machine::share_machine;
 
 /// Maximum duration of a case. Some file systems are slow for very deep trees.
@@ -60,11 +61,7 @@ impl Intruder {
     /// Performs all actions and then announces the end. The test fails if the receiver does not end.
     pub(crate) fn does(self, deeds: Vec<Deed>) -> Intruded {
         share_machine();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build();
-        runtime.unwrap().block_on(self.converse(deeds))
+        runtime().block_on(self.converse(deeds))
     }
 
     async fn converse(self, deeds: Vec<Deed>) -> Intruded {

@@ -29,24 +29,6 @@ fn push(site: &Site, options: &[&str], target: &str) -> Outcome {
         .outcome()
 }
 
-fn own_key(site: &Site) -> String {
-    site.zmove(&["key", "show"])
-        .outcome()
-        .done()
-        .stdout
-        .trim_end()
-        .to_owned()
-}
-
-fn allow(site: &Site, arguments: &[&str]) -> Outcome {
-    let mut zmove = site.zmove(&["allow"]);
-    zmove
-        .0
-        .args(arguments)
-        .env("ZMOVE_HOME", site.path("server"));
-    zmove.outcome()
-}
-
 #[test]
 fn the_key_is_one_line_and_stays() {
     let site = Site::local();
@@ -68,7 +50,7 @@ fn an_unknown_key_is_told_what_to_run() {
     let (site, daemon) = strangers();
     let target = format!("{}:x", daemon.address);
     let outcome = push(&site, &["--accept-new"], &target).expect(5);
-    let key = own_key(&site);
+    let key = site.client_key();
     let advice = format!("zmove allow {key} --name NAME --root DIR --write");
     let outcome = outcome.says(&["zmove: receiver: this key is not known here", &advice]);
     outcome
@@ -76,17 +58,14 @@ fn an_unknown_key_is_told_what_to_run() {
         .lines(2);
     daemon.wait_for_log(&format!("unknown key {key}"));
     let root = site.target();
-    let said = allow(
-        &site,
-        &[
-            &key,
-            "--name",
-            "alice",
-            "--root",
-            root.to_str().unwrap(),
-            "--write",
-        ],
-    );
+    let said = site.allow(&[
+        &key,
+        "--name",
+        "alice",
+        "--root",
+        root.to_str().unwrap(),
+        "--write",
+    ]);
     assert!(said.done().stdout.contains("alice"));
     // The key takes effect immediately, and the host is now known.
     push(&site, &["--json"], &target).done();
@@ -198,18 +177,15 @@ fn a_link_that_leads_out_of_the_root_is_not_followed() {
 #[test]
 fn a_target_path_selects_its_root() {
     let (site, daemon) = strangers();
-    let key = own_key(&site);
+    let key = site.client_key();
     let roots = ["first root", "second%20"].map(|name| site.path(name));
     roots
         .iter()
         .for_each(|root| std::fs::create_dir(root).unwrap());
     let [first, second] = roots.each_ref().map(|root| root.to_str().unwrap());
-    allow(
-        &site,
-        &[
-            &key, "--name", "bob b.", "--root", first, "--root", second, "--write",
-        ],
-    )
+    site.allow(&[
+        &key, "--name", "bob b.", "--root", first, "--root", second, "--write",
+    ])
     .done();
     site.pin(&daemon.address, daemon.fingerprint);
     let expect_at = |target: &str, at: &Path| {
@@ -226,24 +202,22 @@ fn a_target_path_selects_its_root() {
 #[test]
 fn allow_refuses_missing_roots_and_files() {
     let (site, _daemon) = strangers();
-    let key = own_key(&site);
+    let key = site.client_key();
     paint(site.path("file"), 1);
-    allow(
-        &site,
-        &[&key, "--name", "x", "--root", "nowhere", "--write"],
-    )
-    .expect(11)
-    .says(&[
-        "zmove: receiver: open root",
-        "nowhere",
-        "No such file or directory",
-    ])
-    .lines(1);
-    allow(&site, &[&key, "--name", "x", "--root", "file", "--write"])
+    site.allow(&[&key, "--name", "x", "--root", "nowhere", "--write"])
+        .expect(11)
+        .says(&[
+            "zmove: receiver: open root",
+            "nowhere",
+            "No such file or directory",
+        ])
+        .lines(1);
+    site.allow(&[&key, "--name", "x", "--root", "file", "--write"])
         .expect(1)
         .says(&["zmove: root", "file", "is not a directory"])
         .lines(1);
-    allow(&site, &["SHA256:short", "--name", "x", "--root", "source"]).expect(1);
+    site.allow(&["SHA256:short", "--name", "x", "--root", "source"])
+        .expect(1);
     assert!(!site.path("server/authorized_keys").exists());
 }
 

@@ -9,11 +9,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tokio::io::AsyncWriteExt;
 use tokio::runtime::Runtime;
 use zmove_transport::{
-    Access, AuthorizedKeys, Channel, ChannelDialer, ControlWriter, DialOptions, Grant, HostPolicy,
-    Identity, LaneSink, TransportChoice, control_pair,
+    Access, AuthorizedKeys, Channel, ControlWriter, Grant, Identity, LaneSink, TransportChoice,
+    control_pair,
 };
 use zmove_types::{
     Beginning, FileId, GROUP_BYTES, ItemId, LaneId, SharedJobId, StageClock, Timestamp, TransferId,
@@ -28,7 +27,8 @@ use zmove_wire::{
 use crate::security::intruder::{frame, metadata, name, path};
 use crate::support::command::Runner;
 use crate::support::daemon::Daemon;
-use crate::support::harness::{PATIENCE, Site, allow_to_lead};
+use crate::support::harness::{PATIENCE, Site, allow_to_lead, runtime};
+use crate::support::host::{greet, read_answers};
 
 const JOB: SharedJobId = SharedJobId([9; 16]);
 
@@ -61,15 +61,10 @@ impl Cluster {
     fn new() -> Self {
         let site = Site::local();
         let identity = Identity::load_or_create(&site.path("mover")).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
         std::fs::create_dir_all(site.path("shared")).unwrap();
         Self {
             site,
-            runtime,
+            runtime: runtime(),
             identity,
             sessions: std::cell::Cell::new(0),
             nodes: 0,
@@ -106,24 +101,8 @@ impl Cluster {
     }
 
     async fn greet(&self, node: &Node, transfer: TransferId, role: Role) -> Channel {
-        let reach = DialOptions {
-            transport: TransportChoice::Tcp,
-            ..DialOptions::default()
-        };
-        let (policy, port) = (
-            HostPolicy::Pinned(node.0.fingerprint),
-            node.0.address.port(),
-        );
-        let dialer = ChannelDialer::new(&self.identity, "127.0.0.1", port, policy, reach)
-            .await
-            .unwrap();
-        let mut channel = dialer.dial(PATIENCE).await.unwrap();
-        channel
-            .write_all(&Greeting::new(role, transfer).encode())
-            .await
-            .unwrap();
-        channel.flush().await.unwrap();
-        channel
+        let greeting = Greeting::new(role, transfer);
+        greet(&node.0, &self.identity, TransportChoice::Tcp, greeting).await
     }
 
     /// Begins a session with a node. Returns the node's answer if it is refused.
@@ -163,12 +142,7 @@ impl Cluster {
                     other => return Err(other),
                 }
             }
-            let (told, answers) = mpsc::channel();
-            let reading = tokio::spawn(async move {
-                while let Some(Ok(answer)) = inbox.recv().await
-                    && told.send(answer).is_ok()
-                {}
-            });
+            let (answers, reading) = read_answers(inbox);
             let lane = self.greet(node, transfer, Role::Lane(LaneId(0))).await;
             Ok((
                 writer,

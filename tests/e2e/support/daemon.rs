@@ -103,62 +103,36 @@ impl Daemon {
 
     /// Whether a log line contains `part`.
     pub(crate) fn has_logged(&self, part: &str) -> bool {
-        self.log
-            .lines
-            .lock()
-            .unwrap()
-            .iter()
-            .any(|line| line.contains(part))
+        !self.logged(part).is_empty()
     }
 
     /// Returns the log lines so far that contain `part`.
     pub(crate) fn logged(&self, part: &str) -> Vec<String> {
-        self.log
-            .lines
-            .lock()
-            .unwrap()
-            .iter()
-            .filter(|line| line.contains(part))
-            .cloned()
-            .collect()
+        lines_with(&self.log.lines.lock().unwrap(), part)
     }
 
     /// Waits for a log line that contains `part`.
     #[track_caller]
     pub(crate) fn wait_for_log(&self, part: &str) -> String {
-        let found = |lines: &[String]| lines.iter().find(|line| line.contains(part)).cloned();
-        let lines = self.log.lines.lock().unwrap();
-        let missing = |lines: &mut Vec<String>| found(lines).is_none();
-        let (lines, _) = self
-            .log
-            .grown
-            .wait_timeout_while(lines, PATIENCE, missing)
-            .unwrap();
-        found(&lines).unwrap_or_else(|| panic!("no {part:?} in the daemon's log: {lines:?}"))
+        self.wait_for_logs(part, 1).swap_remove(0)
     }
 
     /// Waits for `count` log lines that contain `part`.
     #[track_caller]
     pub(crate) fn wait_for_logs(&self, part: &str, count: usize) -> Vec<String> {
-        let found = |lines: &[String]| -> Vec<_> {
-            lines
-                .iter()
-                .filter(|line| line.contains(part))
-                .cloned()
-                .collect()
-        };
         let lines = self.log.lines.lock().unwrap();
-        let missing = |lines: &mut Vec<String>| found(lines).len() < count;
+        let missing = |lines: &mut Vec<String>| lines_with(lines, part).len() < count;
         let (lines, _) = self
             .log
             .grown
             .wait_timeout_while(lines, PATIENCE, missing)
             .unwrap();
+        let found = lines_with(&lines, part);
         assert!(
-            found(&lines).len() >= count,
+            found.len() >= count,
             "fewer than {count} times {part:?} in the daemon's log: {lines:?}"
         );
-        found(&lines)
+        found
     }
 
     /// Returns the `/proc` status of each of the daemon's threads.
@@ -255,13 +229,7 @@ impl Daemon {
 
     /// Number of log lines that contain `part`.
     pub(crate) fn count_logged(&self, part: &str) -> usize {
-        self.log
-            .lines
-            .lock()
-            .unwrap()
-            .iter()
-            .filter(|line| line.contains(part))
-            .count()
+        self.logged(part).len()
     }
 
     /// Kills the daemon with SIGKILL.
@@ -269,6 +237,12 @@ impl Daemon {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+}
+
+/// Returns the lines that contain `part`.
+fn lines_with(lines: &[String], part: &str) -> Vec<String> {
+    let found = lines.iter().filter(|line| line.contains(part));
+    found.cloned().collect()
 }
 
 /// Returns the address and key in the ready line of a daemon that logs JSON.

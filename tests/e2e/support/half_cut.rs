@@ -2,11 +2,12 @@
 //! The server does not notice the loss.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::support::harness::PATIENCE;
+use crate::support::proxy::accept;
 
 /// If no data is received for this long, all data that the client sent has been received.
 const QUIET: Duration = Duration::from_millis(300);
@@ -43,8 +44,6 @@ impl HalfCut {
         passes: usize,
         upstream: impl Fn(bool) -> SocketAddr + Send + 'static,
     ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
         let state = State {
             upstream: Box::new(upstream),
             passes,
@@ -59,11 +58,7 @@ impl HalfCut {
             changed: Condvar::new(),
         });
         let accepting = Arc::clone(&shared);
-        std::thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                accepting.relay(client);
-            }
-        });
+        let address = accept(move |client| accepting.relay(client));
         Self { address, shared }
     }
 

@@ -222,6 +222,20 @@ impl Site {
         self.start_daemon_with(&[]);
     }
 
+    /// A site whose daemon has these lines in the section `limits` of its settings.
+    pub(crate) fn limited(limits: &str) -> Self {
+        let mut site = Self::local();
+        site.limit(limits);
+        site.start_daemon();
+        site
+    }
+
+    /// Replaces the daemon's settings by these lines in the section `limits`.
+    pub(crate) fn limit(&self, limits: &str) {
+        let settings = format!("[limits]\n{limits}\n");
+        std::fs::write(self.path("server/zmove.toml"), settings).unwrap();
+    }
+
     /// Starts a daemon with more options of `zmove serve`.
     pub(crate) fn start_daemon_with(&mut self, options: &[&str]) {
         self.start_daemon_at(&free_address().to_string(), options);
@@ -309,6 +323,19 @@ impl Site {
     /// Runs a pull, as [`Self::pull_command`] describes.
     pub(crate) fn pull(&self, options: &[&str], sources: &[&str], path: &str) -> Outcome {
         self.pull_command(options, sources, path).outcome()
+    }
+
+    /// Runs `zmove allow WORDS` on the daemon's host.
+    pub(crate) fn allow(&self, words: &[&str]) -> Outcome {
+        let mut zmove = self.zmove(&["allow"]);
+        zmove.0.args(words).env("ZMOVE_HOME", self.path("server"));
+        zmove.outcome()
+    }
+
+    /// Returns the fingerprint of the client's key as `zmove key show` prints it.
+    pub(crate) fn client_key(&self) -> String {
+        let shown = self.zmove(&["key", "show"]).outcome().done().stdout;
+        shown.trim_end().to_owned()
     }
 
     /// Pins `fingerprint` as the key of `address` for the client.

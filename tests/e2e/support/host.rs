@@ -1,14 +1,19 @@
-//! A host in this process, for peers that behave unlike a daemon.
+//! Peers in this process that speak the protocol themselves: a host and a client.
 
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 
-use tokio::io::AsyncReadExt;
-use zmove_transport::{Channel, Fingerprint, Identity, Listener, SocketConfig, TransportChoice};
-use zmove_wire::Greeting;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+use zmove_transport::{
+    Channel, ChannelDialer, DialOptions, Fingerprint, HostPolicy, Identity, Inbox, Listener,
+    SocketConfig, TransportChoice,
+};
+use zmove_wire::{Greeting, ToSender};
 
+use crate::support::daemon::Daemon;
 use crate::support::harness::PATIENCE;
 use crate::support::quiet_machine::share_machine;
 
@@ -52,4 +57,37 @@ where
         });
     });
     (address.recv().unwrap(), key)
+}
+
+/// Dials a daemon as `identity` and sends a greeting.
+pub(crate) async fn greet(
+    daemon: &Daemon,
+    identity: &Identity,
+    transport: TransportChoice,
+    greeting: Greeting,
+) -> Channel {
+    let policy = HostPolicy::Pinned(daemon.fingerprint);
+    let port = daemon.address.port();
+    let reach = DialOptions {
+        transport,
+        ..DialOptions::default()
+    };
+    let dialer = ChannelDialer::new(identity, "127.0.0.1", port, policy, reach);
+    let mut channel = dialer.await.unwrap().dial(PATIENCE).await.unwrap();
+    channel.write_all(&greeting.encode()).await.unwrap();
+    channel.flush().await.unwrap();
+    channel
+}
+
+/// Reads the answers of a daemon in a task until the connection ends or the receiver of the answers is dropped.
+pub(crate) fn read_answers(
+    mut inbox: Inbox<ToSender>,
+) -> (mpsc::Receiver<ToSender>, JoinHandle<()>) {
+    let (told, answers) = mpsc::channel();
+    let reading = tokio::spawn(async move {
+        while let Some(Ok(answer)) = inbox.recv().await
+            && told.send(answer).is_ok()
+        {}
+    });
+    (answers, reading)
 }

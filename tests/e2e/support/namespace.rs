@@ -27,8 +27,7 @@ pub(crate) struct Image {
 impl Namespace {
     /// A namespace in which `directory` is a tmpfs of `bytes` bytes. Returns `None` if this host cannot provide it.
     pub(crate) fn with_small_disk(directory: &Path, bytes: u64) -> Option<Self> {
-        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
-            skip("mounting a small file system needs root, unshare and nsenter");
+        if !can_mount("mounting a small file system") {
             return None;
         }
         let script = r#"mount -t tmpfs -o size="$1",mode=755 none "$2" && echo ready && read -r _"#;
@@ -42,8 +41,7 @@ impl Namespace {
     /// A namespace in which the first directory of each pair is also mounted at the path of the second one. Returns
     /// `None` if this host cannot provide it.
     pub(crate) fn with_binds(pairs: &[(&Path, &Path)]) -> Option<Self> {
-        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
-            skip("a bind mount needs root, unshare and nsenter");
+        if !can_mount("a bind mount") {
             return None;
         }
         let script = r#"while [ "$#" -gt 0 ]; do mount --bind "$1" "$2" || exit; shift 2; done; echo ready; read -r _"#;
@@ -68,8 +66,7 @@ impl Namespace {
     /// A namespace in which `directory` has two layers (overlayfs), the lower one with a directory `d`. Returns `None`
     /// if this host cannot provide it.
     pub(crate) fn with_layers(directory: &Path) -> Option<Self> {
-        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
-            skip("mounting layers needs root, unshare and nsenter");
+        if !can_mount("mounting layers") {
             return None;
         }
         let layers = tempfile::tempdir().unwrap();
@@ -178,8 +175,7 @@ impl Namespace {
     /// A namespace in which `directory` is an overlay of directories in memory at `room`. The lowest layer begins as a
     /// copy of `directory`.
     pub(crate) fn with_overlay(directory: &Path, room: &Path) -> Option<Self> {
-        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
-            skip("an overlay needs root, unshare and nsenter");
+        if !can_mount("an overlay") {
             return None;
         }
         let script = r#"mount -t tmpfs none "$1" && cd "$1" && mkdir upper work && cp -a "$2" lower &&
@@ -190,8 +186,7 @@ impl Namespace {
     /// A namespace in which `directory` is ext4 on a thin disk, which allocates memory at `room` when a block is first
     /// written. When that memory is exhausted, writes to the journal fail.
     pub(crate) fn with_thin_disk(directory: &Path, room: &Path) -> Option<Self> {
-        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
-            skip("a disk that fails needs root, unshare and nsenter");
+        if !can_mount("a disk that fails") {
             return None;
         }
         let script = r#"PATH="$PATH:/usr/sbin:/sbin"; mount -t tmpfs -o size=32m none "$1" &&
@@ -275,6 +270,16 @@ fn can_run_mergerfs(what: &str) -> bool {
         ));
     }
     can
+/// Whether this host can mount in a namespace. Otherwise the test is skipped with a reason that names `what`.
+fn can_mount(what: &str) -> bool {
+    let programs = ["unshare", "nsenter"];
+    let can = is_root() && programs.into_iter().all(has_program);
+    if !can {
+        skip(&format!("{what} needs root, unshare and nsenter"));
+    }
+    can
+}
+
 }
 
 impl Drop for Namespace {

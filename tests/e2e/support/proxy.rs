@@ -117,8 +117,6 @@ impl Proxy {
         (bytes_left, cuts_after): (u64, Option<u64>),
         strike: Option<Strike>,
     ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
         let state = Mutex::new(State {
             upstream,
             bytes_left,
@@ -137,11 +135,7 @@ impl Proxy {
             changed: Condvar::new(),
         });
         let accepting = Arc::clone(&shared);
-        std::thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                accepting.relay(client);
-            }
-        });
+        let address = accept(move |client| accepting.relay(client));
         Self { address, shared }
     }
 
@@ -246,6 +240,18 @@ impl Proxy {
         (state.upstream, state.bytes_left, state.resumed) = (upstream, bytes_max, false);
         self.shared.changed.notify_all();
     }
+}
+
+/// Listens on a free port, and calls `relay` with each connection.
+pub(crate) fn accept(relay: impl Fn(TcpStream) + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            relay(client);
+        }
+    });
+    address
 }
 
 impl State {

@@ -60,11 +60,7 @@ impl Transfer {
 /// While files wait in new directories deep in the tree, another transfer creates directories with their names.
 #[test]
 fn the_path_of_what_cannot_get_its_name_is_kept_once() {
-    let mut site = Site::local();
-    let limits = "[limits]\nmemory_per_identity = \"64MiB\"\n";
-    std::fs::write(site.path("server").join("zmove.toml"), limits).unwrap();
-    site.start_daemon();
-    paint(site.source().join("f"), 100_000);
+    let site = Site::limited("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
     let mut pairs: Vec<_> = (0..2)

@@ -3,10 +3,7 @@
 use super::*;
 
 fn site_of_little_memory() -> Site {
-    let mut site = Site::local();
-    let limits = "[limits]\nmemory_per_identity = \"64MiB\"\n";
-    std::fs::write(site.path("server").join("zmove.toml"), limits).unwrap();
-    site.start_daemon();
+    let site = Site::limited("memory_per_identity = \"64MiB\"");
     paint(site.source().join("f"), 100_000);
     site
 }
@@ -79,14 +76,7 @@ fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
     );
     wait_for_stored_file(&mut transfer);
     let resting = site.the_daemon().memory_kib();
-    let time = Timestamp {
-        seconds: 1,
-        nanos: 0,
-    };
-    let mark = Some(SourceMark {
-        inode: 1,
-        ctime: time,
-    });
+    let mark = Some(old_mark());
     let file = SourceEntry {
         name: name("large"),
         kind: SourceKind::File {
