@@ -51,9 +51,10 @@ fn a_push_limited_to_48_open_files_uses_fewer_lanes() {
     pair.client.runner.limits = vec!["--nofile=48".to_owned()];
     let address = pair.server.as_ref().unwrap().the_daemon().address;
     let options = ["--json", "--streams", "64", "--transport", "tcp"];
-    let outcome = pair.client.push_by(&address, &options).outcome().expect(0);
+    let outcome = pair.client.push_by(&address, &options).outcome().done();
+    // A process with this limit cannot have 48 lanes, and has descriptors for at most ten lanes and their files.
     let lanes = outcome.summary()["lanes"].clone();
-    assert!((1..48).contains(&lanes.as_u64().unwrap()), "{lanes}");
+    assert!((2..10).contains(&lanes.as_u64().unwrap()), "{lanes}");
     pair.check_and_clear();
 }
 
