@@ -276,7 +276,9 @@ fn a_sender_keeps_the_rate_of_its_key_by_itself() {
             (&summary["limited_by"], &summary["repeated"]),
             (&"allowed_rate".into(), &0.into())
         );
-        for line in std::fs::read_to_string(&trace).unwrap().lines() {
+        let trace = std::fs::read_to_string(&trace).unwrap();
+        assert!(trace.lines().count() > 1, "{trace}");
+        for line in trace.lines() {
             let line: Value = serde_json::from_str(line).unwrap();
             let at = |key: &str| {
                 line[key]
