@@ -110,8 +110,8 @@ fn a_stranger_costs_nothing_for_the_length_of_the_list() {
     let stranger = Identity::load_or_create(&site.path("stranger")).unwrap();
     let taken = time_for_strangers(site.the_daemon(), &stranger, 30);
     assert!(
-        taken < Duration::from_millis(1500),
-        "{taken:?} for 30 connections"
+        with_many_keys < with_few_keys + 10 * reading,
+        "{with_few_keys:?} and {with_many_keys:?} for 30 connections, {reading:?} to read the list"
     );
     site.push_contents();
 }
@@ -141,19 +141,22 @@ fn two_thousand_silent_connections_do_not_stop_a_push() {
 #[test]
 fn strangers_do_not_fill_the_log() {
     let _quiet = quiet_machine();
-    let site = site();
+    let mut site = site();
     let knock = || {
         let mut stream = TcpStream::connect(site.the_daemon().address).unwrap();
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     };
-    (0..1000).for_each(|_| knock());
+    (0..500).for_each(|_| knock());
     site.push_contents();
-    (0..1000).for_each(|_| knock());
+    (0..500).for_each(|_| knock());
     site.the_daemon()
         .wait_for_log("more of this kind in one second");
-    assert_eq!(site.the_daemon().count_logged("received from"), 1);
-    let told = site.the_daemon().count_logged("rejected");
-    assert!(told < 50, "{told} lines");
+    site.the_daemon().wait_for_log("received from");
+    // When the daemon ends, it logs the lines that it has held back.
+    let log = site.take_daemon().end_and_read_log();
+    let count = |part: &str| log.iter().filter(|line| line.contains(part)).count();
+    assert_eq!(count("received from"), 1);
+    assert!((1..50).contains(&count("rejected")), "{log:?}");
 }
 
 /// The clients send the header of a TLS record repeatedly, one byte at a time.
