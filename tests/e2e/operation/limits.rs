@@ -303,8 +303,12 @@ fn a_push_that_begins_with_more_lanes_than_it_may_have() {
     let site = Site::limited("lanes_per_transfer = 8");
     paint(site.source().join("f"), 1000);
     for _ in 0..5 {
-        site.push(&["--streams", "12", "--checksum"], site.contents(), "")
-            .done();
+        let options = ["--json", "--streams", "12", "--checksum"];
+        let pushed = site.push(&options, site.contents(), "").done().summary();
+        assert!(
+            (1..=8).contains(&pushed["lanes"].as_u64().unwrap()),
+            "{pushed}"
+        );
     }
     site.the_daemon().wait_for_logs("received from tester", 5);
     assert!(!site.the_daemon().has_logged("too many lanes"));
