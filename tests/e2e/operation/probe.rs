@@ -321,20 +321,18 @@ fn what_belongs_to_probes_ends_a_transfer() {
 #[test]
 fn what_makes_no_sense_is_told() {
     let site = Site::local();
-    let nonsense: [&[&str]; 6] = [
-        &["dtn:99"],
-        &["/data"],
-        &["./x"],
-        &["--streams", "0", "dtn:"],
-        &["--time", "1h", "dtn:"],
-        &["--for", "nowhere", "dtn:"],
+    let nonsense: [(&[&str], &str); 6] = [
+        (&["dtn:99"], "'dtn:99:'"),
+        (&["/data"], "'/data'"),
+        (&["./x"], "'./x'"),
+        (&["--streams", "0", "dtn:"], "--streams"),
+        (&["--time", "1h", "dtn:"], "--time"),
+        (&["--for", "nowhere", "dtn:"], "--for"),
     ];
-    for words in nonsense {
-        let outcome = site
-            .zmove(&[&["probe"], words].concat())
-            .outcome()
-            .expect(1);
-        assert!(!outcome.stderr.is_empty(), "{words:?}");
+    for (words, part) in nonsense {
+        let outcome = site.zmove(&[&["probe"], words].concat()).outcome();
+        let said = outcome.expect(1).stderr;
+        assert!(said.contains(part), "{words:?}: {said}");
     }
     assert!(
         names(Path::new(&site.path("client"))).is_empty(),
