@@ -38,6 +38,16 @@ impl Namespace {
         )
     }
 
+    /// A namespace in which `directory` is the file system of the kernel's traces. Returns `None` if this host cannot
+    /// provide it.
+    pub(crate) fn with_traces(directory: &Path) -> Option<Self> {
+        if !can_mount("mounting the traces") {
+            return None;
+        }
+        let script = r#"mount -t tracefs none "$1" && echo ready && read -r _"#;
+        Self::start(script, &[directory.as_os_str()], None)
+    }
+
     /// A namespace in which the first directory of each pair is also mounted at the path of the second one. Returns
     /// `None` if this host cannot provide it.
     pub(crate) fn with_binds(pairs: &[(&Path, &Path)]) -> Option<Self> {
@@ -260,16 +270,6 @@ impl Namespace {
     }
 }
 
-/// Whether mergerfs can run in a namespace on this host. Otherwise the test is skipped with a reason that names `what`.
-fn can_run_mergerfs(what: &str) -> bool {
-    let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
-    let can = is_root() && programs.into_iter().all(has_program);
-    if !can {
-        skip(&format!(
-            "{what} needs root, unshare, nsenter, setpriv and mergerfs"
-        ));
-    }
-    can
 /// Whether this host can mount in a namespace. Otherwise the test is skipped with a reason that names `what`.
 fn can_mount(what: &str) -> bool {
     let programs = ["unshare", "nsenter"];
@@ -280,6 +280,16 @@ fn can_mount(what: &str) -> bool {
     can
 }
 
+/// Whether mergerfs can run in a namespace on this host. Otherwise the test is skipped with a reason that names `what`.
+fn can_run_mergerfs(what: &str) -> bool {
+    let programs = ["unshare", "nsenter", "setpriv", "mergerfs"];
+    let can = is_root() && programs.into_iter().all(has_program);
+    if !can {
+        skip(&format!(
+            "{what} needs root, unshare, nsenter, setpriv and mergerfs"
+        ));
+    }
+    can
 }
 
 impl Drop for Namespace {
