@@ -265,6 +265,7 @@ fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
         file.set_len(8 << 30).unwrap();
         &["--sparse", "never"]
     };
+    std::fs::write(site.path("killed"), "old").unwrap();
     let options = [&["--manifest", "killed"], limit].concat();
     let mut killed = site.push_command(&options, &[&site.contents()], "").start();
     let begun = Instant::now();
@@ -280,7 +281,11 @@ fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
     }
     killed.kill().unwrap();
     killed.wait().unwrap();
-    assert!(!site.path("killed").exists());
+    let kept = std::fs::read(site.path("killed")).unwrap();
+    assert_eq!(
+        kept, b"old",
+        "an old manifest stays until a new one is complete"
+    );
     if !site.is_remote() {
         std::fs::remove_file(&zeros).unwrap();
     }
