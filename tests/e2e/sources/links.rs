@@ -28,6 +28,7 @@ use crate::connections::resume::break_off_after;
 use crate::security::intruder::{
     Deed, Intruded, Intruder, batch, file, metadata, name, path, raw_batch,
 };
+use crate::sources::metadata::rsync_output;
 use crate::support::command::{ZMOVE, Zmove};
 use crate::support::harness::{Site, every_way, has_program, skip};
 use crate::support::namespace::{Image, Namespace};
@@ -56,15 +57,18 @@ fn groups(root: &Path) -> Vec<Vec<String>> {
 fn assert_same_groups(site: &Site) {
     assert_same(&site.source(), &site.target());
     assert_eq!(groups(&site.source()), groups(&site.target()));
+    assert_rsync_changes_nothing(&site.source(), &site.target());
+}
+
+#[track_caller]
+fn assert_rsync_changes_nothing(source: &Path, target: &Path) {
     if has_program("rsync") {
         let mut rsync = Command::new("rsync");
-        rsync.args(["-naHAXS", "--numeric-ids", "-i", "--checksum", "--delete"]);
-        let left = rsync
-            .arg(site.source().join(""))
-            .arg(site.target().join(""))
-            .output()
-            .unwrap();
-        assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+        rsync
+            .args(["-naHAXS", "--numeric-ids", "-i", "--checksum", "--delete"])
+            .arg(source.join(""))
+            .arg(target.join(""));
+        assert_eq!(rsync_output(rsync), "");
     }
 }
 
@@ -284,18 +288,17 @@ fn a_preview_names_them(site: &Site) {
 }
 
 /// Snapshots of a tree as hard links (`cp -al`). Names that are not pushed do not count.
+/// Creates a copy of a tree whose files are hard links to those of the tree.
+fn copy_as_links(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-al").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
 fn older_states_at_the_target_stay_as_they_are(site: &Site) {
     tie(&site.source());
     site.push(&["--json"], site.contents(), "today").done();
     let [today, before] = ["today", "before"].map(|name| site.target().join(name));
-    assert!(
-        Command::new("cp")
-            .arg("-al")
-            .args([&today, &before])
-            .status()
-            .unwrap()
-            .success()
-    );
+    copy_as_links(&today, &before);
     let at_first = groups(&site.target());
     paint(site.source().join("new"), 10);
     let summary = site
@@ -324,9 +327,7 @@ fn older_states_keep_their_metadata(site: &Site) {
     hard_link(source.join("group"), source.join("other")).unwrap();
     site.push(&[], site.contents(), "today").done();
     let [today, before] = ["today", "before"].map(|name| target.join(name));
-    let mut copy = Command::new("cp");
-    copy.arg("-al").args([&today, &before]);
-    assert!(copy.status().unwrap().success());
+    copy_as_links(&today, &before);
     let at_first = picture(&before);
     for name in ["mode", "group"] {
         set_mode(source.join(name), 0o600);

@@ -63,18 +63,23 @@ fn can_compare(site: &Site) -> bool {
 fn assert_rsync_is_content(site: &Site) {
     let options = ["-naHAX", "--numeric-ids", "-i", "--checksum", "--delete"];
     let mut rsync = Command::new("rsync");
-    let left = rsync
+    rsync
         .args(options)
         .arg(site.source().join(""))
-        .arg(site.target().join(""))
-        .output()
-        .unwrap();
+        .arg(site.target().join(""));
+    assert_eq!(rsync_output(rsync), "");
+}
+
+/// Runs rsync and returns the changes that it would make.
+#[track_caller]
+pub(crate) fn rsync_output(mut rsync: Command) -> String {
+    let left = rsync.output().unwrap();
     assert!(
         left.status.success(),
         "{}",
         String::from_utf8_lossy(&left.stderr)
     );
-    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+    String::from_utf8_lossy(&left.stdout).into_owned()
 }
 
 /// Creates files and directories in an empty source, some with extended attributes or access control lists.
@@ -523,13 +528,15 @@ fn intrude(root: &Path, entries: Vec<BatchEntry>) -> Vec<NotKept> {
         "{:?}",
         intruded.ended
     );
-    let counts = intruded
-        .answers
-        .into_iter()
-        .filter_map(|answer| match answer {
-            ToSender::NotKept { counts } => Some(counts),
-            _ => None,
-        });
+    not_kept(intruded.answers)
+}
+
+/// Returns the counts of metadata that a receiver has not kept.
+pub(crate) fn not_kept(answers: Vec<ToSender>) -> Vec<NotKept> {
+    let counts = answers.into_iter().filter_map(|answer| match answer {
+        ToSender::NotKept { counts } => Some(counts),
+        _ => None,
+    });
     counts.flatten().collect()
 }
 

@@ -2,17 +2,16 @@
 
 use std::os::unix::fs::{MetadataExt, lchown, symlink};
 use std::path::Path;
-use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 use zmove_types::{Metadata, MetadataKinds, RelPath, Special};
-use zmove_wire::{BatchEntry, NotKept, NotKeptReason, PreserveOptions, ToSender};
+use zmove_wire::{BatchEntry, NotKept, NotKeptReason, PreserveOptions};
 
-use super::{hard_link, push};
+use super::{assert_rsync_changes_nothing, copy_as_links, hard_link, push};
 use crate::security::intruder::{Deed, Intruder, batch, metadata, name, path};
-use crate::sources::metadata::grant_owners;
-use crate::support::harness::{Site, both_ways, has_program, is_root};
+use crate::sources::metadata::{grant_owners, not_kept};
+use crate::support::harness::{Site, both_ways, is_root};
 use crate::support::namespace::Namespace;
 use crate::support::tree::{name_groups, names, paint, set_mode, set_own_mtime};
 
@@ -21,16 +20,7 @@ fn assert_whole(source: &Path, target: &Path) {
     let [there, here] =
         [target, source].map(|root| name_groups(root).into_keys().collect::<Vec<_>>());
     assert_eq!(there, here);
-    if has_program("rsync") {
-        let mut rsync = Command::new("rsync");
-        rsync.args(["-naHAXS", "--numeric-ids", "-i", "--checksum", "--delete"]);
-        let left = rsync
-            .arg(source.join(""))
-            .arg(target.join(""))
-            .output()
-            .unwrap();
-        assert_eq!(String::from_utf8_lossy(&left.stdout), "");
-    }
+    assert_rsync_changes_nothing(source, target);
 }
 
 /// Creates two links, a FIFO and, as root, two devices and owners. Each has names in several directories.
@@ -133,14 +123,7 @@ fn what_changes_reaches_all_names_and_no_others(site: &Site) {
     grant_owners(site);
     site.push(&["-a"], site.contents(), "today").done();
     let [today, before] = ["today", "before"].map(|name| site.target().join(name));
-    assert!(
-        Command::new("cp")
-            .arg("-al")
-            .args([&today, &before])
-            .status()
-            .unwrap()
-            .success()
-    );
+    copy_as_links(&today, &before);
     let kept = name_groups(&before);
     site.push(&["-a", "--delete"], site.contents(), "today")
         .done();
@@ -253,14 +236,6 @@ fn later_names(firsts: &[&str]) -> Vec<BatchEntry> {
     };
     let all = firsts.iter().chain(&firsts[1..]);
     all.enumerate().map(entry).collect()
-}
-
-fn not_kept(answers: Vec<ToSender>) -> Vec<NotKept> {
-    let counts = answers.into_iter().filter_map(|answer| match answer {
-        ToSender::NotKept { counts } => Some(counts),
-        _ => None,
-    });
-    counts.flatten().collect()
 }
 
 /// A first name of another kind is not linked. Each name becomes a separate entry and is counted.

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use zmove_disk::find_data;
 use zmove_types::GROUP_BYTES;
 
-use super::{grant_owners, push};
+use super::{grant_owners, push, rsync_output};
 use crate::commands::ssh::{Sshd, push_by};
 use crate::connections::resume::break_off_after;
 use crate::support::command::ZMOVE;
@@ -81,13 +81,7 @@ fn assert_whole(namespace: Option<&Namespace>, source: &Path, target: &Path) {
         .arg("--exclude=/lost+found")
         .arg(source.join(""))
         .arg(target.join(""));
-    let left = rsync.output().unwrap();
-    assert!(
-        left.status.success(),
-        "{}",
-        String::from_utf8_lossy(&left.stderr)
-    );
-    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+    assert_eq!(rsync_output(rsync), "");
     let [source, target] = [source, target]
         .map(|path| namespace.map_or(path.to_owned(), |namespace| namespace.outside(path)));
     assert!(
@@ -337,14 +331,8 @@ fn an_ordinary_user_keeps_what_they_may(site: &Site) {
         .arg(format!("--exclude=/{LARGE}"))
         .arg(site.contents())
         .arg(site.target().join(""));
-    let left = rsync.output().unwrap();
-    assert!(
-        left.status.success(),
-        "{}",
-        String::from_utf8_lossy(&left.stderr)
-    );
     let devices = |line: &&str| !line.contains("specials/") && !line.contains("/null");
-    let left = String::from_utf8_lossy(&left.stdout).into_owned();
+    let left = rsync_output(rsync);
     assert_eq!(
         left.lines().filter(devices).collect::<Vec<_>>(),
         [""; 0],
