@@ -213,11 +213,7 @@ impl Lab {
 
     /// A push that takes some seconds.
     fn push(&self, options: &[&str]) -> Zmove {
-        self.push_to("t", options)
-    }
-
-    fn push_to(&self, target: &str, options: &[&str]) -> Zmove {
-        self.push_at("20MB", target, options)
+        self.push_at("10MB", "t", options)
     }
 
     fn push_at(&self, limit: &str, target: &str, options: &[&str]) -> Zmove {
@@ -246,15 +242,20 @@ impl Lab {
         for directory in 0..40 {
             let directory = self.source().join(format!("d{directory}"));
             std::fs::create_dir_all(&directory).unwrap();
-            (0..10_u64).for_each(|file| paint(directory.join(format!("f{file}")), 100_000 + file));
+            (0..10_u64).for_each(|file| paint(directory.join(format!("f{file}")), 50_000 + file));
         }
-        paint(self.source().join("large"), (20 << 20) + 1);
+        paint(self.source().join("large"), (10 << 20) + 1);
     }
 
     /// Creates enough files for several nodes. A node takes some 32 MiB at a time.
     fn paint_more(&self) {
         self.paint();
-        (0..6).for_each(|number| paint(self.source().join(format!("larger{number}")), 48 << 20));
+        (0..6).for_each(|number| paint(self.source().join(format!("larger{number}")), 24 << 20));
+    }
+
+    /// Creates a tree for a push that does not begin.
+    fn paint_one(&self) {
+        paint(self.source().join("f"), 10);
     }
 
     fn assert_done(&self) {
@@ -347,6 +348,21 @@ fn nats_server() -> Command {
     })
 }
 
+/// Expects that the summary names this number of nodes.
+#[track_caller]
+fn assert_done_by(outcome: &Outcome, nodes: &str) {
+    let told = &outcome.stdout;
+    assert!(told.contains(&format!(", by {nodes}\n")), "{told}");
+}
+
+/// Expects that two nodes have done the job, and that none was excluded.
+#[track_caller]
+fn assert_both_took_part(outcome: &Outcome) {
+    assert_done_by(outcome, "2 nodes");
+    let told = &outcome.stderr;
+    assert!(!told.contains("takes no part"), "{told}");
+}
+
 /// Expects that zmove printed every message, and no library.
 #[track_caller]
 fn assert_own_words(outcome: &Outcome) {
@@ -367,11 +383,7 @@ fn two_nodes_do_one_job_and_the_broker_ends_with_it() {
     let node = lab.join("other", &[]);
     node.wait_for("waiting for the broker");
     let outcome = lab.push(&[]).outcome().expect(0);
-    assert!(
-        outcome.stdout.contains(", by 2 nodes\n"),
-        "{}",
-        outcome.stdout
-    );
+    assert_done_by(&outcome, "2 nodes");
     assert!(!outcome.stdout.contains("at least"), "{}", outcome.stdout);
     assert_own_words(&outcome);
     node.wait_for("has ended");
@@ -404,7 +416,7 @@ fn a_broker_that_is_killed_and_loses_all_is_waited_for() {
     let broker = lab.start_broker();
     lab.init(&["--nats", &lab.broker()]).done();
     lab.paint();
-    let push = lab.push_at("5MB", "t", &[]).start();
+    let push = lab.push_at("2500kB", "t", &[]).start();
     let has_come = |directory| lab.site.path(&format!("shared/t/d{directory}/f0")).exists();
     wait_for("file at the target", || (0..40).any(has_come));
     drop(broker);
@@ -439,11 +451,11 @@ fn of_two_pushes_the_second_uses_the_broker_of_the_first_and_says_when_it_goes()
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint();
-    let starter = lab.push_at("1MB", "t", &[]).start();
+    let starter = lab.push_at("500kB", "t", &[]).start();
     lab.daemons[0].wait_for_log("begun by head");
     let outcome = lab.push_at("1GB", "u", &[]).outcome().expect(0);
     assert!(!outcome.stderr.contains("broker"), "{}", outcome.stderr);
-    let other = lab.push_at("1MB", "v", &["--timeout", "1s"]).start();
+    let other = lab.push_at("500kB", "v", &["--timeout", "1s"]).start();
     wait_for("beginning of the other push", || {
         lab.site.path("shared/v").exists()
     });
@@ -480,7 +492,7 @@ fn a_receiver_that_a_node_loses_is_told_at_the_head() {
 fn another_program_at_the_address_of_a_broker_of_a_push_is_reported() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init_with_own_broker();
-    paint(lab.source().join("f"), 10);
+    lab.paint_one();
     let taken = format!("another program is listening on 127.0.0.1:{}", lab.port);
     let other = TcpListener::bind(("127.0.0.1", lab.port)).unwrap();
     lab.push(&[]).outcome().expect(10).says(&[&taken]);
@@ -508,7 +520,7 @@ fn a_node_that_the_broker_does_not_let_in_says_so_and_waits() {
     let broker = lab.start_broker_with(&["-c", configuration.to_str().unwrap()]);
     lab.init(&["--nats", &lab.broker(), "--nats-credentials", file])
         .done();
-    paint(lab.source().join("f"), 10);
+    lab.paint_one();
     let node = lab.join("node", &[]);
     let refused = "refuses this node: authorization violation";
     node.wait_for(refused);
@@ -529,7 +541,7 @@ fn a_broker_of_others_that_stays_away_ends_the_push_with_its_name() {
     let broker = lab.start_broker();
     lab.init(&["--nats", &lab.broker()]).done();
     lab.paint();
-    let push = lab.push_at("2MB", "t", &["--timeout", "1s"]).start();
+    let push = lab.push_at("1MB", "t", &["--timeout", "1s"]).start();
     lab.daemons[0].wait_for_log("begun by head");
     drop(broker);
     let outcome = finish(push).expect(12);
@@ -563,7 +575,7 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
     for (number, stop) in stops.into_iter().enumerate() {
         // A push may restart sessions.
         let before = lab.daemons[0].count_logged("begun by head");
-        let push = lab.push_at("2MB", "t", &[]).start();
+        let push = lab.push_at("1MB", "t", &[]).start();
         lab.daemons[0].wait_for_logs("begun by head", before + 2);
         stop();
         let began = Instant::now();
@@ -587,7 +599,7 @@ fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
     let _calm = calm_machine();
     let Some(lab) = Lab::new(1) else { return };
     lab.init(&["--nats", &lab.broker()]).done();
-    lab.paint();
+    lab.paint_one();
     lab.push(&[])
         .outcome()
         .expect(10)
@@ -618,7 +630,7 @@ fn a_push_whose_broker_has_no_queues_is_interrupted_at_once() {
     let log = lab.site.path("broker.log");
     let _broker = lab.start_broker_with(&["-DV", "-l", log.to_str().unwrap()]);
     lab.init(&["--nats", &lab.broker()]).done();
-    lab.paint();
+    lab.paint_one();
     let push = lab.push(&[]).start();
     wait_for("question of the push", || {
         std::fs::read_to_string(&log).unwrap().contains("$JS.API.")
@@ -630,7 +642,7 @@ fn a_push_whose_broker_has_no_queues_is_interrupted_at_once() {
 fn the_last_refusal_names_no_other_receiver() {
     let Some(lab) = Lab::new(2) else { return };
     let _broker = lab.start_broker();
-    lab.paint();
+    lab.paint_one();
     let [first, second] = [0, 1].map(|number: usize| lab.daemons[number].address.to_string());
     let init = [
         "cluster",
@@ -707,15 +719,11 @@ fn a_node_on_which_the_sources_are_not_mounted_is_told_at_the_head_and_loses_not
     let node = lab.join("other", &["unshare", "--mount", "sh", "-c", &hide, "sh"]);
     node.wait_for("waiting for the broker");
     let outcome = lab
-        .push_at("5MB", "t", &[])
+        .push_at("2500kB", "t", &[])
         .outcome()
         .expect(0)
         .says(&["takes no part", "is not mounted"]);
-    assert!(
-        outcome.stdout.contains(", by 1 node\n"),
-        "{}",
-        outcome.stdout
-    );
+    assert_done_by(&outcome, "1 node");
     lab.assert_done();
 }
 
@@ -785,11 +793,7 @@ fn several_nodes_join_by_one_invitation() {
         .iter()
         .for_each(|node| node.wait_for("waiting for the broker"));
     let outcome = lab.push(&[]).outcome().expect(0);
-    assert!(
-        outcome.stdout.contains(", by 3 nodes\n"),
-        "{}",
-        outcome.stdout
-    );
+    assert_done_by(&outcome, "3 nodes");
     lab.assert_done();
 }
 
@@ -820,16 +824,7 @@ fn a_push_goes_on_for_longer_than_a_grant_is_good() {
         lab.daemons[number] = Daemon::start(&lab.receiver_home(number), &listen, &lab.site.runner);
     }
     let outcome = finish(push).expect(0);
-    assert!(
-        outcome.stdout.contains(", by 2 nodes\n"),
-        "{}",
-        outcome.stdout
-    );
-    assert!(
-        !outcome.stderr.contains("takes no part"),
-        "{}",
-        outcome.stderr
-    );
+    assert_both_took_part(&outcome);
     assert!(
         lab.daemons
             .iter()
@@ -845,7 +840,7 @@ fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     lab.init_with_own_broker();
     lab.paint_more();
     lab.allow("late");
-    let push = lab.push_at("10MB", "t", &[]).start();
+    let push = lab.push_at("6MB", "t", &[]).start();
     lab.daemons[0].wait_for_log("begun by head");
     let node = lab.join("late", &[]);
     node.wait_for(" waits for jobs of lab at nats://127.0.0.1:");
@@ -913,7 +908,7 @@ fn what_makes_no_cluster_is_refused() {
         .says(&[&again]);
     std::fs::remove_file(&made).unwrap();
     lab.init_with_own_broker();
-    lab.paint();
+    lab.paint_one();
     for option in ["--ssh", "-essh", "--ssh-ports=5000-5001"] {
         lab.push(&[option])
             .outcome()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Runtime;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use zmove_cluster::{
     Announced, Head, JobEnd, JobError, JobPhase, LocalQueue, Node, NodeRole, Receiver, SessionEnd,
@@ -181,24 +181,24 @@ impl Lab {
         Ok(node.served.tally())
     }
 
-    /// Makes the head lead a job whose work is done by other nodes.
-    fn lead<W: WorkQueue>(
+    /// Makes the head lead a job whose work is done by other nodes, and waits until the job has begun.
+    async fn begin<W: WorkQueue>(
         &self,
-        (job, queue): (SharedJob, &Arc<W>),
+        queue: &Arc<W>,
         stop: oneshot::Receiver<()>,
-    ) -> (
-        watch::Receiver<JobPhase>,
-        JoinHandle<Result<JobEnd, JobError>>,
-    ) {
+    ) -> JoinHandle<Result<JobEnd, JobError>> {
         let receivers = self.reached("head", TransportChoice::Auto);
-        let head = Head::new(Node::new(job, Arc::clone(queue), receivers, 0, PATIENCE));
-        let phase = head.phase.subscribe();
+        let node = Node::new(self.job("t"), Arc::clone(queue), receivers, 0, PATIENCE);
+        let head = Head::new(node);
+        let mut phase = head.phase.subscribe();
         let stop = async { drop(stop.await) };
-        let leading = async move {
+        let leading = tokio::spawn(async move {
             head.run(Arc::new(NoObserver), Arc::new(NoListener), stop)
                 .await
-        };
-        (phase, tokio::spawn(leading))
+        });
+        let has_begun = |phase: &JobPhase| *phase >= JobPhase::Begun;
+        phase.wait_for(has_begun).await.unwrap();
+        leading
     }
 }
 
@@ -359,11 +359,7 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
         runtime().block_on(async {
             let queue = Arc::new(LocalQueue::new(JOB));
             let (_go_on, stop) = oneshot::channel();
-            let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
-            phase
-                .wait_for(|phase| *phase >= JobPhase::Begun)
-                .await
-                .unwrap();
+            let leading = lab.begin(&queue, stop).await;
             let grant = lab.signed(lab.grant(&lab.job("t")));
             let done = lab.take_part((lab.job("t"), &queue), grant, transport);
             let counters = done.await.unwrap().counters();
@@ -399,11 +395,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (end, stop) = oneshot::channel();
-        let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
-        phase
-            .wait_for(|phase| *phase >= JobPhase::Begun)
-            .await
-            .unwrap();
+        let leading = lab.begin(&queue, stop).await;
         let granted = || lab.grant(&lab.job("t"));
         let refused = async |job: SharedJob, grant: SignedJobGrant| {
             let ended = lab
@@ -471,11 +463,7 @@ fn a_grant_is_worth_nothing_once_its_job_has_ended() {
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (end, stop) = oneshot::channel();
-        let (mut phase, leading) = lab.lead((lab.job("t"), &queue), stop);
-        phase
-            .wait_for(|phase| *phase >= JobPhase::Begun)
-            .await
-            .unwrap();
+        let leading = lab.begin(&queue, stop).await;
         end.send(()).unwrap();
         leading.await.unwrap().unwrap_err();
         let grant = lab.signed(lab.grant(&lab.job("t")));
@@ -492,11 +480,7 @@ fn cut_off(lab: &Lab, grant: JobGrant, meanwhile: impl FnOnce() + Send + 'static
     runtime().block_on(async {
         let queue = HookedQueue::new(Idle);
         let (_go_on, stop) = oneshot::channel();
-        let (mut phase, _leading) = lab.lead((lab.job("t"), &queue), stop);
-        phase
-            .wait_for(|phase| *phase >= JobPhase::Begun)
-            .await
-            .unwrap();
+        let _leading = lab.begin(&queue, stop).await;
         let meanwhile = tokio::task::spawn_blocking(meanwhile);
         let ended = lab
             .take_part(

@@ -5,24 +5,32 @@ use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::{Lab, Node, Outcome, PATIENCE, finish, is_root, paint, skip};
+use super::{
+    Lab, Node, Outcome, Zmove, assert_both_took_part, assert_done_by, finish, is_root, paint, skip,
+};
+use crate::commands::jobs::wait_for;
 
 impl Lab {
     /// Creates enough entries for all nodes. A node takes a thousand at a time.
     fn paint_many(&self) {
         for directory in (0..DIRECTORIES).map(|number| self.source().join(format!("d{number}"))) {
             std::fs::create_dir_all(directory.join("below")).unwrap();
-            (0..100_u64).for_each(|file| paint(directory.join(format!("f{file}")), 20_000 + file));
+            (0..100_u64).for_each(|file| paint(directory.join(format!("f{file}")), 7_000 + file));
             (0..10_u64)
-                .for_each(|file| paint(directory.join(format!("below/g{file}")), 20_000 + file));
+                .for_each(|file| paint(directory.join(format!("below/g{file}")), 7_000 + file));
         }
         for directory in [self.source(), self.site.path("copies")] {
             std::fs::create_dir_all(directory).unwrap();
         }
+    }
+
+    /// A push of these entries that takes some seconds.
+    fn push_many(&self, options: &[&str]) -> Zmove {
+        self.push_at("7MB", "t", options)
     }
 
     /// Starts a node after running `mounts` in its mount namespace, with the sources as `$S` and another directory as
@@ -50,7 +58,7 @@ fn push_with_another(mounts: &str) -> Option<(Lab, Outcome)> {
     lab.init_with_own_broker();
     lab.paint_many();
     let _node = lab.join_seeing(mounts);
-    let outcome = lab.push(&[]).outcome().expect(0);
+    let outcome = lab.push_many(&[]).outcome().expect(0);
     assert!(outcome.stdout.contains(", by 1 node\n") || outcome.stdout.contains(", by 2 nodes\n"));
     lab.assert_done();
     Some((lab, outcome))
@@ -114,11 +122,7 @@ fn a_node_with_a_copy_of_the_source_takes_no_part() {
         return;
     };
     let outcome = outcome.says(&["takes no part", "is not the same here", "possibly a copy"]);
-    assert!(
-        outcome.stdout.contains(", by 1 node\n"),
-        "{}",
-        outcome.stdout
-    );
+    assert_done_by(&outcome, "1 node");
 }
 
 /// The umask and the clock of the head apply to every node.
@@ -130,12 +134,11 @@ fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
     let node = lab.join("other", &["sh", "-c", "umask 077; exec \"$@\"", "sh"]);
     node.wait_for("waiting for the broker");
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let outcome = lab.push(&["--no-perms", "--no-times"]).outcome().expect(0);
-    assert!(
-        outcome.stdout.contains(", by 2 nodes\n"),
-        "{}",
-        outcome.stdout
-    );
+    let outcome = lab
+        .push_many(&["--no-perms", "--no-times"])
+        .outcome()
+        .expect(0);
+    assert_done_by(&outcome, "2 nodes");
     let mut seen = BTreeSet::new();
     let target = lab.site.path("shared/t");
     let directories =
@@ -165,7 +168,7 @@ fn what_is_not_kept_of_entries_that_any_node_sends_is_counted() {
     lab.paint_many();
     let mut given = 0;
     for number in 0..DIRECTORIES {
-        let directory = lab.site.source().join(format!("d{number}"));
+        let directory = lab.source().join(format!("d{number}"));
         for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             std::os::unix::fs::lchown(path, Some(1234), None).unwrap();
@@ -175,7 +178,7 @@ fn what_is_not_kept_of_entries_that_any_node_sends_is_counted() {
     let node = lab.join("other", &[]);
     node.wait_for("waiting for the broker");
     let options = ["-a", "--numeric-ids", "--strict-metadata"];
-    let outcome = lab.push(&options).outcome().expect(23);
+    let outcome = lab.push_many(&options).outcome().expect(23);
     let lack = format!("not kept: owner of {given} (the key's grant does not allow it)");
     let told = &outcome.stdout;
     assert!(
@@ -222,23 +225,14 @@ fn a_tree_that_changes_is_no_difference() {
             }
         });
         // The thread must end even if the push panics.
-        let outcome = catch_unwind(AssertUnwindSafe(|| finish(lab.push(&[]).start())));
+        let outcome = catch_unwind(AssertUnwindSafe(|| finish(lab.push_many(&[]).start())));
         is_over.store(true, Ordering::Relaxed);
         outcome
     });
     let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
     let outcome = outcome.expect(0);
-    assert!(
-        outcome.stdout.contains(", by 2 nodes\n"),
-        "{}",
-        outcome.stdout
-    );
-    assert!(
-        !outcome.stderr.contains("takes no part"),
-        "{}",
-        outcome.stderr
-    );
-    lab.push(&[]).outcome().expect(0);
+    assert_both_took_part(&outcome);
+    lab.push_many(&[]).outcome().expect(0);
     lab.assert_done();
 }
 
@@ -259,31 +253,18 @@ fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
             .for_each(|(file, bytes)| paint(tree.join(file), bytes));
     };
     // This tree is created first, so that only the exchange itself changes timestamps later.
-    paint_all(&new, 510_000);
-    paint_all(&cur, 500_000);
+    paint_all(&new, 260_000);
+    paint_all(&cur, 250_000);
     let node = lab.join("other", &[]);
     node.wait_for("waiting for the broker");
     let push = lab.push(&[]).start();
     let target = lab.site.path("shared/t/cur/x");
     let has_come = |file: &String| target.join(file).exists();
-    let until = Instant::now() + PATIENCE;
-    while !files.iter().any(has_come) {
-        assert!(Instant::now() < until, "nothing comes");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for("file at the target", || files.iter().any(has_come));
     // Like `mv cur old; mv new cur`, without a moment in which the name is missing.
     renameat_with(CWD, &tops[0], CWD, &tops[1], RenameFlags::EXCHANGE).unwrap();
     let outcome = finish(push).expect(0);
-    assert!(
-        outcome.stdout.contains(", by 2 nodes\n"),
-        "{}",
-        outcome.stdout
-    );
-    assert!(
-        !outcome.stderr.contains("takes no part"),
-        "{}",
-        outcome.stderr
-    );
+    assert_both_took_part(&outcome);
     let read = |tree: &Path, file: &String| std::fs::read(tree.join(file)).unwrap();
     let (mut from_old, mut from_cur) = (0, 0);
     for file in &files {

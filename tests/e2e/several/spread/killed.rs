@@ -37,21 +37,21 @@ fn the_job_of_a_killed_push_is_removed_by_the_next_to_several_receivers() {
 fn of_a_large_file_of_a_killed_push_the_same_command_sends_the_rest() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
-    paint(spread.source().join("huge"), 160 << 20);
+    paint(spread.source().join("huge"), 80 << 20);
     set_old(spread.source());
-    let mut child = spread.push(&["--limit", "20MB"], "source").start();
+    let mut child = spread.push(&["--limit", "10MB"], "source").start();
     let parts = job_in(&spread.wait_for_job()).unwrap();
     crate::commands::jobs::wait_for("half of the file", || {
         let entries = std::fs::read_dir(&parts).into_iter().flatten().flatten();
         let parts = entries.filter_map(|entry| entry.metadata().ok());
-        parts.map(|part| part.blocks() * 512).sum::<u64>() > 80 << 20
+        parts.map(|part| part.blocks() * 512).sum::<u64>() > 40 << 20
     });
     child.kill().unwrap();
     child.wait().unwrap();
     let outcome = spread.push(&["--json"], "source").outcome().expect(0);
     let summary = outcome.summary();
     let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
-    assert!(resumed > 0 && moved + resumed == 160 << 20, "{summary}");
+    assert!(resumed > 0 && moved + resumed == 80 << 20, "{summary}");
     spread.assert_done();
 }
 
@@ -185,7 +185,6 @@ fn a_push_that_is_interrupted_ends_its_job() {
 }
 
 /// Both receivers of a push are stopped, and its sender is killed. They resume after another receiver has stored other
-/// contents.
 /// contents.
 #[test]
 fn receivers_of_a_killed_push_that_wake_up_store_nothing() {

@@ -277,7 +277,7 @@ fn a_job_whose_queue_loses_work_in_each_pass_ends_and_names_its_sources() {
 fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
-    paint(spread.source().join("huge"), 300 << 20);
+    paint(spread.source().join("huge"), 160 << 20);
     let queue = Careless::queue(7);
     let counters = spread.lead(&queue, spread.receivers()).tally.counters();
     assert!(queue.hooks.lost() > 0);
@@ -402,7 +402,7 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
 #[test]
 fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
     let spread = Spread::new(1);
-    spread.paint();
+    paint(spread.source().join("d/f"), 7);
     let mut job = spread.job();
     job.source_marks[0].as_mut().unwrap().inode += 1;
     let end = Spread::lead_job(
@@ -479,7 +479,7 @@ impl Hooks for Deaf {
 #[test]
 fn a_job_whose_first_session_breaks_before_the_queue_has_an_item_is_done_by_the_next() {
     let mut spread = Spread::new(1);
-    spread.paint();
+    paint(spread.source().join("d/f"), 7);
     let upstream = spread.daemons[0].address;
     let relay = Proxy::start(upstream, u64::MAX);
     let receivers = vec![spread.receiver(0, relay.address)];

@@ -101,16 +101,22 @@ fn fill(file: &Path) {
     while filler.write_all(&[7]).is_ok() {}
 }
 
+/// Receivers that share a small file system: first one in an image, then one of `bytes` bytes in memory. A file system
+/// that this host cannot provide is left out.
+fn on_small_storages(bytes: u64) -> impl Iterator<Item = Spread> {
+    [Some(&EXT4), None].into_iter().filter_map(move |image| {
+        let storage = |shared: &Path| match image {
+            Some(image) => Namespace::with_image(shared, image),
+            None => Namespace::with_small_disk(shared, bytes),
+        };
+        Spread::within(2, |shared| storage(shared).map(Some))
+    })
+}
+
 /// Files that are too large for the storage are sent in ranges and by one session.
 #[test]
 fn a_storage_that_fills_up_fails_what_has_no_room_and_the_rest_is_there() {
-    let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
-    let memory = |shared: &Path| Namespace::with_small_disk(shared, 90 << 20);
-    let storages: [fn(&Path) -> Option<Namespace>; 2] = [image, memory];
-    for storage in storages {
-        let Some(spread) = Spread::within(2, |shared| storage(shared).map(Some)) else {
-            continue;
-        };
+    for spread in on_small_storages(90 << 20) {
         let source = spread.source();
         let is_large = |name: &str| name == "huge" || name.starts_with("large");
         std::fs::create_dir_all(source.join("small")).unwrap();
@@ -153,13 +159,7 @@ fn a_storage_that_fills_up_fails_what_has_no_room_and_the_rest_is_there() {
 /// progress.
 #[test]
 fn a_file_that_is_too_large_for_the_storage_gives_its_room_to_others() {
-    let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
-    let memory = |shared: &Path| Namespace::with_small_disk(shared, 90 << 20);
-    let storages: [fn(&Path) -> Option<Namespace>; 2] = [image, memory];
-    for storage in storages {
-        let Some(spread) = Spread::within(2, |shared| storage(shared).map(Some)) else {
-            continue;
-        };
+    for spread in on_small_storages(90 << 20) {
         // The walk finds this file first.
         paint(spread.source().join("a/huge"), 300 << 20);
         paint_small(&spread, 60, 40);
@@ -189,13 +189,7 @@ fn a_file_that_is_too_large_for_the_storage_gives_its_room_to_others() {
 /// The journals of all sessions use little of the remaining space.
 #[test]
 fn a_storage_that_is_nearly_full_has_what_fits() {
-    let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
-    let memory = |shared: &Path| Namespace::with_small_disk(shared, 8 << 20);
-    let storages: [fn(&Path) -> Option<Namespace>; 2] = [image, memory];
-    for storage in storages {
-        let Some(spread) = Spread::within(2, |shared| storage(shared).map(Some)) else {
-            continue;
-        };
+    for spread in on_small_storages(8 << 20) {
         paint_small(&spread, 10, 20);
         let filler = spread.shared().join("filler");
         fill(&filler);
@@ -271,7 +265,7 @@ fn a_storage_without_any_room_is_told_in_one_line_and_ends_with_the_same_code() 
 #[test]
 fn sessions_that_begin_and_are_lost_end_the_push() {
     let spread = Spread::new(2);
-    paint(spread.source().join("huge"), 100 << 20);
+    paint(spread.source().join("huge"), 70 << 20);
     let relays: Vec<_> = spread
         .daemons
         .iter()
@@ -328,9 +322,9 @@ fn a_large_file_that_changes_is_told_once_and_counts_once() {
 fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_counted() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
-    paint(spread.source().join("huge"), 100 << 20);
+    paint(spread.source().join("huge"), 70 << 20);
     let outcome = spread
-        .push(&["--json", "--limit", "20MB"], "source")
+        .push(&["--json", "--limit", "14MB"], "source")
         .outcome()
         .done();
     let events = crate::commands::schema::events(&outcome, 0);
