@@ -18,7 +18,9 @@ use crate::support::tree::{
     Content, Contents, assert_part_of, assert_same, names, paint, painted, picture, set_old,
 };
 
-const LARGE: u64 = 3 * GROUP_BYTES + 5;
+const LARGE: u64 = 2 * GROUP_BYTES + 5;
+/// Number of reads of the large file.
+const READS: u64 = 3;
 
 /// Pushes and changes the large file `big` before read number `reads_before`.
 fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
@@ -65,7 +67,7 @@ fn expect_only_other(site: &Site, pushed: &Pushed, failed: &str) {
 
 #[test]
 fn a_large_file_that_shrinks_while_it_is_read() {
-    for reads in 0..4 {
+    for reads in 0..READS {
         let site = Site::local();
         let pushed = push_meddled(&site, reads, |path| {
             OpenOptions::new()
@@ -113,21 +115,13 @@ fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
         ..InProcess::default()
     }
     .push(&site.source(), &site.target());
-    assert_eq!(
-        (
-            pushed.summary().counters.removed,
-            pushed.summary().counters.failed
-        ),
-        (0, 1),
-        "{:?}",
-        pushed.failed()
-    );
+    pushed.assert_removed_and_failed(0, 1);
     assert_eq!(names(&site.target()), ["big, under its old name"]);
 }
 
 #[test]
 fn a_large_file_that_is_rewritten_while_it_is_read() {
-    for reads in 0..4 {
+    for reads in 0..READS {
         let site = Site::local();
         let pushed = push_meddled(&site, reads, |path| {
             std::fs::write(path, painted(LARGE, 7)).unwrap()
@@ -138,7 +132,7 @@ fn a_large_file_that_is_rewritten_while_it_is_read() {
 
 #[test]
 fn a_large_file_that_grows_while_it_is_read() {
-    for reads in 0..4 {
+    for reads in 0..READS {
         let site = Site::local();
         let pushed = push_meddled(&site, reads, |path| {
             OpenOptions::new()
@@ -260,30 +254,13 @@ fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
         std::fs::write(site.target().join("f"), "there").unwrap();
         let grow = |path: &Path| paint(path, GROUP_BYTES + 1);
         let pushed = push_over_changed_after_scan(&site, overwrite, "f", grow);
-        let summary = pushed.summary();
+        let counters = &pushed.summary().counters;
+        let counts = [counters.files, counters.skipped, counters.failed];
         if overwrite == Overwrite::Differing {
-            assert_eq!(
-                (
-                    summary.counters.files,
-                    summary.counters.skipped,
-                    summary.counters.failed
-                ),
-                (1, 0, 0),
-                "{:?}",
-                pushed.failed()
-            );
+            assert_eq!(counts, [1, 0, 0], "{:?}", pushed.failed());
             assert_same(&site.source(), &site.target());
         } else {
-            assert_eq!(
-                (
-                    summary.counters.files,
-                    summary.counters.skipped,
-                    summary.counters.failed
-                ),
-                (0, 1, 0),
-                "{:?}",
-                pushed.failed()
-            );
+            assert_eq!(counts, [0, 1, 0], "{:?}", pushed.failed());
             assert_eq!(std::fs::read(site.target().join("f")).unwrap(), b"there");
         }
     }

@@ -230,6 +230,14 @@ impl Pushed {
         self.events.iter().filter_map(message).collect()
     }
 
+    /// Expects that the push ended, removed this many entries, and failed for that many.
+    #[track_caller]
+    pub(crate) fn assert_removed_and_failed(&self, removed: u64, failed: u64) {
+        let counters = &self.summary().counters;
+        let counts = [counters.removed, counters.failed];
+        assert_eq!(counts, [removed, failed], "{:?}", self.failed());
+    }
+
     #[track_caller]
     pub(crate) fn summary(&self) -> &Summary {
         self.ended

@@ -981,12 +981,6 @@ fn what_came_into_the_way_during_the_push_removes_nothing() {
         pushed.failed(),
         ["sender: nothing is removed at the target: it is the source"]
     );
-    assert_eq!(
-        (
-            pushed.summary().counters.removed,
-            pushed.summary().counters.failed
-        ),
-        (0, 1)
-    );
+    pushed.assert_removed_and_failed(0, 1);
     assert!(site.target().join("alone").exists() && site.target().join("kept").exists());
 }
