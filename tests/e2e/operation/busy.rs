@@ -274,16 +274,17 @@ fn queued_pushes_start_in_turns_of_their_keys() {
 fn many_small_pushes_at_once_all_end_well() {
     let _quiet = quiet_machine();
     let site = site("transfers_per_identity = 4\nqueued_per_identity = 12\nunproven = 8");
-    let pushes: Vec<_> = (0..40)
+    // More than may run and wait at the same time.
+    let pushes: Vec<_> = (0..24)
         .map(|number| push_into(&site, &format!("d{number}")).start())
         .collect();
     for push in pushes {
         finish(push).expect(0);
     }
-    for number in 0..40 {
+    for number in 0..24 {
         assert_same(&site.source(), &site.target().join(format!("d{number}")));
     }
-    site.the_daemon().wait_for_logs("received from tester", 40);
+    site.the_daemon().wait_for_logs("received from tester", 24);
     let broken = site.the_daemon().logged("broken off");
     assert!(broken.is_empty(), "{broken:#?}");
 }
@@ -321,9 +322,9 @@ fn a_small_push_dials_one_lane() {
         let pushed = site.push(&["--json"], site.contents(), &format!("d{number}"));
         pushed.done().summary()["lanes"].as_u64().unwrap()
     };
-    let small: Vec<_> = (0..10).map(lanes).collect();
+    let small: Vec<_> = (0..5).map(lanes).collect();
     let with_one = small.iter().filter(|lanes| **lanes == 1).count();
-    assert!(with_one > 5, "{small:?}");
+    assert!(with_one > 2, "{small:?}");
     paint(site.source().join("large"), 9 << 20);
     assert!(site.push_contents()["lanes"].as_u64().unwrap() > 1);
 }

@@ -176,7 +176,8 @@ fn with_files(site: Site) -> Site {
     for number in 0..20 {
         paint(site.source().join(format!("small/{number}")), 1000);
     }
-    paint(site.source().join("large"), 40 << 20);
+    // Data for several lanes.
+    paint(site.source().join("large"), 12 << 20);
     site.give_away();
     site
 }

@@ -139,16 +139,7 @@ fn names_that_climb_in_the_head_of_a_large_file_break_the_transfer_off() {
         let yard = Yard::new();
         let after_path = &large_head("n", 0o644).encode()[with_length(b"n").len()..];
         let head = [&with_length(name), after_path].concat();
-        let header = FrameHeader {
-            kind: FrameKind::Declare,
-            ..FrameHeader::default()
-        };
-        let header = FrameHeader {
-            head_bytes: u32::try_from(head.len()).unwrap(),
-            ..header
-        };
-        let content = *blake3::hash(&head).as_bytes();
-        let declared = Deed::Frame(frame(header, head, &content, b""));
+        let declared = declaration(FileId::default(), head);
         // Without an item, the transfer might end first.
         let intruded = Intruder::new(&yard.root()).does(vec![declared, batch(0, "", Vec::new())]);
         yard.assert_outside_is_as_it_was();
@@ -437,21 +428,22 @@ fn large_head(text: &str, mode: u32) -> FileHead {
     }
 }
 
-/// Declares a large file and sends its two groups.
-fn large_file(id: u64, item: u64, text: &str, mode: u32) -> Vec<Deed> {
-    let head = large_head(text, mode).encode();
-    let file = FileId(id);
+/// Declares a large file with these bytes as its head.
+fn declaration(file: FileId, head: Vec<u8>) -> Deed {
     let header = FrameHeader {
         kind: FrameKind::Declare,
+        head_bytes: u32::try_from(head.len()).unwrap(),
         file,
         ..FrameHeader::default()
     };
-    let header = FrameHeader {
-        head_bytes: u32::try_from(head.len()).unwrap(),
-        ..header
-    };
     let content = *blake3::hash(&head).as_bytes();
-    let mut deeds = vec![Deed::Frame(frame(header, head, &content, b""))];
+    Deed::Frame(frame(header, head, &content, b""))
+}
+
+/// Declares a large file and sends its two groups.
+fn large_file(id: u64, item: u64, text: &str, mode: u32) -> Vec<Deed> {
+    let file = FileId(id);
+    let mut deeds = vec![declaration(file, large_head(text, mode).encode())];
     for (group, bytes) in [(0, usize::try_from(GROUP_BYTES).unwrap()), (1, 1)] {
         let data = vec![b'x'; bytes];
         let (kind, item) = (FrameKind::Chunk, ItemId(item + u64::from(group)));
@@ -562,6 +554,8 @@ both_ways!(
 );
 
 fn special_files_in_the_place_of_files_are_neither_waited_for_nor_written_to(site: &Site) {
+    // Larger files take other code paths.
+    paint(site.source().join("large"), GROUP_BYTES + 1);
     for options in [
         &["--checksum"][..],
         &["--delta", "always"],
@@ -571,7 +565,6 @@ fn special_files_in_the_place_of_files_are_neither_waited_for_nor_written_to(sit
         for name in specials(&site.target()) {
             paint(site.source().join(name), 10);
         }
-        // Larger files take other code paths.
         drop(std::fs::remove_file(site.target().join("large")));
         mknodat(
             CWD,
@@ -581,7 +574,6 @@ fn special_files_in_the_place_of_files_are_neither_waited_for_nor_written_to(sit
             0,
         )
         .unwrap();
-        paint(site.source().join("large"), 2 * GROUP_BYTES);
         site.push(&[options, &["--quiet"]].concat(), site.contents(), "")
             .expect(0);
         if !options.contains(&"--dry-run") {
@@ -593,7 +585,7 @@ fn special_files_in_the_place_of_files_are_neither_waited_for_nor_written_to(sit
 }
 
 fn a_hard_link_to_a_file_elsewhere_is_replaced_and_not_written_to(site: &Site) {
-    for (text, bytes) in [("small", 10), ("large", 5 * GROUP_BYTES)] {
+    for (text, bytes) in [("small", 10), ("large", 2 * GROUP_BYTES)] {
         let elsewhere = site.path(&format!("elsewhere-{text}"));
         paint(&elsewhere, bytes);
         std::fs::hard_link(&elsewhere, site.target().join(text)).unwrap();
@@ -602,7 +594,7 @@ fn a_hard_link_to_a_file_elsewhere_is_replaced_and_not_written_to(site: &Site) {
     site.push(&["--delta", "always", "--checksum"], site.contents(), "")
         .expect(0);
     assert_same(&site.source(), &site.target());
-    for (text, bytes) in [("small", 10), ("large", 5 * GROUP_BYTES)] {
+    for (text, bytes) in [("small", 10), ("large", 2 * GROUP_BYTES)] {
         assert!(
             std::fs::read(site.path(&format!("elsewhere-{text}"))).unwrap() == painted(bytes, 0),
             "{text}"

@@ -166,7 +166,7 @@ fn a_daemon_without_root_cannot_change_its_user() {
         return skip("not root: whose account this is has no name that is known here");
     }
     site.start_daemon_with(&["--user", "nobody"]);
-    paint_sources(&site);
+    paint(site.source().join("d/small"), 10);
     site.give_away();
     site.push(&["--quiet"], site.contents(), "").done();
     assert_same(&site.source(), &site.target());
@@ -228,7 +228,7 @@ fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
 fn keys_and_settings_are_read_again_as_the_user() {
     let Some(site) = given_away() else { return };
     let daemon = start(&site, &["--user", "nobody"]);
-    paint_sources(&site);
+    paint(site.source().join("d/small"), 10);
     let settings = site.path("server/zmove.toml");
     std::fs::write(&settings, "[limits]\ntransfers = 5\n").unwrap();
     std::fs::set_permissions(&settings, PermissionsExt::from_mode(0o600)).unwrap();
@@ -255,7 +255,7 @@ fn keys_and_settings_are_read_again_as_the_user() {
 fn confinable() -> Option<Site> {
     let site = Site::local();
     site.authorize(Access::WriteOnly);
-    paint_sources(&site);
+    paint(site.source().join("d/small"), 10);
     let check = serve(&site, &["--check", "--confine"]);
     if check.stderr.contains("Landlock") {
         skip("this kernel has no Landlock, or an old one");
@@ -269,6 +269,7 @@ fn confinable() -> Option<Site> {
 fn a_confined_daemon_takes_pushes_of_every_kind() {
     for engine in ENGINES {
         let Some(site) = confinable() else { return };
+        paint_sources(&site);
         let daemon = start(
             &site,
             &["--confine", "--allow-clear", "--io-engine", engine],
@@ -290,7 +291,7 @@ fn a_confined_daemon_takes_pushes_of_every_kind() {
             if way.contains(&"--durability") {
                 assert_same(&site.source(), &site.target());
             } else if !way.contains(&"--delete") {
-                paint(site.source().join("large"), (6 + number) * GROUP_BYTES);
+                paint(site.source().join("large"), (2 + number) * GROUP_BYTES);
                 paint(site.target().join("alone"), 10);
             }
         }
@@ -380,16 +381,15 @@ fn confined_and_another_user_at_once() {
     if confinable().is_none() {
         return;
     }
-    paint_sources(&site);
+    paint(site.source().join("d/small"), 10);
     let daemon = start(&site, &["--confine", "--user", "nobody"]);
-    push(&site, &daemon, &[], "").done();
     daemon.wait_for_log("confined to its roots by Landlock");
     for status in daemon.threads() {
         assert_all_are(&status, "Uid:", &NOBODY.to_string());
         assert_all_are(&status, "NoNewPrivs:", "1");
     }
+    push(&site, &daemon, &[], "").done();
     assert_same(&site.source(), &site.target());
-    assert_eq!(
     // Neither the user nor the rules give access to a root that came later.
     grant_later(&site, "later");
     own_all(&site.path("later"));
@@ -397,6 +397,7 @@ fn confined_and_another_user_at_once() {
     push(&site, &daemon, &[], later.to_str().unwrap())
         .expect(3)
         .says(&["open root", "Permission denied", "restart it"]);
+    assert_eq!(
         names(&site.path("state")),
         ["control.sock", "copies", "journal", "key.pem", "learnt"]
     );

@@ -686,13 +686,9 @@ fn a_forged_journal_removes_nothing_outside_of_the_roots() {
     }
 }
 
-#[test]
-fn a_setup_that_breaks_the_rule_is_named() {
-    let Some(host) = Host::new(Settings::OfUser) else {
-        return;
-    };
-    let home = host.path("home");
-    let mend = format!("run: chown -h root {}", home.display());
+/// Expects that a daemon does not start because of a directory of the user, and that the message names the remedy.
+#[track_caller]
+fn assert_serves_nothing(host: &Host, remedy: &str) {
     for words in [
         &["serve", "--listen", "127.0.0.1:0"][..],
         &["serve", "--check"],
@@ -700,9 +696,19 @@ fn a_setup_that_breaks_the_rule_is_named() {
         let outcome = host.zmove(words);
         assert_ne!(outcome.code, Some(0));
         outcome
-            .says(&["belongs to the user 'nobody'", &mend])
+            .says(&["belongs to the user 'nobody'", remedy])
             .lines(1);
     }
+}
+
+#[test]
+fn a_setup_that_breaks_the_rule_is_named() {
+    let Some(host) = Host::new(Settings::OfUser) else {
+        return;
+    };
+    let home = host.path("home");
+    let mend = format!("run: chown -h root {}", home.display());
+    assert_serves_nothing(&host, &mend);
     // The text output wraps lines.
     let said = host.zmove(&["doctor", "--json"]).expect(4).stdout;
     let line = format!("'{}' belongs to the user 'nobody'", home.display());
@@ -712,16 +718,7 @@ fn a_setup_that_breaks_the_rule_is_named() {
         return;
     };
     fs::write(host.path("home/zmove.toml"), "").unwrap();
-    for words in [
-        &["serve", "--listen", "127.0.0.1:0"][..],
-        &["serve", "--check"],
-    ] {
-        let outcome = host.zmove(words);
-        assert_ne!(outcome.code, Some(0));
-        outcome
-            .says(&["belongs to the user 'nobody'", "--user"])
-            .lines(1);
-    }
+    assert_serves_nothing(&host, "--user");
     // Other users may write, and a file has another owner.
     fs::set_permissions(host.path("home"), Permissions::from_mode(0o777)).unwrap();
     host.zmove(&["allow", "list"])

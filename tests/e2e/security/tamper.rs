@@ -212,9 +212,9 @@ fn a_damaged_batch_header_is_sent_again() {
 
 #[test]
 fn data_of_each_chunk_of_a_large_file() {
-    for number in 0..4 {
+    for number in 0..3 {
         let site = Site::local();
-        paint(site.source().join("big"), 3 * GROUP_BYTES + 5);
+        paint(site.source().join("big"), 2 * GROUP_BYTES + 5);
         let pushed = push(
             &site,
             2,
@@ -290,7 +290,7 @@ fn what_is_always_damaged_is_given_up_and_named() {
         let site = Site::local();
         paint(site.source().join("one"), 10);
         paint(site.source().join("two"), 20);
-        paint(site.source().join("big"), 3 * GROUP_BYTES + 5);
+        paint(site.source().join("big"), GROUP_BYTES + 5);
         let pushed = push(&site, 2, damages);
         let summary = pushed.summary();
         let small = damages.iter().any(|damage| damage.kind == FrameKind::Batch);
