@@ -96,7 +96,7 @@ fn dress(source: &Path) {
         ("attribute", 10),
         ("list", 20),
         ("both", 30),
-        ("large", 9 << 20),
+        ("large", 5 << 20),
         ("closed", 5),
     ] {
         paint(at(name), bytes);
@@ -239,7 +239,7 @@ fn a_list_that_the_target_gives_widens_nothing(site: &Site) {
     for number in 0..20 {
         paint(source.join(format!("new/f{number}")), 10);
     }
-    paint(source.join("large"), 9 << 20);
+    paint(source.join("large"), 5 << 20);
     paint(source.join("alone"), 10);
     for name in ["large", "alone", "new/f3"] {
         set_mode(source.join(name), 0o640);
@@ -292,7 +292,7 @@ fn give_away(source: &Path) {
     }
     set_mode(source.join("f3"), 0o6755);
     std::fs::create_dir(source.join("d")).unwrap();
-    paint(source.join("d/large"), 9 << 20);
+    paint(source.join("d/large"), 5 << 20);
     symlink("f3", source.join("given")).unwrap();
     let flags = XattrFlags::empty();
     rustix::fs::lsetxattr(source.join("given"), "trusted.of", b"link", flags).unwrap();
@@ -961,15 +961,15 @@ fn times_of_access_are_kept_where_they_are_wanted(site: &Site) {
     symlink("small", site.source().join("link")).unwrap();
     let at =
         |number: u64| std::time::UNIX_EPOCH + std::time::Duration::new(1_500_000_000 + number, 7);
-    for (number, name) in (0..).zip(["small", "large", "d"]) {
-        let times = std::fs::FileTimes::new()
-            .set_accessed(at(number))
-            .set_modified(at(9));
-        File::open(site.source().join(name))
-            .unwrap()
-            .set_times(times)
-            .unwrap();
-    }
+    let set_times = || {
+        for (number, name) in (0..).zip(["small", "large", "d"]) {
+            let times = std::fs::FileTimes::new()
+                .set_accessed(at(number))
+                .set_modified(at(9));
+            let file = File::open(site.source().join(name)).unwrap();
+            file.set_times(times).unwrap();
+        }
+    };
     let accessed = |name: &str| {
         site.target()
             .join(name)
@@ -978,19 +978,12 @@ fn times_of_access_are_kept_where_they_are_wanted(site: &Site) {
             .accessed()
             .unwrap()
     };
+    set_times();
     push(site, &[]);
     assert!(accessed("small") > at(9));
     std::fs::remove_dir_all(site.target()).unwrap();
     std::fs::create_dir(site.target()).unwrap();
-    for (number, name) in (0..).zip(["small", "large", "d"]) {
-        let times = std::fs::FileTimes::new()
-            .set_accessed(at(number))
-            .set_modified(at(9));
-        File::open(site.source().join(name))
-            .unwrap()
-            .set_times(times)
-            .unwrap();
-    }
+    set_times();
     push(site, &["--preserve", "atime"]);
     assert_eq!(["small", "large", "d"].map(accessed), [at(0), at(1), at(2)]);
 }

@@ -55,7 +55,7 @@ fn grow(site: &Site) {
         ("lib/build/x", 60),
         ("build/y", 70),
         ("docs/build", 80),
-        ("big", 5 << 20),
+        ("big", 2 << 20),
     ] {
         paint(site.source().join(name), bytes);
     }

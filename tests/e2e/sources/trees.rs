@@ -26,7 +26,7 @@ every_way!(
     times_are_kept_to_the_nanosecond,
     many_directories_keep_modes_and_times,
     paths_beyond_the_kernel_limit,
-    five_thousand_small_files,
+    thousands_of_small_files,
     special_files_are_counted_and_left,
 );
 
@@ -245,20 +245,22 @@ fn paths_beyond_the_kernel_limit(site: &Site) {
     }
 }
 
-fn five_thousand_small_files(site: &Site) {
-    for number in 0..5_000_u64 {
+/// More files than fit into a batch.
+fn thousands_of_small_files(site: &Site) {
+    const FILES: u64 = 2_500;
+    for number in 0..FILES {
         paint(
             site.source()
                 .join(format!("{}/{}/{number}", number % 10, number % 97)),
             number % 700,
         );
     }
-    assert_eq!(site.push_contents()["files"], 5_000);
+    assert_eq!(site.push_contents()["files"], FILES);
     assert_same(&site.source(), &site.target());
     let again = site.push_contents();
     assert_eq!(
         (&again["files"], &again["skipped"]),
-        (&0.into(), &5_000.into())
+        (&0.into(), &FILES.into())
     );
 }
 

@@ -88,7 +88,7 @@ setfacl -m u:7:rw specials/null
 mkdir tied tied/below
 i=0
 while [ $i -lt 10 ]; do
-    data $((1 + i * 700000)) tied/f$i
+    data $((1 + i * 500000)) tied/f$i
     ln tied/f$i tied/below/a$i
     ln tied/f$i tied/below/b$i
     ln tied/f$i owners/tied$i
