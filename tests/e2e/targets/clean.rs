@@ -314,6 +314,7 @@ fn an_old_part_is_removed_unless_a_transfer_writes_to_it() {
                 return said;
             }
             assert!(Instant::now() < deadline, "it stays: {said}");
+            std::thread::sleep(Duration::from_millis(100));
         }
     };
     let said = clean_until_gone(&other);

@@ -121,7 +121,7 @@ const XFS: Image = Image {
     options: "loop",
 };
 /// Length of a file whose first groups differ.
-const LONG_BYTES: u64 = 20 * GROUP_BYTES + 5;
+const LONG_BYTES: u64 = 10 * GROUP_BYTES + 5;
 const CHANGED: u64 = 6;
 /// Number of bytes after which the connection stalls.
 const BYTES_BEFORE_STALL: u64 = 3 * GROUP_BYTES;

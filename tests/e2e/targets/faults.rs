@@ -29,7 +29,7 @@ use crate::support::tree::{
 };
 use crate::targets::inplace::wait_until;
 
-/// Creates small files in two directories, enough for a staging directory each, and one file of three groups.
+/// Creates small files in two directories, enough for a staging directory each, and one file of two groups.
 fn paint_mixture(source: &Path) {
     for number in 0..24 {
         paint(
@@ -37,7 +37,13 @@ fn paint_mixture(source: &Path) {
             100 * number,
         );
     }
-    paint(source.join("large"), 3 * GROUP_BYTES);
+    paint(source.join("large"), GROUP_BYTES + 5);
+}
+
+/// Like [`paint_mixture`], with three groups in the large file.
+fn paint_mixture_of_three_groups(source: &Path) {
+    paint_mixture(source);
+    paint(source.join("large"), 2 * GROUP_BYTES + 5);
 }
 
 const CASES: [FaultCase; 5] = [
@@ -92,7 +98,7 @@ impl FaultCase {
     /// Pushes with a fault at request `number`. Returns `false` if there are fewer requests.
     fn strike(&self, number: u64) -> bool {
         let site = Site::local();
-        paint_mixture(&site.source());
+        paint_mixture_of_three_groups(&site.source());
         let at = FaultAt {
             request: self.request,
             number,
@@ -170,7 +176,7 @@ const STOP_AT: &str = "ZMOVE_TEST_STOP_AT";
 fn after_an_end_at_one_of_the_first_writes_the_same_push_completes() {
     for number in 0..3 {
         let site = Site::local();
-        paint_mixture(&site.source());
+        paint_mixture_of_three_groups(&site.source());
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--exact", "targets::faults::ends_in_a_write", "--ignored"])

@@ -254,11 +254,11 @@ fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
     );
     paint(
         site.source().join("larger"),
-        40 * zmove_types::GROUP_BYTES + 1,
+        16 * zmove_types::GROUP_BYTES + 1,
     );
     let zeros = site.source().join("zeros");
     let limit: &[_] = if site.is_remote() {
-        &["--limit", "200Mbit"]
+        &["--limit", "100Mbit"]
     } else {
         // A local push has no rate limit. Copying these zeros takes seconds.
         let file = std::fs::File::create(&zeros).unwrap();

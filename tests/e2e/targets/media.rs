@@ -123,7 +123,8 @@ fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
                 let strike = |at: u64| disk.write_all_at(&[mark[0] ^ 1], at).unwrap();
                 at.map(strike).is_none()
             });
-            std::thread::sleep(Duration::from_millis(20));
+            // The search reads the whole disk, and a flush lasts much longer.
+            std::thread::sleep(Duration::from_millis(100));
         }
         assert!(marks.is_empty(), "a mark never came to the disk");
     })

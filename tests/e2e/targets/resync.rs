@@ -68,9 +68,10 @@ fn what_is_there_already_is_no_fault(site: &Site) {
     }
 }
 
-/// More files than the sender sends speculatively, and more than it reads before the target is known.
+/// Several times as many files as the sender sends speculatively. It reads some of the others before the target is
+/// known, and the rest later.
 fn what_is_read_before_the_target_is_known_moves_once(site: &Site) {
-    const FILES: u64 = 30_000;
+    const FILES: u64 = 8_000;
     let path = |number: u64| site.source().join(format!("d{}/f{number}", number % 30));
     for number in 0..FILES {
         std::fs::create_dir_all(path(number).parent().unwrap()).unwrap();

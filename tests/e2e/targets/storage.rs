@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use zmove_types::GROUP_BYTES;
 
 use crate::support::harness::{Site, both_ways, skip};
-use crate::support::tree::{assert_same, paint, paint_interesting_sizes};
+use crate::support::tree::{INTERESTING_SIZES, assert_same, paint};
 
 both_ways!(every_engine_and_every_way, a_large_file_that_is_replaced);
 
@@ -21,7 +21,11 @@ const WAYS: [[&str; 2]; 6] = [
 ];
 
 fn every_engine_and_every_way(site: &Site) {
-    paint_interesting_sizes(&site.source());
+    for bytes in INTERESTING_SIZES {
+        if bytes <= GROUP_BYTES + 1 {
+            paint(site.source().join(format!("{bytes:09}")), bytes);
+        }
+    }
     paint(site.source().join("large"), LARGE);
     for [engine, direct] in WAYS {
         if !pushed_by(site, engine, direct) {
