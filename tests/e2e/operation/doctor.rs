@@ -122,7 +122,7 @@ fn this_host_has_a_line_for_each_check() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_bad() {
+fn a_missing_directory_is_bad() {
     let site = Site::local();
     let outcome = site
         .zmove(&["doctor", "--json", "--path", "nowhere"])
@@ -139,7 +139,7 @@ fn a_directory_that_is_not_there_is_bad() {
 }
 
 #[test]
-fn a_receiver_that_lets_us_in() {
+fn a_receiver_that_authorizes_the_key_passes_all_checks() {
     let (site, daemon) = acquainted(Some(Access::WriteOnly), true);
     let before = std::fs::read(site.path("client/known_hosts")).unwrap();
     let findings = examine(&site, &daemon.address, 0);
@@ -202,7 +202,7 @@ fn the_text_report_shows_address_and_pinned_key() {
 
 /// The suggested command is run unchanged, except for the placeholders in capitals.
 #[test]
-fn a_receiver_that_does_not_know_us() {
+fn the_suggested_command_authorizes_an_unknown_key() {
     let (site, daemon) = acquainted(None, true);
     let findings = examine(&site, &daemon.address, 4);
     assert_eq!(findings.bad(), ["our key"]);
@@ -219,7 +219,7 @@ fn a_receiver_that_does_not_know_us() {
 }
 
 #[test]
-fn a_key_that_may_only_read_is_told_so() {
+fn a_key_without_write_permission_is_bad() {
     let (site, daemon) = acquainted(Some(Access::ReadOnly), true);
     let findings = examine(&site, &daemon.address, 4);
     assert_eq!(findings.bad(), ["our key"]);
@@ -233,7 +233,7 @@ fn a_key_that_may_only_read_is_told_so() {
 }
 
 #[test]
-fn a_receiver_that_we_do_not_know_is_not_pinned() {
+fn an_unknown_receiver_is_not_pinned() {
     let (site, daemon) = acquainted(Some(Access::WriteOnly), false);
     for _ in 0..2 {
         let findings = examine(&site, &daemon.address, 4);
@@ -255,7 +255,7 @@ fn a_receiver_that_we_do_not_know_is_not_pinned() {
 }
 
 #[test]
-fn a_receiver_with_another_key() {
+fn a_receiver_with_another_key_than_the_pinned_one_is_bad() {
     let (site, daemon) = acquainted(Some(Access::WriteOnly), false);
     let other = Identity::load_or_create(&site.path("other"))
         .unwrap()
@@ -338,7 +338,7 @@ fn a_listener_that_never_answers_is_reported() {
 }
 
 #[test]
-fn a_name_without_an_address() {
+fn a_name_without_an_address_is_bad() {
     let site = Site::local();
     let findings = Findings::of(
         &site
@@ -350,7 +350,7 @@ fn a_name_without_an_address() {
 }
 
 #[test]
-fn only_one_transport_gets_through() {
+fn a_transport_that_does_not_answer_is_reported() {
     for (transport, slower, level) in [("quic", "TCP", "slow"), ("tcp", "QUIC", "note")] {
         let site = Site::local();
         site.authorize(Access::WriteOnly);
@@ -364,7 +364,7 @@ fn only_one_transport_gets_through() {
 }
 
 #[test]
-fn small_send_buffers_are_found_and_the_line_mends_them() {
+fn the_suggested_command_enlarges_small_send_buffers() {
     if !is_root() || !has_program("unshare") {
         return skip("a network of its own needs root and unshare");
     }

@@ -126,7 +126,7 @@ const LEFT: (bool, bool) = (true, true);
 const GONE: (bool, bool) = (false, false);
 
 #[test]
-fn what_is_unfinished_is_listed() {
+fn unfinished_transfers_are_listed() {
     let site = Site::local();
     let journals = Journals::of(&site, "client");
     assert_eq!(
@@ -162,7 +162,7 @@ fn what_is_unfinished_is_listed() {
 }
 
 #[test]
-fn json_has_everything() {
+fn the_list_as_json_has_all_fields() {
     let site = Site::local();
     let journals = Journals::of(&site, "client");
     journals.leave(1, DAY);
@@ -206,7 +206,7 @@ fn json_has_everything() {
 }
 
 #[test]
-fn clean_removes_what_is_old_and_not_in_use() {
+fn clean_removes_old_journals_that_are_not_in_use() {
     let site = Site::local();
     let journals = Journals::of(&site, "client");
     journals.leave(1, 8 * DAY);
@@ -252,7 +252,7 @@ fn clean_removes_what_is_old_and_not_in_use() {
 }
 
 #[test]
-fn a_file_that_is_another_one_now_is_named_and_left() {
+fn clean_leaves_and_reports_a_file_that_has_replaced_a_part() {
     let site = Site::local();
     let journals = Journals::of(&site, "client");
     journals.leave(1, 8 * DAY);
@@ -273,7 +273,7 @@ fn a_file_that_is_another_one_now_is_named_and_left() {
 }
 
 #[test]
-fn the_journal_of_a_target_that_is_away_waits_for_it() {
+fn clean_keeps_the_journal_of_a_target_that_is_away() {
     let site = Site::local();
     let journals = Journals::of(&site, "client");
     journals.leave(1, 8 * DAY);
@@ -289,7 +289,7 @@ fn the_journal_of_a_target_that_is_away_waits_for_it() {
 }
 
 #[test]
-fn a_daemon_removes_what_is_too_old_when_it_starts() {
+fn a_starting_daemon_removes_old_journals() {
     let site = Site::local();
     let journals = Journals::of(&site, "server");
     let start = |options: &[&str]| {

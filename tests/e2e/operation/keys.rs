@@ -51,7 +51,7 @@ fn a_key_is_replaced_only_by_force_and_the_old_one_is_kept() {
 }
 
 #[test]
-fn a_replaced_key_is_a_stranger() {
+fn a_replaced_key_is_unknown_to_the_daemon() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     zmove(&site, &["key", "new", "--force"]).expect(0);
@@ -144,7 +144,7 @@ fn known_hosts_are_listed_and_forgotten() {
 }
 
 #[test]
-fn a_host_with_another_key_than_the_known_one_is_told() {
+fn trust_reports_a_host_whose_key_has_changed() {
     let (site, daemon, host) = unknown_host();
     let other = Identity::load_or_create(&site.path("other"))
         .unwrap()
@@ -180,7 +180,7 @@ fn a_host_with_another_key_than_the_known_one_is_told() {
 }
 
 #[test]
-fn what_is_wrong_in_a_trust_command_is_named() {
+fn trust_names_the_wrong_argument() {
     let site = Site::local();
     for (words, part) in [
         (&["trust"][..], "required arguments were not provided"),

@@ -94,7 +94,7 @@ pub(crate) fn time_for_strangers(daemon: &Daemon, stranger: &Identity, count: u3
 
 /// A daemon may have thousands of authorized keys, and must not read them for each connection.
 #[test]
-fn a_stranger_costs_nothing_for_the_length_of_the_list() {
+fn the_cost_of_an_unknown_key_does_not_depend_on_the_number_of_keys() {
     let _quiet = quiet_machine();
     let site = site();
     let stranger = Identity::load_or_create(&site.path("stranger")).unwrap();
@@ -304,7 +304,7 @@ fn begin_long(site: &Site) -> Child {
 
 /// Lanes greet before the sender knows how many are allowed.
 #[test]
-fn a_push_that_begins_with_more_lanes_than_it_may_have() {
+fn a_push_that_dials_too_many_lanes_uses_the_allowed_number() {
     let site = Site::limited("lanes_per_transfer = 8");
     paint(site.source().join("f"), 1000);
     for _ in 0..5 {
@@ -320,7 +320,7 @@ fn a_push_that_begins_with_more_lanes_than_it_may_have() {
 }
 
 #[test]
-fn limits_are_read_again() {
+fn limits_are_reloaded() {
     let mut site = Site::local();
     site.start_daemon();
     paint(site.source().join("f"), 1000);
@@ -408,7 +408,7 @@ fn value(page: &str, name: &str) -> f64 {
 }
 
 #[test]
-fn a_push_is_counted() {
+fn metrics_count_a_push() {
     let site = site_with(&["--metrics", "127.0.0.1:0"]);
     let address = metrics_address(&site);
     assert!(ask(&address, "/healthz").starts_with("HTTP/1.1 200 OK\r\n"));
@@ -456,7 +456,7 @@ fn a_push_is_counted() {
 }
 
 #[test]
-fn what_a_pull_fetches_is_counted() {
+fn metrics_count_a_pull() {
     let site = Site::reading(&[], &["--metrics", "127.0.0.1:0"]);
     paint(site.source().join("small"), 1000);
     paint(site.source().join("large"), 10 << 20);

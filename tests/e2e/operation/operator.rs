@@ -78,7 +78,7 @@ impl Occupied {
 }
 
 #[test]
-fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
+fn a_push_is_shown_and_stopped_and_the_same_command_resumes_it() {
     let site = Site::daemon();
     let push = slow_push(&site, "8Mbit");
     let has_whole_group =
@@ -157,7 +157,7 @@ fn status_counts_bytes_of_an_incomplete_group() {
 }
 
 #[test]
-fn the_socket_is_for_the_daemons_user_alone() {
+fn only_the_user_of_a_daemon_may_use_its_socket() {
     let site = Site::daemon();
     let mode = site
         .path("server/control.sock")
@@ -169,7 +169,7 @@ fn the_socket_is_for_the_daemons_user_alone() {
 }
 
 #[test]
-fn a_pull_has_totals_and_ends_with_its_key() {
+fn a_pull_has_totals_and_ends_when_its_key_is_removed() {
     let site = Site::daemon();
     site.let_read("source");
     paint(site.source().join("large"), 24 << 20);
@@ -272,7 +272,7 @@ fn a_queued_transfer_is_listed_and_can_be_stopped() {
 }
 
 #[test]
-fn a_transfer_in_line_does_not_begin_once_its_key_was_removed() {
+fn a_queued_transfer_does_not_begin_after_its_key_was_removed() {
     let Occupied { site, mut long } = Occupied::new();
     let waiting = site
         .push_command(&[], &[site.contents().as_ref()], "other")
@@ -290,7 +290,7 @@ fn a_transfer_in_line_does_not_begin_once_its_key_was_removed() {
 /// The log file contains only JSON lines. After it has been moved away, SIGHUP starts a new one, even if Landlock
 /// confines the daemon to its roots.
 #[test]
-fn a_log_file_is_begun_anew_after_rotation() {
+fn a_daemon_begins_a_new_log_file_after_rotation() {
     let mut site = Site::local();
     std::fs::create_dir(site.path("log")).unwrap();
     let log = site.path("log/zmove.log");
@@ -426,7 +426,7 @@ fn a_queued_push_reports_its_new_position() {
 /// A killed daemon leaves its socket, which the next daemon replaces. A second daemon does not replace the socket of a
 /// running one.
 #[test]
-fn a_socket_that_was_left_is_replaced_and_one_in_use_is_not() {
+fn the_socket_of_a_killed_daemon_is_replaced_and_one_in_use_is_not() {
     let mut site = Site::daemon();
     let socket = site.path("server/control.sock");
     let before = inode(&socket);

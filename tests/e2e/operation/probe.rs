@@ -41,7 +41,7 @@ fn positive(value: &Value) -> f64 {
 }
 
 #[test]
-fn each_transport_has_its_figures_and_nothing_stays() {
+fn each_transport_is_measured_and_no_file_is_left() {
     let site = Site::daemon();
     for (number, transport) in (1..).zip(["tcp", "quic"]) {
         let found = measured(
@@ -99,7 +99,7 @@ fn each_transport_has_its_figures_and_nothing_stays() {
 }
 
 #[test]
-fn both_storages_are_swept_and_a_tree_has_its_prediction() {
+fn both_storages_are_measured_and_the_time_for_a_tree_is_predicted() {
     // A sweep lasts only a few seconds.
     let _calm = calm_machine();
     let site = Site::daemon();
@@ -157,7 +157,7 @@ fn both_storages_are_swept_and_a_tree_has_its_prediction() {
 }
 
 #[test]
-fn people_get_a_table() {
+fn the_text_output_is_a_table() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     let options = [&SHORT[..], &["--no-sweep", "--for", "source"]].concat();
@@ -180,7 +180,7 @@ fn people_get_a_table() {
 }
 
 #[test]
-fn a_target_that_is_not_there_is_not_made_to_be_swept() {
+fn a_missing_target_is_not_created() {
     let site = Site::daemon();
     let found = measured(&site, &["--time", "1s", "--streams", "1"], "not/there");
     let fault = found["target_storage"]["fault"].as_str().unwrap();
@@ -200,7 +200,7 @@ fn acquainted(access: Option<Access>) -> (Site, Daemon) {
 }
 
 #[test]
-fn who_may_not_write_may_not_probe() {
+fn a_key_without_write_permission_may_not_probe() {
     for (access, code, said) in [
         (None, 5, "this key is not known here"),
         (Some(Access::ReadOnly), 3, "this key may not write here"),
@@ -224,7 +224,7 @@ fn a_place_outside_the_roots_is_refused() {
 }
 
 #[test]
-fn a_receiver_that_is_not_known_is_not_asked() {
+fn an_unknown_receiver_is_not_measured() {
     let (site, daemon) = acquainted(Some(Access::ReadWrite));
     std::fs::remove_file(site.path("client/known_hosts")).unwrap();
     site.zmove(&["probe", "--strict", &format!("{}:", daemon.address)])
@@ -238,7 +238,7 @@ fn a_receiver_that_is_not_known_is_not_asked() {
 
 /// The receiver reads no faster than the grant allows, so the measured rate is no higher.
 #[test]
-fn a_grants_rate_holds_for_probes() {
+fn the_rate_of_a_grant_limits_a_probe() {
     let site = Site::daemon();
     let list = site.path("server/authorized_keys");
     let line = std::fs::read_to_string(&list).unwrap();
@@ -276,7 +276,7 @@ fn an_interrupted_probe_ends_at_once_and_leaves_nothing() {
 }
 
 #[test]
-fn nothing_stays_of_a_sweep_whose_client_is_killed() {
+fn no_file_of_a_sweep_is_left_if_its_client_is_killed() {
     let site = Site::daemon();
     std::fs::create_dir(site.target().join("in")).unwrap();
     let begun = Appearance::of_beginning(".zmove-sweep-", &site.target().join("in"));
@@ -290,7 +290,7 @@ fn nothing_stays_of_a_sweep_whose_client_is_killed() {
 }
 
 #[test]
-fn what_belongs_to_probes_ends_a_transfer() {
+fn messages_of_probes_end_a_transfer() {
     let header = FrameHeader {
         kind: FrameKind::Filler,
         data_bytes: 1,
@@ -319,7 +319,7 @@ fn what_belongs_to_probes_ends_a_transfer() {
 }
 
 #[test]
-fn what_makes_no_sense_is_told() {
+fn a_wrong_argument_is_named() {
     let site = Site::local();
     let nonsense: [(&[&str], &str); 6] = [
         (&["dtn:99"], "'dtn:99:'"),

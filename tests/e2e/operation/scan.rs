@@ -42,7 +42,7 @@ fn grown() -> Site {
 const BYTES: u64 = 1 + 1_023 + 1_024 + 1_025 + (1 << 20) + (1 << 30);
 
 #[test]
-fn json_has_all_counts() {
+fn the_output_as_json_has_all_counts() {
     let said = grown()
         .zmove(&["scan", "--json", "source"])
         .outcome()
@@ -101,7 +101,7 @@ fn a_selection_counts_as_it_does_in_a_push() {
 }
 
 #[test]
-fn a_pattern_that_no_name_matches_is_told() {
+fn a_pattern_that_no_name_matches_is_reported() {
     let site = grown();
     let patterns = ["--exclude", "*.tpm", "--exclude", "1*", "--include", "/b"];
     for command in [&["scan", "source"][..], &["push", "-n", "source/", "new/"]] {
@@ -121,7 +121,7 @@ fn a_pattern_that_no_name_matches_is_told() {
 }
 
 #[test]
-fn text_is_a_table() {
+fn the_text_output_is_a_table() {
     let said = grown().zmove(&["scan", "source"]).outcome().done().stdout;
     let all = said.lines().find(|line| line.starts_with("all "));
     let all = all.unwrap_or_else(|| panic!("{said}"));
@@ -134,7 +134,7 @@ fn text_is_a_table() {
 }
 
 #[test]
-fn an_empty_directory_and_a_single_file() {
+fn an_empty_directory_and_a_single_file_are_counted() {
     let site = Site::local();
     let scan = |path: &str| -> Value {
         serde_json::from_str(
@@ -155,7 +155,7 @@ fn an_empty_directory_and_a_single_file() {
 }
 
 #[test]
-fn what_is_not_there_and_what_cannot_be_read() {
+fn missing_and_unreadable_directories_are_reported() {
     let Some(site) = Site::unprivileged() else {
         return;
     };

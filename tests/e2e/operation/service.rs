@@ -35,7 +35,7 @@ fn a_check_says_ok_and_changes_nothing() {
 }
 
 #[test]
-fn a_check_says_all_that_is_wrong() {
+fn a_check_reports_all_faults() {
     let site = Site::local();
     let home = site.path("server");
     std::fs::write(home.join("zmove.toml"), "colour = 1\n[limits]\nlanes = 0\n").unwrap();
@@ -54,7 +54,7 @@ fn a_check_says_all_that_is_wrong() {
 }
 
 #[test]
-fn a_file_that_is_wrong_or_not_there_starts_nothing() {
+fn a_daemon_with_wrong_or_missing_settings_does_not_start() {
     let site = Site::local();
     let missing = site.path("none.toml");
     let serve = |options: &[&str]| {
@@ -75,7 +75,7 @@ fn a_file_that_is_wrong_or_not_there_starts_nothing() {
 }
 
 #[test]
-fn the_command_line_wins() {
+fn options_override_settings() {
     let mut site = Site::local();
     // No process can listen on this address.
     std::fs::write(
@@ -88,7 +88,7 @@ fn the_command_line_wins() {
 }
 
 #[test]
-fn json_says_who_what_and_how_much() {
+fn the_log_as_json_names_the_key_the_address_and_the_amounts() {
     let mut site = Site::local();
     site.start_daemon_with(&["--log-format", "json", "--metrics", "off"]);
     paint(site.source().join("f"), 1000);
@@ -117,7 +117,7 @@ fn json_says_who_what_and_how_much() {
 }
 
 #[test]
-fn text_has_a_time_and_names_cannot_command_a_terminal() {
+fn the_log_as_text_has_times_and_escapes_names() {
     let site = Site::daemon();
     paint(site.source().join("f"), 1000);
     site.push(&[], site.contents(), "a\u{1b}[2Jb").done();
@@ -229,7 +229,7 @@ fn shipped(name: &str) -> std::path::PathBuf {
 
 /// Without the boot id, zmove could not tell immediately that the owner of a hidden name has ended.
 #[test]
-fn the_unit_hides_nothing_of_proc() {
+fn the_unit_does_not_restrict_proc_to_processes() {
     let text = std::fs::read_to_string(shipped("zmove.service")).unwrap();
     assert!(!text.lines().any(|line| line.starts_with("ProcSubset=")));
 }

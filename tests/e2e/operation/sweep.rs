@@ -92,7 +92,7 @@ fn table_and_json_agree_and_nothing_is_left() {
 }
 
 #[test]
-fn whoever_is_interrupted_removes_what_there_is() {
+fn an_interrupted_sweep_removes_its_files() {
     let site = Site::local();
     for signal in [interruption(), Signal::TERM] {
         // Too much to be written before the signal.
@@ -136,7 +136,7 @@ fn files_of_a_killed_sweep_are_removed_by_the_next_sweep() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_told() {
+fn a_directory_that_cannot_be_measured_is_reported() {
     let Some(site) = Site::unprivileged() else {
         return;
     };
@@ -216,7 +216,7 @@ fn two_sweeps_are_compared() {
 }
 
 #[test]
-fn later_scans_say_how_long_reading_takes() {
+fn later_scans_state_how_long_reading_takes() {
     let site = Site::local();
     (0..20).for_each(|number| paint(site.source().join(number.to_string()), 5_000));
     let before = site.push(&[], site.contents(), "before").done().stdout;
@@ -236,7 +236,7 @@ fn later_scans_say_how_long_reading_takes() {
 }
 
 #[test]
-fn a_push_to_a_daemon_has_the_share_of_the_source_alone() {
+fn a_push_to_a_daemon_states_the_share_of_the_source_only() {
     let site = Site::daemon();
     paint(site.source().join("f"), 100_000);
     sweep(&site, &[]);

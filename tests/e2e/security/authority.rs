@@ -177,7 +177,7 @@ impl Issued {
 }
 
 #[test]
-fn an_authority_stands_for_pins_on_both_sides() {
+fn an_authority_replaces_pins_on_both_sides() {
     let Some(issued) = Issued::new() else { return };
     let daemon = issued.serve();
     for transport in TRANSPORTS {
@@ -263,7 +263,7 @@ fn a_revocation_list_that_is_missing_damaged_or_stale_lets_nobody_in() {
 }
 
 #[test]
-fn a_key_with_a_line_of_its_own_is_judged_by_that() {
+fn a_key_with_its_own_line_has_only_the_permissions_of_that_line() {
     let Some(issued) = Issued::new() else { return };
     let daemon = issued.serve();
     let key = issued.site.zmove(&["key", "show"]).outcome().done().stdout;
@@ -323,7 +323,7 @@ fn an_expired_or_revoked_host_certificate_is_refused() {
 }
 
 #[test]
-fn a_host_certificate_of_another_authority_makes_it_unknown() {
+fn a_host_with_a_certificate_of_another_authority_is_unknown() {
     let Some(issued) = Issued::new() else { return };
     issued.found("other");
     issued.host("other", |commands| commands);
@@ -340,7 +340,7 @@ fn a_host_certificate_of_another_authority_makes_it_unknown() {
 }
 
 #[test]
-fn an_authority_that_others_can_write_is_not_asked() {
+fn an_authority_that_others_can_write_is_not_used() {
     let Some(issued) = Issued::new() else { return };
     let daemon = issued.serve();
     let push_with = |file: &str| {
@@ -362,7 +362,7 @@ fn an_authority_that_others_can_write_is_not_asked() {
 /// The stranger's certificate has forty names for which the list has lines, none of them with this authority, and the
 /// revocation list is long. The daemon must not read the list once per name.
 #[test]
-fn a_stranger_with_many_names_costs_no_more_than_any() {
+fn an_unknown_certificate_with_many_names_costs_little() {
     let _quiet = quiet_machine();
     let Some(issued) = Issued::new() else { return };
     let gone =
@@ -414,7 +414,7 @@ fn a_stranger_with_many_names_costs_no_more_than_any() {
 /// The stranger creates ten authorities with the same name, any of which may have signed any other. Without a limit,
 /// webpki tried two hundred thousand paths and continued after the stranger had disconnected.
 #[test]
-fn a_stranger_with_many_issuers_costs_no_more_than_any() {
+fn an_unknown_certificate_with_many_issuers_costs_little() {
     let _quiet = quiet_machine();
     let Some(issued) = Issued::new() else { return };
     let home = issued.site.path("stranger");

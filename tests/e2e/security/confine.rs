@@ -117,7 +117,7 @@ fn with_length(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn names_that_climb_or_are_none_break_the_transfer_off() {
+fn invalid_names_in_a_batch_end_the_transfer() {
     for hostile in hostile_names() {
         for head in [head_of(&hostile, b"x"), head_of(b"a", &hostile)] {
             let yard = Yard::new();
@@ -134,7 +134,7 @@ fn names_that_climb_or_are_none_break_the_transfer_off() {
 }
 
 #[test]
-fn names_that_climb_in_the_head_of_a_large_file_break_the_transfer_off() {
+fn invalid_names_of_large_files_end_the_transfer() {
     let declares = |name: &[u8]| {
         let yard = Yard::new();
         let after_path = &large_head("n", 0o644).encode()[with_length(b"n").len()..];
@@ -153,7 +153,7 @@ fn names_that_climb_in_the_head_of_a_large_file_break_the_transfer_off() {
 }
 
 #[test]
-fn names_that_climb_in_messages_break_the_transfer_off() {
+fn invalid_names_in_messages_end_the_transfer() {
     for (climbing, is_taken) in [
         (b"..", false),
         (b"/x", false),
@@ -227,7 +227,7 @@ fn targets_outside_the_roots_are_refused() {
 
 /// Deeper than the stack of a function that recurses for each directory.
 #[test]
-fn a_tree_of_ten_thousand_directories_in_each_other_is_taken_and_removed() {
+fn ten_thousand_nested_directories_are_stored_and_removed() {
     let yard = Yard::new();
     let deep = vec!["d"; 10_000].join("/");
     let gone = RemoveGroup {
@@ -464,7 +464,7 @@ fn large_file(id: u64, item: u64, text: &str, mode: u32) -> Vec<Deed> {
 
 /// Owners are not transferred, so these bits would grant the privileges of the daemon's user, possibly root.
 #[test]
-fn setuid_and_setgid_of_files_are_dropped_on_every_way_to_a_file() {
+fn setuid_and_setgid_are_dropped_however_a_file_is_stored() {
     let yard = Yard::new();
     std::fs::write(yard.root().join("there"), "x").unwrap();
     let together = (0..20)
@@ -549,11 +549,11 @@ fn nothing_is_listed_or_removed_through_a_link() {
 }
 
 both_ways!(
-    special_files_in_the_place_of_files_are_neither_waited_for_nor_written_to,
+    special_files_at_the_target_are_replaced_and_neither_read_nor_written,
     a_hard_link_to_a_file_elsewhere_is_replaced_and_not_written_to,
 );
 
-fn special_files_in_the_place_of_files_are_neither_waited_for_nor_written_to(site: &Site) {
+fn special_files_at_the_target_are_replaced_and_neither_read_nor_written(site: &Site) {
     // Larger files take other code paths.
     paint(site.source().join("large"), GROUP_BYTES + 1);
     for options in [

@@ -163,7 +163,7 @@ fn a_directory_of_another_user_in_one_with_the_sticky_bit_stays(site: &Site) {
     assert_part_of(&parent, &site.source());
 }
 
-fn a_leftover_goes_where_nobody_else_can_have_named_it(site: &Site) {
+fn a_leftover_is_removed_where_no_other_user_may_rename(site: &Site) {
     if !prepare(site) {
         return;
     }
@@ -180,7 +180,7 @@ fn a_leftover_goes_where_nobody_else_can_have_named_it(site: &Site) {
 
 /// A file with such a name may be removed, since a user who can rename it can also remove it. A new directory replaces
 /// a file.
-fn files_go_and_directories_come_where_others_may_rename(site: &Site) {
+fn a_file_with_the_name_of_a_leftover_is_removed_where_others_may_rename(site: &Site) {
     if !prepare(site) {
         return;
     }
@@ -199,6 +199,6 @@ fn files_go_and_directories_come_where_others_may_rename(site: &Site) {
 both_ways!(
     a_directory_that_another_user_could_rename_stays,
     a_directory_of_another_user_in_one_with_the_sticky_bit_stays,
-    a_leftover_goes_where_nobody_else_can_have_named_it,
-    files_go_and_directories_come_where_others_may_rename,
+    a_leftover_is_removed_where_no_other_user_may_rename,
+    a_file_with_the_name_of_a_leftover_is_removed_where_others_may_rename,
 );

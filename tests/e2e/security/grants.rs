@@ -145,7 +145,7 @@ fn setuid_and_setgid_are_set_only_where_the_grant_says_so() {
 }
 
 #[test]
-fn what_is_wrong_in_an_allow_command_is_named() {
+fn allow_names_the_wrong_argument() {
     let site = Site::local();
     let allowing = [OTHER, "--name", "x", "--root", "source"];
     let with = |options: &[&'static str]| [&allowing, options].concat();
@@ -166,7 +166,7 @@ fn what_is_wrong_in_an_allow_command_is_named() {
 
 /// Both sides report the expiry date. After the date in the line is changed, the next connection succeeds.
 #[test]
-fn an_expired_grant_is_refused_and_told_on_both_sides() {
+fn an_expired_grant_is_refused_and_reported_on_both_sides() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     let (line, key) = (list_file(&site), site.client_key());
@@ -212,7 +212,7 @@ fn endless(site: &Site) -> std::process::Child {
 }
 
 #[test]
-fn a_removed_key_is_a_stranger_to_the_next_connection_and_ends_nothing() {
+fn a_removed_key_is_refused_and_its_running_push_continues() {
     let site = Site::daemon();
     let running = endless(&site);
     site.allow(&["remove", "tester"]).done();
@@ -258,7 +258,7 @@ fn a_key_keeps_its_rate_over_all_lanes() {
 /// Otherwise all data would be in socket buffers, and chunks that are read late would be considered late and sent
 /// again.
 #[test]
-fn a_sender_keeps_the_rate_of_its_key_by_itself() {
+fn a_sender_limits_itself_to_the_rate_of_its_key() {
     let _calm = calm_machine();
     for site in [Site::daemon(), Site::clear(), Site::quic()] {
         paint(site.source().join("f"), u64::from(BYTES));

@@ -430,7 +430,7 @@ fn a_path_that_is_named_thousands_of_times_is_kept_once() {
 
 /// Entries for one directory are sent repeatedly, and each is remembered until the end.
 #[test]
-fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
+fn too_many_directories_to_remember_end_only_their_own_transfer() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
@@ -451,7 +451,7 @@ fn what_is_remembered_of_directories_is_bounded_and_ends_its_own_transfer() {
 
 /// Rules that protect directories. Each byte of a pattern needs some 64 bytes after compilation.
 #[test]
-fn the_rules_of_openings_have_a_limit_and_are_booked() {
+fn the_rules_of_openings_are_limited_and_charged() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     let rule = |bytes| RuleText {
@@ -492,7 +492,7 @@ fn the_rules_of_openings_have_a_limit_and_are_booked() {
 
 /// Names at the top of the target, as many as fit into a message, and the maximum number of offers in flight.
 #[test]
-fn offers_share_what_the_transfer_was_opened_with() {
+fn offers_do_not_copy_the_names_of_the_opening() {
     let _quiet = quiet_machine();
     let site = site();
     let mut greedy = Greedy::new(&site);
@@ -515,7 +515,7 @@ fn offers_share_what_the_transfer_was_opened_with() {
 
 /// Each request has an answer of a megabyte. The answers are not read.
 #[test]
-fn answers_that_nobody_reads_are_bounded() {
+fn the_memory_of_unread_answers_is_limited() {
     let site = site();
     let mut greedy = Greedy::new(&site);
     std::fs::create_dir(greedy.root().join("many")).unwrap();
@@ -537,7 +537,7 @@ fn answers_that_nobody_reads_are_bounded() {
 
 /// The answers have 4 MiB each. Two are read, so that the following ones are about to be sent. Then no more are read.
 #[test]
-fn answers_of_which_only_the_first_are_read_stay_booked() {
+fn answers_of_which_only_the_first_are_read_stay_charged() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     fill(&greedy.root(), 17_000);
@@ -659,7 +659,7 @@ fn offer_of(file: &str, number: u64) -> ToReceiver {
 /// A key has its maximum number of offers in flight, in its maximum number of transfers. This is more than the daemon
 /// has threads for the work of other keys.
 #[test]
-fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
+fn files_that_take_hours_to_hash_do_not_delay_other_keys() {
     let _quiet = quiet_machine();
     let site = site();
     let mut greedy = Greedy::new(&site);
@@ -687,7 +687,7 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
 /// A key has its maximum number of directory lists in flight, in its maximum number of transfers. Each list names the
 /// same directory 20 times, so that 80,000 entries have to be checked, none of which is reported.
 #[test]
-fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
+fn directories_that_take_long_to_list_do_not_delay_other_keys() {
     let _quiet = quiet_machine();
     let site = site();
     let mut greedy = Greedy::new(&site);
@@ -745,7 +745,7 @@ fn of_few_descriptors() -> Site {
 
 /// Transfers with 33 lanes each, as many as are accepted. Over TCP each lane has a descriptor.
 #[test]
-fn lanes_take_no_more_descriptors_than_their_key_may_have() {
+fn the_descriptors_of_lanes_are_limited_by_key() {
     let site = of_few_descriptors();
     site.the_daemon().wait_for_log("lanes_per_identity = 128");
     let mut greedy = Greedy::new(&site);
@@ -770,7 +770,7 @@ fn lanes_take_no_more_descriptors_than_their_key_may_have() {
 
 /// Large files of which one byte has arrived. Each stays open.
 #[test]
-fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have() {
+fn the_descriptors_of_unfinished_files_are_limited_by_key() {
     let site = of_few_descriptors();
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
@@ -792,7 +792,7 @@ fn large_files_that_are_begun_take_no_more_descriptors_than_their_key_may_have()
 
 /// The transfer is aborted while client data is in a program that belongs to root.
 #[test]
-fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_first_byte() {
+fn setuid_is_removed_before_the_first_byte_is_written_in_place() {
     if !crate::targets::faults::can_inject() {
         return skip("strace cannot run here: nothing shows the order of system calls");
     }
@@ -832,7 +832,7 @@ fn a_program_that_is_changed_in_its_place_loses_its_owners_rights_before_its_fir
 
 /// Transfers that are aborted one after the other, each in a different directory.
 #[test]
-fn what_broken_transfers_leave_is_bounded_by_key() {
+fn the_leftovers_of_broken_transfers_are_limited_by_key() {
     let site = configured("journals_per_identity = 3");
     let mut greedy = Greedy::new(&site);
     let journals = || {
@@ -883,7 +883,7 @@ fn what_broken_transfers_leave_is_bounded_by_key() {
 
 /// Gives up files that were never declared.
 #[test]
-fn files_that_were_never_begun_cannot_be_given_up_without_end() {
+fn giving_up_files_that_were_not_started_ends_the_transfer() {
     let site = site();
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
@@ -898,7 +898,7 @@ fn files_that_were_never_begun_cannot_be_given_up_without_end() {
 
 /// Lists of names with maximum length, 27 MB each in memory, that wait for sessions whose answers are not read.
 #[test]
-fn messages_that_wait_are_bounded_by_what_they_take() {
+fn the_memory_of_waiting_messages_is_limited() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     fill(&greedy.root(), 17_000);
@@ -931,7 +931,7 @@ fn messages_that_wait_are_bounded_by_what_they_take() {
 
 /// Openings with the maximum number of names, 12 MB each in memory, that wait for sessions whose answers are not read.
 #[test]
-fn openings_are_booked_and_said_once() {
+fn a_second_opening_is_charged_and_ends_the_transfer() {
     let site = site();
     let mut greedy = Greedy::new(&site);
     fill(&greedy.root(), 17_000);
@@ -968,7 +968,7 @@ fn openings_are_booked_and_said_once() {
 
 /// Nested lists, each of maximum length: 7.5 MiB to send, 190 MB in memory.
 #[test]
-fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
+fn nested_lists_are_decoded_up_to_the_limit_of_a_message() {
     let site = site();
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
@@ -995,7 +995,7 @@ fn lists_in_lists_are_not_decoded_beyond_what_a_message_may_hold() {
 
 /// Previews whose answers of 4 MiB each are not read. A request needs 20 bytes.
 #[test]
-fn answers_of_previews_that_nobody_reads_are_booked() {
+fn unread_answers_of_previews_are_charged() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     fill(&greedy.root(), 17_000);
@@ -1025,7 +1025,7 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
 /// The maximum number of requests in flight remove the same large directory. They would need 12 MB for names if each
 /// request kept all of them.
 #[test]
-fn directories_are_not_kept_in_memory_to_be_removed() {
+fn the_names_of_a_directory_are_not_kept_to_remove_it() {
     let site = site();
     let mut greedy = Greedy::new(&site);
     std::fs::create_dir(greedy.root().join("many")).unwrap();

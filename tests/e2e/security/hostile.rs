@@ -207,12 +207,12 @@ fn a_daemon_that_calls_a_file_whole_before_it_was_sent_is_broken_off() {
 }
 
 #[test]
-fn a_daemon_that_settles_what_was_never_sent_is_broken_off() {
+fn a_daemon_that_acknowledges_unsent_items_is_broken_off() {
     after_leave(stored(u64::MAX)).is_broken_off("a receipt");
 }
 
 #[test]
-fn a_daemon_that_settles_an_item_twice_is_broken_off() {
+fn a_daemon_that_acknowledges_an_item_twice_is_broken_off() {
     let said = |heard: &Heard| match heard {
         Heard::Frame(frame) => says(&[stored(frame.header.item.0), stored(frame.header.item.0)]),
         Heard::Message(ToReceiver::Announce { .. }) => Some(Vec::new()),
@@ -225,7 +225,7 @@ fn a_daemon_that_settles_an_item_twice_is_broken_off() {
 
 /// Reports a name for a file that was not stored, for the same file twice, or for a group of a large file.
 #[test]
-fn a_daemon_that_publishes_what_it_has_not_stored_is_broken_off() {
+fn a_daemon_that_publishes_items_that_it_has_not_stored_is_broken_off() {
     after_leave(published(0)).is_broken_off("a name");
     let said = |heard: &Heard| match heard {
         Heard::Frame(Frame { header, .. }) => says(&[
@@ -361,12 +361,12 @@ fn a_file_that_is_not_published_is_reported_once() {
 }
 
 #[test]
-fn a_daemon_that_ends_before_all_has_come_is_broken_off() {
+fn a_daemon_that_finishes_before_it_has_everything_is_broken_off() {
     after_leave(ToSender::Finished(Finished::default())).is_broken_off("the end before everything");
 }
 
 #[test]
-fn a_daemon_that_gives_leave_twice_is_broken_off() {
+fn a_daemon_that_answers_the_opening_twice_is_broken_off() {
     after_leave(opened(TargetState::Empty)).is_broken_off("a second answer");
 }
 
@@ -408,7 +408,7 @@ fn a_daemon_that_sends_huge_lists_is_broken_off() {
 
 /// Reports about files that were never sent must fill neither the sender's memory nor the user's terminal.
 #[test]
-fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
+fn a_daemon_that_reports_unsent_items_without_end_is_broken_off() {
     let path = RelPath::from_bytes("long/".repeat(600).trim_end_matches('/').as_bytes()).unwrap();
     let fault = Fault {
         path,
@@ -464,7 +464,7 @@ fn a_daemon_that_tells_without_end_what_nobody_sent_is_broken_off() {
 
 /// Reports more faults for a batch than it has entries, or two for the same entry.
 #[test]
-fn a_daemon_that_tells_a_fault_of_a_batch_without_end_is_broken_off() {
+fn a_daemon_that_reports_too_many_faults_of_a_batch_is_broken_off() {
     let receipts = |frame: &Frame| {
         let item = frame.header.item.0;
         let fault = EntryFault {
@@ -513,7 +513,7 @@ fn a_daemon_that_names_another_path_is_broken_off() {
 
 /// A fault about a path that was never sent is reported, and the push fails.
 #[test]
-fn a_daemon_that_blames_other_paths_leaves_no_success() {
+fn a_fault_of_a_path_that_was_not_sent_makes_the_push_fail() {
     let path = RelPath::from_bytes(Path::new("etc/shadow").as_os_str().as_encoded_bytes()).unwrap();
     let fault = Fault {
         path,

@@ -73,7 +73,7 @@ fn a_lane_presented_by_another_identity_finds_no_transfer() {
 
 /// Each key has separate transfer ids: the other key's transfer neither ends nor is taken over.
 #[test]
-fn the_id_of_another_users_transfer_opens_a_transfer_of_ones_own() {
+fn the_id_of_another_users_transfer_opens_a_separate_transfer() {
     for transport in TRANSPORTS {
         let (site, tester, eve) = site();
         Runtime::new().unwrap().block_on(async {
@@ -113,7 +113,7 @@ fn an_unknown_key_is_refused_on_every_connection_and_transport() {
 }
 
 #[test]
-fn tls_1_2_gets_nowhere_with_another_library() {
+fn tls_1_2_of_another_library_is_refused() {
     if !has_program("openssl") {
         return skip("openssl is missing: no other TLS library to try");
     }

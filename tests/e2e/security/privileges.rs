@@ -175,7 +175,7 @@ fn a_daemon_without_root_cannot_change_its_user() {
 /// For each file that the operator has left with root, a message states the command that fixes it. After all commands
 /// the daemon serves.
 #[test]
-fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
+fn files_that_the_user_cannot_read_are_reported_with_the_command_that_fixes_it() {
     if !is_root() {
         return skip("not root: cannot become another user");
     }
@@ -225,7 +225,7 @@ fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
 }
 
 #[test]
-fn keys_and_settings_are_read_again_as_the_user() {
+fn keys_and_settings_are_reloaded_as_the_user() {
     let Some(site) = given_away() else { return };
     let daemon = start(&site, &["--user", "nobody"]);
     paint(site.source().join("d/small"), 10);
@@ -341,7 +341,7 @@ fn a_confined_daemon_reaches_no_root_that_came_later() {
 /// Creating the directory again under the same name does not help: the kernel's rules apply to the directories that
 /// existed at the start.
 #[test]
-fn a_root_that_is_not_there_at_the_start_is_told() {
+fn a_root_that_is_missing_at_the_start_is_reported() {
     let Some(site) = confinable() else { return };
     std::fs::remove_dir(site.target()).unwrap();
     let daemon = start(&site, &["--confine"]);
@@ -356,7 +356,7 @@ fn a_root_that_is_not_there_at_the_start_is_told() {
 }
 
 #[test]
-fn a_confined_daemon_reads_keys_and_settings_again() {
+fn a_confined_daemon_reloads_keys_and_settings() {
     let Some(site) = confinable() else { return };
     std::fs::create_dir(site.path("etc")).unwrap();
     let settings = site.path("etc/zmove.toml");
@@ -376,7 +376,7 @@ fn a_confined_daemon_reads_keys_and_settings_again() {
 }
 
 #[test]
-fn confined_and_another_user_at_once() {
+fn a_confined_daemon_may_run_as_another_user() {
     let Some(site) = given_away() else { return };
     if confinable().is_none() {
         return;

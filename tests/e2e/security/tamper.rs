@@ -164,7 +164,7 @@ fn damaged_data_of_a_small_file_is_sent_again() {
 
 /// The error names the damaged file, not just its batch.
 #[test]
-fn data_of_one_small_file_among_many() {
+fn damaged_data_of_one_small_file_among_many_names_that_file() {
     let site = Site::local();
     // One file fills most of its batch, in any scan order.
     paint(site.source().join("d/bbb"), 1_000_000);
@@ -211,7 +211,7 @@ fn a_damaged_batch_header_is_sent_again() {
 }
 
 #[test]
-fn data_of_each_chunk_of_a_large_file() {
+fn damaged_data_of_each_chunk_of_a_large_file_is_sent_again() {
     for number in 0..3 {
         let site = Site::local();
         paint(site.source().join("big"), 2 * GROUP_BYTES + 5);
@@ -255,7 +255,7 @@ fn a_damaged_file_declaration_is_sent_again() {
 }
 
 #[test]
-fn damage_that_comes_back_is_repaired_as_often() {
+fn repeated_damage_is_repaired_each_time() {
     let site = Site::local();
     paint(site.source().join("small"), 1_000);
     paint(site.source().join("big"), GROUP_BYTES + 1);
@@ -275,7 +275,7 @@ fn damage_that_comes_back_is_repaired_as_often() {
 }
 
 #[test]
-fn what_is_always_damaged_is_given_up_and_named() {
+fn files_that_are_always_damaged_are_given_up_and_reported() {
     let everything = [
         Damage::always(FrameKind::Batch, Part::Data),
         Damage::always(FrameKind::Chunk, Part::Data),
@@ -324,7 +324,7 @@ fn what_is_always_damaged_is_given_up_and_named() {
 
 /// Directories and links that never arrived must also count as failed.
 #[test]
-fn directories_and_links_that_never_arrive_whole_are_failures() {
+fn directories_and_links_that_are_always_damaged_are_failures() {
     let site = Site::local();
     std::fs::create_dir_all(site.source().join("d")).unwrap();
     std::os::unix::fs::symlink("elsewhere", site.source().join("link")).unwrap();

@@ -114,7 +114,7 @@ fn a_changed_host_key_is_refused_even_with_accept_new() {
 }
 
 #[test]
-fn targets_outside_the_roots() {
+fn targets_outside_the_roots_are_refused() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     let (root, beside) = (site.target(), site.path("targets"));
@@ -222,7 +222,7 @@ fn allow_refuses_missing_roots_and_files() {
 }
 
 #[test]
-fn a_root_that_is_gone() {
+fn a_missing_root_is_reported_and_not_created() {
     let site = Site::daemon();
     paint(site.source().join("f"), 10);
     std::fs::remove_dir(site.target()).unwrap();
@@ -327,7 +327,7 @@ fn a_target_may_be_a_url_or_host_port_path() {
 }
 
 #[test]
-fn ipv6_in_brackets() {
+fn a_host_may_be_an_ipv6_address_in_brackets() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
         return skip("this host has no IPv6");
     }
@@ -349,7 +349,7 @@ fn ipv6_in_brackets() {
 
 /// One socket for both address families: `[::]` accepts IPv4 clients as well.
 #[test]
-fn the_wildcard_takes_both_families() {
+fn the_ipv6_wildcard_accepts_both_address_families() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
         return skip("this host has no IPv6");
     }

@@ -411,7 +411,7 @@ fn two_nodes_do_one_job_and_the_broker_ends_with_it() {
 }
 
 #[test]
-fn a_broker_that_is_killed_and_loses_all_is_waited_for() {
+fn a_push_waits_for_a_broker_that_is_killed_and_loses_everything() {
     let Some(lab) = Lab::new(2) else { return };
     let broker = lab.start_broker();
     lab.init(&["--nats", &lab.broker()]).done();
@@ -447,7 +447,7 @@ fn the_broker_of_a_killed_push_ends_with_it() {
 }
 
 #[test]
-fn of_two_pushes_the_second_uses_the_broker_of_the_first_and_says_when_it_goes() {
+fn a_second_push_uses_the_broker_of_the_first_and_reports_its_end() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint();
@@ -468,7 +468,7 @@ fn of_two_pushes_the_second_uses_the_broker_of_the_first_and_says_when_it_goes()
 }
 
 #[test]
-fn a_receiver_that_a_node_loses_is_told_at_the_head() {
+fn a_receiver_that_a_node_loses_is_reported_at_the_head() {
     let Some(mut lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint_more();
@@ -536,7 +536,7 @@ fn a_node_that_the_broker_does_not_let_in_says_so_and_waits() {
 }
 
 #[test]
-fn a_broker_of_others_that_stays_away_ends_the_push_with_its_name() {
+fn a_broker_that_stays_unreachable_ends_the_push_and_is_named() {
     let Some(lab) = Lab::new(1) else { return };
     let broker = lab.start_broker();
     lab.init(&["--nats", &lab.broker()]).done();
@@ -799,7 +799,7 @@ fn several_nodes_join_by_one_invitation() {
 
 /// A grant is valid for a day, and the session of a node ends with its grant at the latest.
 #[test]
-fn a_push_goes_on_for_longer_than_a_grant_is_good() {
+fn a_push_may_take_longer_than_a_grant_is_valid() {
     let Some((site, clock)) = Clock::site() else {
         return;
     };
@@ -867,7 +867,7 @@ fn a_node_whose_key_the_receivers_do_not_know_cannot_lead() {
 }
 
 #[test]
-fn what_makes_no_cluster_is_refused() {
+fn invalid_clusters_and_options_are_refused() {
     let Some(lab) = Lab::new(1) else { return };
     let host = lab.daemons[0].address.to_string();
     lab.init(&[]).expect(1).says(&["required arguments"]);

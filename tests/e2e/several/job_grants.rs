@@ -292,7 +292,7 @@ fn init_cluster_of_two(lab: &Lab) {
 /// The second node runs one command, and its key is configured nowhere. The test waits for its grant before the head
 /// takes work for the second receiver, so both have moved data.
 #[test]
-fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
+fn two_nodes_move_data_if_only_the_head_is_allowed() {
     if !has_nats_server() {
         return skip("there is no nats-server");
     }
@@ -457,7 +457,7 @@ fn a_grant_lets_its_node_into_its_job_and_nowhere_else() {
 }
 
 #[test]
-fn a_grant_is_worth_nothing_once_its_job_has_ended() {
+fn a_grant_is_refused_after_its_job_has_ended() {
     let lab = Lab::new(1);
     paint(lab.site.source().join("f"), 10);
     runtime().block_on(async {
@@ -540,7 +540,7 @@ fn a_node_s_session_ends_when_the_operator_removes_its_head_s_key() {
 
 /// An older receiver reads a grant as an additional certificate.
 #[test]
-fn a_node_without_a_line_and_with_nonsense_for_a_grant_is_a_stranger() {
+fn a_node_without_a_line_and_with_an_invalid_grant_is_refused() {
     let lab = Lab::new(1);
     let mut signed = lab.signed(lab.grant(&lab.job("t")));
     signed.text.truncate(40);

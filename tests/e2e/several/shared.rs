@@ -502,7 +502,7 @@ fn a_node_that_was_stopped_and_wakes_up_after_the_end_of_the_job_changes_nothing
 
 /// Each of two nodes stores half of a file, in any order. One is killed, and others repeat all of its work.
 #[test]
-fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
+fn a_large_file_of_two_nodes_arrives_if_one_is_killed() {
     for seed in 0..3_u32 {
         let mut cluster = Cluster::new();
         let file = contents((9 << 22) + 77);

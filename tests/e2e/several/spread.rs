@@ -421,7 +421,7 @@ fn a_receiver_that_is_away_and_not_known_is_left_out() {
 }
 
 #[test]
-fn of_two_sources_that_become_the_target_the_last_gives_it_mode_and_time() {
+fn the_last_of_two_sources_sets_mode_and_time_of_the_target() {
     let spread = Spread::new(2);
     let sources = [("source", 0o755), ("second", 0o700)].map(|(name, mode)| {
         let source = spread.site.path(name);
@@ -447,7 +447,7 @@ fn of_two_sources_that_become_the_target_the_last_gives_it_mode_and_time() {
 
 /// The receiver is killed between the end of the job and its answer.
 #[test]
-fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
+fn a_closed_job_has_ended_well_even_if_the_answer_is_lost() {
     let spread = Spread::new(2);
     // Slow, so that the job does not end before the directory that delays its end is in place.
     paint(spread.source().join("f"), 4 << 20);
@@ -539,7 +539,7 @@ fn a_push_interrupted_before_any_answer_leaves_no_job() {
 /// For example, the storage with that directory is not mounted. No session that may still write has begun there, so no
 /// mark of the job stays.
 #[test]
-fn a_receiver_whose_root_is_not_there_is_passed_over_and_says_why() {
+fn a_receiver_without_its_root_is_skipped_with_the_reason() {
     let mut spread = Spread::new(1);
     std::fs::create_dir(spread.site.path("gone")).unwrap();
     spread.start("gone");
@@ -558,7 +558,7 @@ fn a_receiver_whose_root_is_not_there_is_passed_over_and_says_why() {
 }
 
 #[test]
-fn a_receiver_that_is_away_is_not_said_to_have_served() {
+fn an_unreachable_receiver_is_not_counted() {
     let spread = Spread::new(2);
     spread.paint();
     spread.daemons[1].signal(Signal::KILL);
@@ -601,7 +601,7 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
 
 /// The first receiver has begun the job, and its answer is lost. The job is also visible at the second receiver.
 #[test]
-fn a_job_that_may_have_begun_goes_on_where_another_receiver_sees_it() {
+fn a_job_that_may_have_begun_continues_if_another_receiver_sees_it() {
     let spread = Spread::new(2);
     spread.paint();
     spread
@@ -744,7 +744,7 @@ fn a_directory_that_is_made_for_one_file_is_open_to_others() {
 
 /// Tests small files, large files and directories, whichever receiver stores them.
 #[test]
-fn what_several_receivers_did_not_keep_is_counted() {
+fn metadata_that_several_receivers_did_not_keep_is_counted() {
     if !is_root() {
         return skip("only root can make files of another user");
     }
@@ -794,7 +794,7 @@ fn a_key_that_may_not_lead_pushes_to_one_receiver_alone() {
 }
 
 #[test]
-fn what_several_receivers_cannot_do_is_refused() {
+fn options_that_several_receivers_do_not_support_are_refused() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     for option in [

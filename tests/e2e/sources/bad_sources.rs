@@ -6,15 +6,15 @@ use crate::support::harness::{Site, both_ways};
 use crate::support::tree::{assert_same, names, paint, set_mode};
 
 both_ways!(
-    a_missing_source,
-    one_of_two_sources_is_missing,
-    a_file_with_a_slash_behind_it,
-    a_source_on_another_host,
+    a_missing_source_is_reported,
+    a_missing_source_does_not_stop_another_one,
+    a_file_with_a_trailing_slash_is_reported,
+    a_source_on_another_host_is_refused,
 );
 
 const NO_SUCH: &str = "No such file or directory";
 
-fn a_missing_source(site: &Site) {
+fn a_missing_source_is_reported(site: &Site) {
     for source in ["nowhere", "nowhere/", "source/nowhere"] {
         let outcome = site.push(&[], source, "x").expect(23);
         outcome.says(&["zmove: sender: open", &format!("'{source}'"), NO_SUCH]);
@@ -22,7 +22,7 @@ fn a_missing_source(site: &Site) {
     assert!(names(&site.target()).is_empty());
 }
 
-fn one_of_two_sources_is_missing(site: &Site) {
+fn a_missing_source_does_not_stop_another_one(site: &Site) {
     paint(site.source().join("f"), 10);
     let sources = ["nowhere", "source"].map(OsStr::new);
     let outcome = site
@@ -40,13 +40,13 @@ fn one_of_two_sources_is_missing(site: &Site) {
     assert_same(&site.source(), &site.target().join("source"));
 }
 
-fn a_file_with_a_slash_behind_it(site: &Site) {
+fn a_file_with_a_trailing_slash_is_reported(site: &Site) {
     paint(site.source().join("f"), 10);
     let outcome = site.push(&[], "source/f/", "x").expect(23);
     outcome.says(&["zmove: sender: open 'source/f/'", "ot a directory"]);
 }
 
-fn a_source_on_another_host(site: &Site) {
+fn a_source_on_another_host_is_refused(site: &Site) {
     let outcome = site.push(&[], "elsewhere:data", "x").expect(1);
     outcome
         .says(&["'elsewhere:data' is on another host"])
@@ -128,14 +128,14 @@ fn unreadable_and_there(site: &Site) {
 }
 
 #[test]
-fn files_that_may_not_be_read_and_are_there_locally() {
+fn unreadable_files_that_are_equal_are_skipped_locally() {
     if let Some(site) = Site::unprivileged() {
         unreadable_and_there(&site);
     }
 }
 
 #[test]
-fn files_that_may_not_be_read_and_are_there_at_a_daemon() {
+fn unreadable_files_that_are_equal_are_skipped_at_a_daemon() {
     if let Some(mut site) = Site::unprivileged() {
         site.start_daemon();
         unreadable_and_there(&site);
@@ -143,14 +143,14 @@ fn files_that_may_not_be_read_and_are_there_at_a_daemon() {
 }
 
 #[test]
-fn unreadable_files_and_directories_locally() {
+fn unreadable_files_and_directories_are_reported_locally() {
     if let Some(site) = Site::unprivileged() {
         unreadable(&site);
     }
 }
 
 #[test]
-fn unreadable_files_and_directories_to_a_daemon() {
+fn unreadable_files_and_directories_are_reported_to_a_daemon() {
     if let Some(mut site) = Site::unprivileged() {
         site.start_daemon();
         unreadable(&site);

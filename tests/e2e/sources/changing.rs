@@ -66,7 +66,7 @@ fn expect_only_other(site: &Site, pushed: &Pushed, failed: &str) {
 }
 
 #[test]
-fn a_large_file_that_shrinks_while_it_is_read() {
+fn a_large_file_that_shrinks_while_it_is_read_fails() {
     for reads in 0..READS {
         let site = Site::local();
         let pushed = push_meddled(&site, reads, |path| {
@@ -120,7 +120,7 @@ fn a_file_that_changes_while_it_is_read_removes_nothing_at_the_target() {
 }
 
 #[test]
-fn a_large_file_that_is_rewritten_while_it_is_read() {
+fn a_large_file_that_is_rewritten_while_it_is_read_fails() {
     for reads in 0..READS {
         let site = Site::local();
         let pushed = push_meddled(&site, reads, |path| {
@@ -131,7 +131,7 @@ fn a_large_file_that_is_rewritten_while_it_is_read() {
 }
 
 #[test]
-fn a_large_file_that_grows_while_it_is_read() {
+fn a_large_file_that_grows_while_it_is_read_fails() {
     for reads in 0..READS {
         let site = Site::local();
         let pushed = push_meddled(&site, reads, |path| {
@@ -189,7 +189,7 @@ fn push_over_changed_after_scan(
 }
 
 #[test]
-fn a_file_that_vanishes_after_the_scan() {
+fn a_file_that_vanishes_after_the_scan_fails() {
     for bytes in [100, LARGE] {
         let site = Site::local();
         paint(site.source().join("other"), 500);
@@ -227,7 +227,7 @@ fn a_file_that_becomes_a_link_after_the_scan_is_not_followed() {
 
 /// The file is a large one by then and is sent as one.
 #[test]
-fn a_small_file_that_outgrows_its_batch_after_the_scan() {
+fn a_small_file_that_outgrows_its_batch_after_the_scan_is_sent_as_a_large_one() {
     let site = Site::local();
     paint(site.source().join("other"), 500);
     paint(site.source().join("f"), 100);
@@ -246,7 +246,7 @@ fn a_small_file_that_outgrows_its_batch_after_the_scan() {
 
 /// The file was to be sent before the receiver's answer. Now it is offered like any other file.
 #[test]
-fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
+fn a_file_that_is_to_stay_stays_even_if_its_source_outgrows_a_batch() {
     for overwrite in [Overwrite::Nothing, Overwrite::Differing] {
         let site = Site::local();
         paint(site.source().join("f"), 100);
@@ -289,7 +289,7 @@ fn a_small_file_that_grows_or_shrinks_after_the_scan_is_copied_as_it_is_then() {
 }
 
 #[test]
-fn a_large_file_of_another_size_after_the_scan() {
+fn a_large_file_with_another_size_after_the_scan_fails() {
     let site = Site::local();
     paint(site.source().join("other"), 500);
     paint(site.source().join("f"), LARGE);
@@ -309,7 +309,7 @@ impl Drop for SetOnDrop<'_> {
 /// A writer continuously truncates and fills a small file. Each push copies a complete prefix of the file or reports
 /// that it changed, and eventually one reports it.
 #[test]
-fn a_small_file_that_is_rewritten_all_the_time() {
+fn a_small_file_that_is_always_being_rewritten_is_never_mixed() {
     let site = Site::local();
     let path = site.source().join("f");
     let whole = painted(GROUP_BYTES, 0);

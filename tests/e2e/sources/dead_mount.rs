@@ -14,7 +14,7 @@ fn mount(site: &Site) -> String {
 }
 
 #[test]
-fn a_target_on_a_dead_mount() {
+fn a_target_on_a_dead_mount_is_reported() {
     for is_remote in [false, true] {
         let Some(mut site) = Site::within(Namespace::with_dead_mount) else {
             return;
@@ -37,7 +37,7 @@ fn a_target_on_a_dead_mount() {
 }
 
 #[test]
-fn a_source_on_a_dead_mount() {
+fn a_source_on_a_dead_mount_is_reported() {
     let Some(mut site) = Site::within(Namespace::with_dead_mount) else {
         return;
     };
@@ -83,7 +83,7 @@ fn a_dead_mount_below_a_source_is_another_file_system() {
 }
 
 #[test]
-fn a_dead_mount_below_a_target() {
+fn a_dead_mount_below_a_target_fails_alone() {
     let Some(site) = Site::within(Namespace::with_dead_mount) else {
         return;
     };

@@ -24,10 +24,10 @@ use crate::support::tree::{names, painted, set_mtime};
 
 every_way!(
     holes_of_all_kinds_are_kept,
-    what_was_data_becomes_a_hole_and_the_other_way_round,
+    data_becomes_holes_and_holes_become_data,
     runs_of_zeros_become_holes,
     a_sparse_file_is_updated_in_place,
-    what_is_the_same_is_not_sent,
+    equal_data_of_a_sparse_file_is_not_sent,
 );
 
 const GROUP: u64 = GROUP_BYTES;
@@ -236,7 +236,7 @@ fn runs_of_zeros_become_holes(site: &Site) {
 
 /// Attributes count as allocated storage, so the file occupies no less than its length.
 #[test]
-fn a_hole_is_kept_that_attributes_make_up_for() {
+fn a_hole_is_kept_even_if_attributes_occupy_as_much() {
     let site = Site::daemon();
     let path = site.source().join("f");
     make(&path, 3 * GROUP, &[0..GROUP, GROUP + 4096..3 * GROUP], 0);
@@ -257,7 +257,7 @@ const VERSIONS: [&[Range<u64>]; 2] = [
     &[4096..8192, 2 * GROUP..3 * GROUP, 6 * GROUP..8 * GROUP],
 ];
 
-fn what_was_data_becomes_a_hole_and_the_other_way_round(site: &Site) {
+fn data_becomes_holes_and_holes_become_data(site: &Site) {
     let path = site.source().join("f");
     for (version, options) in (0..).zip([
         &["--delta", "always"],
@@ -303,7 +303,7 @@ fn a_sparse_file_is_updated_in_place(site: &Site) {
     assert_eq!(inode(), before);
 }
 
-fn what_is_the_same_is_not_sent(site: &Site) {
+fn equal_data_of_a_sparse_file_is_not_sent(site: &Site) {
     let path = site.source().join("f");
     make(
         &path,
@@ -337,7 +337,7 @@ fn what_is_the_same_is_not_sent(site: &Site) {
 }
 
 #[test]
-fn other_file_systems_keep_them_too() {
+fn other_file_systems_keep_holes_too() {
     let image = |make, options| {
         Site::within_image(&Image {
             bytes: 400 << 20,
@@ -367,7 +367,7 @@ fn other_file_systems_keep_them_too() {
 }
 
 #[test]
-fn what_has_come_does_not_come_again() {
+fn a_resumed_sparse_file_sends_only_the_rest() {
     let site = Site::daemon();
     // The two holes have many groups, and half of each group with data is a hole.
     let halves = (0..24)
@@ -388,7 +388,7 @@ fn what_has_come_does_not_come_again() {
 
 /// The hash of a file with holes is the hash of all of its bytes.
 #[test]
-fn a_manifest_is_what_other_programs_make_of_the_file() {
+fn the_hashes_of_sparse_files_are_those_of_b3sum() {
     if !has_program("b3sum") {
         return skip("b3sum is missing");
     }

@@ -179,23 +179,24 @@ fn links_are_made_and_broken(site: &Site) {
 
 mod one_way_over_the_network {
     use super::{
-        a_first_name_that_cannot_be_placed_has_another, a_manifest_has_all_names,
-        a_preview_names_them, changed_in_its_place_a_group_is_one_of_the_source,
-        names_that_are_not_pushed_are_no_names, older_states_at_the_target_stay_as_they_are,
-        older_states_keep_their_metadata, thousands_of_names,
-        what_may_not_be_replaced_is_no_first_name, without_them_each_name_is_a_file,
+        a_file_that_may_not_be_replaced_gets_no_further_name, a_manifest_has_all_names,
+        a_preview_lists_hard_links, an_in_place_update_links_the_names_of_the_source,
+        another_first_name_replaces_one_that_cannot_be_placed,
+        names_that_are_not_pushed_are_not_linked, snapshots_at_the_target_keep_their_metadata,
+        snapshots_at_the_target_stay_as_they_are, thousands_of_names,
+        without_hard_links_each_name_is_a_file,
     };
 
     crate::support::harness::both_ways!(
         thousands_of_names,
-        names_that_are_not_pushed_are_no_names,
-        a_preview_names_them,
-        older_states_at_the_target_stay_as_they_are,
-        older_states_keep_their_metadata,
-        changed_in_its_place_a_group_is_one_of_the_source,
-        what_may_not_be_replaced_is_no_first_name,
-        without_them_each_name_is_a_file,
-        a_first_name_that_cannot_be_placed_has_another,
+        names_that_are_not_pushed_are_not_linked,
+        a_preview_lists_hard_links,
+        snapshots_at_the_target_stay_as_they_are,
+        snapshots_at_the_target_keep_their_metadata,
+        an_in_place_update_links_the_names_of_the_source,
+        a_file_that_may_not_be_replaced_gets_no_further_name,
+        without_hard_links_each_name_is_a_file,
+        another_first_name_replaces_one_that_cannot_be_placed,
         a_manifest_has_all_names,
     );
 }
@@ -233,7 +234,7 @@ fn thousands_of_names(site: &Site) {
 }
 
 /// The first name is excluded, or only some names are listed.
-fn names_that_are_not_pushed_are_no_names(site: &Site) {
+fn names_that_are_not_pushed_are_not_linked(site: &Site) {
     tie(&site.source());
     let left_out = ["--exclude", "/a", "--exclude", "/large"];
     let summary = push(site, &left_out);
@@ -268,7 +269,7 @@ fn names_that_are_not_pushed_are_no_names(site: &Site) {
     );
 }
 
-fn a_preview_names_them(site: &Site) {
+fn a_preview_lists_hard_links(site: &Site) {
     paint(site.source().join("one"), 10);
     hard_link(site.source().join("one"), site.source().join("two")).unwrap();
     let told = site.push(&["-n"], site.contents(), "").done().stdout;
@@ -295,7 +296,7 @@ fn copy_as_links(from: &Path, to: &Path) {
 }
 
 /// Snapshots of a tree as hard links (`cp -al`). Names that are not pushed do not count.
-fn older_states_at_the_target_stay_as_they_are(site: &Site) {
+fn snapshots_at_the_target_stay_as_they_are(site: &Site) {
     tie(&site.source());
     site.push(&["--json"], site.contents(), "today").done();
     let [today, before] = ["today", "before"].map(|name| site.target().join(name));
@@ -320,7 +321,7 @@ fn older_states_at_the_target_stay_as_they_are(site: &Site) {
 }
 
 /// A file with other names is recreated if its mode, timestamp or attributes change, and its data is not sent again.
-fn older_states_keep_their_metadata(site: &Site) {
+fn snapshots_at_the_target_keep_their_metadata(site: &Site) {
     let [source, target] = [site.source(), site.target()];
     for name in ["mode", "time", "xattr", "same", "group"] {
         paint(source.join(name), 100);
@@ -353,7 +354,7 @@ fn older_states_keep_their_metadata(site: &Site) {
     assert_eq!(push(), [0]);
 }
 
-fn changed_in_its_place_a_group_is_one_of_the_source(site: &Site) {
+fn an_in_place_update_links_the_names_of_the_source(site: &Site) {
     let [source, target] = [site.source(), site.target()];
     paint(source.join("a"), 500);
     hard_link(source.join("a"), source.join("b")).unwrap();
@@ -370,7 +371,7 @@ fn changed_in_its_place_a_group_is_one_of_the_source(site: &Site) {
 }
 
 /// An existing name that is not replaced and has other contents cannot be the first name of the file.
-fn what_may_not_be_replaced_is_no_first_name(site: &Site) {
+fn a_file_that_may_not_be_replaced_gets_no_further_name(site: &Site) {
     let [source, target] = [site.source(), site.target()];
     paint(source.join("a"), 500);
     set_old(source.join("a"));
@@ -391,7 +392,7 @@ fn what_may_not_be_replaced_is_no_first_name(site: &Site) {
     assert_eq!(groups(&target), [&["a"][..], &["b"], &["c", "d"]]);
 }
 
-fn without_them_each_name_is_a_file(site: &Site) {
+fn without_hard_links_each_name_is_a_file(site: &Site) {
     paint(site.source().join("a"), 500);
     hard_link(site.source().join("a"), site.source().join("b")).unwrap();
     for options in [&["--no-H"][..], &["-a", "--no-preserve", "links,owner"]] {
@@ -410,7 +411,7 @@ fn without_them_each_name_is_a_file(site: &Site) {
     assert_same_groups(site);
 }
 
-fn a_first_name_that_cannot_be_placed_has_another(site: &Site) {
+fn another_first_name_replaces_one_that_cannot_be_placed(site: &Site) {
     let [source, target] = [site.source(), site.target()];
     paint(source.join("a"), 500);
     for name in ["b", "c", "d", "e", "f"] {
@@ -451,7 +452,7 @@ fn a_manifest_has_all_names(site: &Site) {
 
 /// The sender is killed while the large file of a group is in transit.
 #[test]
-fn what_was_broken_off_becomes_the_same_groups() {
+fn a_resumed_push_creates_the_same_groups() {
     let site = Site::daemon();
     tie(&site.source());
     let large = site.source().join("very large");
@@ -552,7 +553,7 @@ fn where_the_target_cannot_link_there_are_copies_and_they_are_counted() {
 
 /// When a file has the maximum number of names, a copy gets the next ones.
 #[test]
-fn beyond_the_most_links_a_copy_takes_the_rest() {
+fn beyond_the_maximum_of_links_a_copy_gets_the_other_names() {
     if !has_program("strace") {
         return skip("strace is missing: nothing makes a system call fail");
     }
@@ -586,7 +587,7 @@ fn beyond_the_most_links_a_copy_takes_the_rest() {
 }
 
 #[test]
-fn a_process_that_ends_as_it_links() {
+fn a_push_that_is_killed_while_it_links_can_be_repeated() {
     if !has_program("strace") {
         return skip("strace is missing: nothing ends a process in a system call");
     }
@@ -606,7 +607,7 @@ fn a_process_that_ends_as_it_links() {
 
 /// A name that is kept without a comparison may have any contents, even if size and time are equal.
 #[test]
-fn what_was_not_compared_gets_no_other_name() {
+fn a_file_that_was_not_compared_gets_no_further_name() {
     for there in ["a", "b"] {
         let site = Site::local();
         std::fs::write(site.source().join("a"), "AAAAAAAA").unwrap();
@@ -723,7 +724,7 @@ fn copies_in_a_subvolume(names: &[&str], rules: &[&[&str]]) {
 }
 
 #[test]
-fn an_ordinary_user_keeps_them() {
+fn an_ordinary_user_keeps_hard_links() {
     let Some(site) = Site::unprivileged() else {
         return;
     };
@@ -763,7 +764,7 @@ fn faults(intruded: &Intruded) -> Vec<EntryFault> {
 
 /// Forbidden targets of links: each is a fault, and no name is created.
 #[test]
-fn links_to_what_is_no_file_of_the_push_are_not_made() {
+fn links_to_entries_that_are_no_files_of_the_push_are_not_created() {
     let home = tempfile::tempdir().unwrap();
     let (root, outside) = (home.path().join("root"), home.path().join("outside"));
     std::fs::create_dir_all(root.join("directory")).unwrap();
@@ -836,7 +837,7 @@ fn links_beyond_the_target_end_the_transfer() {
 
 /// A name that already leads to the file is reported and not created again.
 #[test]
-fn a_flood_of_links_is_links() {
+fn a_link_that_is_requested_repeatedly_is_created_once() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("root");
     std::fs::create_dir(&root).unwrap();

@@ -135,10 +135,10 @@ fn moved(summary: &Value) -> (u64, &Value) {
 
 both_ways!(
     attributes_and_lists_are_kept,
-    what_changes_alone_is_put_right_without_data,
-    in_place_and_by_contents_they_are_kept_too,
+    changed_attributes_are_corrected_without_data,
+    attributes_are_also_kept_in_place_and_by_contents,
     a_list_that_the_target_gives_widens_nothing,
-    what_is_not_to_be_kept_stays_as_it_is,
+    attributes_that_are_not_to_be_kept_stay_as_they_are,
     attributes_of_links_are_kept,
     times_of_access_are_kept_where_they_are_wanted,
     modes_and_times_are_not_kept_where_they_are_not_wanted,
@@ -158,7 +158,7 @@ fn attributes_and_lists_are_kept(site: &Site) {
     assert_rsync_is_content(site);
 }
 
-fn what_changes_alone_is_put_right_without_data(site: &Site) {
+fn changed_attributes_are_corrected_without_data(site: &Site) {
     if !can_compare(site) {
         return;
     }
@@ -209,7 +209,7 @@ fn wait_for_target(site: &Site) {
     }
 }
 
-fn in_place_and_by_contents_they_are_kept_too(site: &Site) {
+fn attributes_are_also_kept_in_place_and_by_contents(site: &Site) {
     if !can_compare(site) {
         return;
     }
@@ -256,7 +256,7 @@ fn a_list_that_the_target_gives_widens_nothing(site: &Site) {
     }
 }
 
-fn what_is_not_to_be_kept_stays_as_it_is(site: &Site) {
+fn attributes_that_are_not_to_be_kept_stay_as_they_are(site: &Site) {
     if !can_compare(site) {
         return;
     }
@@ -322,9 +322,9 @@ mod owners {
 
     both_ways!(
         owners_are_kept_with_archive,
-        owners_are_put_right_without_data,
+        owners_are_corrected_without_data,
         owners_are_mapped,
-        a_capability_stays_where_the_owner_alone_is_put_right,
+        a_capability_stays_if_only_the_owner_is_corrected,
     );
 
     fn owners_are_kept_with_archive(site: &Site) {
@@ -369,7 +369,7 @@ mod owners {
         assert_rsync_is_content(site);
     }
 
-    fn owners_are_put_right_without_data(site: &Site) {
+    fn owners_are_corrected_without_data(site: &Site) {
         if !is_root() || !can_compare(site) {
             return skip("only root can give files away");
         }
@@ -393,7 +393,7 @@ mod owners {
     }
 
     /// The kernel removes a program's capabilities when its owner or group changes.
-    fn a_capability_stays_where_the_owner_alone_is_put_right(site: &Site) {
+    fn a_capability_stays_if_only_the_owner_is_corrected(site: &Site) {
         if !is_root() {
             return skip("only root can give files away");
         }
@@ -602,7 +602,7 @@ fn a_sender_that_claims_rights_without_the_grant_gets_none() {
 
 /// An invalid list, more attributes than fit (a block on ext4), and a list of an unknown type.
 #[test]
-fn what_a_file_system_does_not_take_is_counted() {
+fn metadata_that_a_file_system_refuses_is_counted() {
     let site = Site::local();
     if !can_compare(&site) {
         return;

@@ -386,7 +386,7 @@ fn rsync_sends_the_same_of_a_list() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_a_usage_error() {
+fn invalid_selections_are_usage_errors() {
     let site = Site::local();
     grow(&site);
     std::fs::write(site.path("rules"), "*.o\n[z-a]\n").unwrap();
@@ -474,7 +474,7 @@ fn two_sources_may_share_a_name_that_is_left_out() {
 }
 
 #[test]
-fn a_scan_counts_what_is_chosen() {
+fn a_scan_counts_selected_entries() {
     let site = Site::local();
     grow(&site);
     std::fs::write(site.path("list"), "lib/a.c\nlib/a.o\n").unwrap();
@@ -529,7 +529,7 @@ const WITHOUT_THE_MOUNT: [&str; 7] = [
     "mounted/d/f",
 ];
 
-fn what_is_mounted_stays_outside(site: &Site) {
+fn mounts_are_left_out(site: &Site) {
     let preview = site
         .push(&["-n", "-x", "--delete"], site.contents(), "")
         .done();
@@ -564,17 +564,17 @@ fn what_is_mounted_stays_outside(site: &Site) {
 }
 
 #[test]
-fn what_is_mounted_in_a_source_stays_outside_locally() {
+fn mounts_in_a_source_are_left_out_locally() {
     if let Some(site) = with_a_mount() {
-        what_is_mounted_stays_outside(&site);
+        mounts_are_left_out(&site);
     }
 }
 
 #[test]
-fn what_is_mounted_in_a_source_stays_outside_to_a_daemon() {
+fn mounts_in_a_source_are_left_out_to_a_daemon() {
     if let Some(mut site) = with_a_mount() {
         site.start_daemon();
-        what_is_mounted_stays_outside(&site);
+        mounts_are_left_out(&site);
     }
 }
 

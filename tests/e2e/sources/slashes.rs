@@ -8,15 +8,15 @@ use crate::support::tree::{assert_pictures, assert_same, names, paint, picture};
 
 both_ways!(
     a_directory_arrives_under_its_name,
-    the_contents_of_a_directory,
+    a_trailing_slash_sends_the_contents_of_a_directory,
     repeated_runs_converge_and_never_nest,
     a_single_file_takes_the_name_of_the_target,
     a_single_file_goes_into_a_directory,
-    a_slash_makes_a_directory_of_the_target,
-    a_link_at_the_top,
-    several_sources_side_by_side,
-    two_sources_of_the_same_name,
-    missing_parents_of_the_target_are_made,
+    a_trailing_slash_makes_the_target_a_directory,
+    a_link_as_source_is_followed_only_with_a_trailing_slash,
+    several_sources_arrive_side_by_side,
+    two_sources_of_the_same_name_are_refused,
+    missing_parents_of_the_target_are_created,
 );
 
 fn grow(site: &Site) {
@@ -34,7 +34,7 @@ fn a_directory_arrives_under_its_name(site: &Site) {
     assert_eq!(names(&site.target()), ["source", "x", "y"]);
 }
 
-fn the_contents_of_a_directory(site: &Site) {
+fn a_trailing_slash_sends_the_contents_of_a_directory(site: &Site) {
     grow(site);
     for (form, target) in [
         ("source/", "x"),
@@ -96,13 +96,13 @@ fn a_single_file_goes_into_a_directory(site: &Site) {
     assert_eq!(names(&site.target().join("there")), ["f"]);
 }
 
-fn a_slash_makes_a_directory_of_the_target(site: &Site) {
+fn a_trailing_slash_makes_the_target_a_directory(site: &Site) {
     paint(site.source().join("f"), 10);
     site.push(&[], site.source().join("f"), "made/of/").done();
     assert_eq!(names(&site.target().join("made/of")), ["f"]);
 }
 
-fn a_link_at_the_top(site: &Site) {
+fn a_link_as_source_is_followed_only_with_a_trailing_slash(site: &Site) {
     grow(site);
     let link = site.path("link");
     symlink("source", &link).unwrap();
@@ -117,7 +117,7 @@ fn a_link_at_the_top(site: &Site) {
     assert_same(&site.source(), &site.target().join("y"));
 }
 
-fn several_sources_side_by_side(site: &Site) {
+fn several_sources_arrive_side_by_side(site: &Site) {
     grow(site);
     let (a, g) = (site.source().join("a"), site.source().join("g"));
     let empty = site.source().join("empty");
@@ -131,7 +131,7 @@ fn several_sources_side_by_side(site: &Site) {
     assert_pictures(&expected, &found);
 }
 
-fn two_sources_of_the_same_name(site: &Site) {
+fn two_sources_of_the_same_name_are_refused(site: &Site) {
     paint(site.source().join("a/same"), 1);
     paint(site.source().join("b/same"), 2);
     let sources = ["source/a/same", "source/b/same"].map(OsStr::new);
@@ -140,7 +140,7 @@ fn two_sources_of_the_same_name(site: &Site) {
     assert!(names(&site.target()).is_empty());
 }
 
-fn missing_parents_of_the_target_are_made(site: &Site) {
+fn missing_parents_of_the_target_are_created(site: &Site) {
     grow(site);
     site.push(&[], site.contents(), "a/b/c/d").done();
     assert_same(&site.source(), &site.target().join("a/b/c/d"));

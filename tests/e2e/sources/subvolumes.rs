@@ -49,7 +49,7 @@ fn a_snapshot_of_nested_subvolumes_is_mirrored() {
 }
 
 #[test]
-fn a_read_only_subvolume_below_the_target_that_is_the_same_costs_nothing() {
+fn an_equal_read_only_subvolume_below_the_target_is_no_fault() {
     let Some(site) = site() else { return };
     btrfs(&site, "subvolume create", &["target/sub"]);
     paint(site.source().join("sub/same"), 1000);

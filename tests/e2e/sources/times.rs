@@ -20,14 +20,15 @@ const OF_SECONDS: Image = Image {
 
 mod of_seconds {
     use super::{
-        OF_SECONDS, a_newer_file_is_newer_as_far_as_times_go,
-        each_entry_whose_time_is_beyond_the_range_counts, times_that_a_file_system_does_not_have,
+        OF_SECONDS, a_rounded_time_does_not_make_a_file_newer,
+        each_entry_whose_time_is_beyond_the_range_counts,
+        times_that_a_file_system_cannot_store_are_counted_and_cause_no_transfer,
     };
 
     crate::support::harness::both_ways_within!(
         OF_SECONDS,
-        times_that_a_file_system_does_not_have,
-        a_newer_file_is_newer_as_far_as_times_go,
+        times_that_a_file_system_cannot_store_are_counted_and_cause_no_transfer,
+        a_rounded_time_does_not_make_a_file_newer,
         each_entry_whose_time_is_beyond_the_range_counts,
     );
 }
@@ -80,7 +81,7 @@ fn counts(summary: &Value) -> [u64; 3] {
 
 const WHY: &str = "beyond the range of the file system there";
 
-fn times_that_a_file_system_does_not_have(site: &Site) {
+fn times_that_a_file_system_cannot_store_are_counted_and_cause_no_transfer(site: &Site) {
     std::fs::create_dir(site.target().join("in")).unwrap();
     for (name, seconds) in [
         ("late", IN_2100),
@@ -134,7 +135,7 @@ fn each_entry_whose_time_is_beyond_the_range_counts(site: &Site) {
 }
 
 /// The target's time is a rounded version of the source's, or the limit of the file system. Neither counts as newer.
-fn a_newer_file_is_newer_as_far_as_times_go(site: &Site) {
+fn a_rounded_time_does_not_make_a_file_newer(site: &Site) {
     std::fs::create_dir(site.target().join("in")).unwrap();
     for (name, source, target) in [
         ("late", IN_2100, LATEST_OF_32_BITS),

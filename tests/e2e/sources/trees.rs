@@ -16,21 +16,21 @@ use crate::support::tree::{
 };
 
 every_way!(
-    interesting_sizes,
-    an_empty_tree_and_empty_directories,
+    files_of_interesting_sizes_arrive,
+    an_empty_tree_and_empty_directories_arrive,
     names_are_bytes,
-    names_like_hidden_ones_are_data,
+    names_like_those_of_hidden_entries_are_data,
     links_stay_links,
     modes_are_kept_and_setuid_is_not,
     a_new_target_is_as_open_as_the_source_or_as_usual,
     times_are_kept_to_the_nanosecond,
     many_directories_keep_modes_and_times,
-    paths_beyond_the_kernel_limit,
-    thousands_of_small_files,
-    special_files_are_counted_and_left,
+    paths_beyond_the_kernel_limit_arrive,
+    thousands_of_small_files_arrive,
+    special_files_are_counted_and_not_copied,
 );
 
-fn interesting_sizes(site: &Site) {
+fn files_of_interesting_sizes_arrive(site: &Site) {
     paint_interesting_sizes(&site.source());
     let summary = site.push_contents();
     assert_eq!(summary["files"], 17);
@@ -43,7 +43,7 @@ fn interesting_sizes(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-fn an_empty_tree_and_empty_directories(site: &Site) {
+fn an_empty_tree_and_empty_directories_arrive(site: &Site) {
     set_own_mtime(&site.source(), 1_111_111_111, 5);
     assert_eq!(site.push_contents()["files"], 0);
     assert_same(&site.source(), &site.target());
@@ -80,7 +80,7 @@ fn names_are_bytes(site: &Site) {
 }
 
 /// New directories are filled under hidden names with this pattern, and leftovers of a killed receiver are removed.
-fn names_like_hidden_ones_are_data(site: &Site) {
+fn names_like_those_of_hidden_entries_are_data(site: &Site) {
     for directory in [
         "d",
         ".zmove-1.2.3-4-5-6-7-8-9",
@@ -216,7 +216,7 @@ fn many_directories_keep_modes_and_times(site: &Site) {
     assert_same(&source, &site.target());
 }
 
-fn paths_beyond_the_kernel_limit(site: &Site) {
+fn paths_beyond_the_kernel_limit_arrive(site: &Site) {
     let name = "d".repeat(200);
     let mut directory = open(site.source(), OFlags::RDONLY, Mode::empty()).unwrap();
     for _ in 0..30 {
@@ -246,7 +246,7 @@ fn paths_beyond_the_kernel_limit(site: &Site) {
 }
 
 /// More files than fit into a batch.
-fn thousands_of_small_files(site: &Site) {
+fn thousands_of_small_files_arrive(site: &Site) {
     const FILES: u64 = 2_500;
     for number in 0..FILES {
         paint(
@@ -264,7 +264,7 @@ fn thousands_of_small_files(site: &Site) {
     );
 }
 
-fn special_files_are_counted_and_left(site: &Site) {
+fn special_files_are_counted_and_not_copied(site: &Site) {
     paint(site.source().join("f"), 5);
     make_fifo(&site.source().join("fifo"));
     let summary = site.push_contents();

@@ -8,15 +8,15 @@ use crate::support::namespace::Namespace;
 use crate::support::tree::{assert_part_of, assert_same, names, paint, painted, picture, set_mode};
 
 both_ways!(
-    a_target_that_is_a_file,
-    a_file_on_the_way_to_the_target,
-    a_dangling_link_on_the_way_to_the_target,
-    a_directory_that_only_takes_new_names,
+    a_target_that_is_a_file_is_refused,
+    a_file_on_the_way_to_the_target_is_refused,
+    a_dangling_link_on_the_way_to_the_target_is_refused,
+    a_directory_that_only_allows_new_names_gets_new_directories,
 );
 
 /// New directories arrive with their contents. New files do not arrive, since they could not be renamed from their
 /// hidden names. Existing files stay, and no hidden copy is left.
-fn a_directory_that_only_takes_new_names(site: &Site) {
+fn a_directory_that_only_allows_new_names_gets_new_directories(site: &Site) {
     let target = site.target().join("in");
     for name in ["small", "large"] {
         let bytes = if name == "large" { 17 << 20 } else { 10 };
@@ -64,7 +64,7 @@ fn a_directory_that_only_takes_new_names(site: &Site) {
     assert_same(&site.source(), &target);
 }
 
-fn a_target_that_is_a_file(site: &Site) {
+fn a_target_that_is_a_file_is_refused(site: &Site) {
     paint(site.source().join("a"), 10);
     paint(site.source().join("b"), 10);
     paint(site.target().join("f"), 7);
@@ -89,7 +89,7 @@ fn a_target_that_is_a_file(site: &Site) {
     crate::support::tree::assert_pictures(&before, &picture(&site.target()));
 }
 
-fn a_file_on_the_way_to_the_target(site: &Site) {
+fn a_file_on_the_way_to_the_target_is_refused(site: &Site) {
     paint(site.source().join("a"), 10);
     paint(site.target().join("f"), 7);
     for (outcome, target) in [
@@ -117,7 +117,7 @@ fn a_file_on_the_way_to_the_target(site: &Site) {
     );
 }
 
-fn a_dangling_link_on_the_way_to_the_target(site: &Site) {
+fn a_dangling_link_on_the_way_to_the_target_is_refused(site: &Site) {
     paint(site.source().join("a"), 10);
     std::os::unix::fs::symlink("nowhere/at/all", site.target().join("link")).unwrap();
     let outcome = site.push(&[], site.contents(), "link/x").expect(3);
@@ -176,14 +176,14 @@ fn no_permission(site: &Site) {
 }
 
 #[test]
-fn no_permission_locally() {
+fn missing_permissions_are_reported_locally() {
     if let Some(site) = Site::unprivileged() {
         no_permission(&site);
     }
 }
 
 #[test]
-fn no_permission_at_a_daemon() {
+fn missing_permissions_are_reported_at_a_daemon() {
     if let Some(mut site) = Site::unprivileged() {
         site.start_daemon();
         no_permission(&site);
@@ -243,14 +243,14 @@ fn a_directory_that_is_closed(site: &Site) {
 }
 
 #[test]
-fn a_directory_that_is_closed_locally() {
+fn a_closed_directory_is_reported_once_locally() {
     if let Some(site) = Site::unprivileged() {
         a_directory_that_is_closed(&site);
     }
 }
 
 #[test]
-fn a_directory_that_is_closed_at_a_daemon() {
+fn a_closed_directory_is_reported_once_at_a_daemon() {
     if let Some(mut site) = Site::unprivileged() {
         site.start_daemon();
         a_directory_that_is_closed(&site);
@@ -336,7 +336,7 @@ fn a_drop_box_that_is_the_root_of_a_confined_daemon() {
 
 /// Files of another user can be replaced if the directory allows it, but their mode cannot be set.
 #[test]
-fn a_mode_that_cannot_be_set_is_got_by_sending_the_file_again() {
+fn a_file_whose_mode_cannot_be_set_is_sent_again() {
     let Some(site) = Site::unprivileged() else {
         return;
     };
@@ -444,7 +444,7 @@ fn no_space(site: &Site) {
 const SMALL_DISK_BYTES: u64 = 14 << 20;
 
 #[test]
-fn no_space_locally() {
+fn files_without_space_are_reported_locally() {
     if let Some(site) = Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES))
     {
         no_space(&site);
@@ -452,7 +452,7 @@ fn no_space_locally() {
 }
 
 #[test]
-fn no_space_at_a_daemon() {
+fn files_without_space_are_reported_at_a_daemon() {
     if let Some(mut site) =
         Site::within(|target| Namespace::with_small_disk(target, SMALL_DISK_BYTES))
     {
@@ -462,7 +462,7 @@ fn no_space_at_a_daemon() {
 }
 
 #[test]
-fn a_manifest_that_cannot_be_made() {
+fn a_manifest_that_cannot_be_created_is_reported() {
     let site = Site::local();
     paint(site.source().join("f"), 10);
     let options = ["--manifest", "nowhere/manifest"];

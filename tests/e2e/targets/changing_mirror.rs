@@ -103,7 +103,7 @@ fn a_link_to_the_source_that_leads_elsewhere_removes_nothing() {
 }
 
 #[test]
-fn a_source_that_is_a_file_by_now_removes_nothing() {
+fn a_source_that_becomes_a_file_removes_nothing() {
     let site = Site::local();
     paint(site.path("tree/f"), 10);
     paint(site.target().join("tree/alone"), 10);
@@ -223,7 +223,7 @@ fn a_source_that_is_unmounted_removes_nothing() {
 
 /// Tests another file system, and a bind mount of the same file system.
 #[test]
-fn what_is_unmounted_below_the_source_removes_nothing() {
+fn a_mount_that_disappears_below_the_source_removes_nothing() {
     for mount in ["-t tmpfs", "--bind"] {
         let Some(site) = with_mount(mount, "source/m") else {
             return;
@@ -317,7 +317,7 @@ fn a_directory_that_takes_the_place_of_another_keeps_what_was_there() {
 }
 
 #[test]
-fn a_change_of_mode_before_the_push_keeps_nothing() {
+fn a_change_of_mode_before_the_push_is_no_change_during_it() {
     let site = Site::local();
     for number in 0..20 {
         paint(site.source().join("d/f"), 10);
@@ -331,7 +331,7 @@ fn a_change_of_mode_before_the_push_keeps_nothing() {
 }
 
 #[test]
-fn what_stays_because_of_a_change_is_told_with_a_code() {
+fn entries_kept_because_of_a_change_are_reported_with_a_code() {
     let site = Site::daemon();
     paint(site.source().join("small"), 10);
     paint(site.source().join("large"), 2 * GROUP_BYTES);
@@ -366,7 +366,7 @@ fn what_stays_because_of_a_change_is_told_with_a_code() {
 
 /// Files that the program itself writes are not changes of the source.
 #[test]
-fn own_files_in_the_source_keep_nothing() {
+fn files_that_zmove_writes_into_the_source_are_no_changes() {
     let site = Site::local();
     let home = site.source().join("home");
     let push = |options: &[&str]| {

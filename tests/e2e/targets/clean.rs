@@ -201,7 +201,7 @@ fn assert_cleaned(site: &Site, push_beside: Zmove, clean: impl Fn(&[&str]) -> Ou
 }
 
 #[test]
-fn what_a_killed_push_leaves_is_removed_here() {
+fn leftovers_of_a_killed_push_are_removed_locally() {
     let site = left_here();
     let beside = site.path("beside");
     let push = site.push_command(&[], &[beside.as_os_str()], "");
@@ -209,7 +209,7 @@ fn what_a_killed_push_leaves_is_removed_here() {
 }
 
 #[test]
-fn what_a_killed_push_leaves_is_removed_at_a_daemon() {
+fn leftovers_of_a_killed_push_are_removed_at_a_daemon() {
     let mut site = Site::daemon();
     prepare(&site);
     let contents = site.contents();
@@ -228,7 +228,7 @@ fn what_a_killed_push_leaves_is_removed_at_a_daemon() {
 }
 
 #[test]
-fn what_a_killed_push_leaves_is_removed_over_ssh() {
+fn leftovers_of_a_killed_push_are_removed_over_ssh() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;
@@ -249,7 +249,7 @@ fn what_a_killed_push_leaves_is_removed_over_ssh() {
 }
 
 #[test]
-fn what_a_push_under_way_has_is_left_alone() {
+fn entries_of_a_running_push_stay() {
     let site = Site::local();
     prepare(&site);
     let contents = site.contents();
@@ -515,7 +515,7 @@ fn a_leftover_that_cannot_be_removed_is_named() {
 }
 
 #[test]
-fn what_is_no_tree_of_one_receiver_is_an_error() {
+fn a_target_that_is_no_directory_of_one_receiver_is_an_error() {
     let site = Site::local();
     fs::write(site.path("file"), "x").unwrap();
     for (target, code, part) in [

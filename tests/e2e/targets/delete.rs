@@ -19,27 +19,27 @@ use crate::support::tree::{
 };
 
 both_ways!(
-    what_is_at_the_target_alone_goes,
-    links_go_and_what_they_point_to_stays,
-    only_what_is_pushed_is_mirrored,
+    entries_only_at_the_target_are_removed,
+    links_are_removed_and_their_targets_stay,
+    only_pushed_directories_are_mirrored,
     several_sources_are_mirrored_together,
     a_file_alone_removes_nothing,
     a_source_that_is_missing_removes_nothing,
-    what_running_transfers_hide_stays,
+    hidden_entries_of_running_transfers_stay,
     an_empty_source_empties_its_mirror_only_where_that_is_allowed,
-    a_file_that_a_rule_keeps_from_its_place_removes_nothing,
+    a_file_that_a_rule_keeps_from_its_name_removes_nothing,
     a_renamed_file_that_cannot_be_stored_keeps_its_old_name,
-    names_of_any_bytes_go,
-    a_name_that_is_kept_for_transfers_is_named,
+    names_of_any_bytes_are_removed,
+    an_entry_with_a_reserved_name_is_reported,
     a_preview_lists_and_removes_nothing,
-    many_names_go_and_many_stay,
-    rsync_makes_the_same,
-    what_is_left_out_stays,
-    what_sizes_leave_out_is_at_the_source,
-    a_preview_spares_what_is_left_out,
+    many_names_are_removed_and_many_stay,
+    rsync_removes_the_same,
+    excluded_entries_stay,
+    files_excluded_by_size_stay_if_they_are_at_the_source,
+    a_preview_spares_excluded_entries,
     rsync_spares_the_same,
-    no_more_goes_than_may,
-    what_is_spared_does_not_count,
+    no_more_entries_are_removed_than_allowed,
+    spared_entries_do_not_count,
 );
 
 fn delete(site: &Site) -> u64 {
@@ -60,7 +60,7 @@ fn grow(site: &Site) {
 }
 
 /// A user's file in a directory that is to be removed.
-fn a_name_that_is_kept_for_transfers_is_named(site: &Site) {
+fn an_entry_with_a_reserved_name_is_reported(site: &Site) {
     grow(site);
     paint(site.target().join("alone/d/.zmove-mine"), 10);
     paint(site.target().join("alone/d/f"), 10);
@@ -74,7 +74,7 @@ fn a_name_that_is_kept_for_transfers_is_named(site: &Site) {
     assert_eq!(delete(site), 2);
 }
 
-fn what_is_at_the_target_alone_goes(site: &Site) {
+fn entries_only_at_the_target_are_removed(site: &Site) {
     grow(site);
     for name in [
         "alone",
@@ -107,7 +107,7 @@ fn what_is_at_the_target_alone_goes(site: &Site) {
     assert!(text.contains("1 removed"), "{text}");
 }
 
-fn links_go_and_what_they_point_to_stays(site: &Site) {
+fn links_are_removed_and_their_targets_stay(site: &Site) {
     grow(site);
     let outside = site.path("outside");
     paint(outside.join("precious"), 10);
@@ -124,7 +124,7 @@ fn links_go_and_what_they_point_to_stays(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-fn only_what_is_pushed_is_mirrored(site: &Site) {
+fn only_pushed_directories_are_mirrored(site: &Site) {
     grow(site);
     for name in ["x/alone", "x/source/alone", "x/source/d/alone"] {
         paint(site.target().join(name), 10);
@@ -232,7 +232,7 @@ fn an_empty_source_of_a_pull_empties_its_mirror_only_where_that_is_allowed() {
     assert!(!site.target().join("f").exists());
 }
 
-fn what_running_transfers_hide_stays(site: &Site) {
+fn hidden_entries_of_running_transfers_stay(site: &Site) {
     grow(site);
     paint(site.target().join("d/.zmove-0123-0"), 10);
     paint(site.target().join(".zmove-1.2.3-4-5-6-7-8-9/f"), 10);
@@ -248,7 +248,7 @@ fn what_running_transfers_hide_stays(site: &Site) {
 }
 
 /// An exclude rule protects an entry in a directory whose name a file needs.
-fn a_file_that_a_rule_keeps_from_its_place_removes_nothing(site: &Site) {
+fn a_file_that_a_rule_keeps_from_its_name_removes_nothing(site: &Site) {
     grow(site);
     paint(site.target().join("kept/inner"), 10);
     paint(site.target().join("alone"), 10);
@@ -289,7 +289,7 @@ fn a_renamed_file_that_cannot_be_stored_keeps_its_old_name(site: &Site) {
     assert_eq!(names(&site.target()), ["new", "old name"]);
 }
 
-fn names_of_any_bytes_go(site: &Site) {
+fn names_of_any_bytes_are_removed(site: &Site) {
     grow(site);
     for name in [
         &b"line\nbreak"[..],
@@ -347,7 +347,7 @@ fn a_preview_lists_and_removes_nothing(site: &Site) {
 }
 
 /// The removals and the retained entries need more than one message each.
-fn many_names_go_and_many_stay(site: &Site) {
+fn many_names_are_removed_and_many_stay(site: &Site) {
     let touch = |path: &Path| drop(std::fs::File::create(path).unwrap());
     for directory in ["big", "other"] {
         std::fs::create_dir(site.source().join(directory)).unwrap();
@@ -377,7 +377,7 @@ fn many_names_go_and_many_stay(site: &Site) {
     assert_eq!(delete(site), 0);
 }
 
-fn rsync_makes_the_same(site: &Site) {
+fn rsync_removes_the_same(site: &Site) {
     let other = site.path("other");
     grow(site);
     for target in [&other, &site.target()] {
@@ -439,7 +439,7 @@ fn grow_beside_rules(source: &Path, target: &Path) {
     symlink("f", target.join("other/link.o")).unwrap();
 }
 
-fn what_is_left_out_stays(site: &Site) {
+fn excluded_entries_stay(site: &Site) {
     grow_beside_rules(&site.source(), &site.target());
     let options = [
         "--json",
@@ -472,7 +472,7 @@ fn what_is_left_out_stays(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-fn what_sizes_leave_out_is_at_the_source(site: &Site) {
+fn files_excluded_by_size_stay_if_they_are_at_the_source(site: &Site) {
     for (name, bytes) in [
         ("small", 10),
         ("large", 3_000),
@@ -503,7 +503,7 @@ fn what_sizes_leave_out_is_at_the_source(site: &Site) {
     assert_eq!(site.target().join("small").metadata().unwrap().len(), 10);
 }
 
-fn a_preview_spares_what_is_left_out(site: &Site) {
+fn a_preview_spares_excluded_entries(site: &Site) {
     grow_beside_rules(&site.source(), &site.target());
     let before = snapshot(&site.target());
     let options = ["-n", "--delete", "--exclude", "*.o", "--exclude", "cache/"];
@@ -573,7 +573,7 @@ fn grow_alone(site: &Site) {
     }
 }
 
-fn no_more_goes_than_may(site: &Site) {
+fn no_more_entries_are_removed_than_allowed(site: &Site) {
     grow(site);
     site.push_contents();
     let kept = picture(&site.target()).len();
@@ -617,7 +617,7 @@ fn no_more_goes_than_may(site: &Site) {
     unread.expect(1).says(&["--delete"]);
 }
 
-fn what_is_spared_does_not_count(site: &Site) {
+fn spared_entries_do_not_count(site: &Site) {
     grow(site);
     grow_alone(site);
     let options = ["--json", "--delete", "--exclude", "b", "--max-delete", "3"];
@@ -631,7 +631,7 @@ fn what_is_spared_does_not_count(site: &Site) {
 }
 
 #[test]
-fn a_list_is_no_mirror() {
+fn a_list_cannot_be_mirrored() {
     let site = Site::local();
     paint(site.source().join("f"), 3);
     paint(site.target().join("alone"), 3);
@@ -647,7 +647,7 @@ fn a_list_is_no_mirror() {
 
 /// The second walk does not read an excluded directory either.
 #[test]
-fn what_is_left_out_need_not_be_readable() {
+fn an_excluded_directory_need_not_be_readable() {
     let Some(site) = Site::unprivileged() else {
         return;
     };
@@ -798,14 +798,14 @@ fn read_only_directories(site: &Site) {
 }
 
 #[test]
-fn read_only_directories_lose_what_is_alone_locally() {
+fn entries_in_read_only_directories_are_removed_locally() {
     if let Some(site) = Site::unprivileged() {
         read_only_directories(&site);
     }
 }
 
 #[test]
-fn read_only_directories_lose_what_is_alone_at_a_daemon() {
+fn entries_in_read_only_directories_are_removed_at_a_daemon() {
     if let Some(mut site) = Site::unprivileged() {
         site.start_daemon();
         read_only_directories(&site);
@@ -920,7 +920,7 @@ fn a_part_of_the_source_that_is_mounted_below_the_target_is_not_written_to() {
 
 /// Tests another file system, and a bind mount of the same file system.
 #[test]
-fn what_is_mounted_at_the_target_alone_stays_and_is_named() {
+fn mounts_only_at_the_target_stay_and_are_reported() {
     let grow = |home: &Path| {
         paint(home.join("source/kept"), 10);
         paint(home.join("elsewhere/precious"), 10);
@@ -955,7 +955,7 @@ fn what_is_mounted_at_the_target_alone_stays_and_is_named() {
 }
 
 #[test]
-fn what_is_mounted_at_the_same_place_at_both_ends_is_equal() {
+fn a_directory_mounted_at_both_ends_is_equal() {
     let Some(site) = bound(grow_pair, &[("source/x", "target/x")]) else {
         return;
     };
@@ -974,7 +974,7 @@ impl RemovalGuard for Objects {
 }
 
 #[test]
-fn what_came_into_the_way_during_the_push_removes_nothing() {
+fn an_objection_during_the_push_prevents_all_removals() {
     let site = Site::local();
     grow(&site);
     paint(site.target().join("alone"), 10);

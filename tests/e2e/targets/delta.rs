@@ -47,7 +47,7 @@ fn groups(count: u64) -> u64 {
 }
 
 #[test]
-fn what_is_the_same_is_not_sent() {
+fn equal_groups_are_not_sent() {
     for site in [Site::daemon(), Site::clear(), Site::quic()] {
         let site = changed(site, |contents| two_groups(contents));
         assert_eq!(push(&site, &[]), (groups(2), groups(4) + 5));
@@ -77,7 +77,7 @@ fn a_file_that_has_shrunk_keeps_its_beginning() {
 }
 
 #[test]
-fn nothing_in_common_sends_all() {
+fn a_file_without_equal_groups_is_sent_whole() {
     let site = changed(Site::daemon(), |contents| {
         *contents = painted(BYTES as u64, 100)
     });
@@ -110,7 +110,7 @@ fn the_delta_option_decides_and_local_pushes_send_all_by_default() {
 }
 
 #[test]
-fn only_the_time_has_changed() {
+fn a_change_of_time_sends_no_data() {
     let site = changed(Site::daemon(), |_| ());
     assert_eq!(push(&site, &[]), (0, BYTES as u64));
 }
@@ -185,12 +185,12 @@ fn goes_on_as_a_delta(site: Site) {
 }
 
 #[test]
-fn a_delta_that_is_broken_off_goes_on_as_one() {
+fn an_interrupted_delta_resumes_as_a_delta() {
     goes_on_as_a_delta(Site::daemon());
 }
 
 #[test]
-fn a_delta_from_a_copy_that_shares_blocks_goes_on_as_one() {
+fn an_interrupted_delta_with_shared_blocks_resumes_as_a_delta() {
     let Some(mut site) = Site::within_image(&XFS) else {
         return;
     };
@@ -199,7 +199,7 @@ fn a_delta_from_a_copy_that_shares_blocks_goes_on_as_one() {
 }
 
 #[test]
-fn a_delta_that_is_broken_off_may_go_on_without_the_old_version() {
+fn an_interrupted_delta_resumes_without_the_old_version() {
     let site = delta_broken_off(Site::daemon());
     assert_eq!(go_on(&site, "never")[2], 0, "asked for");
     let site = delta_broken_off(Site::daemon());

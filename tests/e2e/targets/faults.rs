@@ -371,7 +371,7 @@ pub(crate) fn can_inject() -> bool {
 
 /// Some file systems in user space do not report their type, and some sandboxes do not allow `fstatfs`.
 #[test]
-fn a_target_that_does_not_say_what_it_is_takes_all() {
+fn a_target_of_unknown_type_gets_everything() {
     if !can_inject() {
         return skip("strace cannot run here: nothing makes a system call fail");
     }
@@ -584,7 +584,7 @@ fn a_file_that_is_changed_in_its_place_looks_finished_only_when_its_data_is_flus
 /// A flush that failed for another process may have lost renames of this push. The journal of the file system is
 /// aborted, and `syncfs` reports success.
 #[test]
-fn names_that_were_lost_with_a_journal_are_told() {
+fn names_that_were_lost_with_a_journal_are_reported() {
     let room = tempfile::tempdir().unwrap();
     let Some(site) = Site::within(|target| Namespace::with_thin_disk(target, room.path())) else {
         return;

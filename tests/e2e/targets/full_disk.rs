@@ -36,13 +36,13 @@ fn paint_all(site: &Site) {
 
 both_ways_within!(
     EXT4,
-    a_disk_that_fills_up,
-    small_files_beside_one_that_cannot_fit,
-    a_disk_that_is_read_only
+    a_full_disk_fails_only_files_without_room,
+    small_files_arrive_beside_one_that_cannot_fit,
+    a_read_only_disk_is_reported
 );
 
 /// A file that zmove did not create uses the space. It is removed later.
-fn a_disk_that_fills_up(site: &Site) {
+fn a_full_disk_fails_only_files_without_room(site: &Site) {
     paint_all(site);
     let (target, filler) = (site.target().join("in"), site.target().join("filler"));
     std::fs::create_dir(&target).unwrap();
@@ -90,7 +90,7 @@ fn a_disk_that_fills_up(site: &Site) {
 }
 
 /// The part of the large file fills the disk. It is removed, and all small files arrive.
-fn small_files_beside_one_that_cannot_fit(site: &Site) {
+fn small_files_arrive_beside_one_that_cannot_fit(site: &Site) {
     for number in 0..400 {
         paint(site.source().join(format!("small/{number}")), 50_000);
     }
@@ -111,7 +111,7 @@ fn small_files_beside_one_that_cannot_fit(site: &Site) {
     );
 }
 
-fn a_disk_that_is_read_only(site: &Site) {
+fn a_read_only_disk_is_reported(site: &Site) {
     paint_all(site);
     let remount = |how: &str| {
         let target = site.path("target");
@@ -145,7 +145,7 @@ fn a_disk_that_is_read_only(site: &Site) {
 }
 
 #[test]
-fn a_quota() {
+fn a_quota_fails_only_files_without_room() {
     if !has_program("btrfs") {
         return skip("quotas need btrfs");
     }

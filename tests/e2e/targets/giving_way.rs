@@ -13,12 +13,12 @@ use crate::support::tree::{assert_same, names, paint, picture};
 
 both_ways!(
     empty_directories_are_replaced,
-    what_is_in_a_directory_goes_where_that_is_asked_for,
-    a_preview_tells_the_same,
-    what_a_rule_protects_stays,
-    what_transfers_hide_stays,
+    full_directories_are_replaced_on_request,
+    a_preview_reports_replacements,
+    entries_that_a_rule_protects_stay,
+    hidden_entries_of_transfers_stay,
     no_more_is_replaced_than_may_be_removed,
-    nothing_is_replaced_that_is_to_stay,
+    ignore_existing_replaces_no_directory,
 );
 
 const NAMES: [&str; 5] = ["small", "large", "link", "pipe", "tied"];
@@ -48,7 +48,7 @@ fn empty_directories_are_replaced(site: &Site) {
     assert_eq!(summary.summary()["replaced_below"], NAMES.len());
 }
 
-fn what_is_in_a_directory_goes_where_that_is_asked_for(site: &Site) {
+fn full_directories_are_replaced_on_request(site: &Site) {
     for option in ["--force", "--delete"] {
         grow_again(site);
         let summary = site.push(&["-aH", "--json", option], site.contents(), "");
@@ -61,7 +61,7 @@ fn what_is_in_a_directory_goes_where_that_is_asked_for(site: &Site) {
 }
 
 #[test]
-fn a_pull_replaces_them_too() {
+fn a_pull_replaces_directories_too() {
     let site = Site::reading(&[], &[]);
     for (options, is_filled) in [
         (&[][..], false),
@@ -99,7 +99,7 @@ fn grow_again(site: &Site) {
     grow(site, true);
 }
 
-fn a_preview_tells_the_same(site: &Site) {
+fn a_preview_reports_replacements(site: &Site) {
     grow(site, true);
     let before = picture(&site.target());
     let told = site.push(&["-naH"], site.contents(), "").expect(23);
@@ -119,7 +119,7 @@ fn a_preview_tells_the_same(site: &Site) {
     assert!(picture(&site.target()) == before);
 }
 
-fn what_a_rule_protects_stays(site: &Site) {
+fn entries_that_a_rule_protects_stay(site: &Site) {
     grow(site, true);
     let before = picture(&site.target().join("d/small"));
     for rule in ["old", "/d/*/a/", "small/"] {
@@ -136,7 +136,7 @@ fn what_a_rule_protects_stays(site: &Site) {
     }
 }
 
-fn what_transfers_hide_stays(site: &Site) {
+fn hidden_entries_of_transfers_stay(site: &Site) {
     paint(site.source().join("f"), 10);
     paint(site.target().join("f/a/.zmove-0123-0"), 10);
     let outcome = site.push(&["--force"], site.contents(), "").expect(23);
@@ -160,7 +160,7 @@ fn no_more_is_replaced_than_may_be_removed(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-fn nothing_is_replaced_that_is_to_stay(site: &Site) {
+fn ignore_existing_replaces_no_directory(site: &Site) {
     paint(site.source().join("f"), 10);
     paint(site.target().join("f/old"), 10);
     let options = ["--force", "--ignore-existing"];
@@ -169,7 +169,7 @@ fn nothing_is_replaced_that_is_to_stay(site: &Site) {
 }
 
 #[test]
-fn what_is_mounted_stays() {
+fn mounted_directories_are_not_replaced() {
     let site = Site::within(|target| {
         std::fs::create_dir_all(target.join("f/a/mounted")).unwrap();
         std::fs::create_dir_all(target.join("g")).unwrap();

@@ -22,20 +22,21 @@ every_way!(only_what_differs_is_written);
 // The receiver does the same work over each transport.
 mod receiver {
     use super::{
-        files_of_all_sizes_keep_their_inode, nothing_happens_in_a_preview,
-        other_names_of_a_file_keep_what_they_had, two_names_of_one_file_that_are_two_at_the_source,
-        update_and_ignore_existing_keep_files_that_are_there, what_is_no_file_is_replaced,
-        what_is_right_stays_right_under_its_other_name,
+        a_preview_changes_nothing, an_equal_file_stays_equal_if_its_other_name_changes,
+        entries_that_are_no_files_are_replaced, files_of_all_sizes_keep_their_inode,
+        other_names_of_a_file_keep_what_they_had,
+        two_names_of_one_file_become_the_two_files_of_the_source,
+        update_and_ignore_existing_keep_files_that_are_there,
     };
 
     crate::support::harness::both_ways!(
         files_of_all_sizes_keep_their_inode,
         other_names_of_a_file_keep_what_they_had,
-        what_is_no_file_is_replaced,
+        entries_that_are_no_files_are_replaced,
         update_and_ignore_existing_keep_files_that_are_there,
-        two_names_of_one_file_that_are_two_at_the_source,
-        what_is_right_stays_right_under_its_other_name,
-        nothing_happens_in_a_preview,
+        two_names_of_one_file_become_the_two_files_of_the_source,
+        an_equal_file_stays_equal_if_its_other_name_changes,
+        a_preview_changes_nothing,
     );
 }
 
@@ -141,7 +142,7 @@ fn only_what_differs_is_written(site: &Site) {
     );
 }
 
-fn what_is_no_file_is_replaced(site: &Site) {
+fn entries_that_are_no_files_are_replaced(site: &Site) {
     let outside = site.path("outside");
     for (number, bytes) in [5, TWO_GROUPS].into_iter().enumerate() {
         paint(site.source().join(format!("link{number}")), bytes);
@@ -187,7 +188,7 @@ fn update_and_ignore_existing_keep_files_that_are_there(site: &Site) {
 }
 
 /// One name is correct, and writing in place would change it with the other one.
-fn what_is_right_stays_right_under_its_other_name(site: &Site) {
+fn an_equal_file_stays_equal_if_its_other_name_changes(site: &Site) {
     for bytes in [5, TWO_GROUPS] {
         for (name, shift) in [("changed", 1), ("kept", 2)] {
             let name = format!("{name}-{bytes}");
@@ -208,7 +209,7 @@ fn what_is_right_stays_right_under_its_other_name(site: &Site) {
 }
 
 /// Writing in place could give both names only one of the two contents.
-fn two_names_of_one_file_that_are_two_at_the_source(site: &Site) {
+fn two_names_of_one_file_become_the_two_files_of_the_source(site: &Site) {
     for bytes in [5, TWO_GROUPS] {
         for (name, shift) in [("one", 1), ("two", 2)] {
             std::fs::write(
@@ -225,7 +226,7 @@ fn two_names_of_one_file_that_are_two_at_the_source(site: &Site) {
     assert_eq!(push(site, &[])["skipped"], 4);
 }
 
-fn nothing_happens_in_a_preview(site: &Site) {
+fn a_preview_changes_nothing(site: &Site) {
     for (name, bytes) in [("small", 5), ("large", TWO_GROUPS)] {
         paint(site.source().join(name), bytes);
         std::fs::write(site.target().join(name), "old").unwrap();
@@ -364,7 +365,7 @@ fn a_file_that_differs_in_contents_alone_is_not_taken_for_finished() {
 }
 
 #[test]
-fn a_lost_connection_goes_on() {
+fn a_push_continues_after_a_lost_connection() {
     let half_way = HalfWay::start(&[], UNIX_EPOCH);
     half_way.proxy.reset(half_way.site.the_daemon().address);
     let HalfWay { client, .. } = half_way;
@@ -397,7 +398,7 @@ fn a_lost_connection_does_not_make_a_file_newer() {
 }
 
 #[test]
-fn of_two_at_once_the_second_fails() {
+fn the_second_of_two_concurrent_pushes_fails() {
     let half_way = HalfWay::start(&[], UNIX_EPOCH);
     let outcome = half_way
         .site
@@ -423,7 +424,7 @@ fn of_two_at_once_the_second_fails() {
 }
 
 #[test]
-fn a_file_that_is_replaced_meanwhile_is_told() {
+fn a_file_that_is_replaced_meanwhile_is_reported() {
     let half_way = HalfWay::start(&[], UNIX_EPOCH);
     half_way.site.push(&[], half_way.site.contents(), "").done();
     half_way.proxy.resume_without(0, u64::MAX);
@@ -440,7 +441,7 @@ fn a_file_that_is_replaced_meanwhile_is_told() {
 
 /// The other program overwrites data that has already arrived, or truncates the file before the rest arrives.
 #[test]
-fn what_another_program_does_to_the_file_meanwhile_is_told() {
+fn a_change_by_another_program_is_reported() {
     type Change = fn(&std::fs::File);
     let writes: Change = |file| file.write_all_at(b"another's", 0).unwrap();
     let cuts_off: Change = |file| file.set_len(LARGE - 7).unwrap();
@@ -471,7 +472,7 @@ fn what_another_program_does_to_the_file_meanwhile_is_told() {
 }
 
 #[test]
-fn a_part_of_before_gives_way_to_the_file_that_is_there() {
+fn the_part_of_an_earlier_push_is_removed() {
     let site = Site::daemon();
     std::fs::write(site.source().join("large"), painted(LARGE, 0)).unwrap();
     let target = site.target().join("large");
@@ -522,7 +523,7 @@ fn a_file_that_may_not_be_written_is_named_and_the_rest_goes_on() {
 
 /// A file of another owner can be written if its mode allows it, but only the owner can set its time.
 #[test]
-fn a_time_that_cannot_be_set_is_told() {
+fn a_time_that_cannot_be_set_is_reported() {
     let Some(site) = Site::unprivileged() else {
         return;
     };

@@ -14,18 +14,18 @@ use crate::support::proxy::Proxy;
 use crate::support::tree::{names, paint, paint_interesting_sizes, painted, set_mode, set_old};
 
 both_ways!(
-    it_passes_the_stock_check,
-    it_finds_what_was_changed,
-    names_with_backslash_and_newline,
+    b3sum_accepts_the_manifest,
+    b3sum_finds_changed_files,
+    names_with_backslash_and_newline_are_escaped,
     names_that_b3sum_cannot_read_are_left_out_and_counted,
-    files_that_were_there_are_listed,
+    files_that_were_equal_are_listed,
     files_that_stay_as_they_were_are_left_out_and_counted,
     a_push_after_one_that_was_killed_lists_all,
-    one_that_lies_in_the_source_is_not_sent_before_it_is_whole,
+    a_manifest_in_the_source_is_not_sent_before_it_is_complete,
 );
 
 /// An older manifest is sent like any other file.
-fn one_that_lies_in_the_source_is_not_sent_before_it_is_whole(site: &Site) {
+fn a_manifest_in_the_source_is_not_sent_before_it_is_complete(site: &Site) {
     paint(site.source().join("d/f"), 10);
     let place = site.source().join("d/manifest");
     let options = ["--manifest", place.to_str().unwrap()];
@@ -44,7 +44,7 @@ fn one_that_lies_in_the_source_is_not_sent_before_it_is_whole(site: &Site) {
 /// The leftover manifest of a killed push is not sent either. The next push with a manifest in that directory removes
 /// it.
 #[test]
-fn what_a_killed_push_has_left_is_not_sent() {
+fn the_unfinished_manifest_of_a_killed_push_is_not_sent() {
     let site = Site::daemon();
     paint(site.source().join("d/f"), 10);
     std::fs::File::create(site.source().join("large"))
@@ -126,7 +126,7 @@ fn expect_all_right(site: &Site, files: usize) {
     }
 }
 
-fn it_passes_the_stock_check(site: &Site) {
+fn b3sum_accepts_the_manifest(site: &Site) {
     paint_interesting_sizes(&site.source());
     for number in 0..300 {
         paint(
@@ -138,7 +138,7 @@ fn it_passes_the_stock_check(site: &Site) {
     expect_all_right(site, 317);
 }
 
-fn it_finds_what_was_changed(site: &Site) {
+fn b3sum_finds_changed_files(site: &Site) {
     paint(site.source().join("small"), 1_000);
     paint(
         site.source().join("large"),
@@ -161,7 +161,7 @@ fn it_finds_what_was_changed(site: &Site) {
     }
 }
 
-fn names_with_backslash_and_newline(site: &Site) {
+fn names_with_backslash_and_newline_are_escaped(site: &Site) {
     for name in ["back\\slash", "new\nline", "\\\n\\n", "plain", "größe"] {
         paint(site.source().join("d").join(name), 77);
     }
@@ -188,7 +188,7 @@ fn names_that_b3sum_cannot_read_are_left_out_and_counted(site: &Site) {
     expect_all_right(site, 4);
 }
 
-fn files_that_were_there_are_listed(site: &Site) {
+fn files_that_were_equal_are_listed(site: &Site) {
     for (name, bytes) in [
         ("small", 1_000),
         ("d/empty", 0),
@@ -297,7 +297,7 @@ fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
 }
 
 #[test]
-fn a_pull_lists_all_that_is_there() {
+fn a_pull_lists_all_files() {
     let site = Site::reading(&[], &[]);
     for number in 0..300 {
         paint(site.source().join(format!("d/{number}")), 1_000 + number);
@@ -353,7 +353,7 @@ fn push_to(site: &Site, manifest: &Path) -> Outcome {
 }
 
 #[test]
-fn what_lies_beside_it_stays() {
+fn files_beside_the_manifest_stay() {
     let (site, line) = one_file();
     std::fs::create_dir(site.path("m")).unwrap();
     let place = site.path("m");
@@ -371,7 +371,7 @@ fn what_lies_beside_it_stays() {
 }
 
 #[test]
-fn an_old_one_stays_when_the_push_breaks_off() {
+fn an_old_manifest_stays_if_the_target_is_refused() {
     let (site, _) = one_file();
     let place = site.path("m");
     std::fs::create_dir(&place).unwrap();
@@ -386,7 +386,7 @@ fn an_old_one_stays_when_the_push_breaks_off() {
 }
 
 #[test]
-fn a_link_is_followed() {
+fn a_link_to_a_manifest_is_followed() {
     let (site, line) = one_file();
     std::fs::create_dir_all(site.path("m/d")).unwrap();
     std::fs::write(site.path("m/d/sums"), "old").unwrap();
@@ -441,7 +441,7 @@ fn a_fifo_gets_the_lines_and_stays() {
 }
 
 #[test]
-fn a_device_stays_one() {
+fn a_device_stays_a_device() {
     if !is_root() {
         return skip("making a device needs root");
     }
@@ -480,7 +480,7 @@ fn a_device_stays_one() {
 
 /// `/dev/stdout` is such a link.
 #[test]
-fn standard_output_goes_on_where_it_ends() {
+fn the_manifest_may_be_written_to_standard_output() {
     let (site, line) = one_file();
     symlink("/proc/self/fd/1", site.path("stdout")).unwrap();
     for path in ["stdout", "-", "/proc/self/fd/1"] {

@@ -295,7 +295,7 @@ fn reading_back_is_refused_where_nothing_is_flushed() {
 
 /// The output states the proof for each file.
 #[test]
-fn it_is_said_what_was_proven() {
+fn the_output_states_the_proof_of_each_file() {
     let site = Site::daemon();
     grow(&site.source());
     let outcome = push(&site, &[]).done();

@@ -16,11 +16,11 @@ use crate::support::tree::{
 
 both_ways!(
     newer_files_at_the_target_stay,
-    what_exists_at_the_target_stays,
+    existing_entries_stay,
     a_link_or_file_in_the_way_of_a_directory_stays,
     contents_decide_only_about_older_files,
     many_files_stay,
-    a_large_file_that_is_newer_stays_also_with_delta,
+    a_newer_large_file_also_stays_with_delta,
     rsync_agrees,
 );
 
@@ -72,7 +72,7 @@ fn newer_files_at_the_target_stay(site: &Site) {
     assert!(text.starts_with("no files to move: 8 stay in "), "{text}");
 }
 
-fn what_exists_at_the_target_stays(site: &Site) {
+fn existing_entries_stay(site: &Site) {
     grow(site);
     symlink("new", site.source().join("link")).unwrap();
     symlink("old", site.target().join("link")).unwrap();
@@ -137,7 +137,7 @@ fn contents_decide_only_about_older_files(site: &Site) {
 }
 
 /// All but one byte of each file is equal.
-fn a_large_file_that_is_newer_stays_also_with_delta(site: &Site) {
+fn a_newer_large_file_also_stays_with_delta(site: &Site) {
     let mut there = painted(LARGE, 0);
     there[7] ^= 1;
     for (name, seconds) in [("older", NOW - 9), ("newer", NOW + 9)] {
@@ -252,7 +252,7 @@ fn rsync_agrees(site: &Site) {
 
 /// The file was missing when the receiver was asked, and is created before the first byte arrives.
 #[test]
-fn what_comes_to_the_target_meanwhile_stays_also_where_files_are_changed_in_place() {
+fn a_file_that_is_created_at_the_target_meanwhile_stays() {
     for overwrite in [Overwrite::Nothing, Overwrite::Older] {
         for inplace in [false, true] {
             let site = Site::local();

@@ -13,15 +13,15 @@ use crate::support::tree::{
 
 both_ways!(
     nothing_moves_the_second_time,
-    what_is_read_before_the_target_is_known_moves_once,
-    what_is_there_already_is_no_fault,
-    another_time_moves_a_file_again,
+    files_read_before_the_target_is_known_are_sent_once,
+    an_equal_file_is_no_fault,
+    a_change_of_time_sends_a_file_again,
     equal_size_and_time_counts_as_equal_unless_checked,
     equal_contents_of_another_time_move_no_data,
-    a_mode_alone_is_put_right_without_data,
+    a_change_of_mode_is_corrected_without_data,
     files_links_and_directories_replace_each_other,
     a_directory_in_the_way_of_a_file_stays,
-    what_is_only_at_the_target_stays,
+    entries_only_at_the_target_stay,
     links_at_the_target_are_replaced_and_not_followed,
 );
 
@@ -57,7 +57,7 @@ fn nothing_moves_the_second_time(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-fn what_is_there_already_is_no_fault(site: &Site) {
+fn an_equal_file_is_no_fault(site: &Site) {
     for place in [site.source(), site.target()] {
         paint(place.join("small"), 1_000);
         set_old(place.join("small"));
@@ -70,7 +70,7 @@ fn what_is_there_already_is_no_fault(site: &Site) {
 
 /// Several times as many files as the sender sends speculatively. It reads some of the others before the target is
 /// known, and the rest later.
-fn what_is_read_before_the_target_is_known_moves_once(site: &Site) {
+fn files_read_before_the_target_is_known_are_sent_once(site: &Site) {
     const FILES: u64 = 8_000;
     let path = |number: u64| site.source().join(format!("d{}/f{number}", number % 30));
     for number in 0..FILES {
@@ -90,7 +90,7 @@ fn what_is_read_before_the_target_is_known_moves_once(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-fn another_time_moves_a_file_again(site: &Site) {
+fn a_change_of_time_sends_a_file_again(site: &Site) {
     grow(site);
     site.push_contents();
     set_own_mtime(&site.source().join("small"), 1_000_000_000, 987_654_322);
@@ -141,7 +141,7 @@ fn equal_contents_of_another_time_move_no_data(site: &Site) {
     assert_same(&site.source(), &site.target());
 }
 
-fn a_mode_alone_is_put_right_without_data(site: &Site) {
+fn a_change_of_mode_is_corrected_without_data(site: &Site) {
     grow(site);
     site.push_contents();
     set_mode(site.source().join("small"), 0o600);
@@ -200,7 +200,7 @@ fn a_directory_in_the_way_of_a_file_stays(site: &Site) {
     }
 }
 
-fn what_is_only_at_the_target_stays(site: &Site) {
+fn entries_only_at_the_target_stay(site: &Site) {
     grow(site);
     paint(site.target().join("d/extra"), 4);
     assert_eq!(site.push_contents()["removed"], 0);

@@ -7,7 +7,10 @@ use zmove_types::GROUP_BYTES;
 use crate::support::harness::{Site, both_ways, skip};
 use crate::support::tree::{INTERESTING_SIZES, assert_same, paint};
 
-both_ways!(every_engine_and_every_way, a_large_file_that_is_replaced);
+both_ways!(
+    every_engine_stores_the_same_data_with_and_without_the_page_cache,
+    every_engine_replaces_a_large_file
+);
 
 /// Large enough for `--direct auto`, with a length that is not a multiple of the page size.
 const LARGE: u64 = 5 * GROUP_BYTES + 4097;
@@ -20,7 +23,7 @@ const WAYS: [[&str; 2]; 6] = [
     ["uring", "auto"],
 ];
 
-fn every_engine_and_every_way(site: &Site) {
+fn every_engine_stores_the_same_data_with_and_without_the_page_cache(site: &Site) {
     for bytes in INTERESTING_SIZES {
         if bytes <= GROUP_BYTES + 1 {
             paint(site.source().join(format!("{bytes:09}")), bytes);
@@ -38,7 +41,7 @@ fn every_engine_and_every_way(site: &Site) {
     }
 }
 
-fn a_large_file_that_is_replaced(site: &Site) {
+fn every_engine_replaces_a_large_file(site: &Site) {
     let source = site.source().join("large");
     paint(&source, LARGE);
     for ([engine, direct], shift) in WAYS.into_iter().zip(0..) {
@@ -86,7 +89,7 @@ fn a_daemon_takes_the_same_options() {
 }
 
 #[test]
-fn memory_is_no_place_for_direct_writes() {
+fn a_push_with_direct_writes_to_memory_succeeds() {
     let Some(site) = Site::within(|target| {
         crate::support::namespace::Namespace::with_small_disk(target, 64 << 20)
     }) else {

@@ -59,7 +59,7 @@ impl Transfer {
 
 /// While files wait in new directories deep in the tree, another transfer creates directories with their names.
 #[test]
-fn the_path_of_what_cannot_get_its_name_is_kept_once() {
+fn the_path_of_entries_without_a_final_name_is_kept_once() {
     let site = Site::limited("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();

@@ -10,7 +10,7 @@ fn site_of_little_memory() -> Site {
 
 /// One directory in many batches, each with a separate copy of its path.
 #[test]
-fn the_paths_of_remembered_directories_are_booked() {
+fn the_paths_of_remembered_directories_are_charged() {
     let site = site_of_little_memory();
     let mut greedy = Greedy::new(&site);
     let resting = site.the_daemon().memory_kib();
@@ -45,7 +45,7 @@ fn wait_for_stored_file(transfer: &mut Transfer) {
 
 /// One changed file, as many times as fit into an offer. They would need 500 MB if each kept its path.
 #[test]
-fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
+fn the_path_of_changed_files_is_kept_once() {
     let site = site_of_little_memory();
     let mut greedy = Greedy::new(&site);
     let mut transfer = greedy.open(&Open {

@@ -8,7 +8,7 @@ use crate::support::ports::free_port;
 use crate::support::quiet_machine::calm_machine;
 
 #[test]
-fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted() {
+fn a_node_that_no_receiver_accepts_is_reported_once_at_the_head_and_not_counted() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint();
@@ -54,7 +54,7 @@ fn receivers_that_do_not_share_the_target_end_the_push() {
 
 /// Otherwise the head would wait for the node at the end and consider its sessions lost.
 #[test]
-fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
+fn a_node_that_reaches_no_receiver_is_reported_at_the_head_and_not_waited_for() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint();

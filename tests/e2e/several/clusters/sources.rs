@@ -127,7 +127,7 @@ fn a_node_with_a_copy_of_the_source_takes_no_part() {
 
 /// The umask and the clock of the head apply to every node.
 #[test]
-fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
+fn the_umask_and_the_clock_of_the_head_apply_to_all_nodes() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint_many();
@@ -162,7 +162,7 @@ fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
 
 /// Entries are counted whichever node sends them.
 #[test]
-fn what_is_not_kept_of_entries_that_any_node_sends_is_counted() {
+fn metadata_that_is_not_kept_is_counted_for_all_nodes() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint_many();
@@ -188,7 +188,7 @@ fn what_is_not_kept_of_entries_that_any_node_sends_is_counted() {
 }
 
 #[test]
-fn owners_by_names_that_each_node_knows_otherwise_are_refused() {
+fn owners_by_name_are_refused() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init_with_own_broker();
     paint(lab.source().join("f"), 10);

@@ -34,7 +34,7 @@ fn the_job_of_a_killed_push_is_removed_by_the_next_to_several_receivers() {
 
 /// The session that begins the next job takes over the part, with the groups that the receivers have flushed.
 #[test]
-fn of_a_large_file_of_a_killed_push_the_same_command_sends_the_rest() {
+fn the_same_command_sends_the_rest_of_a_large_file_of_a_killed_push() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 80 << 20);
@@ -93,7 +93,7 @@ fn nothing_is_compared_before_the_job_of_a_killed_push_is_removed() {
 }
 
 #[test]
-fn a_push_goes_on_beside_a_job_that_is_alive() {
+fn a_push_completes_beside_a_running_job() {
     let spread = Spread::new(2);
     paint(spread.source().join("f"), 80 << 20);
     let mut alive = spread.push(&["--limit", "1MB"], "source").start();
@@ -136,7 +136,7 @@ fn a_directory_that_was_renamed_to_the_name_of_a_job_stays() {
 
 /// A user with permission to create names in a target must not be able to block all pushes to it.
 #[test]
-fn what_is_no_directory_and_has_the_name_of_a_job_holds_nothing_up() {
+fn an_entry_that_only_has_the_name_of_a_job_delays_no_push() {
     let site = Site::local();
     paint(site.source().join("d/g"), 7);
     std::fs::create_dir(site.target().join("d")).unwrap();

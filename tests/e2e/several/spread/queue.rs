@@ -288,7 +288,7 @@ fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
 /// A mover may die after it has announced a large file and before its walk ends. Others repeat the walk after the file
 /// has been renamed into place.
 #[test]
-fn a_walk_that_is_done_again_when_its_large_file_has_its_name_counts_once() {
+fn a_walk_repeated_after_its_large_file_was_published_counts_once() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 70 << 20);
@@ -312,7 +312,7 @@ fn a_walk_that_is_done_again_when_its_large_file_has_its_name_counts_once() {
 
 /// A mover that was stopped during its work may resume after the timestamps of the directories have been set.
 #[test]
-fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
+fn work_repeated_after_the_end_keeps_times_and_modes_of_directories() {
     let spread = Spread::new(2);
     let source = spread.source();
     for directory in ["d", "d/e"] {
@@ -368,7 +368,7 @@ impl Hooks for Swapping {
 }
 
 #[test]
-fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_counts() {
+fn a_wide_directory_that_becomes_a_link_is_reported_once_and_each_file_counts() {
     let spread = Spread::new(1);
     let wide = spread.source().join("wide");
     std::fs::create_dir_all(&wide).unwrap();
@@ -400,7 +400,7 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
 
 /// The head detects it, and no other node can replace the head.
 #[test]
-fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
+fn a_source_that_was_replaced_fails_and_the_job_ends() {
     let spread = Spread::new(1);
     paint(spread.source().join("d/f"), 7);
     let mut job = spread.job();
@@ -417,7 +417,7 @@ fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
 }
 
 #[test]
-fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walked_again() {
+fn others_do_the_work_of_a_broken_session_without_another_walk() {
     let mut spread = Spread::new(2);
     spread.paint();
     let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
@@ -447,7 +447,7 @@ impl Hooks for Full {
 
 /// One mover keeps all of the work, since the queue is full.
 #[test]
-fn what_a_full_queue_has_refused_is_done_by_others_where_the_session_of_its_mover_breaks() {
+fn others_do_the_work_that_a_full_queue_refused_if_a_session_breaks() {
     let mut spread = Spread::new(1);
     spread.paint();
     let upstream = spread.daemons[0].address;
@@ -501,7 +501,7 @@ fn a_job_whose_first_session_breaks_before_the_queue_has_an_item_is_done_by_the_
 
 /// Neither connection ends: the kernel of the stopped receiver still accepts data.
 #[test]
-fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
+fn others_do_the_work_of_a_receiver_that_stops_answering() {
     let spread = Spread::new(2);
     spread.paint();
     let relay = Proxy::start(spread.daemons[1].address, 300 << 10);

@@ -115,7 +115,7 @@ fn on_small_storages(bytes: u64) -> impl Iterator<Item = Spread> {
 
 /// Files that are too large for the storage are sent in ranges and by one session.
 #[test]
-fn a_storage_that_fills_up_fails_what_has_no_room_and_the_rest_is_there() {
+fn a_full_storage_fails_only_files_without_room() {
     for spread in on_small_storages(90 << 20) {
         let source = spread.source();
         let is_large = |name: &str| name == "huge" || name.starts_with("large");
@@ -158,7 +158,7 @@ fn a_storage_that_fills_up_fails_what_has_no_room_and_the_rest_is_there() {
 /// The stored part of a file that is too large for the storage is removed in favor of files that fit, so each run makes
 /// progress.
 #[test]
-fn a_file_that_is_too_large_for_the_storage_gives_its_room_to_others() {
+fn a_file_that_is_too_large_for_the_storage_leaves_its_room_to_others() {
     for spread in on_small_storages(90 << 20) {
         // The walk finds this file first.
         paint(spread.source().join("a/huge"), 300 << 20);
@@ -188,7 +188,7 @@ fn a_file_that_is_too_large_for_the_storage_gives_its_room_to_others() {
 
 /// The journals of all sessions use little of the remaining space.
 #[test]
-fn a_storage_that_is_nearly_full_has_what_fits() {
+fn a_nearly_full_storage_gets_the_files_that_fit() {
     for spread in on_small_storages(8 << 20) {
         paint_small(&spread, 10, 20);
         let filler = spread.shared().join("filler");
@@ -235,7 +235,7 @@ fn small_there(spread: &Spread, directories: u64) -> usize {
 }
 
 #[test]
-fn a_storage_without_any_room_is_told_in_one_line_and_ends_with_the_same_code() {
+fn a_storage_without_any_room_is_reported_in_one_line_with_its_code() {
     let disk = |shared: &Path| Namespace::with_small_disk(shared, 4 << 20).map(Some);
     let Some(spread) = Spread::within(2, disk) else {
         return;
@@ -282,7 +282,7 @@ fn sessions_that_begin_and_are_lost_end_the_push() {
 }
 
 #[test]
-fn a_large_file_that_changes_is_told_once_and_counts_once() {
+fn a_large_file_that_changes_is_reported_and_counted_once() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 120 << 20);
@@ -319,7 +319,7 @@ fn a_large_file_that_changes_is_told_once_and_counts_once() {
 }
 
 #[test]
-fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_counted() {
+fn working_receivers_are_shown_and_only_those_that_stored_something_are_counted() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 70 << 20);
@@ -376,7 +376,7 @@ fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_
 
 /// A session in the receiver's queue may begin after its push has left, and would then have to be ended.
 #[test]
-fn receivers_that_have_no_room_are_passed_over_and_leave_nothing() {
+fn busy_receivers_are_skipped_and_leave_nothing() {
     let mut spread = Spread::new(0);
     let limited = "[limits]\ntransfers_per_identity = 1\n";
     [limited, limited, ""]

@@ -113,6 +113,6 @@ fn a_killed_push_of_hard_links_and_a_sparse_file_resumes() {
 
 #[test]
 #[ignore = "takes minutes, 3 GB and 40,000 inodes"]
-fn all_of_it_goes_on() {
+fn a_killed_push_of_full_size_resumes() {
     goes_on(10_000, 1024, 300 * MIB);
 }

@@ -66,17 +66,17 @@ fn tie(source: &Path) {
 }
 
 both_ways!(
-    they_stay_one_entry,
-    what_changes_reaches_all_names_and_no_others,
+    linked_names_stay_one_entry,
+    a_change_reaches_all_pushed_names_and_no_others,
     links_are_broken_where_the_source_has_none,
-    without_them_each_name_is_one,
+    without_hard_links_each_name_is_an_entry,
 );
 
 fn lacks(summary: &Value) -> usize {
     summary["not_kept"].as_array().unwrap().len()
 }
 
-fn they_stay_one_entry(site: &Site) {
+fn linked_names_stay_one_entry(site: &Site) {
     tie(&site.source());
     grant_owners(site);
     let listed = site.push(&["-a", "-n"], site.contents(), "").done().stdout;
@@ -118,7 +118,7 @@ fn they_stay_one_entry(site: &Site) {
 }
 
 /// Names at the target that are not pushed keep their metadata, since an entry with such names is not modified.
-fn what_changes_reaches_all_names_and_no_others(site: &Site) {
+fn a_change_reaches_all_pushed_names_and_no_others(site: &Site) {
     tie(&site.source());
     grant_owners(site);
     site.push(&["-a"], site.contents(), "today").done();
@@ -180,7 +180,7 @@ fn links_are_broken_where_the_source_has_none(site: &Site) {
     assert_whole(&source, &target);
 }
 
-fn without_them_each_name_is_one(site: &Site) {
+fn without_hard_links_each_name_is_an_entry(site: &Site) {
     tie(&site.source());
     grant_owners(site);
     assert_eq!(lacks(&push(site, &["-a", "--no-H"])), 0);
@@ -240,7 +240,7 @@ fn later_names(firsts: &[&str]) -> Vec<BatchEntry> {
 
 /// A first name of another kind is not linked. Each name becomes a separate entry and is counted.
 #[test]
-fn a_first_name_that_leads_to_anything_else_gets_no_other() {
+fn a_first_name_of_another_kind_gets_no_further_name() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("root");
     let outside = home.path().join("outside");

@@ -158,7 +158,7 @@ fn push_twice(site: &Site, options: &[&str]) {
 }
 
 #[test]
-fn over_tcp_to_ext4_after_a_kill() {
+fn all_metadata_arrives_over_tcp_on_ext4_after_a_kill() {
     const EXT4: Image = Image {
         bytes: 300 << 20,
         make: "mkfs.ext4 -q -F -b 4096",
@@ -181,7 +181,7 @@ fn over_tcp_to_ext4_after_a_kill() {
 
 /// Both ends are on one file system, whose attributes may have 64 KiB.
 #[test]
-fn over_quic_to_xfs_with_the_largest_attributes() {
+fn all_metadata_arrives_over_quic_on_xfs_with_the_largest_attributes() {
     const XFS: Image = Image {
         bytes: 400 << 20,
         make: "mkfs.xfs -q -f",
@@ -212,7 +212,7 @@ fn over_quic_to_xfs_with_the_largest_attributes() {
 }
 
 #[test]
-fn within_the_host_to_btrfs() {
+fn all_metadata_arrives_within_the_host_on_btrfs() {
     const BTRFS: Image = Image {
         bytes: 400 << 20,
         make: "mkfs.btrfs -q -f",
@@ -259,7 +259,7 @@ impl Drop for Mount {
 }
 
 #[test]
-fn over_ssh_to_memory() {
+fn all_metadata_arrives_over_ssh_in_memory() {
     let site = Site::local();
     if !can_grow() || !grow(&site.source(), ATTRIBUTE_BYTES) {
         return;
@@ -342,14 +342,14 @@ fn an_ordinary_user_keeps_what_they_may(site: &Site) {
 }
 
 #[test]
-fn an_ordinary_user_within_the_host() {
+fn an_ordinary_user_keeps_permitted_metadata_within_the_host() {
     if let Some(site) = can_grow().then(Site::unprivileged).flatten() {
         an_ordinary_user_keeps_what_they_may(&site);
     }
 }
 
 #[test]
-fn an_ordinary_user_s_daemon() {
+fn the_daemon_of_an_ordinary_user_keeps_permitted_metadata() {
     if let Some(mut site) = can_grow().then(Site::unprivileged).flatten() {
         site.start_daemon();
         grant_owners(&site);

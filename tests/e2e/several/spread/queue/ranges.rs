@@ -40,14 +40,14 @@ fn lead_meddled(
 
 /// The user does not have to run the command again.
 #[test]
-fn a_range_that_fails_is_no_failure_where_its_file_comes_all_the_same() {
+fn a_range_that_fails_is_no_failure_if_its_file_arrives() {
     let (spread, files_and_failed, told) = lead_meddled(|number| number == 0);
     assert_eq!((files_and_failed, told), ((1, 0), Vec::new()));
     spread.assert_done();
 }
 
 #[test]
-fn a_large_file_whose_ranges_fail_again_has_failed_and_is_told_once() {
+fn a_large_file_whose_ranges_fail_again_is_reported_once() {
     let (spread, files_and_failed, told) = lead_meddled(|_each| true);
     assert_eq!(files_and_failed, (0, 1));
     let [line] = &told[..] else {
