@@ -62,17 +62,6 @@ impl Namespace {
         Self::start(script, &words, None)
     }
 
-    /// A namespace in which `/sys/kernel/tracing` is a tracefs. Many systems mount it only on demand. Returns `None` if
-    /// this host cannot provide it.
-    pub(crate) fn with_tracing() -> Option<Self> {
-        if !is_root() || !has_program("unshare") || !has_program("nsenter") {
-            skip("mounting tracefs needs root, unshare and nsenter");
-            return None;
-        }
-        let script = "mount -t tracefs none /sys/kernel/tracing && echo ready && read -r _";
-        Self::start(script, &[], None)
-    }
-
     /// A namespace in which `directory` has two layers (overlayfs), the lower one with a directory `d`. Returns `None`
     /// if this host cannot provide it.
     pub(crate) fn with_layers(directory: &Path) -> Option<Self> {
