@@ -106,7 +106,7 @@ fn run_here(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Result(args) => copy::result(&args),
         Command::Verify(args) => verify::run(*args, started),
         Command::Clean(args) => clean::run(&args),
-        Command::Serve(args) => return serve::run(&args),
+        Command::Serve(args) => return serve::run(args),
         Command::Status(args) => operate::status(&args),
         Command::Stop(args) => operate::stop(&args),
         Command::Drain(args) => operate::drain(&args),

@@ -7,6 +7,7 @@
 
 mod child;
 mod commands;
+mod environment;
 mod terminal;
 
 use std::ffi::OsString;
@@ -25,6 +26,7 @@ use crate::value::exit::{Exit, failure};
 
 pub(crate) use child::{Child, become_user, close_inherited, run_as};
 pub(crate) use commands::settle;
+pub(crate) use environment::adopt_environment;
 pub(crate) use terminal::{end_with, run_apart};
 
 /// Which users other than root can create, rename or remove entries in a directory.

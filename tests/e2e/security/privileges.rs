@@ -1,5 +1,6 @@
 //! Privileges that a daemon gives up before it serves: those of root, and access to unrelated files.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::Path;
 use std::process::Command;
@@ -123,6 +124,70 @@ fn a_daemon_that_has_become_another_user_has_nothing_left_of_root_in_any_thread(
         }
         assert_eq!(site.path("state/key.pem").metadata().unwrap().uid(), NOBODY);
     }
+}
+
+/// Root starts the daemon with relative paths, and with variables that name root's files.
+#[test]
+fn a_daemon_that_has_become_another_user_has_nothing_of_root_s_shell() {
+    let Some(site) = given_away() else { return };
+    let own = site.path("own");
+    let in_shell = || {
+        let mut command = command(&site);
+        command.current_dir(site.path(""));
+        command
+            .env("ZMOVE_HOME", "server")
+            .env("STATE_DIRECTORY", "state");
+        for name in ["HOME", "XDG_CONFIG_HOME", "SSH_AUTH_SOCK", "SUDO_HOME"] {
+            command.env(name, &own);
+        }
+        command.env("USER", "root").env("LOGNAME", "root");
+        command.env("PATH", format!("{}:/usr/bin:/bin", own.display()));
+        command
+    };
+    let config = site.path("server/zmove.toml");
+    std::fs::write(&config, "user = \"nobody\"\n").unwrap();
+    let options = ["--listen", "127.0.0.1:0", "--metrics", "off"];
+    let by_config = ["--config", "server/zmove.toml"];
+    let daemon = Daemon::run(in_shell(), &[&options[..], &by_config].concat());
+    let process = format!("/proc/{}", daemon.pid().as_raw_nonzero());
+    let link = |name: &str| std::fs::read_link(format!("{process}/{name}")).unwrap();
+    assert_eq!(link("cwd"), Path::new("/"));
+    let environment = std::fs::read_to_string(format!("{process}/environ")).unwrap();
+    let variables = environment.split('\0');
+    let variables: BTreeMap<_, _> = variables.filter_map(|line| line.split_once('=')).collect();
+    let account = account_of("nobody");
+    for (name, value) in [
+        ("HOME", account[5].as_str()),
+        ("SHELL", account[6].as_str()),
+        ("USER", "nobody"),
+        ("LOGNAME", "nobody"),
+        ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+    ] {
+        assert_eq!(variables.get(name), Some(&value), "{name}");
+    }
+    assert!(
+        !environment.contains(own.to_str().unwrap()),
+        "{environment}"
+    );
+    // The paths of the command line still lead to the same files.
+    std::fs::write(&config, "user = \"nobody\"\n[limits]\ntransfers = 5\n").unwrap();
+    daemon.hang_up();
+    daemon.wait_for_log("transfers: 5");
+    drop(daemon);
+    let to_file = ["--user", "nobody", "--log-file", "state/log"];
+    let daemon = Daemon::run(in_shell(), &[&options[..], &to_file].concat());
+    site.pin(&daemon.address, daemon.fingerprint);
+    paint_sources(&site);
+    push(&site, &daemon, &[], "").done();
+    let log = std::fs::read_to_string(site.path("state/log")).unwrap();
+    assert!(log.contains("listening on"), "{log}");
+}
+
+/// Returns the fields of a user's line in `/etc/passwd`.
+fn account_of(name: &str) -> Vec<String> {
+    let line = Command::new("getent").args(["passwd", name]).output();
+    let line = String::from_utf8(line.unwrap().stdout).unwrap();
+    line.trim_end().split(':').map(str::to_owned).collect()
 }
 
 #[test]

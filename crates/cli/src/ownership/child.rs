@@ -130,7 +130,7 @@ pub(crate) fn run_as(
 const STREAMS: usize = 3;
 
 /// Environment variables that the child inherits. None of them names a file that zmove opens.
-const ENVIRONMENT: [&str; 7] = [
+pub(super) const ENVIRONMENT: [&str; 7] = [
     "PATH",
     "TERM",
     "LANG",

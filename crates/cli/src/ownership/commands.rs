@@ -98,9 +98,9 @@ fn by_owner(directory: &Path, variable: &'static str) -> Result<Option<u8>> {
     words.fold(child, Child::arg).code().map(Some)
 }
 
-/// Returns the directories that are named by environment variables. A child process needs them because it does not
-/// inherit the environment.
-fn places() -> impl Iterator<Item = (&'static str, PathBuf)> {
+/// Returns the directories that are named by environment variables, as absolute paths. A process of another user needs
+/// them because it does not inherit the environment.
+pub(super) fn places() -> impl Iterator<Item = (&'static str, PathBuf)> {
     PLACES
         .into_iter()
         .filter_map(|name| Some((name, std::path::absolute(std::env::var_os(name)?).ok()?)))

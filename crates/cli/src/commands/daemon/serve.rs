@@ -4,8 +4,8 @@
 //! The process gives up its privileges before it starts a second thread. Root reads settings only from a directory that
 //! no other user can change. A process that will become another user first detaches from the terminal, which its parent
 //! keeps. The process then binds the network sockets with the privileges of the user who started it, and becomes
-//! `--user`. Only after that does it open the log, the control socket, keys and state. Finally, `--confine` denies
-//! access to everything else, without exception.
+//! `--user`, with the environment of that user and the working directory `/`. Only after that does it open the log, the
+//! control socket, keys and state. Finally, `--confine` denies access to everything else, without exception.
 //!
 //! On SIGTERM, the daemon refuses new transfers. Running transfers may finish, but are interrupted at the drain
 //! timeout.
@@ -54,7 +54,9 @@ use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
 use crate::display::log::LogFile;
 use crate::display::{log, terminal};
-use crate::ownership::{become_user, close_inherited, end_with, is_root, run_apart};
+use crate::ownership::{
+    adopt_environment, become_user, close_inherited, end_with, is_root, run_apart,
+};
 use crate::runtime;
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
@@ -71,19 +73,25 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// Runs `zmove serve` until a signal ends it.
-pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
+pub(crate) fn run(mut args: ServeArgs) -> Result<ExitCode> {
     if is_root() {
         close_inherited(service::sockets_count())?;
     }
+    args.config = whole(args.config)?;
+    let args = &args;
     let home = crate::settings::home(crate::settings::Role::Daemon)?;
-    let own = daemon_paths(args, home);
+    let own = daemon_paths(
+        args,
+        std::path::absolute(home).context("find the daemon's home")?,
+    );
     if args.check {
         return check::run(args, &own);
     }
     own.require_root_settings()?;
     let config = Config::read(args.config.as_deref(), &own.home)
         .map_err(|faults| usage_error(list(&faults)))?;
-    let config = config.with(args);
+    let mut config = config.with(args);
+    config.log.file = whole(config.log.file)?;
     let user = config
         .user
         .as_deref()
@@ -93,13 +101,24 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         let bound = Bound::new(&config);
         return start(args, &config, own, None, bound).map(Exit::into);
     };
+    adopt_environment(&user)?;
     if let Some(code) = run_apart(args.apart_from)? {
         return Ok(code.into());
     }
     let bound = Bound::new(&config);
     become_user(&user)?;
+    // The user may not be allowed to use the directory in which root started the daemon.
+    std::env::set_current_dir("/").context("change to the directory '/'")?;
     args.apart_from.map_or(Ok(()), end_with)?;
     start(args, &config, own, Some(&user), bound).map(Exit::into)
+}
+
+/// Makes a path absolute, because a daemon of another user changes its working directory.
+fn whole(path: Option<PathBuf>) -> Result<Option<PathBuf>> {
+    let whole = |path: PathBuf| {
+        std::path::absolute(&path).with_context(|| format!("find '{}'", path.display()))
+    };
+    path.map(whole).transpose()
 }
 
 /// Runs the daemon with the privileges that this process will keep.
