@@ -24,15 +24,20 @@ impl fmt::Display for PathCause<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)?;
         let mount = is_file_system_gone(self.error).then(|| find_dead_mount(self.path));
-        match mount.flatten() {
-            Some(Mount { point, kind, .. }) => write!(
-                f,
-                " (the {kind} file system mounted at '{}' does not answer; mount it again)",
-                Escaped::path(&point)
-            ),
-            None => Ok(()),
-        }
+        mount
+            .flatten()
+            .map_or(Ok(()), |mount| write_dead_mount(f, &mount))
     }
+}
+
+/// Writes which mount does not answer, after the error of an operation.
+pub(crate) fn write_dead_mount(f: &mut fmt::Formatter<'_>, mount: &Mount) -> fmt::Result {
+    let Mount { point, kind, .. } = mount;
+    write!(
+        f,
+        " (the {kind} file system mounted at '{}' does not answer; mount it again)",
+        Escaped::path(point)
+    )
 }
 
 /// Returns whether an error means that a file system is gone. ESTALE can also be about a single file.

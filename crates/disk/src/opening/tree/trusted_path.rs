@@ -20,7 +20,7 @@ pub(crate) struct PathLink<'a> {
 }
 
 /// Maximum number of links to follow, equal to the kernel's limit.
-const LINKS_MAX: usize = 40;
+pub(crate) const LINKS_MAX: usize = 40;
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl PathLink<'_> {
