@@ -1,13 +1,14 @@
 //! Roots inside other roots: a client that may write to the outer root could replace the inner one with a link.
 
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
-use crate::support::command::{Outcome, Runner};
+use crate::support::command::{Outcome, Runner, finish};
 use crate::support::daemon::Daemon;
 use crate::support::harness::{Site, skip};
+use crate::support::namespace::Namespace;
 use crate::support::tree::{names, paint};
 
 /// A site with a directory outside all roots, and with these directories below the target.
@@ -178,6 +179,47 @@ fn a_root_that_another_client_has_made_a_link_is_not_emptied() {
     client(&site, "server", &["allow", "remove", "client"])
         .expect(0)
         .says(&["target/a' of other", "lies in the root"]);
+}
+
+/// The server of a root's file system does not answer. Commands of the operator end nevertheless, and name the mount.
+#[test]
+fn a_root_that_does_not_answer_is_named_and_holds_no_command_up() {
+    let Some(site) = Site::within(Namespace::with_silent_mount) else {
+        return;
+    };
+    let home = site.path("server");
+    let silent = real(&site, "target");
+    let inside = silent.join("d");
+    let roots = vec![silent.clone(), inside.clone(), real(&site, "source")];
+    let other = Identity::load_or_create(&site.path("other")).unwrap();
+    let grant = Grant::new(other.fingerprint(), "client", roots, Access::WriteOnly);
+    AuthorizedKeys::allow(&home, grant).unwrap();
+    let link = site.path("link");
+    symlink(&inside, &link).unwrap();
+    let root = link.to_str().unwrap();
+    let key = key(&site);
+    let start = |words: &[&str]| {
+        let mut zmove = site.runner.zmove(&home);
+        zmove.0.args(words);
+        zmove.start()
+    };
+    let check = start(&["serve", "--check"]);
+    let doctor = start(&["doctor", "--json", "--path", silent.to_str().unwrap()]);
+    let allow = start(&["allow", &key, "--name", "new", "--root", root, "--write"]);
+    let mount = format!(
+        "open: no answer within 10 s (the fuse.mergerfs file system mounted at '{}' does not answer; mount it again)",
+        silent.display()
+    );
+    let of = |root: &Path| format!("the root '{}' of client: {mount}", root.display());
+    let check = finish(check).expect(1);
+    check.says(&[&of(&silent)]).says(&[&of(&inside)]).lines(2);
+    let doctor = finish(doctor).expect(4).stdout;
+    for fault in [&of(&inside), &mount.replace("open", "examine its storage")] {
+        assert!(doctor.contains(fault), "{doctor}");
+    }
+    let links = mount.replace("open", "resolve its links");
+    let allow = finish(allow).expect(11);
+    allow.says(&["open root", root, &links]).lines(1);
 }
 
 fn key(site: &Site) -> String {

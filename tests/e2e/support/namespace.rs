@@ -138,6 +138,25 @@ impl Namespace {
         )
     }
 
+    /// A namespace in which a FUSE file system is mounted on `directory` and its server is stopped, so that no
+    /// operation on it ends. Returns `None` if this host cannot provide it.
+    pub(crate) fn with_silent_mount(directory: &Path) -> Option<Self> {
+        if !can_run_mergerfs("a mount that does not answer") {
+            return None;
+        }
+        let branches = tempfile::tempdir().unwrap();
+        let script = r#"cd "$1" && mkdir -p one/d &&
+            { setpriv --pdeathsig KILL mergerfs -f -o cache.attr=0,cache.entry=0 one "$2" & } &&
+            until mountpoint -q "$2"; do kill -0 $! || exit; sleep 0.05; done
+            kill -STOP $! && echo ready && read -r _"#;
+        let path = branches.path().to_owned();
+        Self::start(
+            script,
+            &[path.as_os_str(), directory.as_os_str()],
+            Some(branches),
+        )
+    }
+
     /// A namespace in which `directory` is a file system in an image. Returns `None` if this host cannot provide it.
     pub(crate) fn with_image(directory: &Path, image: &Image) -> Option<Self> {
         let program = image.make.split(' ').next().unwrap();

@@ -6,12 +6,12 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_daemon::TransferStatus;
-use zmove_disk::{OwnPaths, RootGuard};
+use zmove_disk::{OwnPaths, RootGuard, answer_within};
 use zmove_transport::{Access, AuthorizedKeys, Grant};
 
 use crate::args::{AllowArgs, AllowCommand, ConfineArg, ControlArgs, GrantArgs};
 use crate::commands::operate;
-use crate::commands::serve::check::faults_of_roots;
+use crate::commands::serve::check::{ANSWER_MAX, faults_of_roots, unanswered};
 use crate::commands::serve::config::Config;
 use crate::display::terminal;
 use crate::settings;
@@ -151,7 +151,13 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant>
 fn resolve(root: PathBuf, guard: &RootGuard) -> Result<PathBuf> {
     let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
     let is_none = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotADirectory;
-    match guard.resolve(&root) {
+    let resolve = {
+        let guard = guard.clone();
+        let root = root.clone();
+        move || guard.resolve(&root)
+    };
+    let resolved = answer_within(ANSWER_MAX, &root, resolve);
+    match resolved.unwrap_or_else(|error| Err(unanswered("resolve its links", &error))) {
         Err(error) if is_none(&error) => Err(usage_error(format!(
             "root '{}' is not a directory",
             root.display()

@@ -1,13 +1,15 @@
 //! Checks the storage of a directory.
 
+use std::io;
 use std::path::Path;
 
-use zmove_disk::Mount;
+use zmove_disk::{Mount, answer_within};
 use zmove_types::ByteCount;
 
 use crate::commands::doctor::TransferRole;
 use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::doctor::root::Root;
+use crate::commands::serve::check::{ANSWER_MAX, unanswered};
 use crate::display::terminal::quoted;
 
 /// The size of a file system, and the space available to users.
@@ -21,10 +23,17 @@ struct DiskRoom {
 
 /// Checks the storage of a directory.
 pub(crate) fn judge(root: &Root, directory: &Path, part: TransferRole) -> Vec<Finding> {
-    let found = directory.canonicalize();
-    let whole = found.as_deref().unwrap_or(directory);
-    let room = match DiskRoom::of(whole) {
-        Ok(room) => room.judge(whole, part),
+    let typed = directory.to_owned();
+    let examine = move || {
+        let whole = typed.canonicalize().unwrap_or(typed);
+        let room = DiskRoom::of(&whole).map_err(io::Error::from);
+        Ok((whole, room))
+    };
+    let examined = answer_within(ANSWER_MAX, directory, examine)
+        .unwrap_or_else(|error| Err(unanswered("examine its storage", &error)));
+    let (whole, room) = examined.unwrap_or_else(|error| (directory.to_owned(), Err(error)));
+    let room = match room {
+        Ok(room) => room.judge(&whole, part),
         Err(error) => Finding::new(
             Severity::Bad,
             "disk",
@@ -33,7 +42,7 @@ pub(crate) fn judge(root: &Root, directory: &Path, part: TransferRole) -> Vec<Fi
     };
     let mount = root
         .text("proc/self/mountinfo")
-        .and_then(|text| Mount::containing(text.as_bytes(), whole));
+        .and_then(|text| Mount::containing(text.as_bytes(), &whole));
     let unknown = || Finding::unknown("file system", "/proc/self/mountinfo");
     vec![room, mount.as_ref().map_or_else(unknown, judge_mount)]
 }
