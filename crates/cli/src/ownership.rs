@@ -100,18 +100,19 @@ impl Control {
         Ok(Self::Root)
     }
 
-    /// Returns the fault: the entry that other users can change, and the command that repairs its permissions. Returns
-    /// `None` if only root controls the directory.
+    /// Returns the fault: the entry that other users can change, and the command that repairs its permissions. A sticky
+    /// directory such as `/tmp` is meant to be shared, so no command changes it. Returns `None` if only root controls
+    /// the directory.
     pub(crate) fn fault(&self) -> Option<OwnershipFault> {
         match self {
             Self::Root => None,
             Self::User { user, entry } => Some(OwnershipFault {
                 text: format!("'{}' belongs to {}", entry.display(), name_of(*user)),
-                mend: format!("chown -h root {}", quoted(entry)),
+                mend: Some(format!("chown -h root {}", quoted(entry))),
             }),
             Self::Others { entry, mode } => Some(OwnershipFault {
                 text: format!("'{}' has mode {mode:04o}", entry.display()),
-                mend: format!("chmod go-w {}", quoted(entry)),
+                mend: (mode & STICKY == 0).then(|| format!("chmod go-w {}", quoted(entry))),
             }),
         }
     }
@@ -122,8 +123,16 @@ impl Control {
 pub(crate) struct OwnershipFault {
     /// A description of the entry and of the users who can change it.
     pub(crate) text: String,
-    /// The command that repairs the fault.
-    pub(crate) mend: String,
+    /// The command that repairs the fault. `None` if the only remedy is to use another directory.
+    pub(crate) mend: Option<String>,
+}
+
+impl OwnershipFault {
+    /// Returns the remedy for a message.
+    pub(crate) fn remedy(&self) -> String {
+        let command = self.mend.as_ref().map(|command| format!("run: {command}"));
+        command.unwrap_or_else(|| "use a directory that is not shared".to_owned())
+    }
 }
 
 /// Returns whether the ownership rule applies to this process.
@@ -186,15 +195,17 @@ fn require_control(
     directory: &Path,
     purpose: &str,
 ) -> Result<()> {
-    let Some(OwnershipFault { text, mend }) = control_of(way, find)?.fault() else {
+    let Some(fault) = control_of(way, find)?.fault() else {
         return Ok(());
     };
     Err(failure(
         Exit::File,
         format!(
-            "root does not use '{}' for {purpose}: other users can change names in it, because {text}; run: {mend} \
-             (or use another directory: sudo -H, or ZMOVE_HOME)",
-            directory.display()
+            "root does not use '{}' for {purpose}: other users can change names in it, because {}; {} (for another \
+             directory: sudo -H, or ZMOVE_HOME)",
+            directory.display(),
+            fault.text,
+            fault.remedy()
         ),
     ))
 }
@@ -249,7 +260,7 @@ impl Walk {
         };
         let shared = self.shared.take();
         if let Some(control) = controller_of(&next, &found, self.root) {
-            let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
+            let is_sticky = found.is_dir() && found.mode() & STICKY != 0;
             if !(is_sticky && matches!(control, Control::Others { .. })) {
                 return Ok(Some(control));
             }
@@ -315,6 +326,8 @@ fn root_of_files() -> io::Result<u32> {
 
 /// Maximum number of symbolic links to follow, which is the kernel's limit.
 const LINKS_MAX: usize = 40;
+/// The permission bit of a directory in which users can remove only their own entries.
+const STICKY: u32 = 0o1000;
 
 #[cfg(test)]
 mod tests {
@@ -438,12 +451,18 @@ mod tests {
             );
             lchown(at(entry), Some(0), None).unwrap();
         }
+        let mend = || {
+            Control::with_entries(&at("home"))
+                .unwrap()
+                .fault()
+                .unwrap()
+                .mend
+        };
         mode(&at("home/journal"), 0o777);
-        let fault = Control::with_entries(&at("home")).unwrap().fault().unwrap();
-        assert_eq!(
-            fault.mend,
-            format!("chmod go-w {}", at("home/journal").display())
-        );
+        let command = format!("chmod go-w {}", at("home/journal").display());
+        assert_eq!(mend(), Some(command));
+        mode(&at("home/journal"), 0o1777);
+        assert_eq!(mend(), None, "users share it");
     }
 
     #[test]

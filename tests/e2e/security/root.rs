@@ -723,7 +723,15 @@ fn a_setup_that_breaks_the_rule_is_named() {
     fs::set_permissions(host.path("home"), Permissions::from_mode(0o777)).unwrap();
     host.zmove(&["allow", "list"])
         .expect(11)
-        .says(&["has mode 0777", "chmod go-w"]);
+        .says(&["has mode 0777", "run: chmod go-w"]);
+    // A shared directory such as /tmp must stay writable.
+    fs::set_permissions(host.path("home"), Permissions::from_mode(0o1777)).unwrap();
+    let shared = ["has mode 1777; use a directory that is not shared"];
+    let said = host.zmove(&["allow", "list"]).expect(11).says(&shared);
+    assert!(!said.stderr.contains("chmod"), "{}", said.stderr);
+    let said = host.zmove(&["doctor", "--json"]).expect(4).stdout;
+    assert!(said.contains(shared[0]), "{said}");
+    assert!(!said.contains("chmod go-w"), "{said}");
     fs::set_permissions(host.path("home"), Permissions::from_mode(0o755)).unwrap();
     own_all(&host.path("home/authorized_keys"));
     host.zmove(&["allow", "list"])

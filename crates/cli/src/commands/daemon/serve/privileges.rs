@@ -16,7 +16,7 @@ use zmove_transport::AuthorizedKeys;
 
 use crate::display::log;
 use crate::display::terminal::quoted;
-use crate::ownership::{self, Control, OwnershipFault};
+use crate::ownership::{self, Control};
 use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error};
 
@@ -109,9 +109,11 @@ impl DaemonPaths {
         let fault = Control::with_entries(&self.home)
             .ok()
             .and_then(|control| control.fault());
-        if let Some(OwnershipFault { text, mend }) = fault {
+        if let Some(fault) = fault {
             log::warning(format_args!(
-                "the settings of this host's daemon should belong to root, but {text}; run: {mend}"
+                "the settings of this host's daemon should belong to root, but {}; {}",
+                fault.text,
+                fault.remedy()
             ));
         }
     }

@@ -7,7 +7,7 @@ use zmove_transport::AuthorizedKeys;
 
 use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::serve::check::faults_of_roots;
-use crate::ownership::{self, Control, OwnershipFault};
+use crate::ownership::{self, Control};
 use crate::settings::{self, Role};
 
 /// Checks the ownership of zmove's directories. Root checks the directories of its own commands and of the host's
@@ -54,15 +54,22 @@ fn judge_directory(directory: &Path) -> Finding {
             CHECK,
             format!("only root can change '{}'", directory.display()),
         ),
-        Some(OwnershipFault { text, mend }) => Finding::new(
-            Severity::Bad,
-            CHECK,
-            format!(
-                "root uses '{}', but other users can change names in it: {text}",
-                directory.display()
-            ),
-        )
-        .with_remedy(Remedy::command(mend)),
+        Some(fault) => {
+            let place = directory.display();
+            let text = format!(
+                "root uses '{place}', but other users can change names in it: {}",
+                fault.text
+            );
+            match fault.mend {
+                Some(command) => {
+                    Finding::new(Severity::Bad, CHECK, text).with_remedy(Remedy::command(command))
+                }
+                None => {
+                    let text = format!("{text}; {}", fault.remedy());
+                    Finding::new(Severity::Bad, CHECK, text)
+                }
+            }
+        }
     }
 }
 
