@@ -19,7 +19,7 @@ use zmove_transport::{
     AuthorityError, BlackHole, ControlError, DialError, IdentityError, KnownHostsError, LaneError,
     ParseFingerprintError,
 };
-use zmove_types::Escaped;
+use zmove_types::{Escaped, printable};
 use zmove_wire::{GreetingError, Refusal, WireError};
 
 use crate::backoff::Timeout;
@@ -211,16 +211,22 @@ pub enum SshError {
     },
     /// ssh could not find zmove on the host.
     #[error(
-        "ssh found no program '{zmove}' on {remote}: install it there, or give its path with --remote-zmove"
+        "ssh found no program '{zmove}' on {remote}: install it there, or give its path with --remote-zmove{printed}"
     )]
     NoProgram {
         /// The host.
         remote: String,
         /// The program that ssh tried to start on the host.
         zmove: String,
+        /// The output of the host.
+        printed: RemoteOutput,
     },
-    /// The remote program ended before the receiver was ready.
-    #[error("'{zmove} receive' on {remote} exited before it was ready: {status}")]
+    /// The remote program ended before the receiver was ready, or the login shell did not start it.
+    #[error(
+        "ssh logged in to {remote}, but the shell or '{zmove} receive' there exited before the receiver was ready: \
+         {status}{printed} (without a message of zmove: does the account have a shell that runs commands, and no \
+         forced command?)"
+    )]
     Early {
         /// The host.
         remote: String,
@@ -228,11 +234,13 @@ pub enum SshError {
         zmove: String,
         /// The exit status of the program.
         status: ExitStatus,
+        /// The output of the host.
+        printed: RemoteOutput,
     },
     /// The login is complete, but the program did not answer in time.
     #[error(
         "ssh logged in to {remote}, but '{zmove} receive' did not answer within {} s: a startup file of the login \
-         shell there may be waiting for input",
+         shell there may be waiting for input{printed}",
         waited.as_secs()
     )]
     Silent {
@@ -242,15 +250,52 @@ pub enum SshError {
         zmove: String,
         /// The time since the login.
         waited: Duration,
+        /// The output of the host.
+        printed: RemoteOutput,
     },
     /// The output of the remote program is not that of a receiver.
-    #[error("the output of {remote} over ssh is not that of '{zmove} receive'")]
+    #[error("the output of {remote} over ssh is not that of '{zmove} receive'{printed}")]
     Nonsense {
         /// The host.
         remote: String,
         /// The program that ssh tried to start on the host.
         zmove: String,
+        /// The output of the host.
+        printed: RemoteOutput,
     },
+}
+
+/// The last lines that the shell or a program on a host printed before a receiver could answer. They often contain the
+/// reason why it did not answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoteOutput(Vec<String>);
+
+impl RemoteOutput {
+    const LINES_MAX: usize = 3;
+    const LINE_CHARS_MAX: usize = 200;
+
+    /// Adds a line, without its unprintable characters. Blank lines are skipped.
+    pub(crate) fn add(&mut self, line: &[u8]) {
+        let line = printable(String::from_utf8_lossy(line).trim());
+        if line.is_empty() {
+            return;
+        }
+        if self.0.len() == Self::LINES_MAX {
+            self.0.remove(0);
+        }
+        self.0
+            .push(line.chars().take(Self::LINE_CHARS_MAX).collect());
+    }
+}
+
+/// Writes the lines as the continuation of a message.
+impl Display for RemoteOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        write!(f, "; the host printed: '{}'", self.0.join(" | "))
+    }
 }
 
 /// The kind of a failure to reach a receiver. Failed dials are classified separately.

@@ -72,7 +72,7 @@ pub use connecting::ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveReques
 pub use copy::{CopyOutcome, OnInterrupt, RemoteCopy, copy_result, end_copy, read_receipt};
 pub use error::{
     BoxError, Causes, ConnectError, ConnectFault, LocalError, LocationError, OverlapError,
-    PullError, PushError, SourcesError, SshError, SshMessageError,
+    PullError, PushError, RemoteOutput, SourcesError, SshError, SshMessageError,
 };
 pub use local::{OverlapCheck, clean_locally, push_locally};
 pub use notice::{Listener, NoListener, Notice};

@@ -281,6 +281,45 @@ fn a_host_without_zmove_says_what_to_do() {
     ]);
 }
 
+/// Such accounts log in, and then something else than zmove runs.
+#[test]
+fn an_account_that_does_not_run_zmove_is_explained_in_its_own_words() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let key = std::fs::read_to_string(sshd.home.join("user_key.pub")).unwrap();
+    let keys = sshd.home.join("authorized_keys");
+    let hint = " (without a message of zmove: does the account have a shell";
+    for (command, said) in [
+        ("/bin/false", format!("exit status: 1{hint}")),
+        (
+            "printf 'a\\nb\\n\\n sftp only.\\nGo\\r\\n'; exit 9",
+            format!("exit status: 9; the host printed: 'b | sftp only. | Go'{hint}"),
+        ),
+        (
+            "echo hello",
+            format!("exit status: 0; the host printed: 'hello'{hint}"),
+        ),
+    ] {
+        std::fs::write(&keys, format!("command=\"{command}\" {key}")).unwrap();
+        sshd.run(&site, &[], &sshd.at_target(&site))
+            .expect(10)
+            .says(&["zmove: ssh logged in to ", "receiver was ready: ", &said])
+            .lines(1);
+    }
+    if !is_root() {
+        return skip("not root: cannot log in to an account without a shell");
+    }
+    std::fs::write(&keys, key).unwrap();
+    let target = format!("nobody@127.0.0.1:{}:x", sshd.port);
+    let refused = "exit status: 1; the host printed: 'This account is currently not available.'";
+    sshd.run(&site, &[], &target)
+        .expect(10)
+        .says(&["ssh logged in to nobody@127.0.0.1", refused]);
+}
+
 /// The other zmove has started to listen, or refuses a request of this version.
 #[test]
 fn a_zmove_of_another_version_is_reported() {

@@ -16,7 +16,7 @@
 
 use std::fs::File;
 use std::net::IpAddr;
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Split, Take};
@@ -27,7 +27,7 @@ use zmove_wire::Cipher;
 
 use crate::connecting::location::{Login, Remote};
 use crate::connecting::settings::{DialSettings, SshSettings};
-use crate::error::SshError;
+use crate::error::{RemoteOutput, SshError};
 
 mod config;
 mod messages;
@@ -109,20 +109,22 @@ pub(crate) async fn start(
     request.copies = duty == ReceiverPurpose::Copy;
     // If ssh ends before it has read the request, its exit status shows the reason.
     let _unheard = input.write_all(request.line().as_bytes()).await;
-    let silent = SshError::Silent {
-        remote: remote.to_string(),
-        zmove: settings.ssh.remote_zmove.clone(),
-        waited: config.wait_max(),
-    };
-    let Some(ReceiveReply {
+    let mut printed = RemoteOutput::default();
+    let answered = answer(output, &config, &mut printed).await?;
+    let Answer::Reply(ReceiveReply {
         key, port, address, ..
-    }) = answer(output, &config, silent).await?
+    }) = answered
     else {
         drop(input);
-        // Do not wait for a program that keeps writing other output.
-        let ended = timeout(END_TIMEOUT, child.wait()).await;
-        let ended = ended.ok().transpose().map_err(SshError::Wait)?;
-        return Err(no_answer(remote, &settings.ssh, ended));
+        if matches!(answered, Answer::Late) {
+            return Err(SshError::Silent {
+                remote: remote.to_string(),
+                zmove: settings.ssh.remote_zmove.clone(),
+                waited: config.wait_max(),
+                printed,
+            });
+        }
+        return Err(no_answer(remote, &settings.ssh, child, printed).await);
     };
     let asked = if can_ask() {
         began.elapsed()
@@ -181,13 +183,21 @@ enum Line {
     Answer(ReceiveReply),
 }
 
-/// Reads the receiver's answer from the output of the remote shell. Returns `None` if the output ends without an
-/// answer. Returns the error `silent` if the answer takes too long after the login.
+/// The result of waiting for the receiver's answer.
+enum Answer {
+    Reply(ReceiveReply),
+    /// The answer takes too long after the login.
+    Late,
+    /// The output ended without an answer.
+    Ended,
+}
+
+/// Reads the receiver's answer from the output of the remote shell. Adds other output to `printed`.
 async fn answer(
     output: ChildStdout,
     config: &SshConfig,
-    silent: SshError,
-) -> Result<Option<ReceiveReply>, SshError> {
+    printed: &mut RemoteOutput,
+) -> Result<Answer, SshError> {
     let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
     let limit = || Some(Instant::now() + config.wait_max());
     let mut due = match config.login_sign() {
@@ -195,25 +205,26 @@ async fn answer(
         LoginDetection::Reported | LoginDetection::Unknown => None,
     };
     loop {
-        let next = next_line(&mut lines);
+        let next = next_line(&mut lines, printed);
         let line = match due {
             Some(due) => match timeout_at(due, next).await {
                 Ok(line) => line?,
-                Err(_) => return Err(silent),
+                Err(_) => return Ok(Answer::Late),
             },
             None => next.await?,
         };
         match line {
             Some(Line::LoggedIn) => due = limit(),
-            Some(Line::Answer(answer)) => return Ok(Some(answer)),
-            None => return Ok(None),
+            Some(Line::Answer(answer)) => return Ok(Answer::Reply(answer)),
+            None => return Ok(Answer::Ended),
         }
     }
 }
 
-/// Returns the next relevant line, or `None` at the end of the output.
+/// Returns the next relevant line, or `None` at the end of the output. Adds other lines to `printed`.
 async fn next_line(
     lines: &mut Split<Take<BufReader<ChildStdout>>>,
+    printed: &mut RemoteOutput,
 ) -> Result<Option<Line>, SshError> {
     while let Some(line) = lines.next_segment().await.map_err(SshError::Read)? {
         if line == config::LOGGED_IN.as_bytes() {
@@ -222,23 +233,44 @@ async fn next_line(
         if let Some(answer) = ReceiveReply::read(&line)? {
             return Ok(Some(Line::Answer(answer)));
         }
+        printed.add(&line);
     }
     Ok(None)
 }
 
-fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>) -> SshError {
+/// Returns the error for an ssh process whose output ended without an answer.
+async fn no_answer(
+    remote: &Remote,
+    settings: &SshSettings,
+    mut child: Child,
+    printed: RemoteOutput,
+) -> SshError {
     let zmove = settings.remote_zmove.clone();
     let remote = remote.to_string();
-    let Some(status) = ended else {
-        return SshError::Nonsense { remote, zmove };
+    // Do not wait for a program that keeps writing other output.
+    let status = match timeout(END_TIMEOUT, child.wait()).await {
+        Ok(Ok(status)) => status,
+        Ok(Err(error)) => return SshError::Wait(error),
+        Err(_) => {
+            return SshError::Nonsense {
+                remote,
+                zmove,
+                printed,
+            };
+        }
     };
     match status.code() {
         Some(255) | None => SshError::NotReached { remote, status },
-        Some(126 | 127) => SshError::NoProgram { remote, zmove },
+        Some(126 | 127) => SshError::NoProgram {
+            remote,
+            zmove,
+            printed,
+        },
         Some(_) => SshError::Early {
             remote,
             zmove,
             status,
+            printed,
         },
     }
 }
