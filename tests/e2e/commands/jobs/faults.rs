@@ -281,8 +281,8 @@ fn a_host_whose_key_has_changed_ends_the_job_at_once() {
 #[test]
 fn the_error_of_ssh_decides_whether_a_job_is_retried() {
     let yard = Yard::local();
-    let submit = |words: &str| {
-        let ssh = format!("sh -c 'echo \"{words}\" >&2; exit 255'");
+    let submit = |words: &str, code: i32| {
+        let ssh = format!("sh -c 'echo \"{words}\" >&2; exit {code}'");
         let submit = yard.site.zmove(&[
             "submit",
             "--ssh-command",
@@ -292,7 +292,7 @@ fn the_error_of_ssh_decides_whether_a_job_is_retried() {
         ]);
         number(&submit.outcome().done())
     };
-    let id = submit("Host key verification failed.");
+    let id = submit("Host key verification failed.", 255);
     yard.wait(&id).expect(30);
     let job = yard.job(&id);
     assert_eq!(
@@ -307,14 +307,14 @@ fn the_error_of_ssh_decides_whether_a_job_is_retried() {
             .ends_with(": Host key verification failed."),
         "{job}"
     );
-    let id = submit("connect to host 127.0.0.1 port 22: Connection refused");
-    let job = yard.wait_until(&id, |job| job["state"] == "waiting");
-    assert!(
-        job["message"]
-            .as_str()
-            .unwrap()
-            .ends_with("port 22: Connection refused"),
-        "{job}"
-    );
-    yard.run(&["job", &id, "cancel"]).done();
+    // The second message is that of the host's shell, after the login.
+    for (words, code) in [
+        ("connect to host 127.0.0.1 port 22: Connection refused", 255),
+        ("fatal: unrecognized command", 128),
+    ] {
+        let id = submit(words, code);
+        let job = yard.wait_until(&id, |job| job["state"] == "waiting");
+        assert!(job["message"].as_str().unwrap().ends_with(words), "{job}");
+        yard.run(&["job", &id, "cancel"]).done();
+    }
 }

@@ -17,16 +17,19 @@ pub(crate) fn log_len() -> u64 {
 /// Adds the last message of a failed ssh to the error of a job. Changes the exit code if the message shows that no
 /// further attempt can succeed. `said` is the length of the log before the attempt, in bytes.
 pub(crate) fn add_ssh_message(error: anyhow::Error, said: u64) -> anyhow::Error {
-    if !is_of_ssh(&error) {
-        return error;
-    }
+    let may_be_final = match ssh_error(&error) {
+        Some(SshError::NotReached { .. }) => true,
+        // The last message is that of the host's shell or of the zmove there.
+        Some(SshError::NoProgram { .. } | SshError::Early { .. }) => false,
+        _ => return error,
+    };
     let Ok(words) = messages_after(said) else {
         return error;
     };
     let Some(last) = words.lines().rev().find(|line| !line.trim().is_empty()) else {
         return error;
     };
-    let exit = if is_final(&words) {
+    let exit = if may_be_final && is_final(&words) {
         Exit::Authentication
     } else {
         Exit::of(&error)
@@ -34,15 +37,15 @@ pub(crate) fn add_ssh_message(error: anyhow::Error, said: u64) -> anyhow::Error 
     failure(exit, format!("{error:#}: {}", printable(last.trim())))
 }
 
-fn is_of_ssh(error: &anyhow::Error) -> bool {
+fn ssh_error(error: &anyhow::Error) -> Option<&SshError> {
     let connect = match error.downcast_ref() {
         Some(PushError::Connect(error)) => Some(error),
         _ => error.downcast_ref(),
     };
-    matches!(
-        connect,
-        Some(ConnectError::Ssh(SshError::NotReached { .. }))
-    )
+    match connect {
+        Some(ConnectError::Ssh(error)) => Some(error),
+        _ => None,
+    }
 }
 
 fn messages_after(said: u64) -> Result<String> {
