@@ -125,6 +125,9 @@ pub enum FaultCode {
         "a directory of that name is in the way and contains entries that the selection leaves out"
     )]
     Protected,
+    /// No more entries can be created, because the file system has no free inodes. It has free space.
+    #[error("{}: no inodes are free", Self::Os(ENOSPC))]
+    NoInodes,
 }
 
 /// The refusal of a transfer.
@@ -190,7 +193,7 @@ pub enum RefusalCode {
 
 impl FaultCode {
     /// The codes for a full storage and for an exceeded quota.
-    pub const NO_ROOM: [Self; 2] = [Self::Os(ENOSPC), Self::Os(EDQUOT)];
+    pub const NO_ROOM: [Self; 3] = [Self::NoInodes, Self::Os(ENOSPC), Self::Os(EDQUOT)];
 
     /// Returns whether the storage is full or a quota is exceeded.
     #[must_use]
@@ -278,6 +281,15 @@ pub(super) mod tests {
             assert!(says_it(errno), "{errno}");
         }
         assert!(!says_it(EIO));
+    }
+
+    #[test]
+    fn missing_inodes_are_a_kind_of_missing_space() {
+        assert!(FaultCode::NO_ROOM.into_iter().all(FaultCode::is_no_room));
+        assert_eq!(
+            FaultCode::NoInodes.to_string(),
+            "No space left on device (os error 28): no inodes are free"
+        );
     }
 
     #[test]
