@@ -70,7 +70,7 @@ pub use staging::staged::Staged;
 pub use staging::staged::existing::{Change, Existing};
 pub use staging::staging_directory::{MergeCallbacks, StagingDirectory, set_default_mode};
 pub use storage::file_io::contents::ContentsWriter;
-pub use storage::file_io::data_file::{DataFile, Direct, free_bytes};
+pub use storage::file_io::data_file::{DataFile, Direct, free_bytes, lacks_inodes};
 pub use storage::file_io::fault::{FaultAt, Faulty, InjectedFault, RequestKind};
 pub use storage::file_io::storage_engine::StorageEngine;
 pub use storage::file_io::storage_reader::{

@@ -328,6 +328,13 @@ pub fn free_bytes(file_system: &StatVfs) -> u64 {
     file_system.f_bavail.saturating_mul(file_system.f_frsize)
 }
 
+/// Returns whether a file system has free space but no free inodes. File systems that create inodes as needed report no
+/// number of inodes.
+#[must_use]
+pub fn lacks_inodes(file_system: &StatVfs) -> bool {
+    file_system.f_files > 0 && file_system.f_favail == 0 && free_bytes(file_system) > 0
+}
+
 /// Returns whether to allocate the blocks of the whole file in advance. Returns true only on file systems where this
 /// avoids a lock for each write, and only if at least the same amount of space remains free for other files.
 fn is_allocation_useful(file: &File, bytes: u64) -> bool {
