@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use zmove_disk::{JOB_ENDED, Tree};
+use zmove_disk::{JOB_ENDED, Tree, lacks_inodes};
 use zmove_types::{FileId, RelPath};
 use zmove_wire::{EntryFault, Fault, FaultCode, FileDone, Operation};
 
@@ -126,6 +126,18 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> FaultCause {
         _ => FaultCode::os(error),
     };
     FaultCause::new(operation, code)
+}
+
+/// Like [`failure`], but states if the file system of the target has free space and no free inodes.
+pub(crate) fn failure_in(tree: &Tree, operation: Operation, error: &io::Error) -> FaultCause {
+    use Operation::{Create, MakeDirectory, Symlink};
+    let is_full = Errno::from_io_error(error) == Some(Errno::NOSPC);
+    let creates = matches!(operation, Create | MakeDirectory | Symlink);
+    let lacks = || rustix::fs::fstatvfs(tree.fd()).is_ok_and(|stat| lacks_inodes(&stat));
+    if is_full && creates && lacks() {
+        return FaultCause::new(operation, FaultCode::NoInodes);
+    }
+    failure(operation, error)
 }
 
 /// Returns a copy of an error.

@@ -29,7 +29,7 @@ use zmove_wire::{
 };
 
 use crate::store::failure::{
-    Failure, KEPT_EXISTING, again, failure, is_in_the_way, is_no_room, with_entry_operation,
+    Failure, KEPT_EXISTING, again, failure_in, is_in_the_way, is_no_room, with_entry_operation,
     with_operation,
 };
 use crate::store::placer::runs::{DirectoryFiles, PlacedEntry, PlacingTurns, Run, Runs};
@@ -194,7 +194,7 @@ impl<'a> Placer<'a> {
         (operation, error): &Failure,
         path: impl FnOnce() -> Option<RelPath>,
     ) {
-        let cause = failure(*operation, error);
+        let cause = failure_in(&self.transfer.target.tree, *operation, error);
         self.transfer.failed_at(cause, path);
         batch.fault(number, cause);
     }

@@ -15,7 +15,9 @@ use zmove_types::{
 use zmove_wire::{FileHead, FrameKind, Operation, TargetState};
 
 use crate::session::verify::{UnchangedGroup, VerifiedBatch, VerifiedChunk, mismatch_report};
-use crate::store::failure::{Failure, failure, is_no_room, with_entry_operation, with_operation};
+use crate::store::failure::{
+    Failure, failure, failure_in, is_no_room, with_entry_operation, with_operation,
+};
 use crate::store::large_files::{Complete, GroupCopy, LargeFile};
 use crate::store::placer::Placer;
 use crate::store::publishing::publisher::{ExpectedState, PendingBatch, WholeFile};
@@ -289,7 +291,8 @@ fn finish_group(
             {
                 shared.give_up(file.id, errno);
             }
-            transfer.fail_file(file.id, failure(*operation, error));
+            let cause = failure_in(&transfer.target.tree, *operation, error);
+            transfer.fail_file(file.id, cause);
         }
     }
     for item in std::iter::once(item).chain(file.end(span)) {

@@ -1,13 +1,14 @@
-//! Detects targets on a file system that is gone. The error of the first failed operation may hide this: creating the
-//! mount point again fails because it exists.
+//! Detects targets on a file system that is gone or has no free inodes. The error of the first failed operation may
+//! hide this: creating the mount point again fails because it exists, and missing inodes look like missing space.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use zmove_disk::{PathCause, is_file_system_gone};
+use rustix::io::Errno;
+use zmove_disk::{PathCause, is_file_system_gone, lacks_inodes};
 use zmove_types::Escaped;
-use zmove_wire::{Open, Refusal, RefusalCode};
+use zmove_wire::{FaultCode, Open, Refusal, RefusalCode};
 
 use super::{WriteAccess, choose_root};
 
@@ -28,7 +29,7 @@ impl WriteAccess {
     }
 }
 
-/// Returns `refusal`, or a refusal that names the mount if the file system of the target is gone.
+/// Returns `refusal`, or a refusal that names the cause if the file system of the target is gone or has no free inodes.
 pub(super) fn named(refusal: Refusal, open: &Open, access: &WriteAccess) -> Refusal {
     let named = || {
         let path = access.path_of(&open.target)?;
@@ -42,7 +43,25 @@ pub(super) fn named(refusal: Refusal, open: &Open, access: &WriteAccess) -> Refu
         Some(Refusal::new(RefusalCode::Target, text))
     };
     match refusal.code {
-        RefusalCode::Target => named().unwrap_or(refusal),
+        RefusalCode::Target => named().unwrap_or_else(|| {
+            let target = access.path_of(&open.target);
+            with_inodes(refusal, target.as_deref())
+        }),
         _ => refusal,
     }
+}
+
+/// Adds the cause to a refusal for lack of space, if the file system of the target has no free inodes.
+fn with_inodes(mut refusal: Refusal, target: Option<&Path>) -> Refusal {
+    let full = FaultCode::Os(Errno::NOSPC.raw_os_error()).to_string();
+    let existing = || target?.ancestors().find(|path| path.exists());
+    if refusal.text.contains(&full)
+        && let Some(path) = existing()
+        && rustix::fs::statvfs(path).is_ok_and(|stat| lacks_inodes(&stat))
+    {
+        refusal.text = refusal
+            .text
+            .replace(&full, &FaultCode::NoInodes.to_string());
+    }
+    refusal
 }
