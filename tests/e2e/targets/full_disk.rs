@@ -23,6 +23,12 @@ pub(crate) const BTRFS: Image = Image {
     make: "mkfs.btrfs -q -f",
     options: "loop",
 };
+/// Has free space for the tree, but not enough inodes.
+const FEW_INODES: Image = Image {
+    bytes: 64 << 20,
+    make: "mkfs.ext4 -q -F -N 32",
+    options: "loop",
+};
 const LARGE: u64 = 2 * GROUP_BYTES + 5;
 
 fn paint_all(site: &Site) {
@@ -144,6 +150,29 @@ fn a_read_only_disk_is_reported(site: &Site) {
     assert_same(&site.source(), &site.target().join("in"));
 }
 
+mod few_inodes {
+    use super::{FEW_INODES, a_disk_without_inodes};
+
+    crate::support::harness::both_ways_within!(FEW_INODES, a_disk_without_inodes);
+}
+
+fn a_disk_without_inodes(site: &Site) {
+    for number in 0..400 {
+        paint(site.source().join(format!("small/{number}")), 10);
+    }
+    let outcome = site.push(&[], site.contents(), "in").expect(23);
+    let failures = outcome.stderr.lines().filter(|line| line.contains(" '"));
+    let cause = "': No space left on device (os error 28): no inodes are free";
+    for line in failures {
+        assert!(line.ends_with(cause) || line.contains("df -i"), "{line}");
+    }
+    outcome.says(&["receiver: The file system has free space, but no free inodes"]);
+    assert_part_of(&site.source(), &site.target().join("in"));
+    site.push(&["--json"], site.contents(), "new")
+        .expect(3)
+        .says(&["receiver: ", "new", &cause[3..]]);
+}
+
 #[test]
 fn a_quota_fails_only_files_without_room() {
     if !has_program("btrfs") {
@@ -169,6 +198,9 @@ fn a_quota_fails_only_files_without_room() {
     let outcome = site.push(&["--json"], site.contents(), "in").expect(23);
     assert_all_told(&outcome, "quota exceeded");
     assert_part_of(&site.source(), &site.target().join("in"));
+    site.push(&[], site.contents(), "in")
+        .expect(23)
+        .says(&["receiver: A quota of the user, group or directory is used up"]);
     btrfs("qgroup limit 100M", &target);
     site.push(&["--json"], site.contents(), "in").done();
     assert_same(&site.source(), &site.target().join("in"));

@@ -13,16 +13,18 @@ use crate::value::exit::{Exit, InTransfer};
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     kinds: BTreeMap<String, u64>,
-    /// Whether a failure was caused by a full target.
-    no_room: bool,
+    /// The remedy for the first failure that was caused by a full target.
+    no_room: Option<&'static str>,
 }
 
 impl Failures {
     /// Counts a failure. Returns true if the failure must be printed, which applies to the first failures of each kind.
     pub(crate) fn count(&mut self, message: &str) -> bool {
         let kind = kind(message);
-        self.no_room |=
-            kind.starts_with("receiver: ") && NO_ROOM.iter().any(|cause| kind.contains(cause));
+        if kind.starts_with("receiver: ") {
+            let found = NO_ROOM.iter().find(|(cause, _)| kind.contains(cause));
+            self.no_room = self.no_room.or(found.map(|(_, remedy)| *remedy));
+        }
         let is_one_too_many = self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind);
         let failures = self
             .kinds
@@ -48,8 +50,8 @@ impl Failures {
     }
 
     /// Returns advice for the user if the target was full.
-    pub(crate) fn advice(&self) -> Option<&'static str> {
-        self.no_room.then_some(MAKE_ROOM)
+    pub(crate) fn advice(&self) -> Option<String> {
+        self.no_room.map(|remedy| format!("{remedy} {RUN_AGAIN}"))
     }
 }
 
@@ -129,15 +131,31 @@ fn kind(message: &str) -> String {
 const NAMED_MAX: u64 = 10;
 /// Maximum number of kinds that are distinguished. Messages may contain numbers in addition to names.
 const KINDS_MAX: usize = 100;
-/// The system's messages for a full disk and an exhausted quota.
-const NO_ROOM: [&str; 2] = ["No space left on device", "quota exceeded"];
-const MAKE_ROOM: &str = "receiver: No space left on device. Complete files stay. Run the same command again when there \
-                         is room. Partial data of large files is kept; to free it, run 'zmove journal clean --all' on \
-                         the receiver.";
+/// The messages for a file system without inodes, a full disk and an exhausted quota, and the remedy for each.
+const NO_ROOM: [(&str, &str); 3] = [
+    (
+        "no inodes are free",
+        "receiver: The file system has free space, but no free inodes ('df -i' shows them). Remove files there, or use \
+         a file system with more inodes.",
+    ),
+    (
+        "No space left on device",
+        "receiver: No space left on device.",
+    ),
+    (
+        "quota exceeded",
+        "receiver: A quota of the user, group or directory is used up, even if the file system has free space. Remove \
+         files there, or have the quota raised.",
+    ),
+];
+const RUN_AGAIN: &str = "Complete files stay. Run the same command again when there is room. Partial data of large \
+                         files is kept; to free it, run 'zmove journal clean --all' on the receiver.";
 const OTHERS: &str = "failures of other kinds";
 
 #[cfg(test)]
 mod tests {
+    use zmove_wire::FaultCode;
+
     use super::*;
 
     #[test]
@@ -160,8 +178,19 @@ mod tests {
         let mut failures = Failures::default();
         failures.count("sender: read 'x': No space left on device (os error 28)");
         assert_eq!(failures.advice(), None, "that is no room here");
-        failures.count("receiver: write 'x': No space left on device (os error 28)");
-        assert!(failures.advice().is_some());
+        for (cause, remedy) in [
+            (
+                FaultCode::Os(28),
+                "receiver: No space left on device. Complete",
+            ),
+            (FaultCode::NoInodes, "no free inodes ('df -i'"),
+            (FaultCode::Os(122), "have the quota raised"),
+        ] {
+            let mut failures = Failures::default();
+            failures.count(&format!("receiver: create 'x': {cause}"));
+            let advice = failures.advice().unwrap();
+            assert!(advice.contains(remedy), "{advice}");
+        }
     }
 
     #[test]
@@ -174,10 +203,12 @@ mod tests {
             parts(&format!("{message} (at 10.0.0.1:7) (at dtn2-1f)")),
             expected
         );
-        assert_eq!(
-            parts(&format!("{message} (at 10.0.0.1:7); complete files stay")),
-            expected
-        );
+        for more in [
+            " (at 10.0.0.1:7); complete files stay",
+            ": no inodes are free",
+        ] {
+            assert_eq!(parts(&format!("{message}{more}")), expected);
+        }
         let whole = parts("something else");
         assert!(
             whole.as_object().unwrap().values().all(Value::is_null) && whole["errno"].is_null()
