@@ -357,7 +357,7 @@ impl EndedTransfer {
         }
         match end {
             TransferEnd::Received { report, .. } => match &report.journal_trouble {
-                Some(trouble) => write!(f, "; without a journal: {trouble}"),
+                Some(trouble) => write!(f, "; its journal is missing or incomplete: {trouble}"),
                 None => Ok(()),
             },
             _ => Ok(()),
