@@ -12,7 +12,7 @@ use zmove_types::{Cv, GROUP_BYTES, Name, RelPath, Timestamp, TransferId};
 use crate::support::command::{Outcome, Runner};
 use crate::support::daemon::Daemon;
 use crate::support::harness::Site;
-use crate::support::tree::names;
+use crate::support::tree::{assert_same, names};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -316,4 +316,27 @@ fn a_starting_daemon_removes_old_journals() {
         [2, 3].map(|transfer| journals.is_left(transfer)),
         [GONE, GONE]
     );
+}
+
+/// A journal may use a quarter of the bytes of its key. The paths make it large, and the files have no data to send.
+#[test]
+fn a_journal_that_reaches_its_share_is_named_and_its_transfer_continues() {
+    let mut site = Site::local();
+    let settings = "[limits]\njournal_bytes_per_identity = \"1MiB\"\n";
+    fs::write(site.path("server/zmove.toml"), settings).unwrap();
+    site.start_daemon();
+    let directory: PathBuf = std::iter::repeat_n("d".repeat(250), 8).collect();
+    let directory = site.source().join(directory);
+    fs::create_dir_all(&directory).unwrap();
+    for number in 0..200 {
+        let file = File::create(directory.join(format!("{number:0250}"))).unwrap();
+        file.set_len(4 * GROUP_BYTES).unwrap();
+    }
+    site.push(&["--quiet"], site.contents(), "").done();
+    let line = site.the_daemon().wait_for_log("its journal is missing");
+    let journals = site.path("server/journal");
+    let name = format!("the journal '{}/", journals.display());
+    let share = "has reached 262144 bytes, a quarter of limits.journal_bytes_per_identity";
+    assert!(line.contains(&name) && line.contains(share), "{line}");
+    assert_same(&site.source(), &site.target());
 }

@@ -41,16 +41,31 @@ pub enum JournalError {
         /// The length of the record's body.
         bytes: usize,
     },
-    /// The key has reached its limit on journals or on their size, or this journal has reached its share. Older
-    /// transfers must be finished or removed first.
+    /// The key has reached its limit on journals or on their total size.
     #[error(
-        "its key has reached the limit of {limit} {what} here (limits.journals_per_identity, \
-         limits.journal_bytes_per_identity)"
+        "its key has reached the limit of {limit} {what} here (limits.{setting}): complete its older transfers, or \
+         remove their journals with 'zmove journal clean'"
     )]
     NoRoom {
         /// The unit of the limit: journals or bytes.
         what: &'static str,
+        /// The name of the limit in the settings of a daemon.
+        setting: &'static str,
         /// The limit.
+        limit: u64,
+    },
+    /// This journal has reached its share of the bytes for all journals of its key.
+    #[error(
+        "the journal '{}' has reached {limit} bytes, {share} of limits.journal_bytes_per_identity: it records nothing \
+         more, so an interrupted transfer sends the rest again; raise the limit to avoid this",
+        Escaped::path(path)
+    )]
+    ShareFull {
+        /// The journal.
+        path: PathBuf,
+        /// The share of the limit, in words.
+        share: &'static str,
+        /// The maximum size of the journal, in bytes.
         limit: u64,
     },
     /// There are more unfinished files than a journal may contain.
@@ -87,7 +102,7 @@ impl JournalError {
     pub(crate) fn errno(&self) -> Errno {
         match self {
             Self::Io { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
-            Self::NoRoom { .. } => Errno::DQUOT,
+            Self::NoRoom { .. } | Self::ShareFull { .. } => Errno::DQUOT,
             Self::OverLimit(_) => Errno::NOMEM,
             Self::LeftBehind => Errno::CANCELED,
             _ => Errno::IO,

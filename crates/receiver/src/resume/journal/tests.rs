@@ -441,6 +441,12 @@ fn an_owner_has_no_more_journals_than_there_is_room_for() {
         (10..25).contains(&told),
         "{told} groups in a quarter of 4000 bytes"
     );
+    let full = first.record_groups(1, told, &cvs(0, 1)).unwrap_err();
+    let expected = format!(
+        "the journal '{}' has reached 1000 bytes, a quarter of limits.journal_bytes_per_identity: ",
+        path_of(&directory, &begin(1)).display()
+    );
+    assert!(full.to_string().starts_with(&expected), "{full}");
     first.record_end(1).unwrap();
     assert!(create(&stranger(4)).is_ok());
     first.remove().unwrap();

@@ -83,7 +83,8 @@ struct JournalState {
     allocate_ahead: u64,
 }
 
-/// One journal may use at most 1/4 of the bytes that all journals of its owner may use.
+/// One journal may use at most 1/4 of the bytes that all journals of its owner may use. [`JournalError::ShareFull`]
+/// states this share.
 const OWNER_SHARES: u64 = 4;
 /// Minimum size in bytes at which a journal is rewritten.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
@@ -189,8 +190,12 @@ impl Journal {
 
     fn check_room(&self, state: &JournalState) -> Result<(), JournalError> {
         if state.end >= self.bytes_max {
-            return Err(JournalError::NoRoom {
-                what: "bytes",
+            return Err(JournalError::ShareFull {
+                path: self.path.clone(),
+                share: match self.place {
+                    JournalLocation::Own(_) => "a quarter",
+                    JournalLocation::Job(_) => "all",
+                },
                 limit: self.bytes_max,
             });
         }
@@ -200,7 +205,7 @@ impl Journal {
     /// Records that a large file begins or begins again.
     ///
     /// # Errors
-    /// [`JournalError::TooManyFiles`] if [`FILES_MAX`] other files are unfinished; [`JournalError::NoRoom`]; or the
+    /// [`JournalError::TooManyFiles`] if [`FILES_MAX`] other files are unfinished; [`JournalError::ShareFull`]; or the
     /// system's error.
     pub fn record_part(&self, file: u64, part: &PartFile) -> Result<(), JournalError> {
         let mut state = self.state.lock();
@@ -215,7 +220,7 @@ impl Journal {
     /// begun or has ended are ignored.
     ///
     /// # Errors
-    /// [`JournalError::NoRoom`] or the system's error. Some of the groups may then be missing.
+    /// [`JournalError::ShareFull`] or the system's error. Some of the groups may then be missing.
     pub fn record_groups(&self, file: u64, first: u32, cvs: &[Cv]) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
@@ -471,6 +476,7 @@ fn check_room(directory: &Path, begin: &Begin, room: JournalLimits) -> Result<()
     if own.len() >= room.journals {
         return Err(JournalError::NoRoom {
             what: "journals",
+            setting: "journals_per_identity",
             limit: room.journals as u64,
         });
     }
@@ -483,6 +489,7 @@ fn check_room(directory: &Path, begin: &Begin, room: JournalLimits) -> Result<()
     if bytes >= room.bytes {
         return Err(JournalError::NoRoom {
             what: "bytes of journals",
+            setting: "journal_bytes_per_identity",
             limit: room.bytes,
         });
     }
