@@ -9,3 +9,4 @@ pub(crate) mod paths;
 pub(crate) mod quic;
 pub(crate) mod straggler;
 pub(crate) mod verdict;
+pub(crate) mod zones;

@@ -30,10 +30,10 @@ const TRANSFER_MAX: Duration = Duration::from_secs(40);
 const SMALL_FILES: u64 = 20;
 
 /// A network namespace, which ends with its process.
-struct Host(Child);
+pub(super) struct Host(Child);
 
 impl Host {
-    fn start() -> Option<Self> {
+    pub(super) fn start() -> Option<Self> {
         let mut child = Command::new("unshare")
             .args([
                 "--net",
@@ -53,7 +53,7 @@ impl Host {
         (ready == "ready\n").then_some(host)
     }
 
-    fn run(&self, script: &str) {
+    pub(super) fn run(&self, script: &str) {
         let mut shell = Command::new("nsenter");
         shell.args(self.enter().split(' ').skip(1));
         let output = shell.args(["sh", "-ec", script]).output().unwrap();
@@ -67,7 +67,7 @@ impl Host {
     }
 
     /// Makes all later commands of a site run in the namespace.
-    fn runs(&self, site: &mut Site) {
+    pub(super) fn runs(&self, site: &mut Site) {
         site.run_by_script(&format!("exec {} {ZMOVE} \"$@\"", self.enter()));
     }
 }

@@ -81,12 +81,13 @@ impl fmt::Display for Remote {
 }
 
 impl Remote {
-    /// Parses a receiver without a path: `HOST`, `HOST:PORT`, `[IPv6]:PORT`, or an IPv6 address alone.
+    /// Parses a receiver without a path: `HOST`, `HOST:PORT`, `[IPv6]:PORT`, or an IPv6 address alone. An IPv6 address
+    /// may have a zone (`fe80::1%eth0`).
     ///
     /// # Errors
     /// The text has none of these forms.
     pub fn parse_endpoint(text: &str) -> Result<Self, LocationError> {
-        if text.parse::<IpAddr>().is_ok() {
+        if text.parse::<IpAddr>().is_ok() || has_zone(text) {
             return Ok(Self {
                 host: text.to_owned(),
                 port: DEFAULT_PORT,
@@ -208,6 +209,15 @@ impl Location {
         let others = remotes.split_off(1);
         Ok((Self::Remote(remotes.swap_remove(0)), others))
     }
+}
+
+/// Returns whether the text is an IPv6 address with a zone, which names the network interface (RFC 4007).
+fn has_zone(text: &str) -> bool {
+    text.split_once('%').is_some_and(|(address, zone)| {
+        address.parse::<Ipv6Addr>().is_ok()
+            && is_word(zone)
+            && !zone.contains([':', '[', ']', '/', '@'])
+    })
 }
 
 /// Returns whether the text starts with a URL scheme, such as `s3://`. It would otherwise be parsed as a host.
@@ -431,6 +441,12 @@ mod tests {
             expect("fd00::1", DEFAULT_PORT, "/d")
         );
         assert_eq!(remote("[fd00::1]:7:d:e"), expect("fd00::1", 7, "d:e"));
+        let zone = "fe80::1%eth0";
+        assert_eq!(remote(&format!("[{zone}]:7:d")), expect(zone, 7, "d"));
+        assert_eq!(
+            remote(&format!("[{zone}]:")),
+            expect(zone, DEFAULT_PORT, "")
+        );
         assert_eq!(remote("zmove://dtn:7/d/e"), expect("dtn", 7, "/d/e"));
         assert_eq!(remote("zmove://dtn/d"), expect("dtn", DEFAULT_PORT, "/d"));
         assert_eq!(remote("zmove://[::1]:7/d"), expect("::1", 7, "/d"));
@@ -532,6 +548,10 @@ mod tests {
         assert_eq!(parse("fd00::1"), expect("fd00::1", DEFAULT_PORT));
         assert_eq!(parse("[fd00::1]"), expect("fd00::1", DEFAULT_PORT));
         assert_eq!(parse("[fd00::1]:7"), expect("fd00::1", 7));
+        for text in ["fe80::1%eth0", "[fe80::1%eth0]"] {
+            assert_eq!(parse(text), expect("fe80::1%eth0", DEFAULT_PORT), "{text}");
+        }
+        assert_eq!(parse("[fe80::1%eth0]:7"), expect("fe80::1%eth0", 7));
         for text in [
             "",
             ":7",
@@ -541,6 +561,9 @@ mod tests {
             "dtn:7:x",
             "[fd00::1",
             "[fd00::1]7",
+            "fe80::1%",
+            "fe80::1%eth0:7",
+            "fe80::1%eth0/x",
             "alice@dtn",
             "a b",
         ] {
