@@ -245,6 +245,19 @@ pub(crate) fn wait_for(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[test]
+fn a_job_has_the_whole_name_of_a_source_with_colons() {
+    let yard = Yard::local();
+    paint(yard.site.path("run:1:2/f"), 10);
+    let source = yard.site.path("run:1:2");
+    for source in ["./run:1:2", source.to_str().unwrap()] {
+        let submit = yard.run(&["submit", source, "target"]).done();
+        let id = number(&submit);
+        yard.wait(&id).expect(0);
+        assert_eq!(yard.job(&id)["label"], "run:1:2", "{source}");
+    }
+}
+
+#[test]
 fn a_job_is_done_in_the_background() {
     for yard in [Yard::local(), Yard::daemon()] {
         paint(yard.site.source().join("d/f"), 100_000);

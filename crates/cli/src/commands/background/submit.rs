@@ -3,6 +3,7 @@
 //! This command asks questions and reports errors early where possible, because no user is present when the job runs.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use zmove_engine::{Location, Remote, SourcesError};
+use zmove_engine::{Location, Remote, SourcesError, Start};
 use zmove_jobs::{
     ArgumentList, JobId, JobWork, JobsDirectory, Moment, NewJob, NotifyConfig, SUBMITTER_VARIABLES,
     Store, Submitted, first_time, format_local, this_program, variable,
@@ -143,7 +144,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     };
     let label = match label {
         Some(label) => checked_label(label)?,
-        None => name_of(&sources[0]),
+        None => name_of(&sources[0], settings::start(&copy.push.dial)),
     };
     let environment = environment(mount::recorded_mounts(&copy.push)?);
     // With a cluster, the keys of the receivers are in the cluster's file.
@@ -344,15 +345,20 @@ pub(crate) fn described(path: &OsStr, directory: &Path, count: usize) -> String 
     format!("{}{more}", Escaped::path(&path))
 }
 
-/// Returns the last component of a path.
-fn name_of(path: &OsStr) -> String {
-    let path = path.to_string_lossy();
-    let path = path.trim_end_matches('/');
-    path.rsplit(['/', ':'])
-        .next()
-        .filter(|name| !name.is_empty())
-        .unwrap_or(path)
-        .to_owned()
+/// Returns the last component of a path, which may be on another host. A name may contain colons.
+fn name_of(typed: &OsStr, start: Start) -> String {
+    let path = match Location::parse(typed, start) {
+        Ok(Location::Remote(remote)) => OsString::from_vec(remote.path),
+        _ => typed.to_owned(),
+    };
+    let name = |path: &OsStr| {
+        let path = path.to_string_lossy();
+        let path = path.trim_end_matches('/');
+        path.rsplit('/').next().unwrap_or_default().to_owned()
+    };
+    let found = [name(&path), name(typed)];
+    let found = found.into_iter().find(|name| !name.is_empty());
+    found.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -400,10 +406,17 @@ mod tests {
             ("a/run7/", "run7"),
             ("h:run7", "run7"),
             ("h:/a/b.h5", "b.h5"),
+            ("./run:1", "run:1"),
+            ("a/run:1:2/", "run:1:2"),
+            ("h:run:1", "run:1"),
+            ("h:7:run", "run"),
+            ("alice@h:/a/run:1", "run:1"),
+            ("zmove://h:7/a/run:1", "run:1"),
+            ("h:", "h:"),
             // The root directory has no name.
             ("/", ""),
         ] {
-            assert_eq!(name_of(OsStr::new(path)), name, "{path}");
+            assert_eq!(name_of(OsStr::new(path), Start::Daemon), name, "{path}");
         }
     }
 }
