@@ -181,6 +181,17 @@ pub(crate) fn asks_for_events(words: &[OsString]) -> bool {
 }
 
 impl Command {
+    /// Returns the sources and the target of a transfer, as typed.
+    pub(crate) fn paths(&self) -> &[OsString] {
+        match self {
+            Self::Push(args) | Self::Pull(args) => &args.paths,
+            Self::Copy(args) => &args.push.paths,
+            Self::Submit(args) => &args.copy.push.paths,
+            Self::Verify(args) => &args.paths,
+            _ => &[],
+        }
+    }
+
     /// Returns whether the command prints a transfer as JSON events. The last event has the exit code.
     pub(crate) fn prints_events(&self) -> bool {
         match self {

@@ -16,12 +16,13 @@ mod settings;
 mod signals;
 mod value;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
 use zmove_engine::OnInterrupt;
+use zmove_types::Escaped;
 
 use args::{Args, AsUserArgs, Command, SubmitArgs, asks_for_events};
 use commands::{
@@ -66,6 +67,7 @@ fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
         }
     };
     let is_json = args.command.prints_events();
+    let files = settings::hosts_that_are_files(args.command.paths());
     let done = match ownership::settle(&args.command) {
         Ok(Some(code)) => return code.into(),
         Ok(None) => run_here(args.command, started),
@@ -73,8 +75,22 @@ fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        Err(error) => fail(&error, is_json),
+        Err(error) => {
+            let code = fail(&error, is_json);
+            if matches!(Exit::of(&error), Exit::Connection | Exit::Authentication) {
+                files.iter().for_each(|path| hint_at_file(path));
+            }
+            code
+        }
     }
+}
+
+/// Tells the user how to name a file whose name was read as a host. The host may have been meant.
+fn hint_at_file(path: &OsStr) {
+    let path = Escaped::path(path);
+    terminal::warn(format_args!(
+        "'{path}' was read as a path on another host: for the file with this name on this host write './{path}'"
+    ));
 }
 
 /// Reports an error that ends the command, and returns its exit code.

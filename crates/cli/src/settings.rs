@@ -34,6 +34,7 @@ use crate::value::exit::usage_error;
 pub(crate) use clean::clean;
 pub(crate) use copy::{Copy, CopySettings};
 pub(crate) use dial::start;
+pub(crate) use mistyped_paths::hosts_that_are_files;
 pub(crate) use probe::probe;
 pub(crate) use pull::PullSettings;
 pub(crate) use push::{PushSettings, refuse_same_key, refuse_twice};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use zmove_transport::KnownHosts;
 
 use crate::support::harness::{Site, both_ways};
+use crate::support::ports::free_address;
 use crate::support::tree::{assert_same, names, paint};
 
 both_ways!(options_of_rsync_are_taken);
@@ -176,6 +177,34 @@ fn a_bare_name_is_a_directory_here_and_the_summary_says_so() {
     assert!(first.ends_with(said), "{first}");
     assert!(!push(&[], "dtn").contains("made"), "it exists");
     assert!(!push(&[], "./dtn2").contains("made"), "a path is meant");
+}
+
+/// Such a name is a host, as in rsync and scp. If the host is not reached, the user may have meant the file.
+#[test]
+fn a_file_whose_name_is_that_of_a_host_is_hinted_at() {
+    let site = Site::local();
+    let name = format!("127.0.0.1:{}:run", free_address().port());
+    let hint = format!("on this host write './{name}'");
+    let run = |words: [&str; 3]| site.zmove(&words).outcome();
+    for exists in [false, true] {
+        for words in [
+            ["copy", &name, "copied"],
+            ["verify", &name, "source"],
+            ["pull", &name, "copied"],
+            ["push", "source", &name],
+        ] {
+            let outcome = run(words).expect(10);
+            if exists {
+                outcome.says(&[&hint]).lines(2);
+            } else {
+                outcome.lines(1);
+            }
+        }
+        paint(site.path(&name).join("f"), 10);
+    }
+    let file = format!("./{name}");
+    run(["copy", &file, "copied"]).done();
+    run(["verify", &file, "copied"]).done();
 }
 
 #[test]

@@ -65,6 +65,15 @@ pub(super) fn refuse_schemes(sources: &[OsString]) -> Result<()> {
         })
 }
 
+/// Returns the paths that name a host, as in rsync and scp, although a file with this name exists on this host.
+pub(crate) fn hosts_that_are_files(paths: &[OsString]) -> Vec<OsString> {
+    let names_host = |path: &&OsString| {
+        let parsed = Location::parse(path, Start::Daemon);
+        matches!(parsed, Ok(Location::Remote(_))) && exists(path)
+    };
+    paths.iter().filter(names_host).cloned().collect()
+}
+
 fn exists(path: impl AsRef<Path>) -> bool {
     let path = path.as_ref();
     path.as_os_str().is_empty() || path.symlink_metadata().is_ok()
