@@ -24,9 +24,8 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
-    AcceptError, CONTROL_SILENCE_MAX, Channel, Claim, ControlReader, ControlWriter, Denial,
-    Fingerprint, Incoming, LaneError, LaneSink, LaneSource, Listener, PathProbe, SharedRate,
-    Transport, control_pair,
+    AcceptError, CONTROL_SILENCE_MAX, Channel, Claim, Denial, Fingerprint, Incoming, LaneError,
+    LaneSink, LaneSource, Listener, PathProbe, SharedRate, Transport, control_pair,
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNREQUESTED_MAX;
@@ -100,14 +99,11 @@ struct Shared {
 struct AdmittedTransfer<'a> {
     who: PeerInfo,
     live: &'a ActiveTransfer,
-    control: Control,
+    control: PeerControl,
     slot: Slot,
     authorized: Authorized,
     greeting: Greeting,
 }
-
-/// Both directions of a control connection.
-type Control = (ControlReader, ControlWriter);
 
 impl Daemon {
     /// Creates a daemon on a listening socket.
@@ -346,10 +342,10 @@ impl Shared {
         let probe = stream.probe();
         let open_window = stream.control_window();
         let claim = stream.claim();
-        let mut control = control_pair(stream);
-        control.0.listen();
+        let (mut reader, writer) = control_pair(stream);
+        reader.listen();
         let waiter = Waiter {
-            control,
+            control: PeerControl { reader, writer },
             probe: &probe,
             live,
         };
@@ -469,7 +465,7 @@ impl Shared {
             connection,
             run_leases: self.run_leases.of(who.key),
             config,
-            ..Session::new(greeting.transfer, control, lanes)
+            ..Session::new(greeting.transfer, (control.reader, control.writer), lanes)
         };
         let stop = async {
             tokio::select! {
@@ -539,11 +535,10 @@ impl Shared {
         let _until_it_has_ended = self.begin(live, Direction::Send, &who);
         let started = Instant::now();
         let limits = self.admissions.limits();
-        let (reader, writer) = control;
         let session = SendingSession {
             transfer: greeting.transfer,
             cipher: greeting.cipher,
-            control: PeerControl { reader, writer },
+            control,
             lanes,
             claim,
             authorizer: Arc::clone(&self.authorizer),

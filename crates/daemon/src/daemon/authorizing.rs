@@ -11,7 +11,7 @@ use std::sync::Arc;
 use zmove_transport::{Claim, Denial, Fingerprint};
 use zmove_wire::{Greeting, Refusal, ToSender, encode_message};
 
-use super::{Control, Shared, denial_refusal, with_causes};
+use super::{Shared, denial_refusal, with_causes};
 use crate::access::authorizer::Authorized;
 use crate::access::refusals::{REFUSAL_TIMEOUT, rights_unreadable};
 use crate::event::Rejection;
@@ -73,9 +73,9 @@ impl Shared {
         &self,
         claim: Claim,
         address: SocketAddr,
-        control: Control,
+        control: PeerControl,
         greeting: Option<&Greeting>,
-    ) -> Option<(Control, Authorized)> {
+    ) -> Option<(PeerControl, Authorized)> {
         let key = claim.key;
         match self.authorize(claim, address).await {
             Ok(authorized) => Some((control, authorized)),
@@ -90,17 +90,15 @@ impl Shared {
     pub(super) async fn refuse_transfer(
         &self,
         key: Fingerprint,
-        control: Control,
+        control: PeerControl,
         greeting: Option<&Greeting>,
         refusal: Refusal,
     ) {
         let Some(_told) = self.admissions.admit_refusal(key) else {
             return;
         };
-        let (reader, writer) = control;
         let mut words = greeting.map_or_else(Vec::new, |greeting| greeting.encode().to_vec());
         words.extend(encode_message(&ToSender::Refused(refusal)));
-        let control = PeerControl { reader, writer };
         let _peer_gone = send_last_message(control, &words, REFUSAL_TIMEOUT).await;
     }
 }

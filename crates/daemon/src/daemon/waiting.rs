@@ -7,11 +7,12 @@ use std::time::Duration;
 use zmove_transport::PathProbe;
 use zmove_wire::{Greeting, Role, ToSender, Waiting, encode_message};
 
-use super::{Control, RUNNING_ALREADY, Shared};
+use super::{RUNNING_ALREADY, Shared};
 use crate::access::admission::{QueueStep, Queued, Slot};
 use crate::access::refusals::REFUSAL_TIMEOUT;
 use crate::event::{DaemonEvent, Rejection};
 use crate::registry::Registered;
+use crate::sending::PeerControl;
 use crate::transfers::{ActiveTransfer, PeerInfo, StopReason};
 
 /// Interval of the check whether the sender of a queued transfer is still connected.
@@ -38,7 +39,7 @@ fn waiting(ahead: usize, reason: &str) -> Vec<u8> {
 
 /// A queued transfer. Its control connection is read while it waits, so that pings are answered.
 pub(super) struct Waiter<'a> {
-    pub(super) control: Control,
+    pub(super) control: PeerControl,
     pub(super) probe: &'a PathProbe,
     pub(super) live: &'a ActiveTransfer,
 }
@@ -52,7 +53,7 @@ impl Waiter<'_> {
         ahead: usize,
         reason: &str,
     ) -> bool {
-        let writer = &mut self.control.1;
+        let writer = &mut self.control.writer;
         let notice = waiting(ahead, reason);
         let said = async {
             match greeting {
@@ -75,7 +76,7 @@ impl Shared {
         mut place: Queued,
         who: PeerInfo,
         greeting: Greeting,
-    ) -> Option<(Control, Slot, Option<Registered>)> {
+    ) -> Option<(PeerControl, Slot, Option<Registered>)> {
         if let Some(slot) = place.take_if_assigned() {
             return Some((waiter.control, slot, None));
         }
