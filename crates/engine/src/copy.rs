@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_sender::{RunState, SessionError, SessionProgress, Summary};
+use zmove_sender::{RunState, SessionError, Summary};
 use zmove_transport::{Channel, ChannelDialer, ControlReader, Fingerprint, Signed, control_pair};
 use zmove_types::{Counters, Hex, NoObserver, Observer};
 use zmove_wire::{
@@ -71,8 +71,6 @@ struct CopyRun {
     key: Option<Fingerprint>,
     /// Id of the copy that may be running at the source host.
     id: Option<[u8; 16]>,
-    /// Highest progress that the source host has reported, as a sum of files and bytes at the target.
-    max_progress: u64,
     told: bool,
 }
 
@@ -223,10 +221,7 @@ impl RemoteCopy<'_> {
                 return Err(unexpected("the answer to an order"));
             }
         };
-        run.standing.begun += 1;
-        run.standing.fate = SessionProgress::NoProgress {
-            answered: Duration::ZERO,
-        };
+        run.standing.begin_session();
         listener.hear(&Notice::SessionBegins { transfer: None });
         if !std::mem::replace(&mut run.told, true) && !self.ends_with_ssh() {
             listener.hear(&Notice::CopyRuns {
@@ -303,10 +298,10 @@ impl RemoteCopy<'_> {
         let mut first = None;
         let ended = self.hear(&relayed, &mut reader, &mut first).await;
         let (_, heard) = relayed.end(None);
-        run.add(
-            &heard,
-            first.map_or(Duration::ZERO, |first: Instant| first.elapsed()),
-        );
+        let answered = first.map(|first: Instant| first.elapsed());
+        run.standing.note_answered(answered.unwrap_or_default());
+        // The source host itself checks that its sessions with the target host make progress.
+        run.standing.note_found(heard.max_progress);
         ended.map(|()| heard)
     }
 
@@ -391,20 +386,7 @@ impl CopyRun {
             standing: RunState::default(),
             key: None,
             id: None,
-            max_progress: 0,
             told: false,
-        }
-    }
-
-    /// Records the result of a session. `answered` is the time since the source host's first message. The session made
-    /// progress if the source host reported more data at the target than in any earlier session. The source host itself
-    /// checks that its sessions with the target host make progress.
-    fn add(&mut self, heard: &SenderReport, answered: Duration) {
-        if heard.max_progress > self.max_progress {
-            self.max_progress = heard.max_progress;
-            self.standing.fate = SessionProgress::Progressed;
-        } else {
-            self.standing.fate = SessionProgress::NoProgress { answered };
         }
     }
 }
@@ -577,35 +559,6 @@ impl Sessions for CopySessions<'_, '_> {
 mod tests {
     use super::*;
     use zmove_transport::Identity;
-
-    #[test]
-    fn a_session_without_new_bytes_is_in_vain() {
-        let mut run = CopyRun::begin(Instant::now());
-        let mut fate = |max_progress| {
-            run.add(
-                &SenderReport {
-                    max_progress,
-                    ..SenderReport::default()
-                },
-                Duration::ZERO,
-            );
-            run.standing.fate
-        };
-        let in_vain = SessionProgress::NoProgress {
-            answered: Duration::ZERO,
-        };
-        let fates = [0, 5, 5, 3, 6].map(&mut fate);
-        assert_eq!(
-            fates,
-            [
-                in_vain,
-                SessionProgress::Progressed,
-                in_vain,
-                in_vain,
-                SessionProgress::Progressed
-            ]
-        );
-    }
 
     #[test]
     fn a_receipt_is_for_one_copy_and_one_target_and_of_one_key() {

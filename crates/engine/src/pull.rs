@@ -74,8 +74,6 @@ pub struct PullRun {
     standing: RunState,
     /// Files and groups that the sessions stored on this side.
     delivery_log: Arc<Lock<DeliveryLog>>,
-    /// Maximum number of bytes that any failed session found at the target.
-    bytes_found_most: u64,
     /// Maximum number of lanes of any failed session.
     lanes_most: usize,
     first_byte: Option<Duration>,
@@ -102,7 +100,6 @@ impl PullRun {
             manifest,
             standing: RunState::default(),
             delivery_log: Arc::default(),
-            bytes_found_most: 0,
             lanes_most: 0,
             first_byte: None,
             files_before: 0,
@@ -266,7 +263,7 @@ impl RemotePull<'_> {
     /// lost if the connection is lost.
     fn counters(&self, run: &PullRun, last: Counters) -> Counters {
         let last = Counters {
-            reconnects: run.standing.begun.saturating_sub(1),
+            reconnects: run.standing.reconnects(),
             lanes: last.lanes.max(run.lanes_most as u64),
             ..last
         };
@@ -331,33 +328,24 @@ impl RemotePull<'_> {
 impl PullRun {
     /// Records that a session has begun. It has made no progress yet.
     fn begin_session(&mut self) {
-        self.standing.begun += 1;
+        self.standing.begin_session();
         self.files_before = self.delivery_log.lock().completed_counters().files;
-        self.standing.fate = SessionProgress::NoProgress {
-            answered: Duration::ZERO,
-        };
     }
 
     /// Records a failed session. The session made progress in any of these cases: it stored a file or a group that no
     /// earlier session had delivered, it removed an entry, or it found more bytes at the target than any earlier
     /// session.
     fn add(&mut self, heard: &SenderReport) {
-        let bytes_found = heard.progress.skipped.bytes;
+        let answered = heard.answered.map(|first| first.elapsed());
+        self.standing.note_answered(answered.unwrap_or_default());
+        self.standing.note_found(heard.progress.skipped.bytes);
         let has_removed = self
             .removals
             .as_ref()
             .is_some_and(|removals| removals.left() < self.removals_left);
-        let has_changed = self.delivery_log.lock().take_new() || has_removed;
-        self.standing.fate = if has_changed || bytes_found > self.bytes_found_most {
-            SessionProgress::Progressed
-        } else {
-            SessionProgress::NoProgress {
-                answered: heard
-                    .answered
-                    .map_or(Duration::ZERO, |first| first.elapsed()),
-            }
-        };
-        self.bytes_found_most = self.bytes_found_most.max(bytes_found);
+        if self.delivery_log.lock().take_new() || has_removed {
+            self.standing.fate = SessionProgress::Progressed;
+        }
         self.lanes_most = self.lanes_most.max(heard.lanes);
         self.first_byte = self.first_byte.or(heard.first_byte);
         self.manifest

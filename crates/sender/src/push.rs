@@ -586,7 +586,7 @@ impl RunningPush<'_> {
         self.end_lanes(&ended);
         let run = self.run;
         if let Some(first) = self.answered {
-            run.note_answered(first);
+            run.standing.note_answered(first.elapsed());
         }
         let last_echo = self.echoes.end();
         if !is_confirmed(&ended) {
@@ -622,7 +622,7 @@ impl RunningPush<'_> {
         let counters = run.earlier.counters_with(Counters {
             lanes: lanes as u64,
             left_out,
-            reconnects: run.reconnects(),
+            reconnects: run.standing.reconnects(),
             manifest_left_out,
             manifest_unread: if wants_all { totals.unlisted() } else { 0 },
             ..totals.counters.read().with(Side::Receiver, &counters)

@@ -36,8 +36,6 @@ pub struct Run {
     id: Option<TransferId>,
     /// The results of the sessions so far.
     pub standing: RunState,
-    /// Largest number of bytes that an interrupted session found at the target.
-    bytes_found_most: u64,
     pub(crate) earlier: EarlierResults,
     pub(crate) files: FileLedger,
     /// The last interrupted session that may still publish. Any earlier session stops publishing before this one.
@@ -58,6 +56,8 @@ pub struct RunState {
     pub fate: SessionProgress,
     /// Maximum time that the next session waits in the queue of a busy host. Default: the session does not wait.
     pub patience: Duration,
+    /// Largest amount of data that an interrupted session found at the target.
+    pub found_most: u64,
 }
 
 /// The result of an interrupted session.
@@ -73,6 +73,34 @@ pub enum SessionProgress {
     },
     /// The session made progress beyond earlier sessions.
     Progressed,
+}
+
+impl RunState {
+    /// Records that the peer has begun a session. The session has made no progress yet.
+    pub fn begin_session(&mut self) {
+        self.begun += 1;
+        self.note_answered(Duration::ZERO);
+    }
+
+    /// Records the time from the peer's first answer to the end of a session that has made no progress so far.
+    pub fn note_answered(&mut self, answered: Duration) {
+        self.fate = SessionProgress::NoProgress { answered };
+    }
+
+    /// Records the amount of data that an interrupted session found at the target. The session has made progress if it
+    /// found more than each earlier session.
+    pub fn note_found(&mut self, found: u64) {
+        if found > self.found_most {
+            self.found_most = found;
+            self.fate = SessionProgress::Progressed;
+        }
+    }
+
+    /// Returns how often the run has reconnected after losing its connections.
+    #[must_use]
+    pub const fn reconnects(&self) -> u64 {
+        self.begun.saturating_sub(1)
+    }
 }
 
 /// The combined results of all sessions before the current one.
@@ -97,7 +125,6 @@ impl Run {
             cpu_started: cpu_time(),
             id: None,
             standing: RunState::default(),
-            bytes_found_most: 0,
             earlier: EarlierResults::default(),
             files: FileLedger::new(manifest),
             unended: None,
@@ -118,11 +145,6 @@ impl Run {
         Arc::clone(self.walk_record.get_or_insert_with(begin))
     }
 
-    /// Returns how often the run has reconnected after losing its connections.
-    pub(crate) fn reconnects(&self) -> u64 {
-        self.standing.begun.saturating_sub(1)
-    }
-
     /// Returns the ID by which the receiver recognizes the run. It is the ID of the run's first transfer, which may be
     /// `transfer` itself.
     pub(crate) fn id(&mut self, transfer: TransferId) -> [u8; 16] {
@@ -138,10 +160,7 @@ impl Run {
     /// session can publish.
     pub(crate) fn note_opened(&mut self) {
         self.unended = None;
-        self.standing.begun += 1;
-        self.standing.fate = SessionProgress::NoProgress {
-            answered: Duration::ZERO,
-        };
+        self.standing.begin_session();
     }
 
     /// Records an interrupted session whose end the receiver has not confirmed. `process` is the receiver's process, if
@@ -161,25 +180,16 @@ impl Run {
         cpu_time().saturating_sub(self.cpu_started)
     }
 
-    /// Records that a session has ended whose receiver sent its first answer at `first`.
-    pub(crate) fn note_answered(&mut self, first: Instant) {
-        self.standing.fate = SessionProgress::NoProgress {
-            answered: first.elapsed(),
-        };
-    }
-
     /// Adds an interrupted session. The session has made progress in any of these cases:
     ///
     /// - The receiver has confirmed a removal.
     /// - The receiver has confirmed a file, or a group of a large file, that no earlier session had sent.
     /// - The session found more bytes at the target than each earlier session.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
-        let bytes_found = totals.skipped_bytes.get();
-        let has_changed = self.files.delivery_log.take_new() || totals.counters.removed.get() > 0;
-        if has_changed || bytes_found > self.bytes_found_most {
+        self.standing.note_found(totals.skipped_bytes.get());
+        if self.files.delivery_log.take_new() || totals.counters.removed.get() > 0 {
             self.standing.fate = SessionProgress::Progressed;
         }
-        self.bytes_found_most = self.bytes_found_most.max(bytes_found);
         self.earlier.add(totals, lanes, first_byte);
     }
 }
@@ -358,6 +368,18 @@ mod tests {
     }
 
     #[test]
+    fn a_session_that_finds_no_more_than_an_earlier_one_is_in_vain() {
+        let mut standing = RunState::default();
+        let fates = [0, 5, 5, 3, 6].map(|found| {
+            standing.begin_session();
+            standing.note_found(found);
+            standing.fate
+        });
+        let further = SessionProgress::Progressed;
+        assert_eq!(fates, [IN_VAIN, further, IN_VAIN, IN_VAIN, further]);
+    }
+
+    #[test]
     fn sessions_that_bring_something_come_further_while_what_is_equal_gets_less() {
         let mut run = Run::begin(None, Instant::now());
         let names: Vec<_> = (0..9).map(|number| number.to_string()).collect();
@@ -435,7 +457,7 @@ mod tests {
         let mut run = Run::begin(None, Instant::now());
         assert!(run.standing.begun == 0);
         run.note_opened();
-        run.note_answered(Instant::now() - SECOND);
+        run.standing.note_answered(SECOND);
         let SessionProgress::NoProgress { answered } = std::mem::take(&mut run.standing.fate)
         else {
             panic!("it has begun")
@@ -457,7 +479,7 @@ mod tests {
             (IN_VAIN, SessionProgress::NotBegun)
         );
         assert_eq!(
-            run.reconnects(),
+            run.standing.reconnects(),
             1,
             "also after a session in which nothing more was said"
         );
