@@ -7,7 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use zmove_engine::{Confirm, DialSettings, Location, Remote, RemoteSources, Start, Timeout};
+use zmove_engine::{Confirm, DialSettings, Location, Remote, RemoteSources, Start};
 use zmove_scan::{FileSystems, Separator};
 use zmove_types::Escaped;
 use zmove_wire::limits::{
@@ -80,17 +80,6 @@ impl PullSettings {
             sources,
             args,
         })
-    }
-
-    /// Returns the time for which the pull tries to reconnect after its connections were lost.
-    pub(crate) fn timeout(&self) -> Timeout {
-        // The list of paths is kept in memory, so it can be sent again after a reconnect.
-        let would_keep_broken = self.args.inplace && self.args.update;
-        if would_keep_broken {
-            Timeout::NONE
-        } else {
-            self.args.timeout
-        }
     }
 }
 

@@ -212,13 +212,8 @@ impl PushSettings {
 
     /// Returns the time for which the push tries to reconnect after its connections were lost.
     pub(crate) fn timeout(&self) -> Timeout {
-        let Self { args, .. } = self;
-        // A receiver that was killed may have left a partly changed file with a newer timestamp than the source. With
-        // `--update`, the retry would skip this file, and the push would seem to succeed.
-        let would_keep_broken = args.inplace && args.update;
-        let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
-        if can_begin_again {
-            args.timeout
+        if self.args.selection.can_be_read_again() {
+            self.args.retry_timeout()
         } else {
             Timeout::NONE
         }

@@ -173,6 +173,18 @@ impl PushArgs {
             self.timeout
         }
     }
+
+    /// Returns the time for which the transfer tries to reconnect after its connections were lost.
+    pub(crate) fn retry_timeout(&self) -> Timeout {
+        // A receiver that was killed may have left a partly changed file with a newer timestamp than the source. With
+        // `--update`, the retry would skip this file, and the transfer would seem to succeed.
+        let would_keep_broken = self.inplace && self.update;
+        if would_keep_broken {
+            Timeout::NONE
+        } else {
+            self.timeout
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -47,7 +47,8 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
                     settings: &settings.dial,
                     listener: &display,
                 },
-                timeout: settings.timeout(),
+                // A list of paths is kept in memory, so it can be sent again after a reconnect.
+                timeout: args.retry_timeout(),
                 busy_timeout: args.busy_timeout(),
             },
             fetch: settings.fetch.clone(),
