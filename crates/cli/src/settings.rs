@@ -18,7 +18,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Builder;
-use zmove_disk::{Direct, FileIo, OwnPaths, Ring, RingConfig, StorageEngine, Unavailable};
+use zmove_disk::{
+    Direct, FileIo, OwnPaths, Ring, RingConfig, StorageEngine, ThreadCountCache, Unavailable,
+};
 
 use zmove_engine::{DialSettings, UnknownHost};
 use zmove_jobs::{NotifyConfig, NotifyMethod};
@@ -71,6 +73,15 @@ pub(crate) fn home(role: Role) -> Result<PathBuf> {
 /// Returns the directory in which a receiver keeps the journals of unfinished transfers.
 pub(crate) fn journals(home: &Path) -> PathBuf {
     home.join("journal")
+}
+
+/// Returns the numbers of storage threads that were useful in earlier transfers of the user. They are empty if the user
+/// has no home directory.
+pub(crate) fn thread_counts() -> ThreadCountCache {
+    let home = home(Role::Client).ok();
+    home.as_deref()
+        .map(ThreadCountCache::in_home)
+        .unwrap_or_default()
 }
 
 /// Returns the directory of a daemon's state: its key, journals, copies and records. By default this is the daemon's

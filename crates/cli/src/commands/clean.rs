@@ -7,14 +7,14 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_engine::{DialSettings, Location, ReceiverConfig, Remote, clean_locally, fresh_transfer};
+use zmove_engine::{DialSettings, Location, Remote, clean_locally, fresh_transfer};
 use zmove_sender::{CleanEvent, clean};
 use zmove_wire::{Intent, Open, Overwrite};
 
 use crate::args::CleanArgs;
-use crate::commands::transfer::{interrupted, reach};
+use crate::commands::transfer::{interrupted, reach, receiver};
 use crate::display::prompt::Prompt;
-use crate::settings::{self, Role};
+use crate::settings;
 use crate::value::exit::Exit;
 
 use report::CleanReport;
@@ -26,7 +26,11 @@ pub(crate) fn run(args: &CleanArgs) -> Result<Exit> {
     settings::block_on(2, async {
         let mut tell = |event| report.take(event);
         match &location {
-            Location::Local(path) => clean_here(open(args, path.as_bytes())?, &mut tell).await,
+            // The client and the receiver of the cleanup run in this process.
+            Location::Local(path) => {
+                let open = open(args, path.as_bytes())?;
+                Ok(clean_locally(open, receiver(), &mut tell, interrupted()).await?)
+            }
             Location::Remote(remote) => {
                 let open = open(args, &remote.path)?;
                 clean_there(open, remote, &dial.unwrap_or_default(), &mut tell).await
@@ -47,16 +51,6 @@ fn open(args: &CleanArgs, target: &[u8]) -> Result<Open> {
         overwrite: Overwrite::Nothing,
         ..Open::new(target.to_vec(), fresh_transfer()?.0)
     })
-}
-
-/// Runs the client and the receiver of the cleanup in this process.
-async fn clean_here(open: Open, tell: &mut (dyn FnMut(CleanEvent) + Send)) -> Result<()> {
-    let home = settings::home(Role::Client).ok();
-    let receiver = ReceiverConfig {
-        journals: home.map(|home| settings::journals(&home)),
-        ..ReceiverConfig::default()
-    };
-    Ok(clean_locally(open, receiver, tell, interrupted()).await?)
 }
 
 async fn clean_there(

@@ -25,7 +25,7 @@ use zmove_wire::{
 use super::cluster::Cluster;
 use super::mistyped_paths::{refuse_host_without_path, refuse_schemes, refuse_user_without_colon};
 use super::replacement_policy::{replacement_policy, rule_texts};
-use super::{Role, dial, home, journals, keeping, walked_batches_max};
+use super::{Role, Storage, dial, home, journals, keeping, walked_batches_max};
 use crate::args::{
     CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg,
 };
@@ -150,10 +150,12 @@ impl PushSettings {
         Ok(sources)
     }
 
-    /// Converts the options to the settings of the sender.
-    pub(crate) fn sender(&self) -> SenderConfig {
+    /// Converts the options to the settings of a sender that reads from `storage`.
+    pub(crate) fn sender(&self, storage: &Storage) -> SenderConfig {
         let Self { args, .. } = self;
         SenderConfig {
+            file_io: Arc::clone(&storage.file_io),
+            direct: storage.direct,
             scan: ScanConfig {
                 selection: self.selection.clone(),
                 file_systems: args.selection.file_systems(),

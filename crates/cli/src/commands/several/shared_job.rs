@@ -214,12 +214,10 @@ pub(crate) fn job(
     };
     let storage = settings::storage(settings.args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
-        file_io: storage.file_io,
-        direct: storage.direct,
         // The limit applies to the sum of all sessions of this process, whatever their number.
         rate_shared: settings.args.limit().map(SharedRate::new),
         silence_max: RECEIVER_SILENCE_MAX,
-        ..settings.sender()
+        ..settings.sender(&storage)
     };
     Ok(SharedJob::new(id, own_node(), job.sources, open, config))
 }

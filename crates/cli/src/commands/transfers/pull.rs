@@ -11,7 +11,9 @@ use zmove_tools::sweep::Shares;
 use crate::args::PushArgs;
 use crate::commands::mount;
 use crate::commands::push::manifest;
-use crate::commands::transfer::{TransferEnd, display, exit_of, interrupted, receiver, resumable};
+use crate::commands::transfer::{
+    TransferEnd, display, exit_of, interrupted, local_receiver, resumable,
+};
 use crate::display::prompt::Prompt;
 use crate::display::summary::proofs;
 use crate::display::terminal;
@@ -54,7 +56,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             fetch: settings.fetch.clone(),
             list: settings.list.clone(),
             sources: settings.sources.clone(),
-            receiver: receiver(storage, Some(&home), args.listed.clone()),
+            receiver: local_receiver(storage, args.listed.clone()),
             observer: display.observer(),
         };
         let pulled = pulling.pull(&mut run, interrupted()).await?;

@@ -22,7 +22,9 @@ use crate::args::PushArgs;
 use crate::commands::mount;
 use crate::commands::scan::report_unmatched;
 use crate::commands::spread;
-use crate::commands::transfer::{TransferEnd, display, exit_of, interrupted, receiver, resumable};
+use crate::commands::transfer::{
+    TransferEnd, display, exit_of, interrupted, local_receiver, resumable,
+};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::proofs;
@@ -118,11 +120,9 @@ fn host_of(location: &Location) -> String {
 }
 
 fn sender_config(settings: &PushSettings, sources: &Sources, storage: &Storage) -> SenderConfig {
-    let memory = storage_memory();
-    let config = settings.sender();
+    let memory = settings::thread_counts();
+    let config = settings.sender(storage);
     SenderConfig {
-        file_io: Arc::clone(&storage.file_io),
-        direct: storage.direct,
         scan: scan_config(config.scan, sources, &memory),
         storage: memory,
         rate_max: settings.args.limit(),
@@ -177,8 +177,7 @@ async fn push_here(
     listed: Option<Arc<ListedFiles>>,
 ) -> Result<Summary> {
     display.start();
-    let home = settings::home(Role::Client).ok();
-    let receiver = receiver(storage, home.as_deref(), listed);
+    let receiver = local_receiver(storage, listed);
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 
@@ -199,13 +198,6 @@ fn scan_config(usual: ScanConfig, sources: &Sources, memory: &ThreadCountCache) 
 /// Maximum number of scan threads. Scanning is only part of the work, because each file is then opened, read and
 /// inspected again.
 const SCAN_THREADS_MAX: usize = 64;
-
-fn storage_memory() -> ThreadCountCache {
-    settings::home(Role::Client).map_or_else(
-        |_no_home| ThreadCountCache::default(),
-        |home| ThreadCountCache::in_home(&home),
-    )
-}
 
 /// Returns the known shares of the measured storage speed that the push has reached. The share of the target is known
 /// only if the target is local.

@@ -16,17 +16,17 @@ use anyhow::{Context, Result};
 use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use zmove_daemon::{Authorizer, Copies, Daemon, DaemonEvent};
-use zmove_disk::{ThreadCountCache, cores};
+use zmove_disk::cores;
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshMessageError};
 use zmove_receiver::ReceiverConfig;
 use zmove_tools::sweep::measure_target;
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
+use crate::commands::transfer::receiver;
 use crate::display::terminal;
 use crate::runtime;
 use crate::settings::{self, Role};
 use crate::signals::EndSignals;
-use crate::value::account::SystemAccounts;
 use crate::value::exit::Exit;
 
 /// Runs `zmove receive`.
@@ -74,15 +74,9 @@ async fn receive(
         .map(|home| Copies::open(home, None, identity.clone()))
         .transpose()?;
     let config = ReceiverConfig {
-        journals: home.as_deref().map(settings::journals),
-        storage: home
-            .as_deref()
-            .map(ThreadCountCache::in_home)
-            .unwrap_or_default(),
         allow_clear: request.allow_clear,
-        accounts: Arc::new(SystemAccounts),
         measure_storage: Some(measure_target),
-        ..ReceiverConfig::default()
+        ..receiver()
     };
     let begun = Arc::new(Notify::new());
     let ended = Arc::new(Notify::new());

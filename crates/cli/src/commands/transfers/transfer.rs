@@ -1,11 +1,9 @@
 //! Shared code for pushes, pulls and other commands that connect to a host.
 
 use std::ffi::OsStr;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use zmove_disk::ThreadCountCache;
 use zmove_engine::{
     ConnectedHost, Connector, DialSettings, ReceiverConfig, Remote, Summary, TransportUse,
 };
@@ -95,19 +93,23 @@ pub(crate) fn display(args: &PushArgs, from: &str, to: &str) -> Result<Display> 
 }
 
 /// Returns the settings of a receiver that runs as this user.
-pub(crate) fn receiver(
-    storage: Storage,
-    home: Option<&Path>,
-    listed: Option<Arc<ListedFiles>>,
-) -> ReceiverConfig {
+pub(crate) fn receiver() -> ReceiverConfig {
+    let home = settings::home(Role::Client).ok();
+    ReceiverConfig {
+        storage: settings::thread_counts(),
+        journals: home.as_deref().map(settings::journals),
+        accounts: Arc::new(SystemAccounts),
+        ..ReceiverConfig::default()
+    }
+}
+
+/// Returns the settings of the receiver of a push or a pull in this process.
+pub(crate) fn local_receiver(storage: Storage, listed: Option<Arc<ListedFiles>>) -> ReceiverConfig {
     ReceiverConfig {
         file_io: storage.file_io,
         direct: storage.direct,
-        storage: home.map(ThreadCountCache::in_home).unwrap_or_default(),
-        journals: home.map(settings::journals),
-        accounts: Arc::new(SystemAccounts),
         listed,
-        ..ReceiverConfig::default()
+        ..receiver()
     }
 }
 
