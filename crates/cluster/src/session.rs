@@ -80,12 +80,10 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
             },
         }
     };
-    if let Some(cause) = reached.route.black_hole() {
+    if let Some(cause) = reached.route.close().await {
         let notice = Notice::BlackHole { cause };
         events.events.listener.hear(&notice);
     }
-    reached.route.close().await;
-    reached.route.end().await;
     // Keep this after the last await. If the future is dropped earlier, it is unknown whether the session has ended.
     up.has_ended = true;
     drop(up);

@@ -23,13 +23,13 @@ use zmove_wire::{
     WireError, decode_message, encode_message,
 };
 
-use crate::connecting::dial::Connector;
+use crate::connecting::dial::{Connector, in_time, unless_interrupted};
 use crate::error::{Causes, PullError, PushError};
 use crate::notice::Notice;
 use crate::pull::asking::{RequestAnswer, ask};
 use crate::pull::relayed::{RelayedEvents, SenderReport};
 use crate::random::fresh_transfer;
-use crate::retrying::{RetryPolicy, Sessions, sleep_until_or_forever};
+use crate::retrying::{RetryPolicy, Sessions};
 use hosts::Hosts;
 
 /// The parameters of a copy between two other hosts.
@@ -105,8 +105,16 @@ impl RemoteCopy<'_> {
         started: Instant,
         stop: impl Future<Output = ()>,
     ) -> Result<CopyOutcome, PushError> {
-        let mut run = CopyRun::begin(started);
-        run.standing.inspects = self.order.fetch.open.intent == Intent::Inspect;
+        let run = CopyRun {
+            started,
+            standing: RunState {
+                inspects: self.order.fetch.open.intent == Intent::Inspect,
+                ..RunState::default()
+            },
+            key: None,
+            id: None,
+            told: false,
+        };
         let mut sessions = CopySessions { of: self, run };
         let copied = self.source.run(&mut sessions, stop).await;
         match (copied, sessions.run.id) {
@@ -138,31 +146,6 @@ impl RemoteCopy<'_> {
             Ok(()) => SessionError::Interrupted.into(),
             Err(error) => error.into(),
         }
-    }
-
-    async fn session(
-        &self,
-        run: &mut CopyRun,
-        until: Option<tokio::time::Instant>,
-        mut stop: Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<CopyOutcome, PushError> {
-        let begun = async {
-            let hosts = Hosts::begin(self.source.connector, self.target).await?;
-            let ordered = self.order(run, &hosts).await?;
-            Ok::<_, PushError>((hosts, ordered))
-        };
-        let (hosts, (id, dialer, reader)) = tokio::select! {
-            begun = begun => begun?,
-            () = sleep_until_or_forever(until) => return Err(PullError::Silent.into()),
-            () = &mut stop => return Err(SessionError::Interrupted.into()),
-        };
-        let heard = tokio::select! {
-            heard = self.listen(run, reader) => heard.map_err(PushError::from),
-            () = &mut stop => Err(SessionError::Interrupted.into()),
-        };
-        dialer.close().await;
-        hosts.end().await;
-        Ok(self.finish(run, id, heard?)?)
     }
 
     /// Starts the copy, or joins it if it is already running.
@@ -379,18 +362,6 @@ impl RemoteCopy<'_> {
     }
 }
 
-impl CopyRun {
-    fn begin(started: Instant) -> Self {
-        Self {
-            started,
-            standing: RunState::default(),
-            key: None,
-            id: None,
-            told: false,
-        }
-    }
-}
-
 /// Converts an error of the target host, so that it is not reported as an error of the source host. If the target host
 /// is busy, the request is retried.
 fn target_error(error: PullError) -> PushError {
@@ -545,9 +516,20 @@ impl Sessions for CopySessions<'_, '_> {
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<tokio::time::Instant>,
-        stop: Pin<&mut S>,
+        mut stop: Pin<&mut S>,
     ) -> Result<CopyOutcome, PushError> {
-        self.of.session(&mut self.run, until, stop).await
+        let Self { of, run } = self;
+        let begun = Box::pin(async {
+            let hosts = Hosts::begin(of.source.connector, of.target).await?;
+            let ordered = of.order(run, &hosts).await?;
+            Ok::<_, PushError>((hosts, ordered))
+        });
+        let begun = unless_interrupted(stop.as_mut(), begun);
+        let (hosts, (id, dialer, reader)) = in_time(until, PullError::Silent, begun).await?;
+        let heard = unless_interrupted(stop, of.listen(run, reader)).await;
+        dialer.close().await;
+        hosts.end().await;
+        Ok(of.finish(run, id, heard?)?)
     }
 
     fn standing(&mut self) -> &mut RunState {

@@ -38,10 +38,10 @@ use zmove_wire::{
     Compare, Fetch, Greeting, Intent, LaneOrder, Open, Proof, Role, TargetState, ToSender, ToSource,
 };
 
-use crate::connecting::dial::{ConnectedHost, Transferred};
+use crate::connecting::dial::{ConnectedHost, Transferred, in_time, unless_interrupted};
 use crate::copy::unexpected;
 use crate::error::{PullError, PushError};
-use crate::retrying::{RetryPolicy, Sessions, sleep_until_or_forever};
+use crate::retrying::{RetryPolicy, Sessions};
 use asking::ask;
 use conversation::{Ended, FilteredControl, filter_control};
 use relayed::{RelayedEvents, SenderReport};
@@ -168,10 +168,7 @@ impl RemotePull<'_> {
             run.standing.patience,
             &*self.observer,
         );
-        let asked = tokio::select! {
-            asked = asking => asked?,
-            () = &mut stop => return Err(SessionError::Interrupted.into()),
-        };
+        let asked = unless_interrupted(stop.as_mut(), asking).await?;
         // While the host was busy, it closed some of the lanes. It then requests the same number of lanes again.
         let dialled = usize::from(supply.asked) * if asked.has_waited { 2 } else { 1 };
         let ToSender::Fetching(_) = asked.answer else {
@@ -530,16 +527,12 @@ impl Sessions for PullSessions<'_, '_> {
         mut stop: Pin<&mut S>,
     ) -> Result<Transferred, PushError> {
         let connector = &self.of.sender.connector;
+        let dial = connector.open(None, stop.as_mut());
         let ConnectedHost {
             link,
             connection,
             route,
-        } = tokio::select! {
-            reached = connector.connect(None) => reached?,
-            () = sleep_until_or_forever(until) => return Err(PullError::Silent.into()),
-            () = &mut stop => return Err(SessionError::Interrupted.into()),
-        };
-        connector.begin_session(&link);
+        } = in_time(until, PullError::Silent, dial).await?;
         self.run.started += route.asked();
         let received = self.of.receive(self.run, link, connection, stop).await;
         route.finish(received, connector.listener).await

@@ -14,9 +14,9 @@ use zmove_sender::{
 };
 use zmove_types::Observer;
 
-use crate::connecting::dial::{ConnectedHost, Transferred};
+use crate::connecting::dial::{ConnectedHost, Transferred, in_time, unless_interrupted};
 use crate::error::{BoxError, PushError};
-use crate::retrying::{RetryPolicy, Sessions, sleep_until_or_forever};
+use crate::retrying::{RetryPolicy, Sessions};
 
 /// The parameters of a push to another host.
 pub struct RemotePush<'a> {
@@ -78,10 +78,7 @@ impl RemotePush<'_> {
     ) -> Result<Summary, PushError> {
         let push = match push {
             Some(push) => push,
-            None => tokio::select! {
-                push = self.start_again(run) => push?,
-                () = &mut stop => return Err(SessionError::Interrupted.into()),
-            },
+            None => unless_interrupted(stop.as_mut(), self.start_again(run)).await?,
         };
         let link = Link {
             quota: self.quota.clone(),
@@ -120,12 +117,8 @@ impl Sessions for PushSessions<'_, '_> {
         mut stop: Pin<&mut S>,
     ) -> Result<Transferred, PushError> {
         let connector = &self.of.receiver.connector;
-        let ConnectedHost { link, route, .. } = tokio::select! {
-            reached = connector.connect(Some(&self.need)) => reached?,
-            () = sleep_until_or_forever(until) => return Err(SessionError::Silent.into()),
-            () = &mut stop => return Err(SessionError::Interrupted.into()),
-        };
-        connector.begin_session(&link);
+        let dial = connector.open(Some(&self.need), stop.as_mut());
+        let ConnectedHost { link, route, .. } = in_time(until, SessionError::Silent, dial).await?;
         let asked = route.asked();
         self.run.exclude_prompt_time(asked);
         let push = self.push.take().map(|push| push.exclude_prompt_time(asked));

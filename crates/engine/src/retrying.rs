@@ -6,11 +6,12 @@
 //! again with small segments. A host that closes connections before it has proved its key is dialed again a few times,
 //! because it may do so when many connections arrive simultaneously.
 
-use std::future::{Future, pending};
+use std::future::Future;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
+use zmove_receiver::unless_stopped;
 use zmove_sender::{RunState, SessionError, SessionProgress};
 
 use crate::backoff::{OutageStage, Outages, RetryAction, Timeout};
@@ -98,11 +99,8 @@ impl RetryPolicy<'_> {
                     timeout: self.timeout,
                 });
             }
-            let is_time_left = tokio::select! {
-                is_time_left = outages.wait(at) => is_time_left,
-                () = &mut stop => return Err(SessionError::Interrupted.into()),
-            };
-            if !is_time_left {
+            let waited = unless_stopped(stop.as_mut(), outages.wait(at)).await;
+            if !waited.map_err(|()| SessionError::Interrupted)? {
                 return Err(self.given_up(error, was_up, outages.fruitless_sessions()));
             }
         }
@@ -160,22 +158,16 @@ const NO_ANSWER: SessionProgress = SessionProgress::NoProgress {
 /// connections arrive simultaneously.
 const CLOSED_MAX: u32 = 6;
 
-/// Waits until `at`, or forever if it is `None`.
-pub(crate) async fn sleep_until_or_forever(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => pending().await,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::path::Path;
 
     use tokio::time::{advance, sleep};
     use zmove_transport::{BlackHole, Endpoint};
 
     use super::*;
+    use crate::connecting::dial::in_time;
     use crate::connecting::location::Remote;
     use crate::connecting::settings::DialSettings;
     use crate::error::PullError;
@@ -217,10 +209,11 @@ mod tests {
             if self.is_stopped && self.dials == 2 {
                 advance(3600 * SECOND).await;
             }
-            tokio::select! {
-                () = sleep(self.dial) => {}
-                () = sleep_until_or_forever(until) => return Err(PullError::Silent.into()),
-            }
+            let dial = async {
+                sleep(self.dial).await;
+                Ok(())
+            };
+            in_time(until, PullError::Silent, dial).await?;
             if let Some(answered) = self.answers {
                 sleep(answered).await;
                 self.standing.fate = SessionProgress::NoProgress { answered };

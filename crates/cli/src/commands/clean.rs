@@ -62,11 +62,5 @@ async fn clean_there(
     let mut stop = pin!(interrupted());
     let reached = reach(remote, dial, stop.as_mut()).await?;
     let cleaned = clean(open, reached.link, tell, stop).await;
-    reached.route.close().await;
-    if let Some(cause) = reached.route.black_hole() {
-        return Err(cause.clone().into());
-    }
-    cleaned?;
-    reached.route.end().await;
-    Ok(())
+    Ok(reached.route.end(cleaned).await?)
 }

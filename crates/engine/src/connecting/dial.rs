@@ -12,7 +12,9 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use zmove_sender::{LaneDemand, LearnedSettings, Link, Summary};
+use tokio::time::{Instant, timeout_at};
+use zmove_receiver::unless_stopped;
+use zmove_sender::{LaneDemand, LearnedSettings, Link, SessionError, Summary};
 use zmove_transport::{
     BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialer, DialOptions, FirstKey, HostPolicy,
     Identity, KnownHosts, LaneSink, PathEnds, PathProbe, Resumption, SavedWindow, Transport,
@@ -98,6 +100,23 @@ pub struct TransportUse {
 }
 
 impl Connector<'_> {
+    /// Connects for a session, and notifies the listener that the session begins. Gives up once `stop` resolves. `need`
+    /// limits the number of lanes to the number that the session can use.
+    ///
+    /// # Errors
+    /// The receiver cannot be reached, or `stop` has resolved.
+    pub async fn open<L: LaneEnd>(
+        &self,
+        need: Option<&LaneDemand>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<ConnectedHost<L>, PushError> {
+        let reached = unless_interrupted(stop, Box::pin(self.connect(need))).await?;
+        self.listener.hear(&Notice::SessionBegins {
+            transfer: Some(reached.link.transfer),
+        });
+        Ok(reached)
+    }
+
     /// Dials the control connection and the lanes. Further lanes continue to connect after this returns. `need` limits
     /// the number of lanes to the number that the push can use.
     ///
@@ -145,13 +164,6 @@ impl Connector<'_> {
             .set_unacknowledged_max(CONTROL_SILENCE_MAX)
             .map_err(ConnectError::Control)?;
         Ok((channel, dialer))
-    }
-
-    /// Notifies the listener that a session begins on this link.
-    pub(crate) fn begin_session<L>(&self, link: &Link<L>) {
-        self.listener.hear(&Notice::SessionBegins {
-            transfer: Some(link.transfer),
-        });
     }
 
     /// Returns the identity of this side, including the job grant if there is one.
@@ -366,53 +378,59 @@ impl Route {
         self.asked
     }
 
-    /// Closes all connections. Used after success and failure.
-    pub async fn close(&self) {
+    /// Closes all connections. Returns the black hole that ended the session, if any. The next session uses small
+    /// segments.
+    pub async fn close(&self) -> Option<&BlackHole> {
         self.watch.stop();
         self.dialer.close().await;
-    }
-
-    /// Returns the black hole that ended the session, if any. The next session uses small segments.
-    #[must_use]
-    pub fn black_hole(&self) -> Option<&BlackHole> {
         self.watch.found()
     }
 
-    /// Returns the black hole that caused a loss of connections, if there was one. Otherwise returns `error` unchanged.
-    fn cause(&self, error: PushError) -> PushError {
-        match self.black_hole() {
-            Some(cause) if error.is_lost() => PushError::BlackHole(cause.clone()),
-            _ => error,
-        }
+    /// Ends a session with the given result. Closes all connections. After a successful session, waits until a receiver
+    /// that ssh started has exited.
+    ///
+    /// # Errors
+    /// Returns the error of the session, or the black hole that caused it.
+    pub async fn end<T>(self, ended: Result<T, impl Into<PushError>>) -> Result<T, PushError> {
+        let done = self.close_after(ended).await?;
+        self.await_ssh().await;
+        Ok(done)
     }
 
-    /// After a successful session, waits until a receiver that ssh started has exited.
-    pub async fn end(self) {
-        if let Some(ssh) = self.ssh {
-            ssh.end().await;
-        }
-    }
-
-    /// Closes the connections of a session with the given result. After a successful session, stores the measurements
-    /// of the path and waits until a receiver that ssh started has exited.
+    /// Like [`end`](Self::end), and stores the measurements of the path after a successful session.
     pub(crate) async fn finish(
         self,
         ended: Result<Summary, PushError>,
         listener: &dyn Listener,
     ) -> Result<Transferred, PushError> {
-        self.close().await;
-        let summary = ended.map_err(|error| self.cause(error))?;
+        let summary = self.close_after(ended).await?;
         let resumption = self.dialer.resumption();
         self.remember_measurements(&summary, resumption, listener);
         let transport_use = TransportUse {
             transport: self.transport,
             resumption,
         };
-        self.end().await;
+        self.await_ssh().await;
         Ok(Transferred {
             summary,
             transport_use,
         })
+    }
+
+    /// Closes all connections. If a black hole caused the loss of the session's connections, returns it as the error.
+    async fn close_after<T>(&self, ended: Result<T, impl Into<PushError>>) -> Result<T, PushError> {
+        let black_hole = self.close().await;
+        let ended = ended.map_err(Into::into);
+        ended.map_err(|error: PushError| match black_hole {
+            Some(cause) if error.is_lost() => PushError::BlackHole(cause.clone()),
+            _ => error,
+        })
+    }
+
+    async fn await_ssh(self) {
+        if let Some(ssh) = self.ssh {
+            ssh.end().await;
+        }
     }
 
     /// Stores the measurements of a session in the path memory.
@@ -483,6 +501,31 @@ impl Route {
             ..known
         }
         .updated_with(&found)
+    }
+}
+
+/// Awaits a dial. Returns the error `silent` if the dial does not end before `until`.
+pub(crate) async fn in_time<T>(
+    until: Option<Instant>,
+    silent: impl Into<PushError>,
+    dial: impl Future<Output = Result<T, PushError>>,
+) -> Result<T, PushError> {
+    match until {
+        Some(until) => timeout_at(until, dial)
+            .await
+            .unwrap_or_else(|_elapsed| Err(silent.into())),
+        None => dial.await,
+    }
+}
+
+/// Awaits one step of a session. Returns an error once `stop` resolves.
+pub(crate) async fn unless_interrupted<T, E: Into<PushError>>(
+    stop: impl Future<Output = ()>,
+    step: impl Future<Output = Result<T, E>>,
+) -> Result<T, PushError> {
+    match unless_stopped(stop, step).await {
+        Ok(done) => done.map_err(E::into),
+        Err(()) => Err(SessionError::Interrupted.into()),
     }
 }
 

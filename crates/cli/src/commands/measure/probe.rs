@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 use indicatif::ProgressBar;
-use zmove_engine::{DialSettings, Remote};
+use zmove_engine::{DialSettings, PushError, Remote};
 use zmove_scan::{ScanConfig, histogram, scan};
 use zmove_sender::{ProbeConfig, ProbeEvent, ProbeReport, SessionError, probe};
 use zmove_tools::probe::{ProbeResults, ProbedTree, StorageRates};
 use zmove_tools::sweep::SweepConfig;
-use zmove_transport::Transport;
+use zmove_transport::{ControlError, Transport};
 use zmove_types::{ByteCount, ByteRate, Escaped};
 use zmove_wire::SweepOrder;
 use zmove_wire::limits::SWEEP_BYTES_MAX;
@@ -92,18 +92,14 @@ async fn converse(
     };
     let mut tell = |event| show(bar, &event);
     let probed = probe(&config, reached.link, &mut tell, stop).await;
-    reached.route.close().await;
-    if let Some(cause) = reached.route.black_hole() {
-        return Err(cause.clone().into());
-    }
-    let report = probed.map_err(|error| match error {
-        SessionError::Control(zmove_transport::ControlError::Greeting(_)) => {
+    let transport = reached.route.transport;
+    let report = reached.route.end(probed).await;
+    let report = report.map_err(|error| match error {
+        PushError::Session(SessionError::Control(ControlError::Greeting(_))) => {
             Error::new(error).context(format!("{remote} cannot be probed"))
         }
         error => error.into(),
     })?;
-    let transport = reached.route.transport;
-    reached.route.end().await;
     Ok((transport, report))
 }
 

@@ -9,7 +9,6 @@ use zmove_engine::{
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::PathKind;
-use zmove_sender::SessionError;
 use zmove_tools::sweep::{MovedSizes, Shares};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, RelPath};
 
@@ -168,10 +167,7 @@ pub(crate) async fn reach(
         settings: dial,
         listener: &terminal::NoticeLines,
     };
-    tokio::select! {
-        reached = connector.connect(None) => Ok(reached?),
-        () = stop => Err(SessionError::Interrupted.into()),
-    }
+    Ok(connector.open(None, stop).await?)
 }
 
 /// Resolves when the user stops the command. Signals are caught from the call on, even before the future is polled.
