@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
+use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::MarkedPath;
-use zmove_sender::Feeder;
+use zmove_sender::{Feeder, Push};
 use zmove_types::{Beginning, NoObserver, Observer, RelPath, SharedJobId};
 use zmove_wire::{NodeName, Open};
 

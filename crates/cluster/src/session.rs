@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio::time::timeout;
-use zmove_engine::{Connector, DialSettings, Notice, Push, Run};
-use zmove_sender::{Feeder, Link, SessionError, Summary};
+use zmove_engine::{Connector, DialSettings, Notice};
+use zmove_sender::{Feeder, Link, Push, Run, SessionError, Summary};
 use zmove_types::Beginning;
 use zmove_wire::{Refusal, SharedJobOrder};
 

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 use zmove_engine::{
     BoxError, Causes, ConnectError, Connector, DialSettings, JobFuture, Listener, Notice,
-    PathCheck, PushError, Remote, RemotePush, RetryPolicy, Timeout,
+    PathCheck, PushError, Remote, RemotePush, RetryPolicy, StartedPush, Timeout,
 };
 use zmove_receiver::{Quota, unless_stopped};
-use zmove_sender::{PeerQuota, PushJob, RelayMessage, Run, SessionError, Summary};
-use zmove_transport::{Claim, DialError, DialOptions, Fingerprint, Identity};
+use zmove_sender::{PeerQuota, PushJob, RelayMessage, SessionError, Summary};
+use zmove_transport::{Claim, DialError, DialOptions, Fingerprint, Identity, blocking};
 use zmove_types::RateLimit;
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, HostAddress, Intent,
@@ -35,7 +35,7 @@ use crate::sender_relay::{KeyQuota, Listeners, SenderRelay};
 use crate::sending::{
     Order, PeerControl, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target,
     argument_of, cut_off, flush_periodically, job, may_not_read, next, refuse, refuse_malformed,
-    send_last_message, start,
+    send_last_message,
 };
 use crate::sources::ReadAccess;
 use crate::transfers::StopReason;
@@ -306,8 +306,7 @@ async fn push(
     fetch.open.grant = Some(grant);
     job.open.grant = Some(grant);
     let started = Instant::now();
-    let run = Run::begin(None, started);
-    let (first, mut run) = start(job, config.clone(), run, started).await;
+    let first = blocking(move || StartedPush::new(job, config, None, started)).await;
     let HostAddress { host, port } = order.to.clone();
     let remote = Remote {
         host,
@@ -339,11 +338,10 @@ async fn push(
             busy_timeout: patience,
         },
         job: &again,
-        config,
         quota,
         observer: Arc::<SenderRelay>::clone(sender_relay),
     };
-    let mut summary = pushing.push(first, &mut run, stop).await?.summary;
+    let mut summary = pushing.push(first, stop).await?.summary;
     summary.counters.failed += missing_count;
     Ok(summary)
 }

@@ -41,8 +41,6 @@ use crate::transfers::StopReason;
 
 mod prepared;
 
-pub(crate) use prepared::start;
-
 /// Both directions of a peer's control connection.
 pub(crate) struct PeerControl {
     pub(crate) reader: ControlReader,

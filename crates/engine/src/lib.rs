@@ -11,7 +11,7 @@
 //! use std::sync::Arc;
 //! use std::time::Instant;
 //!
-//! use zmove_engine::{NoListener, Push, ReceiverConfig, Run, SenderConfig, Sources, push_locally};
+//! use zmove_engine::{NoListener, ReceiverConfig, SenderConfig, Sources, StartedPush, push_locally};
 //! use zmove_types::NoObserver;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,12 +24,10 @@
 //! // A trailing slash stands for the contents of a directory instead of the directory itself.
 //! let sources = Sources::examine(&[source.join("").into()], None, &NoListener)?;
 //! let job = sources.job(target.as_os_str().as_encoded_bytes());
-//! let now = Instant::now();
-//! let mut run = Run::begin(None, now);
-//! let push = Push::start(job, SenderConfig::default(), &mut run, now);
+//! let push = StartedPush::new(job, SenderConfig::default(), None, Instant::now());
 //! let runtime = tokio::runtime::Runtime::new()?;
 //! let never = std::future::pending();
-//! let pushing = push_locally(push, &mut run, ReceiverConfig::default(), Arc::new(NoObserver), never);
+//! let pushing = push_locally(push, ReceiverConfig::default(), Arc::new(NoObserver), never);
 //! let summary = runtime.block_on(pushing)?;
 //!
 //! assert_eq!((summary.counters.files, summary.counters.failed), (1, 0));
@@ -53,8 +51,8 @@ pub mod fuzzing;
 mod local;
 mod notice;
 mod pull;
+mod push;
 mod random;
-mod reconnect;
 mod retrying;
 mod sources;
 
@@ -76,10 +74,10 @@ pub use error::{
 };
 pub use local::{OverlapCheck, clean_locally, push_locally};
 pub use notice::{Listener, NoListener, Notice};
-pub use pull::{PullRun, RemotePull, RemoteSources};
+pub use pull::{RemotePull, RemoteSources};
+pub use push::{JobFuture, RemotePush, StartedPush};
 pub use random::{fresh_transfer, random};
-pub use reconnect::{JobFuture, RemotePush};
 pub use retrying::RetryPolicy;
 pub use sources::Sources;
 pub use zmove_receiver::ReceiverConfig;
-pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionProgress, Summary};
+pub use zmove_sender::{LOSS_TOLERANT, PushJob, SenderConfig, SessionProgress, Summary};

@@ -12,12 +12,13 @@ use zmove_receiver::{
     OwnerPermission, ReceiverConfig, Rights, SenderLocation, Session,
     SessionError as ReceiverError, SessionReport, run_session,
 };
-use zmove_sender::{CleanEvent, Link, NoQuota, Push, Run, SessionError, Summary, clean};
+use zmove_sender::{CleanEvent, Link, NoQuota, SessionError, Summary, clean};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::Observer;
 use zmove_wire::{Cipher, Open};
 
 use crate::error::LocalError;
+use crate::push::StartedPush;
 use crate::random::fresh_transfer;
 
 pub use overlap::OverlapCheck;
@@ -30,14 +31,13 @@ pub use overlap::OverlapCheck;
 /// # Panics
 /// Panics if called outside of a tokio runtime.
 pub async fn push_locally(
-    push: Push,
-    run: &mut Run,
+    push: StartedPush,
     receiver: ReceiverConfig,
     observer: Arc<dyn Observer>,
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, LocalError> {
     let (link, receiving) = connect_within_process(receiver)?;
-    let pushed = push.run(run, link, observer, stop).await;
+    let pushed = push.push_over(link, observer, stop).await;
     outcome(pushed, receiving).await
 }
 

@@ -67,7 +67,7 @@ pub struct RemotePull<'a> {
 
 /// The state of a pull across all of its sessions.
 #[derive(Debug)]
-pub struct PullRun {
+struct PullRun {
     started: Instant,
     manifest: Option<Manifest>,
     /// Results of the sessions so far.
@@ -92,9 +92,7 @@ const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(120);
 const FINAL_MESSAGES_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl PullRun {
-    /// Creates the state of a run. `started` is the time at which the user's wait started.
-    #[must_use]
-    pub fn begin(manifest: Option<Manifest>, started: Instant) -> Self {
+    fn begin(manifest: Option<Manifest>, started: Instant) -> Self {
         Self {
             started,
             manifest,
@@ -119,16 +117,18 @@ impl fmt::Debug for RemotePull<'_> {
 
 impl RemotePull<'_> {
     /// Pulls the sources. Returns when the pull is complete, `stop` resolves, or there has been no connection for too
-    /// long.
+    /// long. `started` is the time at which the user's wait started.
     ///
     /// # Errors
     /// The host cannot be reached or refuses to send, or connections were lost for too long. Failed files are not an
     /// error: the summary counts them.
     pub async fn pull(
         &self,
-        run: &mut PullRun,
+        manifest: Option<Manifest>,
+        started: Instant,
         stop: impl Future<Output = ()>,
     ) -> Result<Transferred, PushError> {
+        let mut run = PullRun::begin(manifest, started);
         run.standing.inspects = self.fetch.open.intent == Intent::Inspect;
         let mut sessions = PullSessions { of: self, run };
         self.sender.run(&mut sessions, stop).await
@@ -515,7 +515,7 @@ fn forward(mut dialled: DialedLanes, asked: usize) -> ForwardedLanes {
 /// The sessions of a pull.
 struct PullSessions<'a, 'b> {
     of: &'a RemotePull<'b>,
-    run: &'a mut PullRun,
+    run: PullRun,
 }
 
 impl Sessions for PullSessions<'_, '_> {
@@ -534,7 +534,7 @@ impl Sessions for PullSessions<'_, '_> {
             route,
         } = in_time(until, PullError::Silent, dial).await?;
         self.run.started += route.asked();
-        let received = self.of.receive(self.run, link, connection, stop).await;
+        let received = self.of.receive(&mut self.run, link, connection, stop).await;
         route.finish(received, connector.listener).await
     }
 

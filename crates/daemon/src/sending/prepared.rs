@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
+use zmove_engine::StartedPush;
 use zmove_receiver::unless_stopped;
 use zmove_sender::{
-    LaneCount, LaneSupply, Link, LossReaction, Manifest, Push, PushJob, Relay, Run, SenderConfig,
-    SessionError, Summary,
+    LaneCount, LaneSupply, Link, LossReaction, Manifest, Relay, SessionError, Summary,
 };
 use zmove_transport::blocking;
 use zmove_wire::{Fetch, Fetching, ToSender, encode_message};
@@ -64,11 +64,12 @@ impl Prepared {
         let (sender_relay, words) =
             SenderRelay::new(quota.clone(), Listeners::Needed, session.meter);
         let supply = supply(&self.fetch, lanes_max, session.has_waited, &sender_relay);
-        let run = Run::begin(self.manifest(&sender_relay), started);
+        let manifest = self.manifest(&sender_relay);
         let missing = self.missing.len() as u64;
         sender_relay.fail_all(self.missing);
         let _until_the_end = self.held;
-        let (push, mut run) = start(self.job, self.config, run, started).await;
+        let starting = move || StartedPush::new(self.job, self.config, manifest, started);
+        let push = blocking(starting).await;
         let ending = Arc::clone(&sender_relay);
         let relay = Relay {
             words,
@@ -96,7 +97,7 @@ impl Prepared {
             });
         };
         let observer = Arc::<SenderRelay>::clone(&sender_relay);
-        let sent = push.run(&mut run, link, observer, stop).await;
+        let sent = push.push_over(link, observer, stop).await;
         telling.abort();
         sent.map_err(|error| match (error, stopped) {
             (SessionError::Interrupted, Some(cause)) => cause.into_error(),
@@ -110,20 +111,6 @@ impl Prepared {
             Manifest::with_callback(move |path, root, known| sender_relay.hash(path, root, known))
         })
     }
-}
-
-/// Starts the scan of the sources of a session, on a blocking thread.
-pub(crate) async fn start(
-    job: PushJob,
-    config: SenderConfig,
-    mut run: Run,
-    started: Instant,
-) -> (Push, Run) {
-    let starting = move || {
-        let push = Push::start(job, config, &mut run, started);
-        (push, run)
-    };
-    blocking(starting).await
 }
 
 /// Creates the supply of lanes. The receiver dials additional lanes on request. If the transfer was queued, some lanes

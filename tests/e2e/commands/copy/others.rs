@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use zmove_engine::{
-    Connector, DialSettings, NoListener, Push, PushError, PushJob, Remote, RemotePush, RetryPolicy,
-    Run, SenderConfig, Timeout,
+    Connector, DialSettings, NoListener, PushError, PushJob, Remote, RemotePush, RetryPolicy,
+    SenderConfig, StartedPush, Timeout,
 };
 use zmove_scan::ScanRoot;
 use zmove_sender::{NoQuota, SessionError};
@@ -76,8 +76,7 @@ fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
         sources_missing: 0,
         list: None,
     };
-    let mut run = Run::begin(None, Instant::now());
-    let first = Push::start(job(), SenderConfig::default(), &mut run, Instant::now());
+    let first = StartedPush::new(job(), SenderConfig::default(), None, Instant::now());
     let (ended, home) = (tokio::sync::Notify::new(), site.path("client"));
     let pushing = RemotePush {
         receiver: RetryPolicy {
@@ -94,7 +93,6 @@ fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
             ended.notify_one();
             Box::pin(std::future::pending())
         },
-        config: SenderConfig::default(),
         quota: Arc::new(NoQuota),
         observer: Arc::new(NoObserver),
     };
@@ -102,7 +100,7 @@ fn a_push_is_interrupted_while_its_sources_are_looked_for_again() {
         .enable_all()
         .build()
         .unwrap();
-    let pushed = runtime.block_on(pushing.push(first, &mut run, ended.notified()));
+    let pushed = runtime.block_on(pushing.push(first, ended.notified()));
     let interrupted = matches!(pushed, Err(PushError::Session(SessionError::Interrupted)));
     assert!(interrupted, "{pushed:?}");
 }

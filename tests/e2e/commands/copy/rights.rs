@@ -8,8 +8,8 @@ use std::time::Instant;
 use serde::Serialize;
 use tokio::io::AsyncWriteExt;
 use zmove_engine::{
-    Causes, Connector, DialSettings, NoListener, Push, PushJob, Remote, RemotePush, RetryPolicy,
-    Run, SenderConfig, Timeout,
+    Causes, Connector, DialSettings, NoListener, PushJob, Remote, RemotePush, RetryPolicy,
+    SenderConfig, StartedPush, Timeout,
 };
 use zmove_scan::ScanRoot;
 use zmove_sender::Removals;
@@ -174,8 +174,7 @@ impl Granted {
             ..DialSettings::default()
         };
         let home: PathBuf = site.path(home);
-        let mut run = Run::begin(None, Instant::now());
-        let first = Push::start(job(), SenderConfig::default(), &mut run, Instant::now());
+        let first = StartedPush::new(job(), SenderConfig::default(), None, Instant::now());
         let pushing = RemotePush {
             receiver: RetryPolicy {
                 connector: Connector {
@@ -188,11 +187,10 @@ impl Granted {
                 busy_timeout,
             },
             job: &|| Box::pin(std::future::ready(Ok(job()))),
-            config: SenderConfig::default(),
             quota: std::sync::Arc::new(zmove_sender::NoQuota),
             observer: std::sync::Arc::new(NoObserver),
         };
-        let pushed = runtime().block_on(pushing.push(first, &mut run, std::future::pending()));
+        let pushed = runtime().block_on(pushing.push(first, std::future::pending()));
         pushed.map(drop).map_err(|error| Causes(&error).to_string())
     }
 

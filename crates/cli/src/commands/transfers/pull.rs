@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use zmove_engine::{Connector, PullRun, RemotePull, RetryPolicy};
+use zmove_engine::{Connector, RemotePull, RetryPolicy};
 use zmove_jobs::host_name;
 use zmove_tools::sweep::Shares;
 
@@ -37,7 +37,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     } else {
         proofs(args)
     };
-    let mut run = PullRun::begin(manifest(args, host_name(), received)?, started);
+    let manifest = manifest(args, host_name(), received)?;
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let home = settings::home(Role::Client)?;
     let pulled = settings::block_on(2, async {
@@ -59,7 +59,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             receiver: local_receiver(storage, args.listed.clone()),
             observer: display.observer(),
         };
-        let pulled = pulling.pull(&mut run, interrupted()).await?;
+        let pulled = pulling.pull(manifest, started, interrupted()).await?;
         Ok((pulled.summary, Some(pulled.transport_use)))
     });
     let pulled = pulled.map_err(|error| resumable(error, args));

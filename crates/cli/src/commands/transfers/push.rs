@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use zmove_disk::{StorageWork, ThreadCountCache};
 use zmove_engine::{
-    Connector, Location, Push, Remote, RemotePush, RetryPolicy, Run, SenderConfig, Sources,
+    Connector, Location, Remote, RemotePush, RetryPolicy, SenderConfig, Sources, StartedPush,
     Summary, Transferred, push_locally,
 };
 use zmove_jobs::host_name;
@@ -51,23 +51,21 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let display = display(args, &host_name(), &host)?;
     let sources = settings.examine_sources(&display)?;
     let manifest = manifest(args, host, proofs(args))?;
-    let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
         sample_interval: args.trace.as_ref().map(|_| trace::INTERVAL),
         ..sender_config(settings, &sources, &storage)
     };
-    let push = Push::start(settings.job(&sources)?, config.clone(), &mut run, started);
+    let push = StartedPush::new(settings.job(&sources)?, config, manifest, started);
     let pushed = settings::block_on(2, async {
         match &settings.location {
             Location::Local(_) => {
                 let listed = args.listed.clone();
-                let summary = push_here(push, &mut run, &display, storage, listed).await?;
+                let summary = push_here(push, &display, storage, listed).await?;
                 Ok((summary, None))
             }
             Location::Remote(remote) => {
-                let pushed =
-                    push_there(remote, settings, &sources, config, push, &mut run, &display);
+                let pushed = push_there(remote, settings, &sources, push, &display);
                 let Transferred {
                     summary,
                     transport_use,
@@ -139,9 +137,7 @@ async fn push_there(
     remote: &Remote,
     settings: &PushSettings,
     sources: &Sources,
-    config: SenderConfig,
-    push: Push,
-    run: &mut Run,
+    push: StartedPush,
     display: &Display,
 ) -> Result<Transferred> {
     let home = settings::home(Role::Client)?;
@@ -161,24 +157,22 @@ async fn push_there(
             let job = settings.job(sources);
             Box::pin(async { Ok(job?) })
         },
-        config,
         quota: Arc::new(NoQuota),
         observer: display.observer(),
     };
-    Ok(Box::pin(pushing.push(push, run, interrupted())).await?)
+    Ok(Box::pin(pushing.push(push, interrupted())).await?)
 }
 
 /// Runs the sender and the receiver in this process.
 async fn push_here(
-    push: Push,
-    run: &mut Run,
+    push: StartedPush,
     display: &Display,
     storage: Storage,
     listed: Option<Arc<ListedFiles>>,
 ) -> Result<Summary> {
     display.start();
     let receiver = local_receiver(storage, listed);
-    Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
+    Ok(push_locally(push, receiver, display.observer(), interrupted()).await?)
 }
 
 /// Returns the settings of the scan. Uses as many threads as were useful for reading the same sources in earlier
