@@ -23,7 +23,7 @@ use zmove_wire::{
     WireError, decode_message, encode_message,
 };
 
-use crate::connecting::dial::{Connector, in_time, unless_interrupted};
+use crate::connecting::dial::{Connector, Transferred, in_time, unless_interrupted};
 use crate::error::{Causes, PullError, PushError};
 use crate::notice::Notice;
 use crate::pull::asking::{RequestAnswer, ask};
@@ -50,15 +50,6 @@ pub struct RemoteCopy<'a> {
     pub after: OnInterrupt,
     /// Observer of the session's events.
     pub observer: Arc<dyn Observer>,
-}
-
-/// The result of a finished copy.
-#[derive(Clone, Debug)]
-pub struct CopyOutcome {
-    /// Summary of the source host.
-    pub summary: Summary,
-    /// Receipt signed by the target host, or `None` for a dry run.
-    pub receipt: Option<Receipt>,
 }
 
 /// The state of a copy across all of its sessions.
@@ -104,7 +95,7 @@ impl RemoteCopy<'_> {
         &self,
         started: Instant,
         stop: impl Future<Output = ()>,
-    ) -> Result<CopyOutcome, PushError> {
+    ) -> Result<Transferred, PushError> {
         let run = CopyRun {
             started,
             standing: RunState {
@@ -320,7 +311,7 @@ impl RemoteCopy<'_> {
         run: &CopyRun,
         id: [u8; 16],
         heard: SenderReport,
-    ) -> Result<CopyOutcome, PullError> {
+    ) -> Result<Transferred, PullError> {
         let SenderReport {
             account,
             broken,
@@ -358,7 +349,10 @@ impl RemoteCopy<'_> {
             first_byte,
             ..told
         };
-        Ok(CopyOutcome { summary, receipt })
+        Ok(Transferred {
+            receipt,
+            ..Transferred::from(summary)
+        })
     }
 }
 
@@ -511,13 +505,11 @@ struct CopySessions<'a, 'b> {
 }
 
 impl Sessions for CopySessions<'_, '_> {
-    type Done = CopyOutcome;
-
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<tokio::time::Instant>,
         mut stop: Pin<&mut S>,
-    ) -> Result<CopyOutcome, PushError> {
+    ) -> Result<Transferred, PushError> {
         let Self { of, run } = self;
         let begun = Box::pin(async {
             let hosts = Hosts::begin(of.source.connector, of.target).await?;

@@ -352,7 +352,7 @@ pub enum ConnectError {
     Control(#[source] io::Error),
 }
 
-/// The reason why a push to another host failed.
+/// The reason why a transfer failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
@@ -362,7 +362,7 @@ pub enum PushError {
     /// The session failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The session of a pull failed.
+    /// The session failed, and this process receives, or two other hosts copy.
     #[error(transparent)]
     Pull(#[from] PullError),
     /// The connections were stuck in a black hole of the path. The next session uses small segments.
@@ -371,6 +371,9 @@ pub enum PushError {
     /// The job for another session could not be created.
     #[error(transparent)]
     Job(BoxError),
+    /// The receiver in this process panicked.
+    #[error("the receiving role")]
+    Role(#[source] JoinError),
     /// Connections were lost and could not be restored in time.
     #[error("the connection to {remote} was lost and not restored within {timeout}: {}", Causes(cause.as_ref()))]
     GivenUp {
@@ -404,7 +407,7 @@ pub enum PushError {
     },
 }
 
-/// The reason why a session of a pull failed.
+/// The reason why a session failed in which this process receives, or in which two other hosts copy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
@@ -507,24 +510,6 @@ impl From<ControlError> for PullError {
             error => Self::Control(error),
         }
     }
-}
-
-/// The reason why a push inside this process failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LocalError {
-    /// No transfer id could be generated.
-    #[error("generate a transfer id")]
-    TransferId(#[source] io::Error),
-    /// The sender failed.
-    #[error(transparent)]
-    Session(#[from] SessionError),
-    /// The receiver failed.
-    #[error("receiver: {0}")]
-    Receiver(#[source] ReceiverError),
-    /// The receiver panicked.
-    #[error("the receiving role")]
-    Role(#[source] JoinError),
 }
 
 impl ConnectError {

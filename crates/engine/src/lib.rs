@@ -28,7 +28,7 @@
 //! let runtime = tokio::runtime::Runtime::new()?;
 //! let never = std::future::pending();
 //! let pushing = push_locally(push, ReceiverConfig::default(), Arc::new(NoObserver), never);
-//! let summary = runtime.block_on(pushing)?;
+//! let summary = runtime.block_on(pushing)?.summary;
 //!
 //! assert_eq!((summary.counters.files, summary.counters.failed), (1, 0));
 //! assert_eq!(std::fs::read_to_string(target.join("file"))?, "contents");
@@ -67,10 +67,10 @@ pub use connecting::settings::{
     Confirm, DIAL_TIMEOUT, DialSettings, LaterLanes, PathCheck, PortRange, SshSettings, UnknownHost,
 };
 pub use connecting::ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
-pub use copy::{CopyOutcome, OnInterrupt, RemoteCopy, copy_result, end_copy, read_receipt};
+pub use copy::{OnInterrupt, RemoteCopy, copy_result, end_copy, read_receipt};
 pub use error::{
-    BoxError, Causes, ConnectError, ConnectFault, LocalError, LocationError, OverlapError,
-    PullError, PushError, RemoteOutput, SourcesError, SshError, SshMessageError,
+    BoxError, Causes, ConnectError, ConnectFault, LocationError, OverlapError, PullError,
+    PushError, RemoteOutput, SourcesError, SshError, SshMessageError,
 };
 pub use local::{OverlapCheck, clean_locally, push_locally};
 pub use notice::{Listener, NoListener, Notice};

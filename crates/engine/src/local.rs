@@ -12,12 +12,13 @@ use zmove_receiver::{
     OwnerPermission, ReceiverConfig, Rights, SenderLocation, Session,
     SessionError as ReceiverError, SessionReport, run_session,
 };
-use zmove_sender::{CleanEvent, Link, NoQuota, SessionError, Summary, clean};
+use zmove_sender::{CleanEvent, Link, NoQuota, SessionError, clean};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::Observer;
 use zmove_wire::{Cipher, Open};
 
-use crate::error::LocalError;
+use crate::connecting::dial::Transferred;
+use crate::error::{ConnectError, PullError, PushError};
 use crate::push::StartedPush;
 use crate::random::fresh_transfer;
 
@@ -35,10 +36,10 @@ pub async fn push_locally(
     receiver: ReceiverConfig,
     observer: Arc<dyn Observer>,
     stop: impl Future<Output = ()>,
-) -> Result<Summary, LocalError> {
+) -> Result<Transferred, PushError> {
     let (link, receiving) = connect_within_process(receiver)?;
     let pushed = push.push_over(link, observer, stop).await;
-    outcome(pushed, receiving).await
+    outcome(pushed, receiving).await.map(Transferred::from)
 }
 
 /// Cleans a target on this host. Returns when the cleanup is complete or `stop` resolves.
@@ -53,7 +54,7 @@ pub async fn clean_locally(
     receiver: ReceiverConfig,
     tell: &mut (dyn FnMut(CleanEvent) + Send),
     stop: impl Future<Output = ()>,
-) -> Result<(), LocalError> {
+) -> Result<(), PushError> {
     let (link, receiving) = connect_within_process(receiver)?;
     let cleaned = clean(open, link, tell, stop).await;
     outcome(cleaned, receiving).await
@@ -63,8 +64,8 @@ pub async fn clean_locally(
 type ReceiverTask = JoinHandle<Result<SessionReport, ReceiverError>>;
 
 /// Starts a receiver and connects to it.
-fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTask), LocalError> {
-    let transfer = fresh_transfer().map_err(LocalError::TransferId)?;
+fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTask), PushError> {
+    let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
     let (near, (mut far_reader, far_writer)) = memory_control();
     let (sinks_in, sinks) = mpsc::channel(usize::from(LANES));
     let (sources_in, sources) = mpsc::channel(usize::from(LANES));
@@ -108,14 +109,14 @@ fn connect_within_process(receiver: ReceiverConfig) -> Result<(Link, ReceiverTas
 async fn outcome<T>(
     sent: Result<T, SessionError>,
     receiving: ReceiverTask,
-) -> Result<T, LocalError> {
-    let received = receiving.await.map_err(LocalError::Role)?;
+) -> Result<T, PushError> {
+    let received = receiving.await.map_err(PushError::Role)?;
     match (sent, received) {
         // Inside one process, a connection is lost only as a consequence of an error at the receiver.
         (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error))
             if !matches!(error, ReceiverError::Control(_)) =>
         {
-            Err(LocalError::Receiver(error))
+            Err(PullError::Receiver(error).into())
         }
         (sent, _) => Ok(sent?),
     }

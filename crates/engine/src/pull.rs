@@ -519,8 +519,6 @@ struct PullSessions<'a, 'b> {
 }
 
 impl Sessions for PullSessions<'_, '_> {
-    type Done = Transferred;
-
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<tokio::time::Instant>,

@@ -150,8 +150,6 @@ impl PushSessions<'_, '_> {
 }
 
 impl Sessions for PushSessions<'_, '_> {
-    type Done = Transferred;
-
     async fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<tokio::time::Instant>,

@@ -15,7 +15,7 @@ use zmove_receiver::unless_stopped;
 use zmove_sender::{RunState, SessionError, SessionProgress};
 
 use crate::backoff::{OutageStage, Outages, RetryAction, Timeout};
-use crate::connecting::dial::Connector;
+use crate::connecting::dial::{Connector, Transferred};
 use crate::error::PushError;
 use crate::notice::Notice;
 
@@ -32,15 +32,12 @@ pub struct RetryPolicy<'a> {
 
 /// The consecutive sessions of a transfer.
 pub(crate) trait Sessions {
-    /// The result of the last session.
-    type Done;
-
     /// Runs a session. Dialing must succeed before `until`.
     fn session<S: Future<Output = ()>>(
         &mut self,
         until: Option<Instant>,
         stop: Pin<&mut S>,
-    ) -> impl Future<Output = Result<Self::Done, PushError>>;
+    ) -> impl Future<Output = Result<Transferred, PushError>>;
 
     /// Returns the results of the sessions so far.
     fn standing(&mut self) -> &mut RunState;
@@ -52,7 +49,7 @@ impl RetryPolicy<'_> {
         &self,
         sessions: &mut S,
         stop: impl Future<Output = ()>,
-    ) -> Result<S::Done, PushError> {
+    ) -> Result<Transferred, PushError> {
         let Connector {
             remote, listener, ..
         } = self.connector;
@@ -190,13 +187,11 @@ mod tests {
     }
 
     impl Sessions for Lost {
-        type Done = ();
-
         async fn session<S: Future<Output = ()>>(
             &mut self,
             until: Option<Instant>,
             _stop: Pin<&mut S>,
-        ) -> Result<(), PushError> {
+        ) -> Result<Transferred, PushError> {
             self.dials += 1;
             self.standing.begun = u64::from(!self.is_stuck);
             if self.is_stuck && self.dials == 1 {

@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 
 use zmove_engine::{
-    ConnectError, ConnectFault, LocalError, LocationError, OverlapError, PullError, PushError,
-    SourcesError,
+    ConnectError, ConnectFault, LocationError, OverlapError, PullError, PushError, SourcesError,
 };
 use zmove_jobs::{AttemptVerdict, StoreError};
 use zmove_receiver::SessionError as ReceiverError;
@@ -76,7 +75,6 @@ impl Exit {
             error.downcast_ref().map(Self::of_pull),
             error.downcast_ref().map(Self::of_connect),
             error.downcast_ref().map(Self::of_push),
-            error.downcast_ref().map(Self::of_local),
             error.downcast_ref().map(Self::of_store),
         ];
         known.into_iter().flatten().next().unwrap_or(Self::File)
@@ -120,13 +118,6 @@ impl Exit {
                 Self::Broken
             }
             PushError::StillBusy { .. } => Self::Busy,
-            _ => Self::File,
-        }
-    }
-
-    fn of_local(error: &LocalError) -> Self {
-        match error {
-            LocalError::Session(error) => Self::of_session(error),
             _ => Self::File,
         }
     }

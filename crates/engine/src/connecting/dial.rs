@@ -20,6 +20,7 @@ use zmove_transport::{
     Identity, KnownHosts, LaneSink, PathEnds, PathProbe, Resumption, SavedWindow, Transport,
     TransportChoice,
 };
+use zmove_wire::Receipt;
 
 use self::host_key::HostKey;
 use self::lanes::dial_all;
@@ -81,13 +82,27 @@ pub struct Route {
     asked: Duration,
 }
 
-/// The result of a transfer with another host.
+/// The result of a transfer.
 #[derive(Clone, Debug)]
 pub struct Transferred {
     /// Summary of the transfer.
     pub summary: Summary,
-    /// The transport of the last session.
-    pub transport_use: TransportUse,
+    /// The transport of the last session with this process. `None` if all data stayed inside this process, or went
+    /// directly from one other host to another.
+    pub transport_use: Option<TransportUse>,
+    /// Receipt signed by the target host of a copy between two other hosts. `None` for other transfers and for a dry
+    /// run.
+    pub receipt: Option<Receipt>,
+}
+
+impl From<Summary> for Transferred {
+    fn from(summary: Summary) -> Self {
+        Self {
+            summary,
+            transport_use: None,
+            receipt: None,
+        }
+    }
 }
 
 /// The transport of a transfer's last session.
@@ -412,8 +427,8 @@ impl Route {
         };
         self.await_ssh().await;
         Ok(Transferred {
-            summary,
-            transport_use,
+            transport_use: Some(transport_use),
+            ..Transferred::from(summary)
         })
     }
 

@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_engine::{
-    Connector, CopyOutcome, OnInterrupt, PushError, RemoteCopy, RetryPolicy, Summary, copy_result,
-    end_copy, read_receipt,
+    Connector, OnInterrupt, PushError, RemoteCopy, RetryPolicy, Summary, copy_result, end_copy,
+    read_receipt,
 };
 use zmove_sender::SessionError;
 use zmove_tools::sweep::Shares;
@@ -69,23 +69,20 @@ fn between(settings: &CopySettings, started: Instant, after: OnInterrupt) -> Res
     });
     let was_stopped =
         after == OnInterrupt::Stop && copied.as_ref().err().is_some_and(was_interrupted);
-    let mut receipt = None;
-    let copied = copied.map(|copied: CopyOutcome| {
-        receipt = copied.receipt;
-        (copied.summary, None)
-    });
     let ended = TransferEnd::of(display, args, copied);
     if was_stopped {
         // This event informs the runner that the copy has stopped and need not be stopped again.
         print_json(&json!({ "event": "copy_ended" }));
     }
-    let ended = ended?;
-    let shares = Shares::of(&ended.moved, ended.summary.elapsed, None, None);
-    let told = exit_of(&ended.summary, args);
-    let exit = receipt.as_ref().map_or(told, |receipt| {
-        exit_with(told, receipt, ended.summary.counters.failed)
-    });
-    ended.print(args, &shares, exit);
+    let mut ended = ended?;
+    let receipt = ended.result.receipt.take();
+    let summary = &ended.result.summary;
+    let told = exit_of(summary, args);
+    let failed = summary.counters.failed;
+    let exit = receipt
+        .as_ref()
+        .map_or(told, |receipt| exit_with(told, receipt, failed));
+    ended.print(args, &Shares::default(), exit);
     if let Some(receipt) = receipt.filter(|_| !args.quiet && !args.json) {
         terminal::say(format_args!(
             "signed by {}: {}",

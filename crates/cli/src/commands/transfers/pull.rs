@@ -59,12 +59,10 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             receiver: local_receiver(storage, args.listed.clone()),
             observer: display.observer(),
         };
-        let pulled = pulling.pull(manifest, started, interrupted()).await?;
-        Ok((pulled.summary, Some(pulled.transport_use)))
+        Ok(pulling.pull(manifest, started, interrupted()).await?)
     });
     let pulled = pulled.map_err(|error| resumable(error, args));
     let ended = TransferEnd::of(display, args, pulled)?;
-    let shares = Shares::of(&ended.moved, ended.summary.elapsed, None, None);
-    let exit = exit_of(&ended.summary, args);
-    Ok(ended.print(args, &shares, exit))
+    let exit = exit_of(&ended.result.summary, args);
+    Ok(ended.print(args, &Shares::default(), exit))
 }

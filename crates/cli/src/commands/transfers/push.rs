@@ -59,18 +59,9 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let push = StartedPush::new(settings.job(&sources)?, config, manifest, started);
     let pushed = settings::block_on(2, async {
         match &settings.location {
-            Location::Local(_) => {
-                let listed = args.listed.clone();
-                let summary = push_here(push, &display, storage, listed).await?;
-                Ok((summary, None))
-            }
+            Location::Local(_) => push_here(push, &display, storage, args.listed.clone()).await,
             Location::Remote(remote) => {
-                let pushed = push_there(remote, settings, &sources, push, &display);
-                let Transferred {
-                    summary,
-                    transport_use,
-                } = Box::pin(pushed).await?;
-                Ok((summary, Some(transport_use)))
+                Box::pin(push_there(remote, settings, &sources, push, &display)).await
             }
         }
     });
@@ -79,9 +70,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     if !args.verify && (args.dry_run || args.keeping.verbose) {
         report_unmatched(settings.selection.as_deref());
     }
-    ended.summary.counters.failed += sources.missing;
-    let shares = shares(&ended.moved, &ended.summary, &sources, &settings.location);
-    let exit = exit_of(&ended.summary, args);
+    let summary = &mut ended.result.summary;
+    summary.counters.failed += sources.missing;
+    let shares = shares(&ended.moved, summary, &sources, &settings.location);
+    let exit = exit_of(summary, args);
     let exit = ended.print(args, &shares, exit);
     bare_name.into_iter().for_each(report_created);
     Ok(exit)
@@ -169,7 +161,7 @@ async fn push_here(
     display: &Display,
     storage: Storage,
     listed: Option<Arc<ListedFiles>>,
-) -> Result<Summary> {
+) -> Result<Transferred> {
     display.start();
     let receiver = local_receiver(storage, listed);
     Ok(push_locally(push, receiver, display.observer(), interrupted()).await?)

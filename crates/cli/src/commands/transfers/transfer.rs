@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use zmove_engine::{
-    ConnectedHost, Connector, DialSettings, ReceiverConfig, Remote, Summary, TransportUse,
+    ConnectedHost, Connector, DialSettings, ReceiverConfig, Remote, Summary, Transferred,
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::PathKind;
@@ -35,9 +35,8 @@ pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {
 
 /// A transfer that has ended. Its display has also ended.
 pub(crate) struct TransferEnd {
-    pub(crate) summary: Summary,
+    pub(crate) result: Transferred,
     pub(crate) moved: Arc<MovedSizes>,
-    transport_use: Option<TransportUse>,
     transfer: Option<String>,
 }
 
@@ -49,24 +48,22 @@ impl TransferEnd {
     pub(crate) fn of(
         display: Display,
         args: &PushArgs,
-        ended: Result<(Summary, Option<TransportUse>)>,
+        ended: Result<Transferred>,
     ) -> Result<Self> {
         let moved = display.moved();
-        let ended = ended.and_then(|(mut summary, transport_use)| {
-            add_missing(&mut summary, args, &display)?;
-            Ok((summary, transport_use))
+        let ended = ended.and_then(|mut result| {
+            add_missing(&mut result.summary, args, &display)?;
+            Ok(result)
         });
         let transfer = display.transfer();
-        if let Ok((summary, _)) = &ended {
+        if let Ok(Transferred { summary, .. }) = &ended {
             display.close_trace(&summary::bottleneck(summary));
         }
         display.end();
-        let (summary, transport_use) =
-            ended.map_err(|error| in_transfer(error, transfer.clone()))?;
+        let result = ended.map_err(|error| in_transfer(error, transfer.clone()))?;
         Ok(Self {
-            summary,
+            result,
             moved,
-            transport_use,
             transfer,
         })
     }
@@ -79,7 +76,12 @@ impl TransferEnd {
             sessions: SessionCount::One,
             is_inexact: false,
         };
-        summary::print(&self.summary, args, self.transport_use, shares, &ending);
+        let Transferred {
+            summary,
+            transport_use,
+            ..
+        } = self.result;
+        summary::print(&summary, args, transport_use, shares, &ending);
         exit
     }
 }
