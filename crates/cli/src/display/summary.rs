@@ -359,7 +359,8 @@ mod tests {
     use super::*;
     use crate::args::{Args, Command};
 
-    fn args() -> Box<PushArgs> {
+    /// Returns the arguments of a push without options.
+    pub(super) fn args() -> Box<PushArgs> {
         match Args::try_parse_from(["zmove", "push", "a", "b"])
             .unwrap()
             .command

@@ -137,22 +137,11 @@ fn limit_key(limit: Limit) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
     use serde_json::Value;
     use zmove_types::Counters;
 
     use super::*;
-    use crate::args::{Args, Command};
-
-    fn args() -> Box<PushArgs> {
-        match Args::try_parse_from(["zmove", "push", "a", "b"])
-            .unwrap()
-            .command
-        {
-            Command::Push(args) => args,
-            other => panic!("{other:?}"),
-        }
-    }
+    use crate::display::summary::tests::args;
 
     /// Returns the JSON of a transfer with these counters.
     fn said(counters: Counters, is_preview: bool, sessions: SessionCount) -> Value {
