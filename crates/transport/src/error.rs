@@ -22,7 +22,9 @@ pub use trust::{
 #[non_exhaustive]
 pub enum SocketError {
     /// The kernel refuses the requested congestion control.
-    #[error("use congestion control {algorithm:?}; see net.ipv4.tcp_allowed_congestion_control")]
+    #[error(
+        "use congestion control '{algorithm}' ('sysctl net.ipv4.tcp_allowed_congestion_control' lists the names)"
+    )]
     Congestion {
         /// The requested name.
         algorithm: String,
@@ -94,9 +96,9 @@ pub enum DialError {
     // Misbehavior of the peer, or an attack.
     /// The host presents a key other than the one pinned for it.
     #[error(
-        "trust {host}: it shows the key {found}, but the key {expected} is pinned; somebody may be intercepting the \
+        "verify the key of {host}: it shows {found}, but {expected} is pinned; somebody may be intercepting the \
          connection, or the host has a new key: ask its administrator, then remove the old key from known_hosts with \
-         `zmove trust remove {host}`"
+         'zmove trust remove {host}'"
     )]
     HostKeyChanged {
         /// The host that was dialed.
@@ -108,14 +110,15 @@ pub enum DialError {
     },
     /// The host presents a key but cannot sign with the private key that belongs to it.
     #[error(
-        "trust {host}: it cannot prove that it holds the key it shows; somebody may be intercepting the connection"
+        "verify the key of {host}: it cannot prove that it holds the key it shows; somebody may be intercepting the \
+         connection: ask its administrator"
     )]
     HostKeyUnproven {
         /// The host that was dialed.
         host: Endpoint,
     },
     /// The host's certificate should have been issued by the site's authority, but its check failed.
-    #[error("trust {host}: {fault}")]
+    #[error("verify {host}: {fault}")]
     HostCertificate {
         /// The host that was dialed.
         host: Endpoint,
@@ -134,7 +137,7 @@ pub enum DialError {
     // Incompatible peers.
     /// The server does not speak TLS. It may be an ssh or web server.
     #[error(
-        "talk to {host}: the program there is not zmove (it does not speak TLS); is the port right?"
+        "connect to {host}: the program there is not zmove (it does not speak TLS); is the port right?"
     )]
     NotTls {
         /// The host that was dialed.
@@ -142,7 +145,7 @@ pub enum DialError {
     },
     /// The server speaks TLS, but not this protocol or not TLS 1.3.
     #[error(
-        "talk to {host}: the program there is not zmove (it speaks TLS, but not the zmove protocol); is the port \
+        "connect to {host}: the program there is not zmove (it speaks TLS, but not the zmove protocol); is the port \
          right?"
     )]
     NotZmove {
@@ -150,7 +153,7 @@ pub enum DialError {
         host: Endpoint,
     },
     /// The server speaks another version of the zmove protocol.
-    #[error("talk to {host}: {fault}")]
+    #[error("connect to {host}: {fault}")]
     OtherVersion {
         /// The host that was dialed.
         host: Endpoint,
@@ -161,8 +164,8 @@ pub enum DialError {
     // Local settings and decisions.
     /// The host's key is not known, and unknown hosts must be refused.
     #[error(
-        "trust {host}: its key {fingerprint} is not in known_hosts; compare it with the key that `zmove serve` \
-         printed there"
+        "verify the key of {host}: {fingerprint} is not in known_hosts; compare it with the key that 'zmove serve' \
+         printed there, then run 'zmove trust {host}'"
     )]
     UnknownHost {
         /// The host that was dialed.
@@ -190,7 +193,7 @@ pub enum DialError {
     // Unreachable peers.
     /// No process listens on the port.
     #[error(
-        "connect to {}: refused; is `zmove serve` running there?",
+        "connect to {}: refused; is the port right, and is 'zmove serve' running there?",
         format_target(host, address)
     )]
     Refused {

@@ -153,7 +153,7 @@ fn meet_another_version(shown: Shown, pin: Pin) {
         let is_doctor = words[0] == "doctor";
         let (code, parts): (_, &[&str]) = match (shown, pin) {
             // A message under a key other than the pinned one is not trusted.
-            (_, Pin::Other) => (5, &["it shows the key", "somebody may be intercepting"]),
+            (_, Pin::Other) => (5, &["it shows ", "somebody may be intercepting"]),
             (Shown::InTheGreeting, Pin::Missing) if !is_doctor => (5, &[&key]),
             _ => (
                 2,
@@ -300,7 +300,7 @@ fn a_port_of_another_service_is_reported() {
         });
         let outcome = push_to(&site, &format!("{address}:x"))
             .expect(10)
-            .says(&["zmove: talk to", &address.to_string(), "is not zmove"])
+            .says(&["zmove: connect to", &address.to_string(), "is not zmove"])
             .lines(1);
         assert!(outcome.stderr.ends_with("; is the port right?\n"));
     }

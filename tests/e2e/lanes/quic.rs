@@ -166,7 +166,7 @@ fn a_port_that_is_closed_over_tcp_and_quic_is_one_error() {
             "zmove: connect to",
             &address.to_string(),
             "refused",
-            "is `zmove serve` running",
+            "is 'zmove serve' running",
         ])
         .lines(1)
         .stderr;

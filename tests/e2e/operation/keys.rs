@@ -69,7 +69,7 @@ fn strict_refuses_an_unknown_host_and_pushes_to_a_known_one() {
         let outcome = push(&site, &["--strict", "--transport", transport], &host).expect(5);
         outcome
             .says(&[
-                "zmove: trust",
+                "zmove: verify the key of",
                 &daemon.fingerprint.to_string(),
                 "not in known_hosts",
             ])
@@ -92,7 +92,10 @@ fn a_host_is_trusted_by_its_fingerprint_and_only_by_that() {
         .lines(1);
     let outcome = zmove(&site, &["trust", &host, "--fingerprint", &wrong]).expect(5);
     outcome
-        .says(&["zmove: trust", &format!("its key is {right}, not {wrong}")])
+        .says(&[
+            "zmove: verify the key of",
+            &format!("it is {right}, not {wrong}"),
+        ])
         .lines(1);
     assert!(!site.path("client/known_hosts").exists());
     let said = zmove(&site, &["trust", &host, "--fingerprint", &right])
@@ -159,7 +162,7 @@ fn trust_reports_a_host_whose_key_has_changed() {
         let advice = format!("zmove trust remove {host}");
         outcome
             .says(&[
-                "zmove: trust",
+                "zmove: verify the key of",
                 &other.to_string(),
                 &daemon.fingerprint.to_string(),
                 &advice,

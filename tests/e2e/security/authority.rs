@@ -167,7 +167,7 @@ impl Issued {
                 let outcome = self
                     .push(daemon, &[option, "--transport", transport])
                     .expect(5);
-                outcome.says(&["zmove: trust localhost", reason]).lines(1);
+                outcome.says(&["zmove: verify localhost", reason]).lines(1);
             }
         }
         assert!(
@@ -330,7 +330,7 @@ fn a_host_with_a_certificate_of_another_authority_is_unknown() {
     let daemon = issued.serve();
     let outcome = issued.push(&daemon, &["--strict"]).expect(5);
     outcome
-        .says(&["zmove: trust localhost", "not in known_hosts"])
+        .says(&["zmove: verify the key of localhost", "not in known_hosts"])
         .lines(1);
     issued
         .push(&daemon, &["--accept-new"])
@@ -352,10 +352,11 @@ fn an_authority_that_others_can_write_is_not_used() {
         outcome
     };
     push_with("server/site-ca.pem").expect(10);
-    daemon.wait_for_log("site-ca.pem: its mode 0666 lets others write to it");
-    push_with("client/known_cas.pem")
-        .expect(11)
-        .says(&["known_cas.pem", "its mode 0666 lets others write to it"]);
+    daemon.wait_for_log("site-ca.pem: its mode 0666 lets other users write to it");
+    push_with("client/known_cas.pem").expect(11).says(&[
+        "known_cas.pem",
+        "its mode 0666 lets other users write to it",
+    ]);
     assert!(names(&issued.site.target()).is_empty());
 }
 

@@ -105,7 +105,12 @@ fn a_changed_host_key_is_refused_even_with_accept_new() {
             let outcome = push(&site, &options, &format!("{}:x", daemon.address)).expect(5);
             let keys = [daemon.fingerprint.to_string(), other.to_string()];
             outcome
-                .says(&["zmove: trust", &keys[0], &keys[1], "known_hosts"])
+                .says(&[
+                    "zmove: verify the key of",
+                    &keys[0],
+                    &keys[1],
+                    "known_hosts",
+                ])
                 .lines(1);
         }
     }

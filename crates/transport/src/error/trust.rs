@@ -16,7 +16,7 @@ use crate::trust::{Fingerprint, GrantFault, HostLineFault};
 pub enum KeyFileError {
     /// The file, or a directory above it, is owned by a user who is not trusted.
     #[error(
-        "trust {}: it belongs to user {owner}, which is neither root nor the user that reads it; run: chown -h \
+        "use {}: it belongs to user {owner}, who is neither root nor the user that reads it; run: chown -h \
          {owner_wanted} {}",
         path.display(), path.display()
     )]
@@ -29,7 +29,7 @@ pub enum KeyFileError {
         owner_wanted: u32,
     },
     /// Other users can write to the file, or to a directory above it.
-    #[error("trust {}: its mode {mode:04o} lets others write to it; run: chmod go-w {}", path.display(), path.display())]
+    #[error("use {}: its mode {mode:04o} lets other users write to it; run: chmod go-w {}", path.display(), path.display())]
     Writable {
         /// The file or directory.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum KeyFileError {
         source: io::Error,
     },
     /// The file or its directory cannot be created or written.
-    #[error("write {}", path.display())]
+    #[error("write {} (ZMOVE_HOME names another directory)", path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -80,7 +80,7 @@ pub enum IdentityError {
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// Other users can read the private key.
-    #[error("use the key {}: its mode {mode:04o} lets other users read it; run `chmod 600` on it", path.display())]
+    #[error("use the key {}: its mode {mode:04o} lets other users read it; run: chmod 600 {}", path.display(), path.display())]
     Exposed {
         /// The key file.
         path: PathBuf,
@@ -88,12 +88,12 @@ pub enum IdentityError {
         mode: u32,
     },
     /// The file contains no private key or no certificate in PEM form.
-    #[error("use the key {}: it is damaged; restore it, or remove it to get a new key", path.display())]
+    #[error("use the key {}: it is damaged ({fault}); restore it, or remove it to get a new key", path.display())]
     NotPem {
         /// The key file.
         path: PathBuf,
         /// The error of the parser.
-        source: rustls_pki_types::pem::Error,
+        fault: rustls_pki_types::pem::Error,
     },
     /// The key and the certificate do not match, or their type is not supported.
     #[error("use the key {}: key and certificate do not match; restore it, or remove it to get a new key", path.display())]
@@ -141,7 +141,7 @@ pub enum KnownHostsError {
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// A line does not have the form `HOST:PORT SHA256:…`.
-    #[error("read {}, line {line}: {fault}", path.display())]
+    #[error("read {}, line {line}: {fault} (correct or remove the line)", path.display())]
     Damaged {
         /// The list.
         path: PathBuf,
@@ -175,7 +175,7 @@ pub enum AuthorizedKeysError {
     #[error(transparent)]
     File(#[from] KeyFileError),
     /// A line is not a valid grant.
-    #[error("read {}, line {line}: {fault}", path.display())]
+    #[error("read {}, line {line}: {fault} (correct or remove the line)", path.display())]
     Damaged {
         /// The list.
         path: PathBuf,

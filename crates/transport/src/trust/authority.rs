@@ -47,13 +47,13 @@ pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, Certificat
 #[non_exhaustive]
 pub enum CertificateFault {
     /// The certificate has expired.
-    #[error("its certificate expired at {0}")]
+    #[error("its certificate expired at {0}: have a new one issued")]
     Expired(Expiry),
     /// The certificate is not valid yet.
-    #[error("its certificate is not valid before {0}")]
+    #[error("its certificate is not valid before {0}: check the clocks of both hosts")]
     NotYetValid(Expiry),
     /// The authority has revoked the certificate.
-    #[error("its certificate is revoked")]
+    #[error("its certificate is revoked: have a new one issued")]
     Revoked,
     /// The authority did not issue the certificate.
     #[error("its certificate was not issued by the site's authority")]

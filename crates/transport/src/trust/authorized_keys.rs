@@ -669,7 +669,10 @@ mod tests {
         fs::write(&path, &text).unwrap();
         let error = AuthorizedKeys::allow(home.path(), grant(TWO, "b", &["/"], Access::ReadOnly))
             .unwrap_err();
-        let expected = format!("read {}, line 2: unknown field \"speed=1\"", path.display());
+        let expected = format!(
+            "read {}, line 2: unknown field \"speed=1\" (correct or remove the line)",
+            path.display()
+        );
         assert_eq!(error.to_string(), expected);
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }

@@ -55,7 +55,7 @@ impl FromStr for Fingerprint {
 
 /// The error for text that is not `SHA256:` with 43 characters of base64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a key fingerprint (`SHA256:` and 43 characters of base64)")]
+#[error("not a key fingerprint ('SHA256:' and 43 characters of base64)")]
 pub struct ParseFingerprintError;
 
 #[cfg(test)]

@@ -182,9 +182,9 @@ impl Identity {
                 mode: contents.mode,
             });
         }
-        let not_pem = |source| IdentityError::NotPem {
+        let not_pem = |fault| IdentityError::NotPem {
             path: path.into(),
-            source,
+            fault,
         };
         let key = PrivateKeyDer::from_pem_slice(&contents.bytes).map_err(not_pem)?;
         let certificate = CertificateDer::from_pem_slice(&contents.bytes).map_err(not_pem)?;

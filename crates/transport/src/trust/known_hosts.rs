@@ -133,7 +133,7 @@ impl KnownHosts {
 #[non_exhaustive]
 pub enum HostLineFault {
     /// The line does not have two fields, or is not text.
-    #[error("not of the form `HOST:PORT SHA256:…`")]
+    #[error("not of the form 'HOST:PORT SHA256:…'")]
     Form,
     /// The first field is not a host and port.
     #[error("{0:?} is not HOST:PORT")]

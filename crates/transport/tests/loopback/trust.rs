@@ -544,7 +544,7 @@ async fn absent_and_vanishing_hosts_are_told_apart() {
     assert!(
         error
             .to_string()
-            .contains("is `zmove serve` running there?"),
+            .contains("is 'zmove serve' running there?"),
         "{error}"
     );
 }

@@ -270,12 +270,12 @@ fn a_host_whose_key_has_changed_ends_the_job_at_once() {
     );
     let why = job["message"].as_str().unwrap();
     assert!(
-        why.contains("it shows the key") && why.contains("is pinned"),
+        why.contains("it shows SHA256:") && why.contains("is pinned"),
         "{why}"
     );
     let shown = yard.run(&["job", &id]).done().stdout;
     let shown = shown.replace("\n         ", " ");
-    assert!(shown.contains("it shows the key"), "{shown}");
+    assert!(shown.contains("it shows SHA256:"), "{shown}");
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub enum GrantFault {
         fault: ParseFingerprintError,
     },
     /// A line with an authority must name exactly one holder, but names none or several.
-    #[error("`ca=` needs one `cn=` or `san=`")]
+    #[error("'ca=' needs one 'cn=' or 'san='")]
     Subject,
     /// This version does not know the field.
     #[error("unknown field {0:?}")]
@@ -57,7 +57,7 @@ pub enum GrantFault {
     #[error("root= is missing")]
     NoRoot,
     /// A root is relative, or contains `..` or a NUL byte.
-    #[error("root={} is not an absolute path without `..`", .0.display())]
+    #[error("root={} is not an absolute path without '..'", .0.display())]
     Root(PathBuf),
     /// An earlier line is for the same holder.
     #[error("the same key as on line {earlier}; join the two lines")]
