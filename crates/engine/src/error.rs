@@ -51,7 +51,7 @@ pub enum LocationError {
     )]
     PathTwice(String),
     /// An opening bracket is not closed.
-    #[error("'{0}': the bracket of the IPv6 address is not closed")]
+    #[error("'{0}': the bracket of the IPv6 address is not closed: write [ADDRESS]:PATH")]
     BracketOpen(String),
     /// The host is followed by text that is not a port.
     #[error("'{0}' is not HOST:PORT")]
@@ -117,7 +117,7 @@ pub enum SourcesError {
         path: OsString,
     },
     /// None of the sources exists.
-    #[error("nothing to send: no source exists")]
+    #[error("nothing to send: no source exists (check the paths)")]
     Nothing,
     /// Two sources would have the same name at the target.
     #[error(
@@ -144,7 +144,7 @@ pub enum SourcesError {
 #[non_exhaustive]
 pub enum OverlapError {
     /// The target is inside a source. Copying a tree into itself would never end.
-    #[error("the target lies inside the source '{}'", source_path.display())]
+    #[error("the target lies inside the source '{}': choose a target outside of it", source_path.display())]
     TargetInside {
         /// The source.
         source_path: PathBuf,
@@ -182,7 +182,7 @@ pub enum SshError {
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// The program does not exist or cannot be run.
-    #[error("start '{program}': {source}")]
+    #[error("start '{program}': {source} (is ssh installed? -e gives another command)")]
     Start {
         /// The program.
         program: String,
@@ -202,7 +202,7 @@ pub enum SshError {
     #[error("read the key of the receiver started over ssh")]
     Key(#[source] ParseFingerprintError),
     /// ssh could not reach the host or could not log in.
-    #[error("ssh could not connect to {remote}: {status}")]
+    #[error("ssh could not connect to {remote}: {status} ('ssh {remote} true' must work first)")]
     NotReached {
         /// The host.
         remote: String,
@@ -214,6 +214,19 @@ pub enum SshError {
         "ssh found no program '{zmove}' on {remote}: install it there, or give its path with --remote-zmove{printed}"
     )]
     NoProgram {
+        /// The host.
+        remote: String,
+        /// The program that ssh tried to start on the host.
+        zmove: String,
+        /// The output of the host.
+        printed: RemoteOutput,
+    },
+    /// The host may not execute zmove.
+    #[error(
+        "ssh may not execute '{zmove}' on {remote}: check its mode, install it on a file system that is not \
+         mounted with noexec, or give another path with --remote-zmove{printed}"
+    )]
+    NotExecutable {
         /// The host.
         remote: String,
         /// The program that ssh tried to start on the host.
@@ -254,7 +267,10 @@ pub enum SshError {
         printed: RemoteOutput,
     },
     /// The output of the remote program is not that of a receiver.
-    #[error("the output of {remote} over ssh is not that of '{zmove} receive'{printed}")]
+    #[error(
+        "the output of {remote} over ssh is not that of '{zmove} receive' (check it with \
+         'ssh {remote} {zmove} --version'){printed}"
+    )]
     Nonsense {
         /// The host.
         remote: String,
@@ -566,6 +582,7 @@ impl SshError {
             | Self::Key(_)
             | Self::NotReached { .. }
             | Self::NoProgram { .. }
+            | Self::NotExecutable { .. }
             | Self::Early { .. }
             | Self::Silent { .. }
             | Self::Nonsense { .. } => ConnectFault::Unreached,

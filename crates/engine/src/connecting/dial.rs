@@ -9,6 +9,7 @@ mod path_watch;
 mod plan;
 
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,9 +17,9 @@ use tokio::time::{Instant, timeout_at};
 use zmove_receiver::unless_stopped;
 use zmove_sender::{LaneDemand, LearnedSettings, Link, SessionError, Summary};
 use zmove_transport::{
-    BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialer, DialOptions, FirstKey, HostPolicy,
-    Identity, KnownHosts, LaneSink, PathEnds, PathProbe, Resumption, SavedWindow, Transport,
-    TransportChoice,
+    BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialer, DialError, DialOptions, FirstKey,
+    HostPolicy, Identity, KnownHosts, LaneSink, PathEnds, PathProbe, Resumption, SavedWindow,
+    Transport, TransportChoice,
 };
 use zmove_wire::Receipt;
 
@@ -275,7 +276,7 @@ impl Connector<'_> {
             }
             Err(error) => Err(ConnectError::BehindSsh {
                 host,
-                source: Box::new(error),
+                source: Box::new(without_daemon(error)),
             }),
         }
     }
@@ -541,6 +542,19 @@ pub(crate) async fn unless_interrupted<T, E: Into<PushError>>(
     match unless_stopped(stop, step).await {
         Ok(done) => done.map_err(E::into),
         Err(()) => Err(SessionError::Interrupted.into()),
+    }
+}
+
+/// Returns the error of dialing a receiver that ssh started. If the port is closed, the error does not name a daemon.
+fn without_daemon(error: ConnectError) -> ConnectError {
+    match error {
+        ConnectError::Dial(DialError::Refused { host, address }) => DialError::Connect {
+            host,
+            address,
+            source: io::ErrorKind::ConnectionRefused.into(),
+        }
+        .into(),
+        error => error,
     }
 }
 

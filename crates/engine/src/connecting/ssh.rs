@@ -261,7 +261,12 @@ async fn no_answer(
     };
     match status.code() {
         Some(255) | None => SshError::NotReached { remote, status },
-        Some(126 | 127) => SshError::NoProgram {
+        Some(126) => SshError::NotExecutable {
+            remote,
+            zmove,
+            printed,
+        },
+        Some(127) => SshError::NoProgram {
             remote,
             zmove,
             printed,
