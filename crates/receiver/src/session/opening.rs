@@ -238,4 +238,4 @@ pub(crate) fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
 /// How long a peer may take to send its opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const LEADING_DENIED: &str = "this key may not lead a job of several receivers here (ask an operator of this receiver \
-    to run `zmove allow KEY --lead`)";
+    to run 'zmove allow KEY --lead')";

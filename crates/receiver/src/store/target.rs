@@ -438,7 +438,7 @@ fn locate(
     let roots = match access {
         WriteAccess::ReadOnly => {
             let text = "this key may not write here. On that host, run: zmove allow KEY --name NAME --root DIR \
-                --write (KEY is the output of `zmove key show` here)";
+                --write (KEY is the output of 'zmove key show' here)";
             return Err(Refusal::new(RefusalCode::Denied, text));
         }
         WriteAccess::Anywhere => return locate_own(target, create_under),
@@ -450,19 +450,20 @@ fn locate(
 
 fn open_root(roots: &Roots, root: &Path) -> Result<Tree, Refusal> {
     roots.open(root).map_err(|error| {
-        let mut refusal = refusal("open root", root, &error);
         let denied = Errno::from_io_error(&error) == Some(Errno::ACCESS);
         let by_mode = rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_err();
-        if denied && !by_mode {
-            refusal.text.push_str(CONFINED);
-        }
-        refusal
+        let remedy = if denied && !by_mode {
+            CONFINED
+        } else {
+            remedy(&error)
+        };
+        refusal_with("open root", root, &error, remedy)
     })
 }
 
-/// Text to add if access is denied although the mode of the root allows it. A kernel rule (confinement) then denies the
+/// The remedy if access is denied although the mode of the root allows it. A kernel rule (confinement) then denies the
 /// access.
-const CONFINED: &str = " (if the receiver is confined to the roots that it had at startup, by `zmove serve --confine` \
+const CONFINED: &str = " (if the receiver is confined to the roots that it had at startup, by 'zmove serve --confine' \
                         or confine in zmove.toml, restart it to add a root)";
 
 /// Locates a target that the user names in the same process. Symbolic links and `..` in the path are followed, as in
@@ -642,22 +643,34 @@ fn entry_refusal(
 }
 
 fn refusal(operation: &str, path: &Path, error: &io::Error) -> Refusal {
+    refusal_with(operation, path, error, remedy(error))
+}
+
+fn refusal_with(operation: &str, path: &Path, error: &io::Error, remedy: &str) -> Refusal {
+    let path = Escaped::path(&path);
     let text = match Errno::from_io_error(error) {
         Some(Errno::NOTDIR) => {
-            format!(
-                "target '{}' is not a directory (symbolic links are not followed)",
-                Escaped::path(&path)
-            )
+            format!("target '{path}' is not a directory (symbolic links are not followed)")
         }
         Some(Errno::LOOP) => {
-            format!(
-                "target '{}' leads through a symbolic link, which is not followed",
-                Escaped::path(&path)
-            )
+            format!("target '{path}' leads through a symbolic link, which is not followed")
         }
-        _ => format!("{operation} '{}': {error}", Escaped::path(&path)),
+        _ => format!("{operation} '{path}': {error}{remedy}"),
     };
     Refusal::new(RefusalCode::Target, text)
+}
+
+/// Returns the text that tells the user how to remove the cause of an error.
+fn remedy(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::ACCESS | Errno::PERM) => {
+            " (give the receiver's user the permission, or choose another target)"
+        }
+        Some(Errno::ROFS) => " (mount the file system writable, or choose another target)",
+        Some(Errno::NAMETOOLONG) => " (choose a shorter name)",
+        Some(Errno::NOSPC | Errno::DQUOT) => " (free some space, and run the same command again)",
+        _ => "",
+    }
 }
 
 #[cfg(test)]
@@ -934,7 +947,7 @@ mod tests {
         .unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Target);
         assert!(
-            refusal.text.ends_with("/f' is a file and not a directory"),
+            refusal.text.contains("/f' is a file and not a directory ("),
             "{}",
             refusal.text
         );

@@ -169,10 +169,9 @@ impl ListedFiles {
 fn parse(line: &[u8]) -> Result<(RelPath, Root), &'static str> {
     let escaped = line.strip_prefix(b"\\");
     let line = escaped.unwrap_or(line);
-    let hash = line
-        .get(..64)
-        .and_then(from_hex)
-        .ok_or("no BLAKE3 hash of 64 lower-case hexadecimal digits")?;
+    let hash = line.get(..64).and_then(from_hex).ok_or(
+        "it has no BLAKE3 hash of 64 lower-case hexadecimal digits (is the file a manifest?)",
+    )?;
     let name = line[64..]
         .strip_prefix(b"  ")
         .ok_or("no two spaces between the hash and the path")?;

@@ -20,7 +20,9 @@ pub(super) fn blocking_entry(tree: &Tree, path: &RelPath, shown: &Path) -> Optio
         let stat = stat_at(&parent, name).ok()?;
         let what = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => return None,
-            FileType::Symlink => "is a symbolic link, which is not followed",
+            FileType::Symlink => {
+                "is a symbolic link, which is not followed (give the path without links)"
+            }
             FileType::RegularFile => FILE,
             _ => OTHER,
         };
@@ -40,7 +42,9 @@ pub(super) fn own_blocking_entry(shown: &Path) -> Option<String> {
             Ok(metadata) if metadata.is_dir() => return None,
             Ok(metadata) if metadata.is_file() => FILE,
             Ok(_) => OTHER,
-            Err(_) if found.is_symlink() => "is a broken symbolic link",
+            Err(_) if found.is_symlink() => {
+                "is a broken symbolic link (choose another target, or remove the link)"
+            }
             Err(_) => return None,
         };
         return Some(describe(shown, path, what));
@@ -48,7 +52,7 @@ pub(super) fn own_blocking_entry(shown: &Path) -> Option<String> {
     None
 }
 
-const FILE: &str = "is a file and not a directory";
+const FILE: &str = "is a file and not a directory (choose another target, or remove the file)";
 const OTHER: &str = "is not a directory";
 
 fn describe(target: &Path, blocker: &Path, what: &str) -> String {
@@ -80,24 +84,31 @@ mod tests {
                 Path::new(path),
             )
         };
-        assert_eq!(
-            said("d/f/a/b").as_deref(),
-            Some("target 'd/f/a/b': 'd/f' is a file and not a directory")
-        );
-        assert_eq!(
-            said("d/f").as_deref(),
-            Some("target 'd/f' is a file and not a directory")
-        );
-        let link = "target 'd/link/x': 'd/link' is a symbolic link, which is not followed";
-        assert_eq!(said("d/link/x").as_deref(), Some(link));
+        for (path, text) in [
+            (
+                "d/f/a/b",
+                "target 'd/f/a/b': 'd/f' is a file and not a directory (choose ",
+            ),
+            ("d/f", "target 'd/f' is a file and not a directory (choose "),
+            (
+                "d/link/x",
+                "target 'd/link/x': 'd/link' is a symbolic link, which is not followed (give ",
+            ),
+        ] {
+            assert!(
+                said(path).is_some_and(|said| said.starts_with(text)),
+                "{:?}",
+                said(path)
+            );
+        }
         assert_eq!([said("d"), said("d/new/x")], [None, None]);
         let own = |path: &str| own_blocking_entry(&home.path().join(path)).unwrap_or_default();
         assert!(
-            own("d/f/a/b").ends_with("/d/f' is a file and not a directory"),
+            own("d/f/a/b").contains("/d/f' is a file and not a directory (choose "),
             "{}",
             own("d/f/a/b")
         );
-        assert!(own("d/link/x").ends_with("/d/link' is a broken symbolic link"));
+        assert!(own("d/link/x").contains("/d/link' is a broken symbolic link (choose "));
         assert_eq!(own("d/new/x"), "");
     }
 }
