@@ -41,7 +41,7 @@ pub enum ScanError {
         source: PathError,
     },
     /// A path in the list cannot be sent.
-    #[error("take '{}' from the list of paths: {fault}", Escaped::path(path))]
+    #[error("find the listed path '{}': {fault}", Escaped::path(path))]
     Listed {
         /// The path as it appears in the list.
         path: PathBuf,

@@ -204,7 +204,7 @@ fn parts_are_left_out_of_other_transfers_and_that_is_reported() {
         .expect(23);
     listed
         .says(&[
-            "zmove: sender: take '",
+            "zmove: sender: find the listed path '",
             &part,
             "a part of an unfinished transfer",
         ])

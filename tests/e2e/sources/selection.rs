@@ -272,7 +272,7 @@ fn wrong_paths_of_a_list_are_named(site: &Site) {
             .map(|line| serde_json::from_str::<Value>(line).unwrap());
         let count = events.filter(|event| {
             let text = event.to_string();
-            text.contains(&format!("take '{path}' from the list of paths")) && text.contains(why)
+            text.contains(&format!("find the listed path '{path}'")) && text.contains(why)
         });
         assert_eq!(count.count(), 1, "{path}: {why} in\n{}", outcome.stdout);
     };

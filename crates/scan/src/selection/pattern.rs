@@ -54,7 +54,7 @@ pub enum PatternError {
     #[error("a '#' at its start makes it a comment: write '\\#'")]
     Comment,
     /// The pattern of an include starts with `!`, which would turn it into an exclude.
-    #[error("a '!' at its start inverts it: use an exclude, or write '\\!'")]
+    #[error("a '!' at its start inverts it: use --exclude, or write '\\!'")]
     NegatedInclude,
     /// The pattern is a rule in rsync syntax. In gitignore syntax, such a rule would match only a name that hardly any
     /// file has. The value is advice for the user.

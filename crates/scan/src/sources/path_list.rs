@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn what_leads_out_is_refused_and_the_others_are_read() {
         let said = read(b"/etc\na/../b\nok\n..\nx\0y\n", Separator::Newline);
-        let of = |path: &str, why: &str| format!("take '{path}' from the list of paths: {why}");
+        let of = |path: &str, why: &str| format!("find the listed path '{path}': {why}");
         assert_eq!(
             said[0],
             of(

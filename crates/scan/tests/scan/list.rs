@@ -69,7 +69,7 @@ fn each_path_that_cannot_be_is_told_and_the_others_come() {
     let mut said: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
     said.sort();
     let below = |name: &str| tree.path().join(name).display().to_string();
-    let of = |path: &str, why: &str| format!("take '{path}' from the list of paths: {why}");
+    let of = |path: &str, why: &str| format!("find the listed path '{path}': {why}");
     let missing = "no such file or directory";
     assert_eq!(
         said,
@@ -102,10 +102,7 @@ fn a_listed_part_of_a_transfer_is_told() {
     assert_eq!(paths(&found), ["a", "a/1"]);
     let said: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
     let why = "it is a part of an unfinished transfer, which is never sent";
-    assert_eq!(
-        said,
-        [format!("take '{part}' from the list of paths: {why}")]
-    );
+    assert_eq!(said, [format!("find the listed path '{part}': {why}")]);
 }
 
 #[test]
