@@ -173,7 +173,8 @@ fn refuse_removals(account: &PushAccount, mirror: &Mirror) -> bool {
         "some entries could not be stored there"
     };
     let message = format!(
-        "nothing was removed at the target: {why} ({errors} errors); use --ignore-errors to remove anyway"
+        "nothing was removed at the target: {why} ({errors} {}); use --ignore-errors to remove anyway",
+        if errors == 1 { "error" } else { "errors" }
     );
     if account.files().report_once(&message) {
         account.warn(message);
