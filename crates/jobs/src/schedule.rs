@@ -39,7 +39,13 @@ impl FromStr for Schedule {
             )
         };
         refuse_unsupported_syntax(text).map_err(fail)?;
-        let cron = Cron::from_str(text).map_err(|error| fail(error.to_string()))?;
+        let is_wrong = |_| {
+            fail(
+                "a field has a value out of its range, or is not written as in a crontab"
+                    .to_owned(),
+            )
+        };
+        let cron = Cron::from_str(text).map_err(is_wrong)?;
         let schedule = Self {
             typed: text.to_owned(),
             cron,

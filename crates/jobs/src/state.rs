@@ -137,7 +137,9 @@ impl State {
 }
 
 fn unknown(word: &str) -> String {
-    format!("'{word}' is not a job state")
+    format!(
+        "'{word}' is not a job state: write waiting, queued, running, paused, done, failed, cancelled or expired"
+    )
 }
 
 impl fmt::Display for Step {
