@@ -91,7 +91,7 @@ fn times_that_a_file_system_cannot_store_are_counted_and_cause_no_transfer(site:
         paint(site.source().join(name), 9);
         set_own_mtime(&site.source().join(name), seconds, 734_567_891);
     }
-    let line = format!("\nnot kept: times of 1 ({WHY})\n");
+    let line = format!("\nnot kept: times of 1 ({WHY}); -v names the entries\n");
     let push = |options: &[&str]| site.push(options, site.contents(), "in").done();
     assert_eq!(counts(&push(&["--json"]).summary()), [3, 0, 1]);
     for name in names(&site.target().join("in")) {

@@ -141,7 +141,7 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     } else {
         String::new()
     };
-    headline + &extras(summary, args) + &limit
+    headline + &limit + &extras(summary, args)
 }
 
 /// Returns a text about the result of a preview.
@@ -310,8 +310,8 @@ fn limit(summary: &Summary) -> String {
 /// Minimum share of idle time to report. If the share is smaller, the path is nearly fully used.
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
-/// Returns further facts about the transfer, or an empty text. Counts share one line. Facts that need a sentence have
-/// lines of their own.
+/// Returns further facts about the transfer, or an empty text. Counts share one line. Facts that need the user's
+/// attention have lines of their own, each with what to do.
 pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     let mut counters = summary.counters;
     if summary.is_preview || counters.files == 0 {
@@ -335,7 +335,11 @@ pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     if !text.is_empty() {
         text.push('\n');
     }
-    text + &lines.concat() + &not_kept(&summary.not_kept)
+    let mut not_kept = not_kept(&summary.not_kept);
+    if !not_kept.is_empty() && !args.keeping.verbose {
+        not_kept.insert_str(not_kept.len() - 1, "; -v names the entries");
+    }
+    text + &lines.concat() + &not_kept
 }
 
 /// Returns a line that lists the metadata that could not be preserved.
@@ -421,7 +425,8 @@ mod tests {
         let text = as_text(&summary, &args(), None);
         assert_eq!(
             text,
-            "no file was moved: 41 compared equal in 0.00 s\n1 FAILED\n"
+            "no file was moved: 41 compared equal in 0.00 s\n\
+             1 FAILED: its message states the cause; the same command tries it again\n"
         );
         let partly = Counters {
             bytes: 9,

@@ -159,24 +159,39 @@ counters! {
     /// counts.
     8 removed, Sender, Sum, Difference, Any, same("removed");
     /// Entries that exist only at the target and were not removed because the limit of removals was reached.
-    9 max_delete_kept, Sender, Last, MaxDelete, Any, same("not removed (--max-delete)");
+    9 max_delete_kept, Sender, Last, MaxDelete, Any, Phrase::Count {
+        one: "entry not removed (--max-delete): a higher limit removes it\n",
+        many: "entries not removed (--max-delete): a higher limit removes them\n",
+    };
     /// Entries that exist only at the target and were not removed because the source changed during the transfer.
-    10 source_changed_kept, Sender, Last, Partial, Any, same("not removed (the source changed)");
+    10 source_changed_kept, Sender, Last, Partial, Any, Phrase::Count {
+        one: "entry not removed, because the source changed: run the same command again\n",
+        many: "entries not removed, because the source changed: run the same command again\n",
+    };
     /// FIFOs, sockets and devices that were not copied.
     11 specials, Sender, Last, None, Any, Phrase::Count {
-        one: "special file not copied",
-        many: "special files not copied",
+        one: "special file not copied: -D copies it if the receiver permits\n",
+        many: "special files not copied: -D copies them if the receiver permits\n",
     };
     /// Entries that the selection excludes. An excluded directory counts once, regardless of its contents.
     12 left_out, Sender, Last, None, Any, same("left out by the selection");
     /// Items that arrived damaged and were sent again.
-    13 resent, Sender, Sum, None, OneSession, same("resent after damage");
+    13 resent, Sender, Sum, None, OneSession, Phrase::Count {
+        one: "item arrived damaged and was sent again: check memory and network cards of both hosts\n",
+        many: "items arrived damaged and were sent again: check memory and network cards of both hosts\n",
+    };
     /// Chunks that were sent again because their lane was slow.
     14 repeated, Sender, Sum, None, OneSession, Phrase::JsonOnly;
     /// Number of times that connections were lost and restored.
-    15 reconnects, Sender, Sum, None, OneSession, same("× reconnected");
+    15 reconnects, Sender, Sum, None, OneSession, Phrase::Count {
+        one: "reconnection after a lost connection: 'zmove doctor HOST' examines the path\n",
+        many: "reconnections after lost connections: 'zmove doctor HOST' examines the path\n",
+    };
     /// Files and directories that failed.
-    16 failed, Sender, Last, Partial, Any, same("FAILED");
+    16 failed, Sender, Last, Partial, Any, Phrase::Count {
+        one: "FAILED: its message states the cause; the same command tries it again\n",
+        many: "FAILED: their messages state the causes; the same command tries them again\n",
+    };
     /// Failed entries that vanished while the source was scanned.
     17 vanished, Sender, Last, None, OneSession, Phrase::JsonOnly;
     /// Bytes of large files that an earlier transfer delivered and that were not sent again.
@@ -189,15 +204,16 @@ counters! {
     22 manifest_unread, Sender, Last, None, Any, Phrase::Own;
     /// Directories at the target that belong to other users, so that their modes and times could not be set.
     23 foreign_directories, Receiver, Last, None, Any, Phrase::Count {
-        one: "directory at the target belongs to another user: its mode and time stay as they are\n",
-        many: "directories at the target belong to other users: their modes and times stay as they are\n",
+        one: "directory at the target belongs to another user: its mode and time stay as they are, because only its owner can set them\n",
+        many: "directories at the target belong to other users: their modes and times stay as they are, because only their owners can set them\n",
     };
     /// Directories, and entries in them, that were removed because a file or link takes their name.
     24 replaced_below, Receiver, Sum, None, Any, same("removed with directories that a file or link replaces");
     /// Directories of the source that changed during each attempt to read them, so that entries may be missing.
     25 in_doubt, Sender, Last, InDoubt, OneSession, Phrase::Count {
-        one: "directory may be incomplete (it changed each time it was read)",
-        many: "directories may be incomplete (they changed each time they were read)",
+        one: "directory may be incomplete, because it changed each time it was read: run the same command again\n",
+        many: "directories may be incomplete, because they changed each time they were read: run the same command \
+               again\n",
     };
 }
 
@@ -391,7 +407,10 @@ mod tests {
         };
         let specials = phrase("specials");
         let texts = [0, 1, 2].map(|value| specials.text(value));
-        let words = ["1 special file not copied", "2 special files not copied"];
+        let words = [
+            "1 special file not copied: -D copies it if the receiver permits\n",
+            "2 special files not copied: -D copies them if the receiver permits\n",
+        ];
         assert_eq!(texts, [None, Some(words[0].into()), Some(words[1].into())]);
         assert_eq!(
             phrase("bytes_resumed").text(2048).unwrap(),
