@@ -510,7 +510,11 @@ fn a_file_that_may_not_be_written_is_named_and_the_rest_goes_on() {
     let outcome = outcome.says(&[said, "closed-small'", "Permission denied"]);
     outcome
         .says(&[said, "closed-large'", "Permission denied"])
-        .lines(2);
+        .says(&[
+            "zmove: receiver: Permission denied. ",
+            "run the same command again",
+        ])
+        .lines(3);
     assert_eq!(
         std::fs::read(site.target().join("open")).unwrap(),
         painted(5, 0)

@@ -1,7 +1,7 @@
 //! The failures of a transfer by kind. If thousands of entries fail for the same cause, a few are named and the rest
 //! are counted, so that the cause stands out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -9,22 +9,33 @@ use crate::display::terminal;
 use crate::value::cause::errno_name;
 use crate::value::exit::{Exit, InTransfer};
 
+/// Appends how to continue after a target was full.
+macro_rules! once_there_is_room {
+    ($remedy:literal) => {
+        concat!(
+            $remedy,
+            " Complete files stay. Run the same command again when there is room. Partial data of large files is kept; \
+             to free it, run 'zmove journal clean --all' on the receiver."
+        )
+    };
+}
+
 /// The number of failures of each kind.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     kinds: BTreeMap<String, u64>,
-    /// The remedy for the first failure that was caused by a full target.
-    no_room: Option<&'static str>,
+    /// Advice for the causes of the failures.
+    advice: BTreeSet<&'static str>,
 }
 
 impl Failures {
     /// Counts a failure. Returns true if the failure must be printed, which applies to the first failures of each kind.
     pub(crate) fn count(&mut self, message: &str) -> bool {
         let kind = kind(message);
-        if kind.starts_with("receiver: ") {
-            let found = NO_ROOM.iter().find(|(cause, _)| kind.contains(cause));
-            self.no_room = self.no_room.or(found.map(|(_, remedy)| *remedy));
-        }
+        let known = ADVICE
+            .iter()
+            .filter(|(side, cause, _)| kind.starts_with(side) && kind.contains(cause));
+        self.advice.extend(known.map(|(_, _, advice)| *advice));
         let is_one_too_many = self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind);
         let failures = self
             .kinds
@@ -49,9 +60,9 @@ impl Failures {
         })
     }
 
-    /// Returns advice for the user if the target was full.
-    pub(crate) fn advice(&self) -> Option<String> {
-        self.no_room.map(|remedy| format!("{remedy} {RUN_AGAIN}"))
+    /// Returns a line of advice for each cause that the user can remove.
+    pub(crate) fn advice(&self) -> impl Iterator<Item = &'static str> {
+        self.advice.iter().copied()
     }
 }
 
@@ -131,25 +142,36 @@ fn kind(message: &str) -> String {
 const NAMED_MAX: u64 = 10;
 /// Maximum number of kinds that are distinguished. Messages may contain numbers in addition to names.
 const KINDS_MAX: usize = 100;
-/// The messages for a file system without inodes, a full disk and an exhausted quota, and the remedy for each.
-const NO_ROOM: [(&str, &str); 3] = [
-    (
-        "no inodes are free",
-        "receiver: The file system has free space, but no free inodes ('df -i' shows them). Remove files there, or use \
-         a file system with more inodes.",
-    ),
-    (
-        "No space left on device",
-        "receiver: No space left on device.",
-    ),
-    (
-        "quota exceeded",
-        "receiver: A quota of the user, group or directory is used up, even if the file system has free space. Remove \
-         files there, or have the quota raised.",
-    ),
+/// The side, the system's message and the advice for causes that the user can remove.
+const ADVICE: [(&str, &str, &str); 8] = [
+    ("receiver: ", "no inodes are free", FREE_INODES),
+    ("receiver: ", "No space left on device", MAKE_ROOM),
+    ("receiver: ", "quota exceeded", RAISE_QUOTA),
+    ("receiver: ", "Permission denied", PERMIT),
+    ("receiver: ", "Read-only file system", REMOUNT),
+    ("receiver: ", "File name too long", SHORTEN),
+    ("receiver: ", "File too large", SPLIT),
+    ("sender: ", "Permission denied", PERMIT_READING),
 ];
-const RUN_AGAIN: &str = "Complete files stay. Run the same command again when there is room. Partial data of large \
-                         files is kept; to free it, run 'zmove journal clean --all' on the receiver.";
+const FREE_INODES: &str = once_there_is_room!(
+    "receiver: The file system has free space, but no free inodes ('df -i' shows them). Remove files there, or use a \
+     file system with more inodes."
+);
+const MAKE_ROOM: &str = once_there_is_room!("receiver: No space left on device.");
+const RAISE_QUOTA: &str = once_there_is_room!(
+    "receiver: A quota of the user, group or directory is used up, even if the file system has free space. Remove \
+     files there, or have the quota raised."
+);
+const PERMIT: &str = "receiver: Permission denied. The receiver's user needs write permission for the directories of \
+                      these entries. Change their owner or mode, and run the same command again.";
+const REMOUNT: &str =
+    "receiver: Read-only file system. Mount it writable, and run the same command again.";
+const SHORTEN: &str = "receiver: File name too long. The target's file system does not store such names. Shorten them \
+                       at the source, or leave them out with --exclude.";
+const SPLIT: &str = "receiver: File too large. The target's file system, or a limit of the receiver's process (ulimit \
+                     -f), does not allow files of this size. Raise the limit, or choose another target.";
+const PERMIT_READING: &str = "sender: Permission denied. The sender's user needs read permission for these entries. \
+                              Grant it, or leave them out with --exclude.";
 const OTHERS: &str = "failures of other kinds";
 
 #[cfg(test)]
@@ -177,19 +199,16 @@ mod tests {
     fn where_there_is_no_room_it_is_said_how_to_make_some() {
         let mut failures = Failures::default();
         failures.count("sender: read 'x': No space left on device (os error 28)");
-        assert_eq!(failures.advice(), None, "that is no room here");
-        for (cause, remedy) in [
-            (
-                FaultCode::Os(28),
-                "receiver: No space left on device. Complete",
-            ),
-            (FaultCode::NoInodes, "no free inodes ('df -i'"),
-            (FaultCode::Os(122), "have the quota raised"),
+        assert_eq!(failures.advice().next(), None, "that is no room here");
+        for (cause, advice) in [
+            (FaultCode::Os(28), MAKE_ROOM),
+            (FaultCode::NoInodes, FREE_INODES),
+            (FaultCode::Os(122), RAISE_QUOTA),
         ] {
             let mut failures = Failures::default();
             failures.count(&format!("receiver: create 'x': {cause}"));
-            let advice = failures.advice().unwrap();
-            assert!(advice.contains(remedy), "{advice}");
+            failures.count(&format!("receiver: create 'y': {cause}"));
+            assert_eq!(failures.advice().collect::<Vec<_>>(), [advice]);
         }
     }
 
