@@ -1,11 +1,12 @@
 //! The output: no progress without a terminal, JSON for programs, and examples in the help.
 
 use std::fs::File;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::harness::{Site, both_ways};
+use crate::support::command::Zmove;
+use crate::support::harness::{Site, both_ways, has_program, skip};
 use crate::support::quiet_machine::{quiet_machine, share_machine};
 use crate::support::tree::{assert_same, paint};
 
@@ -39,6 +40,48 @@ fn no_bar_without_a_terminal(site: &Site) {
     );
     assert!(!outcome.stdout.contains('\u{1b}') && !outcome.stdout.contains('\r'));
     assert!(outcome.stdout.lines().count() <= 4);
+}
+
+/// Returns what a command prints on a terminal with 80 columns.
+fn at_terminal(site: &Site, variables: &[(&str, &str)], words: &[&str]) -> String {
+    let zmove = site.zmove(words).0;
+    let words = std::iter::once(zmove.get_program()).chain(zmove.get_args());
+    let words: Vec<_> = words.map(|word| format!("'{}'", word.display())).collect();
+    let mut script = Command::new("script");
+    script
+        .args(["-qefc", &format!("stty cols 80; {}", words.join(" "))])
+        .arg("/dev/null")
+        .current_dir(site.path(""))
+        .env("ZMOVE_HOME", site.path("client"))
+        .env_remove("NO_COLOR")
+        .envs(variables.iter().copied());
+    Zmove(script).outcome().done().stdout
+}
+
+#[test]
+fn a_terminal_shows_progress_and_styles_unless_they_are_turned_off() {
+    if !has_program("script") {
+        return skip("a terminal needs script");
+    }
+    let site = Site::daemon();
+    paint(site.source().join("f"), 2 << 20);
+    let push = |options: &[&str], path: &str| {
+        let target = format!("{}:{path}", site.the_daemon().address);
+        let limit = &["push", "--limit", "16Mbit"][..];
+        at_terminal(
+            &site,
+            &[],
+            &[limit, options, &["source/", &target]].concat(),
+        )
+    };
+    let bar = push(&[], "a");
+    assert!(bar.contains("% ") && bar.contains('\r'), "{bar}");
+    let plain = push(&["--no-progress"], "b");
+    assert!(plain.starts_with("1 file, 2.00 MiB in "), "{plain}");
+    assert!(!plain.contains('\u{1b}'), "{plain}");
+    let help = |variables: &[(&str, &str)]| at_terminal(&site, variables, &["push", "-h"]);
+    assert!(help(&[]).contains('\u{1b}'));
+    assert!(!help(&[("NO_COLOR", "1")]).contains('\u{1b}'));
 }
 
 fn json_is_one_object_a_line_and_ends_with_a_summary(site: &Site) {

@@ -62,6 +62,8 @@ enum OutputForm {
     Json,
     /// Lines without a bar, for a standard error that is not a terminal.
     Lines,
+    /// Neither a bar nor lines about the progress.
+    NoProgress,
     Failures,
 }
 
@@ -72,7 +74,7 @@ impl OutputForm {
             Self::Bar => Some(DRAW_INTERVAL),
             Self::Json => Some(JSON_INTERVAL),
             Self::Lines => Some(LINE_INTERVAL),
-            Self::Failures => None,
+            Self::NoProgress | Self::Failures => None,
         }
     }
 }
@@ -172,6 +174,9 @@ impl Display {
         let form = match args {
             PushArgs { json: true, .. } => OutputForm::Json,
             PushArgs { quiet: true, .. } => OutputForm::Failures,
+            PushArgs {
+                no_progress: true, ..
+            } => OutputForm::NoProgress,
             _ if std::io::stderr().is_terminal() => OutputForm::Bar,
             _ => OutputForm::Lines,
         };
@@ -265,7 +270,7 @@ impl Display {
         }
         if let Some(failures) = &self.watcher.state.lock().failures {
             failures.unnamed().for_each(terminal::warn);
-            failures.advice().into_iter().for_each(terminal::warn);
+            failures.advice().for_each(terminal::warn);
         }
         took_part
     }
@@ -496,7 +501,7 @@ impl Watcher {
                 .iter()
                 .for_each(|change| self.print(dry_run::as_json(change))),
             OutputForm::Failures => {}
-            OutputForm::Bar | OutputForm::Lines => self
+            OutputForm::Bar | OutputForm::Lines | OutputForm::NoProgress => self
                 .bar
                 .suspend(|| terminal::print(dry_run::lines(changes))),
         }

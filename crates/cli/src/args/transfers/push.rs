@@ -67,6 +67,9 @@ pub(crate) struct PushArgs {
     /// Print only errors
     #[arg(short, long, conflicts_with = "json")]
     pub(crate) quiet: bool,
+    /// Show no progress, neither on a terminal nor in a log
+    #[arg(long)]
+    pub(crate) no_progress: bool,
     // Options without a heading must come first, because the heading of a flattened group also applies to all later
     // options.
     #[command(flatten)]

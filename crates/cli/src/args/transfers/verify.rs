@@ -39,6 +39,9 @@ pub(crate) struct VerifyArgs {
     /// Print only errors
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
+    /// Show no progress, neither on a terminal nor in a log
+    #[arg(long)]
+    no_progress: bool,
     #[command(flatten)]
     dial: DialArgs,
     #[command(flatten)]
@@ -63,6 +66,7 @@ impl From<VerifyArgs> for PushArgs {
             selection,
             json,
             quiet,
+            no_progress,
         } = args;
         // A list or a manifest already defines the entries to compare.
         let delete = !one_way && selection.files_from.is_none() && manifest.is_none();
@@ -86,6 +90,7 @@ impl From<VerifyArgs> for PushArgs {
             selection,
             json,
             quiet,
+            no_progress,
             ..Self::default()
         }
     }

@@ -195,6 +195,7 @@ mod tests {
         "dry-run",
         "human-readable",
         "json",
+        "no-progress",
         "partial",
         "progress",
         "quiet",
