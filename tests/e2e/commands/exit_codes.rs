@@ -68,7 +68,8 @@ fn a_missing_source_exits_with_23() {
     let said = yard.says("submit", &[], "none", "target").expect(23).stderr;
     assert_eq!(
         said,
-        "zmove: 'none' does not exist\nzmove: nothing to send: no source exists\n"
+        "zmove: sender: open 'none': No such file or directory (os error 2)\n\
+         zmove: nothing to send: no source exists (check the paths)\n"
     );
     yard.says("submit", &[], "none", &format!("{daemon}:x"))
         .expect(23);

@@ -346,7 +346,7 @@ fn options_that_contradict_watching_are_refused() {
         1,
         "--watch needs exactly one source directory",
     );
-    refused(&["none", "target"], 23, "'none' does not exist");
+    refused(&["none", "target"], 23, "open 'none': No such file");
     refused(&["h:x", "target"], 1, "is not a directory on this host");
     yard.run(&["submit", "--rest", "1s", "source", "target"])
         .expect(1)

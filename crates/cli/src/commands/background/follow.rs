@@ -25,7 +25,7 @@ use zmove_types::{Escaped, Lock};
 use zmove_watch::{Batch, ChangeDetection, Watch, WatchConfig};
 
 use crate::args::{PushArgs, SubmitArgs};
-use crate::commands::transfer::{interrupted, names_other_host};
+use crate::commands::transfer::{interrupted, names_other_host, warn_if_missing};
 use crate::display::progress::print_json;
 use crate::display::terminal;
 use crate::settings;
@@ -61,9 +61,7 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     if let Some(why) = first(&refused) {
         return Err(usage_error(format!("--watch cannot be used with {why}")));
     }
-    let is_missing = !names_other_host(source) && Path::new(source).symlink_metadata().is_err();
-    if is_missing {
-        terminal::warn(format_args!("'{}' does not exist", Escaped::path(source)));
+    if !names_other_host(source) && warn_if_missing(source) {
         return Err(SourcesError::Nothing.into());
     }
     if !Path::new(source).is_dir() {

@@ -21,7 +21,7 @@ use zmove_types::Escaped;
 use crate::args::{JobOptions, PushArgs, SubmitArgs};
 use crate::commands::follow;
 use crate::commands::mount;
-use crate::commands::transfer::names_other_host;
+use crate::commands::transfer::{names_other_host, warn_if_missing};
 use crate::commands::trust::ensure_known_key;
 use crate::display::progress::print_json;
 use crate::display::prompt::Prompt;
@@ -222,12 +222,8 @@ const LABEL_BYTES_MAX: usize = 255;
 /// Warns of missing sources. Like a push, refuses a job if none of its sources exists.
 fn refuse_missing(args: &PushArgs) -> Result<()> {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
-    let is_missing = |source: &&OsString| Path::new(source).symlink_metadata().is_err();
-    let missing: Vec<_> = sources.iter().filter(is_missing).collect();
-    for source in &missing {
-        terminal::warn(format_args!("'{}' does not exist", Escaped::path(source)));
-    }
-    if missing.len() == sources.len() {
+    let missing = sources.iter().filter(|source| warn_if_missing(source));
+    if missing.count() == sources.len() {
         return Err(SourcesError::Nothing.into());
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use zmove_engine::{
-    ConnectedHost, Connector, DialSettings, ReceiverConfig, Remote, Summary, Transferred,
+    ConnectedHost, Connector, DialSettings, Notice, ReceiverConfig, Remote, Summary, Transferred,
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::PathKind;
@@ -154,6 +154,17 @@ pub(crate) fn names_other_host(path: &OsStr) -> bool {
     path.split('/')
         .next()
         .is_some_and(|head| head.contains(':'))
+}
+
+/// Returns whether a source is missing, and reports it like a push.
+pub(crate) fn warn_if_missing(source: &OsStr) -> bool {
+    let path = Path::new(source);
+    let missing = path.symlink_metadata().err();
+    if let Some(source) = missing {
+        terminal::warn(Notice::SourceMissing { path, source });
+        return true;
+    }
+    false
 }
 
 /// Connects to a host. Returns an error if the user stops the command during the attempt.
