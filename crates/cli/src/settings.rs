@@ -159,7 +159,7 @@ pub(crate) fn notify_config() -> Result<NotifyConfig> {
         return Ok(config);
     }
     Err(usage_error(format!(
-        "'{}' has neither a hook nor a webhook",
+        "'{}' has neither a hook nor a webhook: add [hook] or [webhook]",
         file.display()
     )))
 }

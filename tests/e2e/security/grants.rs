@@ -82,7 +82,7 @@ fn grants_are_listed_and_removed() {
     );
     site.allow(&["remove", "eve"])
         .expect(1)
-        .says(&["'eve' is not in the list"])
+        .says(&["no allowed key has the name or fingerprint 'eve'"])
         .lines(1);
     assert_eq!(
         site.allow(&["remove", "bob"]).done().stdout,

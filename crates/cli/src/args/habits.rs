@@ -61,7 +61,9 @@ impl FromStr for Bwlimit {
         } else {
             format!("{text}KiB")
         };
-        let ByteCount(bytes) = parse_size(&text).map_err(|error| error.to_string())?;
+        let ByteCount(bytes) = parse_size(&text).map_err(|_| {
+            format!("'{text}' is not a rate of rsync: write KiB per second as 1000, or with a unit as 10M")
+        })?;
         Ok(Self((bytes > 0).then(|| RateLimit::nearest(bytes))))
     }
 }

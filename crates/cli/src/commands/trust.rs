@@ -49,7 +49,8 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
 
 fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     let Some(key) = known_hosts.remove(&host.host, host.port)? else {
-        return Err(usage_error(format!("{host} is not known")));
+        let text = format!("no key of {host} is pinned: see 'zmove trust list'");
+        return Err(usage_error(text));
     };
     terminal::say(format_args!("removed {host}; its key was {key}"));
     Ok(Exit::Done)
@@ -90,7 +91,9 @@ async fn learn(
     let known = known_hosts.lookup(&host.host, host.port);
     let key = fetch(host, identity, known).await?;
     if let Some(right) = args.fingerprint.filter(|right| *right != key) {
-        let text = format!("trust {host}: its key is {key}, not {right}");
+        let text = format!(
+            "verify the key of {host}: it is {key}, not {right}; ask its administrator which is right"
+        );
         return Err(failure(Exit::Authentication, text));
     }
     if known.is_some() {

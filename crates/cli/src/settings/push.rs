@@ -332,7 +332,7 @@ pub(crate) fn refuse_twice<'a>(receivers: impl Iterator<Item = &'a Remote>) -> R
     for receiver in receivers {
         if !seen.insert((receiver.host.to_ascii_lowercase(), receiver.port)) {
             return Err(usage_error(format!(
-                "the receiver {receiver} is named twice"
+                "the receiver {receiver} is named twice: name it once"
             )));
         }
     }
@@ -557,8 +557,14 @@ mod tests {
                 "a 10.77.0.2,g",
                 "'10.77.0.2,g' is a host without a path: write '10.77.0.2,g:PATH'",
             ),
-            ("a h,H:b", "the receiver H:5870 is named twice"),
-            ("a h:5870,g,h:b", "the receiver h:5870 is named twice"),
+            (
+                "a h,H:b",
+                "the receiver H:5870 is named twice: name it once",
+            ),
+            (
+                "a h:5870,g,h:b",
+                "the receiver h:5870 is named twice: name it once",
+            ),
             (
                 "-H a g,h:b",
                 "to keep hard links (-H) is not possible with several receivers",

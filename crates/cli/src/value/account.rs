@@ -83,9 +83,9 @@ impl FromStr for AccountMap {
 }
 
 fn mapping(text: &str) -> Result<Mapping, String> {
-    let (from, to) = text
-        .split_once(':')
-        .ok_or_else(|| format!("'{text}' is not FROM:TO"))?;
+    let (from, to) = text.split_once(':').ok_or_else(|| {
+        format!("'{text}' is not FROM:TO: write for example alice:bob or 1000:2000")
+    })?;
     let number = |word: &str| word.parse::<u32>().ok();
     let range = from
         .split_once('-')

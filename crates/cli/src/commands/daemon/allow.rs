@@ -47,7 +47,10 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
             let before = AuthorizedKeys::load(&home)?;
             let gone = AuthorizedKeys::remove(&home, &key_or_name)?;
             if gone.is_empty() {
-                return Err(usage_error(format!("'{key_or_name}' is not in the list")));
+                let text = format!(
+                    "no allowed key has the name or fingerprint '{key_or_name}': see 'zmove allow list'"
+                );
+                return Err(usage_error(text));
             }
             for grant in &gone {
                 terminal::say(format_args!(
@@ -159,7 +162,7 @@ fn resolve(root: PathBuf, guard: &RootGuard) -> Result<PathBuf> {
     let resolved = answer_within(ANSWER_MAX, &root, resolve);
     match resolved.unwrap_or_else(|error| Err(unanswered("resolve its links", &error))) {
         Err(error) if is_none(&error) => Err(usage_error(format!(
-            "root '{}' is not a directory",
+            "root '{}' is not a directory: name the directory that the key may use",
             root.display()
         ))),
         resolved => resolved.with_context(|| format!("receiver: open root '{}'", root.display())),

@@ -102,7 +102,7 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<Exit> {
 }
 
 fn unexpected_answer<T>() -> Result<T> {
-    bail!("the daemon is of a different release, and its answer cannot be decoded")
+    bail!("the daemon is of another release, and its answer cannot be decoded: restart the daemon")
 }
 
 /// Sends a request to the daemon of this host.
@@ -122,7 +122,7 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
         }
     }
     let text = format!(
-        "no daemon answers on this host ({}); only the user of the daemon and root can connect to it (--socket)",
+        "no daemon answers on this host ({}): is 'zmove serve' running? Only its user and root can connect to it (--socket)",
         failed.join("; ")
     );
     Err(failure(Exit::Connection, text))

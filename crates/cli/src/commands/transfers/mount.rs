@@ -175,7 +175,7 @@ pub(crate) fn require(args: &PushArgs) -> Result<()> {
             .and_then(|path| Ok(mount_of(&path)?.point == path));
         let why = match found {
             Ok(true) => continue,
-            Ok(false) => "nothing is mounted there".to_owned(),
+            Ok(false) => "nothing is mounted there (mount it first)".to_owned(),
             Err(error) => format!("{error:#}"),
         };
         let text = format!(

@@ -27,7 +27,11 @@ use crate::value::exit::{Exit, failure, usage_error};
 pub(super) fn known(name: &str) -> Result<User> {
     let found =
         User::from_name(name).with_context(|| format!("look for the user '{name}' (--user)"))?;
-    let user = found.ok_or_else(|| usage_error(format!("there is no user '{name}' (--user)")))?;
+    let user = found.ok_or_else(|| {
+        usage_error(format!(
+            "there is no user '{name}' on this host: create it, or name another with --user"
+        ))
+    })?;
     if user.uid.is_root() {
         return Err(usage_error(format!(
             "--user must name a user without root privileges, but '{name}' is root"

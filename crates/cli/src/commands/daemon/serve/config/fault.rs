@@ -18,7 +18,7 @@ impl ConfigFault {
     pub(super) fn unread(path: &Path, error: &std::io::Error) -> Self {
         Self {
             line: None,
-            text: format!("{}: {error}", path.display()),
+            text: format!("read {}: {error}", path.display()),
         }
     }
 
