@@ -182,7 +182,7 @@ pub enum SshError {
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// The program does not exist or cannot be run.
-    #[error("start '{program}': {source} (is ssh installed? -e gives another command)")]
+    #[error("start '{program}' (is ssh installed? -e gives another command)")]
     Start {
         /// The program.
         program: String,

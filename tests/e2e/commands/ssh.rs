@@ -430,7 +430,10 @@ fn a_missing_ssh_is_reported() {
     zmove
         .outcome()
         .expect(10)
-        .says(&["zmove: start '/nowhere/ssh': No such file or directory"])
+        .says(&[
+            "zmove: start '/nowhere/ssh' (is ssh installed? -e gives another command): ",
+            "No such file or directory",
+        ])
         .lines(1);
 }
 
