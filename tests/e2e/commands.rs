@@ -7,6 +7,7 @@ pub(crate) mod dry_run;
 pub(crate) mod exit_codes;
 pub(crate) mod habits;
 pub(crate) mod jobs;
+pub(crate) mod mistakes;
 pub(crate) mod output;
 pub(crate) mod pull;
 pub(crate) mod python;
