@@ -40,7 +40,7 @@ pub struct Node<W> {
     pub patience: Duration,
     /// Results of this node's sessions.
     pub served: Arc<SessionResults>,
-    /// Failures that other nodes have reported. The head does not count these failures again at the end. Default: none.
+    /// Failures that any node has reported. The head reports and counts each of them once. Default: none.
     pub told: Arc<SeenMessages>,
     /// Set when the movers of this node should finish their items and leave the job.
     pub leaves: watch::Sender<bool>,

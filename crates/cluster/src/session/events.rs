@@ -22,10 +22,8 @@ pub(crate) struct JobEvents {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
     pub(crate) served: Arc<SessionResults>,
-    /// Failures that this node has reported.
-    told: SeenMessages,
-    /// Failures that other nodes have reported.
-    reported_elsewhere: Arc<SeenMessages>,
+    /// Failures that this node or, at the head, another node has reported.
+    told: Arc<SeenMessages>,
     /// The large files of which a range has failed, identified by the items that commit them.
     failed_ranges: Lock<HashSet<WorkId>>,
     /// State of the receivers, by number.
@@ -54,14 +52,13 @@ impl JobEvents {
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
         served: Arc<SessionResults>,
-        reported_elsewhere: Arc<SeenMessages>,
+        told: Arc<SeenMessages>,
     ) -> Arc<Self> {
         Arc::new(Self {
             observer,
             listener,
             served,
-            told: SeenMessages::default(),
-            reported_elsewhere,
+            told,
             failed_ranges: Lock::default(),
             known: Lock::default(),
             unsettled: Lock::default(),
@@ -283,12 +280,12 @@ impl SessionEvents {
 
     /// Returns whether a failure with this message was reported, by this node or by others.
     pub(crate) fn has_reported(&self, message: &str) -> bool {
-        self.events.told.has(message) || self.events.reported_elsewhere.has(message)
+        self.events.told.has(message)
     }
 
     /// Returns whether a failure of this path was reported, by this node or by others.
     pub(crate) fn has_failed(&self, path: &str) -> bool {
-        self.events.told.names(path) || self.events.reported_elsewhere.names(path)
+        self.events.told.names(path)
     }
 
     /// Reports a directory whose mode and time could not be set. It counts once, even if another session tries again.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::sync::watch;
 use zmove_cluster::jetstream::{
-    BrokerState, GrantNotice, JetStream, JobNotice, LocalBroker, LocalServer, NodeFailure,
-    NodeNotice, Notice, NoticeBoard, NumberAssignment, QueueRole, SourceNotice,
+    BrokerState, GrantNotice, JetStream, JobNotice, LocalBroker, LocalServer, NodeNotice, Notice,
+    NoticeBoard, NumberAssignment, QueueRole, SourceNotice,
 };
 use zmove_cluster::{JobError, JobPhase, Receiver, SharedJob};
 use zmove_engine::Sources;
@@ -107,7 +107,7 @@ impl<'a> ClusterPush<'a> {
         let outages = warn_of_outages(
             &self.cluster.broker,
             queue.state(),
-            Arc::clone(&leading.participants),
+            Arc::clone(&leading.participants.observer),
         );
         let exchange = liaison.exchange(leading.phase.subscribe(), mounts);
         let beside = async { tokio::try_join!(exchange, outages).map(|(never, _)| never) };
@@ -186,10 +186,7 @@ impl Liaison {
     async fn take(&mut self, notice: Notice) -> Result<bool> {
         let own = self.notice.job;
         match notice {
-            Notice::Failed(NodeFailure { job, node, message }) if job == own => {
-                let message = format!("{message} (at {node})");
-                self.participants.on(&Event::Failed { message });
-            }
+            Notice::Failed(failure) if failure.job == own => self.participants.fail(failure),
             Notice::Warned(warning) if warning.job == own => self.participants.warn(warning),
             Notice::Absent(failure) if failure.job == own => {
                 self.participants.report_absent(failure)
@@ -259,9 +256,9 @@ async fn start(broker: &LocalBroker) -> Result<LocalServer> {
 async fn warn_of_outages(
     broker: &str,
     mut state: watch::Receiver<BrokerState>,
-    participants: Arc<Participants>,
+    observer: Arc<dyn Observer>,
 ) -> Result<Infallible> {
-    let warn = |message| participants.on(&Event::Warned { message });
+    let warn = |message| observer.on(&Event::Warned { message });
     loop {
         let news = *state.wait_for(|state| *state != BrokerState::Ready).await?;
         if news == BrokerState::Silent {
@@ -301,8 +298,6 @@ const RENEW_BEFORE: Duration = Duration::from_secs(12 * 60 * 60);
 
 #[cfg(test)]
 mod tests {
-    use zmove_jobs::Nodes;
-
     use super::*;
     use crate::commands::tests::Warnings;
 
@@ -310,12 +305,10 @@ mod tests {
     async fn a_broker_from_which_nothing_is_taken_is_reported_once_and_again_later() {
         let warnings = Arc::new(Warnings::default());
         let observer = Arc::clone(&warnings) as Arc<dyn Observer>;
-        let shown = watch::Sender::new(Nodes::default());
-        let participants = Arc::new(Participants::new(None, [], observer, shown));
         let states = watch::Sender::new(BrokerState::Ready);
         let warning = tokio::spawn({
             let states = states.subscribe();
-            async move { warn_of_outages("b", states, participants).await }
+            async move { warn_of_outages("b", states, observer).await }
         });
         for count in 1..3 {
             for _ in 0..2 {

@@ -21,9 +21,9 @@ use zmove_wire::{FileTotal, TransferProgress};
 use self::rates::{Rate, compare};
 use crate::display::failures::without_places;
 
-/// The participants of a job. This type is also the observer of this node's own work.
+/// The participants of a job.
 pub(crate) struct Participants {
-    observer: Arc<dyn Observer>,
+    pub(crate) observer: Arc<dyn Observer>,
     /// The nodes or receivers as they are displayed.
     pub(crate) shown: watch::Sender<Nodes>,
     /// Name of this node if it leads a cluster, or `None` for a push from one node to several receivers.
@@ -135,6 +135,14 @@ impl Participants {
         }
     }
 
+    /// Reports a failure at another node, unless any node has reported it before.
+    pub(crate) fn fail(&self, NodeFailure { node, message, .. }: NodeFailure) {
+        if self.seen_failures.report_once(without_places(&message)) {
+            let message = format!("{message} (at {node})");
+            self.observer.on(&Event::Failed { message });
+        }
+    }
+
     /// Reports a warning of a node that takes part, up to a limit for each node.
     pub(crate) fn warn(&self, NodeFailure { node, message, .. }: NodeFailure) {
         let mut entries = self.entries.lock();
@@ -241,16 +249,6 @@ impl Participants {
         let entries = self.entries.lock();
         let others = entries.values().filter(|entry| entry.has_served());
         others.count() + usize::from(served.tally().items > 0)
-    }
-}
-
-impl Observer for Participants {
-    fn on(&self, event: &Event) {
-        match event {
-            Event::Failed { message }
-                if !self.seen_failures.report_once(without_places(message)) => {}
-            _ => self.observer.on(event),
-        }
     }
 }
 
@@ -629,14 +627,19 @@ mod tests {
     fn a_failure_is_told_once_whichever_node_tells_it() {
         let heard = Arc::new(Heard::default());
         let participants = of_nodes(Arc::clone(&heard) as Arc<dyn Observer>);
-        for at in ["", " (at 10.0.0.1:7)", " (at 10.0.0.2:7) (at n1)"] {
-            participants.on(&Event::Failed {
-                message: format!("receiver: write 'x': full{at}"),
+        let fail = |file: &str, at: &str| {
+            let message = format!("receiver: write '{file}': full{at}");
+            participants.fail(NodeFailure {
+                message,
+                ..absent("n")
             });
-        }
-        participants.on(&Event::Failed {
-            message: "receiver: write 'y': full".into(),
-        });
-        assert_eq!(heard.0.lock().len(), 2);
+            heard.0.lock().len()
+        };
+        let head = &participants.seen_failures;
+        assert!(head.report_once("receiver: write 'w': full"));
+        assert_eq!(fail("w", " (at 10.0.0.1:7)"), 0, "the head has told it");
+        let places = ["", " (at 10.0.0.1:7)", " (at 10.0.0.2:7)"];
+        assert_eq!(places.map(|at| fail("x", at)), [1, 1, 1]);
+        assert_eq!(fail("y", ""), 2);
     }
 }

@@ -16,7 +16,7 @@ use zmove_jobs::{Party, host_name};
 use zmove_sender::SenderConfig;
 use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, SharedRate};
-use zmove_types::{ByteCount, ByteRate, MetadataKinds, Observer, SharedJobId};
+use zmove_types::{ByteCount, ByteRate, MetadataKinds, SharedJobId};
 use zmove_wire::{DirectoryReplacement, NodeName, Open, PreserveOptions, TargetShape};
 
 use crate::commands::participants::Participants;
@@ -73,7 +73,7 @@ impl JobLeader {
             others_join_within,
             ..Head::new(node)
         };
-        let observer = Arc::clone(&participants) as Arc<dyn Observer>;
+        let observer = Arc::clone(&participants.observer);
         let served = &head.node.served;
         let ended = tokio::select! {
             ended = Box::pin(head.run(observer, Arc::new(SessionWarnings), self.stop)) => ended,
