@@ -33,8 +33,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use zmove_scan::DirectoryMark;
 use zmove_sender::Feeder;
-use zmove_types::{Event, Lock, Observer, RelPath};
-use zmove_wire::WorkCounts;
+use zmove_types::{Counters, Event, Lock, Observer, RelPath};
 
 use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
@@ -268,13 +267,13 @@ impl<W: WorkQueue> Mover<W> {
         first: WorkItem,
         turn: Option<OwnedSemaphorePermit>,
         lease_progress: &LeaseProgress,
-    ) -> Result<WorkCounts, Stop> {
+    ) -> Result<Counters, Stop> {
         let mut left = Vec::new();
-        let mut counts = WorkCounts::default();
+        let mut counts = Counters::default();
         let mut doing = FuturesUnordered::new();
         doing.push(self.process_item(first, turn, lease_progress));
         while let Some((refused, of_one)) = doing.try_next().await? {
-            counts = counts.and(of_one);
+            counts = counts.plus(&of_one);
             left.extend(refused);
             let at_once = left.len().min(ITEMS_AT_ONCE.saturating_sub(doing.len()));
             for item in left.drain(left.len() - at_once..).rev() {
@@ -290,7 +289,7 @@ impl<W: WorkQueue> Mover<W> {
         item: WorkItem,
         mut turn: Option<OwnedSemaphorePermit>,
         lease_progress: &LeaseProgress,
-    ) -> Result<(Vec<WorkItem>, WorkCounts), Stop> {
+    ) -> Result<(Vec<WorkItem>, Counters), Stop> {
         if turn.is_none() && !is_mostly_waiting(&item) {
             turn = Arc::clone(&self.turns).acquire_owned().await.ok();
         }
@@ -327,7 +326,7 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Reports a failure and returns the counts for it.
-    fn fail(&self, why: String) -> WorkCounts {
+    fn fail(&self, why: String) -> Counters {
         self.events.on(&Event::Failed { message: why });
         one_failure()
     }
@@ -347,10 +346,10 @@ struct PortionOrigin<'a> {
     marks: &'a HashMap<RelPath, DirectoryMark>,
 }
 
-fn one_failure() -> WorkCounts {
-    WorkCounts {
+fn one_failure() -> Counters {
+    Counters {
         failed: 1,
-        ..WorkCounts::default()
+        ..Counters::default()
     }
 }
 

@@ -51,6 +51,6 @@ pub use message::{
     SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceEntry, SourceKind,
     SourceMark, SourceMetadata, SourcePath, StageReport, Stored, StoredItem, Summary, SweepOrder,
     Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, ToSource, TransferAccount,
-    TransferProgress, TransportChoice, Verdict, Waiting, WorkCounts, XattrDigest, Zeros,
-    decode_message, decode_message_within, encode_message,
+    TransferProgress, TransportChoice, Verdict, Waiting, XattrDigest, Zeros, decode_message,
+    decode_message_within, encode_message,
 };

@@ -59,7 +59,7 @@ pub use probe::{SampleTime, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{FileHash, FileTotal, Relay, TransferProgress};
 pub use shared_job::{
     GroupRange, NodeName, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
-    SharedJobResult, WorkCounts,
+    SharedJobResult,
 };
 pub use summary::{
     BestRate, Bottleneck, LearnedSettings, Limit, PathAdvice, PathReport, Summary, TransferAccount,

@@ -14,9 +14,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use zmove_cluster::jetstream::{
-    Access as BrokerAccess, JobKey, LocalBroker, NodeNotice, Notice, NoticeBoard,
-};
+use zmove_cluster::jetstream::{Access as BrokerAccess, JobKey, LocalBroker, Notice, NoticeBoard};
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
 use crate::commands::jobs::wait_for;
@@ -312,9 +310,8 @@ impl Lab {
             let notices = NoticeBoard::open(&access, &key).await.unwrap();
             loop {
                 let heard = notices.hear().await;
-                if let Ok(Notice::Node(NodeNotice {
-                    part: Some(part), ..
-                })) = heard
+                if let Ok(Notice::Node(node)) = heard
+                    && let Some(part) = node.part
                     && let Some(until) = part.granted_until.filter(|until| *until > before)
                 {
                     return until;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::Counters;
 use zmove_wire::limits::MISSED_MAX;
-use zmove_wire::{FileTotal, NotKept, WorkCounts};
+use zmove_wire::{FileTotal, NotKept};
 
 /// Counts of completed work items.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,20 +16,20 @@ pub struct Tally {
     pub not_kept: Vec<NotKept>,
     /// Number of the newest pass.
     pass: u32,
-    /// Counts of the newest pass.
-    counts: WorkCounts,
+    /// Counts of the newest pass. `bytes` includes `bytes_resumed`.
+    counts: Counters,
     /// Files that earlier passes moved. The newest pass finds them at the target.
     moved_before: FileTotal,
 }
 
 impl Tally {
     /// Adds a completed item, which has put `announced` further items into the queue.
-    pub(crate) fn add(&mut self, pass: u32, counts: WorkCounts, announced: u64) {
+    pub(crate) fn add(&mut self, pass: u32, counts: Counters, announced: u64) {
         self.begin_pass(pass);
         self.items += 1;
         self.announced += announced;
         if pass == self.pass {
-            self.counts = self.counts.and(counts);
+            self.counts = self.counts.plus(&counts);
         } else {
             self.moved_before.add(moved(&counts));
         }
@@ -59,7 +59,7 @@ impl Tally {
         other.begin_pass(self.pass);
         self.items += other.items;
         self.announced += other.announced;
-        self.counts = self.counts.and(other.counts);
+        self.counts = self.counts.plus(&other.counts);
         self.moved_before.add(other.moved_before);
         self.add_not_preserved(other.not_kept);
         self
@@ -69,10 +69,11 @@ impl Tally {
     #[must_use]
     pub fn counters(&self) -> Counters {
         let FileTotal { files, bytes } = self.moved_before;
-        let newest = Counters::from(self.counts);
+        let newest = self.counts;
+        let sent = newest.bytes.saturating_sub(newest.bytes_resumed);
         Counters {
             files: newest.files.saturating_add(files),
-            bytes: newest.bytes.saturating_add(bytes),
+            bytes: sent.saturating_add(bytes),
             skipped: newest.skipped.saturating_sub(files),
             ..newest
         }
@@ -89,12 +90,8 @@ impl Tally {
     }
 }
 
-/// Returns the files that were moved, without the files that were already at the target.
-fn moved(counts: &WorkCounts) -> FileTotal {
-    FileTotal {
-        files: counts.files.saturating_sub(counts.skipped),
-        bytes: counts.bytes.saturating_sub(counts.skipped_bytes),
-    }
+fn moved(&Counters { files, bytes, .. }: &Counters) -> FileTotal {
+    FileTotal { files, bytes }
 }
 
 #[cfg(test)]
@@ -103,14 +100,13 @@ mod tests {
     use zmove_types::MetadataKinds;
     use zmove_wire::NotKeptReason;
 
-    fn counts(files: u64, skipped: u64, failed: u64) -> WorkCounts {
-        WorkCounts {
-            files,
-            bytes: 10 * files,
+    fn counts(files: u64, skipped: u64, failed: u64) -> Counters {
+        Counters {
+            files: files - skipped,
+            bytes: 10 * (files - skipped),
             failed,
             skipped,
-            skipped_bytes: 10 * skipped,
-            ..WorkCounts::default()
+            ..Counters::default()
         }
     }
 

@@ -2,8 +2,8 @@
 
 use zmove_scan::{MarkedPath, Portion, PortionSize, look_up_portion, walk_portion};
 use zmove_sender::{self as sender, AtTarget, PieceHandle, Settled, SharedLargeFile};
-use zmove_types::{Event, Name, Observer};
-use zmove_wire::{SharedJobOrder, WorkCounts};
+use zmove_types::{Counters, Event, Name, Observer};
+use zmove_wire::SharedJobOrder;
 
 use super::large::Committed;
 use super::{AssignedItem, CHECK_INTERVAL, Mover, PortionOrigin};
@@ -15,7 +15,7 @@ use crate::session::settled;
 
 impl<W: WorkQueue> Mover<W> {
     /// Processes an item and makes the receiver publish and flush the item's files. *Begin* has no files.
-    pub(super) async fn end(&self, assigned: &AssignedItem<'_>) -> Result<WorkCounts, Stop> {
+    pub(super) async fn end(&self, assigned: &AssignedItem<'_>) -> Result<Counters, Stop> {
         let counts = self.act(assigned).await?;
         assigned.made_step();
         if !matches!(assigned.item.work, ItemWork::Begin(_)) {
@@ -25,7 +25,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(counts)
     }
 
-    async fn act(&self, assigned: &AssignedItem<'_>) -> Result<WorkCounts, Stop> {
+    async fn act(&self, assigned: &AssignedItem<'_>) -> Result<Counters, Stop> {
         match &assigned.item.work {
             ItemWork::Begin(roots) => {
                 let trees = (0..).zip(roots).map(|(source, root)| WorkItem {
@@ -34,7 +34,7 @@ impl<W: WorkQueue> Mover<W> {
                     work: ItemWork::Trees(vec![root.clone()]),
                 });
                 self.announce(assigned, trees.collect()).await?;
-                Ok(WorkCounts::default())
+                Ok(Counters::default())
             }
             ItemWork::Trees(directories) => {
                 let paths = directories.clone();
@@ -68,7 +68,7 @@ impl<W: WorkQueue> Mover<W> {
                     let large = assigned.item.child(ItemWork::Large(file.clone()));
                     self.events.note_failed_range(large.id(self.job.id));
                 }
-                Ok(WorkCounts::default())
+                Ok(Counters::default())
             }
             ItemWork::Large(file) => self.commit_large(assigned, file).await,
         }
@@ -101,11 +101,11 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         assigned: &AssignedItem<'_>,
         portion: Portion,
-    ) -> Result<WorkCounts, Stop> {
+    ) -> Result<Counters, Stop> {
         self.announce_work(assigned, rest_of(&portion)).await?;
-        let left_out = WorkCounts {
+        let left_out = Counters {
             left_out: portion.left_out,
-            ..WorkCounts::default()
+            ..Counters::default()
         };
         if let Some(message) = portion.parts.warning() {
             self.events.on(&Event::Warned { message });
@@ -121,10 +121,10 @@ impl<W: WorkQueue> Mover<W> {
         let Settled {
             counts, unnamed, ..
         } = self.settle(sending, found).await?;
-        let mut counts = counts.and(left_out);
+        let mut counts = counts.plus(&left_out);
         for file in unnamed {
             // This session has sent all groups of the file, so it also commits the file.
-            counts = counts.and(match self.commit(&file).await? {
+            counts = counts.plus(&match self.commit(&file).await? {
                 Committed::Done(counts) => counts,
                 Committed::Missing(_) => {
                     let why = "the receiver is missing groups that it had stored";
@@ -143,18 +143,18 @@ impl<W: WorkQueue> Mover<W> {
         found: PortionOrigin<'_>,
     ) -> Result<Settled, Stop> {
         let mut before = 0;
-        let mut skipped = WorkCounts::default();
+        let mut skipped = Counters::default();
         loop {
             tokio::select! {
                 next = sending.next() => match next? {
                     sender::PieceProgress::Settled(mut settled) => {
                         self.release_turn(found.assigned);
-                        settled.counts = settled.counts.and(skipped);
+                        settled.counts = settled.counts.plus(&skipped);
                         return Ok(settled);
                     }
                     sender::PieceProgress::HalfRead => self.release_turn(found.assigned),
                     sender::PieceProgress::Large(large) => {
-                        skipped = skipped.and(self.take_large(found, large).await?);
+                        skipped = skipped.plus(&self.take_large(found, large).await?);
                     }
                 },
                 () = tokio::time::sleep(CHECK_INTERVAL) => {
@@ -176,15 +176,11 @@ impl<W: WorkQueue> Mover<W> {
             entry,
             at_target,
         }: SharedLargeFile,
-    ) -> Result<WorkCounts, Stop> {
+    ) -> Result<Counters, Stop> {
         if at_target == AtTarget::Present {
-            let bytes = entry.size;
-            return Ok(WorkCounts {
-                files: 1,
-                bytes,
+            return Ok(Counters {
                 skipped: 1,
-                skipped_bytes: bytes,
-                ..WorkCounts::default()
+                ..Counters::default()
             });
         }
         let file = SplitFile {
@@ -196,12 +192,12 @@ impl<W: WorkQueue> Mover<W> {
             bytes: entry.size,
             mtime: entry.metadata.mtime,
         };
-        let (missing, resumed_bytes) = self.missing(assigned, &file).await?;
+        let (missing, bytes_resumed) = self.missing(assigned, &file).await?;
         self.announce_work(assigned, work_of(&file, &missing))
             .await?;
-        Ok(WorkCounts {
-            resumed_bytes,
-            ..WorkCounts::default()
+        Ok(Counters {
+            bytes_resumed,
+            ..Counters::default()
         })
     }
 }

@@ -8,11 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use zmove_scan::{Directory, Entry, PortionSize, ScanItem};
 use zmove_sender::{self as sender, Settled, UncommittedFile};
-use zmove_types::GroupSpan;
+use zmove_types::{Counters, GroupSpan};
 use zmove_wire::limits::MISSING_RANGES_MAX;
-use zmove_wire::{
-    FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult, WorkCounts,
-};
+use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult};
 
 use super::{AssignedItem, CHECK_INTERVAL, Mover, PortionOrigin, one_failure};
 use crate::error::{Stop, refused};
@@ -73,10 +71,10 @@ impl<W: WorkQueue> Mover<W> {
     ) -> Result<Committed, Stop> {
         let path = &file.path;
         Ok(match answer {
-            SharedJobResult::Committed { .. } => Committed::Done(WorkCounts {
+            SharedJobResult::Committed { .. } => Committed::Done(Counters {
                 files: 1,
                 bytes: file.bytes,
-                ..WorkCounts::default()
+                ..Counters::default()
             }),
             SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => {
                 Committed::Missing(ranges)
@@ -84,7 +82,7 @@ impl<W: WorkQueue> Mover<W> {
             SharedJobResult::Missing(_) => return Err(NO_GROUPS),
             // A newer file at the target is kept.
             SharedJobResult::Failed(_, FaultCode::AlreadyThere) => {
-                Committed::Done(WorkCounts::default())
+                Committed::Done(Counters::default())
             }
             SharedJobResult::Failed(operation, code)
                 if operation != Operation::Flush && code != FaultCode::JobEnded =>
@@ -159,7 +157,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         assigned: &AssignedItem<'_>,
         file: &SplitFile,
-    ) -> Result<WorkCounts, Stop> {
+    ) -> Result<Counters, Stop> {
         let found = match self.find(assigned, file).await? {
             Ok(found) => found,
             Err(why) => return Ok(self.fail(why)),
@@ -219,7 +217,7 @@ impl<W: WorkQueue> Mover<W> {
         assigned: &AssignedItem<'_>,
         found: &FoundFile,
         ranges: &[GroupRange],
-    ) -> Result<WorkCounts, Stop> {
+    ) -> Result<Counters, Stop> {
         for &range in ranges {
             let Settled {
                 counts,
@@ -230,7 +228,7 @@ impl<W: WorkQueue> Mover<W> {
                 return Ok(why.map_or_else(one_failure, |why| self.fail(why)));
             }
         }
-        Ok(WorkCounts::default())
+        Ok(Counters::default())
     }
 
     /// Waits before the next check for missing groups of a large file. The receiver flushes data for each answer, and
@@ -266,7 +264,7 @@ pub(super) struct FoundFile {
 /// The result of a commit.
 #[derive(Debug)]
 pub(super) enum Committed {
-    Done(WorkCounts),
+    Done(Counters),
     /// These groups are missing.
     Missing(Vec<GroupRange>),
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use zmove_engine::{DIAL_TIMEOUT, Listener, SessionProgress};
-use zmove_types::{Event, Lock, Observer, WorkId};
-use zmove_wire::{FaultCode, FileTotal, NotKept, WorkCounts};
+use zmove_types::{Counters, Event, Lock, Observer, WorkId};
+use zmove_wire::{FaultCode, FileTotal, NotKept};
 
 use crate::error::SessionEnd;
 use crate::job::{Receiver, Tally};
@@ -167,7 +167,7 @@ impl SessionEvents {
     }
 
     /// Counts a completed item of pass `pass`, which has put `announced` further items into the queue.
-    pub(crate) fn count(&self, pass: u32, counts: WorkCounts, announced: u64) {
+    pub(crate) fn count(&self, pass: u32, counts: Counters, announced: u64) {
         let mut tally = self.events.served.tally.lock();
         tally.add(pass, counts, announced);
     }

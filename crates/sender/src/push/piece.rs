@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::mpsc;
 use zmove_scan::{Entry, EntryKind};
-use zmove_types::{Lock, RelPath};
-use zmove_wire::{FileHead, WorkCounts};
+use zmove_types::{Counters, Lock, RelPath};
+use zmove_wire::FileHead;
 
 /// A piece of a push, kept alive by its entries.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub(crate) struct PieceSize {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settled {
     /// Counts, without large files that are not yet renamed into place.
-    pub counts: WorkCounts,
+    pub counts: Counters,
     /// Large files whose groups have all been stored. A later order, which is a request about the shared job, renames
     /// them into place.
     pub unnamed: Vec<UncommittedFile>,
@@ -152,11 +152,9 @@ impl Piece {
 
     /// Counts an entry that already existed at the target.
     pub(crate) fn confirm_existing(&self, entry: &Entry) {
-        self.confirm(entry);
+        self.confirm_without_data();
         if entry.kind == EntryKind::File {
-            let counts = &mut self.settled.lock().counts;
-            counts.skipped += 1;
-            counts.skipped_bytes += entry.size;
+            self.settled.lock().counts.skipped += 1;
         }
     }
 
@@ -254,9 +252,9 @@ mod tests {
         assert_eq!(
             reports.try_recv().unwrap(),
             PieceProgress::Settled(Settled {
-                counts: WorkCounts {
+                counts: Counters {
                     failed: 2,
-                    ..WorkCounts::default()
+                    ..Counters::default()
                 },
                 ..Settled::default()
             })

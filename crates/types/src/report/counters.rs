@@ -7,6 +7,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::report::event::Side;
 use crate::units::ByteCount;
 
@@ -98,7 +100,7 @@ macro_rules! counters {
     ($($(#[doc = $meaning:literal])+
         $id:literal $name:ident, $side:ident, $merge:ident, $exit:ident, $scope:ident, $phrase:expr;)+) => {
         /// The values of all report counters.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct Counters {
             $($(#[doc = $meaning])+ pub $name: u64,)+
         }
@@ -256,6 +258,12 @@ impl Counters {
             Merge::Last => after,
             Merge::Max => before.max(after),
         })
+    }
+
+    /// Returns the sums of these counters and those of another part of the same work.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        self.combine(other, |_row, own, other| own.saturating_add(other))
     }
 
     /// Returns whether any counter with this effect on the exit code is above 0.

@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
-use zmove_types::{Beginning, Counters, SharedJobId};
+use zmove_types::{Beginning, SharedJobId};
 
 use super::{EntryFault, FaultCode, NotKept, Operation, bytes, list};
 use crate::limits::{
@@ -94,63 +94,6 @@ pub enum SharedJobOrder {
     Close,
     /// Requests an immediate answer, regardless of the storage.
     Ping,
-}
-
-/// The counts of a job's work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkCounts {
-    /// Files that are at the target.
-    pub files: u64,
-    /// Bytes of these files.
-    pub bytes: u64,
-    /// Entries that are missing at the target or incomplete, and parts of the source that could not be read.
-    pub failed: u64,
-    /// Files that already existed at the target.
-    pub skipped: u64,
-    /// Bytes of files that already existed at the target.
-    pub skipped_bytes: u64,
-    /// FIFOs, sockets and devices that were not copied.
-    pub specials: u64,
-    /// Entries that the selection excluded.
-    pub left_out: u64,
-    /// Bytes of files that an earlier transfer had stored.
-    pub resumed_bytes: u64,
-}
-
-impl WorkCounts {
-    /// Returns the sums of both counts.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
-        Self {
-            files: self.files.saturating_add(other.files),
-            bytes: self.bytes.saturating_add(other.bytes),
-            failed: self.failed.saturating_add(other.failed),
-            skipped: self.skipped.saturating_add(other.skipped),
-            skipped_bytes: self.skipped_bytes.saturating_add(other.skipped_bytes),
-            specials: self.specials.saturating_add(other.specials),
-            left_out: self.left_out.saturating_add(other.left_out),
-            resumed_bytes: self.resumed_bytes.saturating_add(other.resumed_bytes),
-        }
-    }
-}
-
-/// Converts the counts of a job to report counters.
-impl From<WorkCounts> for Counters {
-    fn from(counts: WorkCounts) -> Self {
-        Self {
-            files: counts.files.saturating_sub(counts.skipped),
-            bytes: counts
-                .bytes
-                .saturating_sub(counts.skipped_bytes)
-                .saturating_sub(counts.resumed_bytes),
-            bytes_resumed: counts.resumed_bytes,
-            skipped: counts.skipped,
-            failed: counts.failed,
-            specials: counts.specials,
-            left_out: counts.left_out,
-            ..Self::default()
-        }
-    }
 }
 
 /// The answer to a request about a shared job.

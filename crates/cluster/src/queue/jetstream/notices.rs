@@ -61,7 +61,7 @@ pub enum Notice {
     /// A job is running.
     Job(JobNotice),
     /// A node is available.
-    Node(NodeNotice),
+    Node(Box<NodeNotice>),
     /// Part of a job failed at a node.
     Failed(NodeFailure),
     /// A node does not take part in a job, for this reason.

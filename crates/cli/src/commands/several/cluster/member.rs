@@ -224,12 +224,12 @@ impl<'a> Member<'a> {
     fn report(&self, part: Option<NodePart>) -> Notice {
         let queues = self.jobs.values().filter_map(|job| job.queue.get());
         let stored = queues.map(|open| open.queue.stored());
-        Notice::Node(NodeNotice {
+        Notice::Node(Box::new(NodeNotice {
             node: self.node.clone(),
             key: self.key,
             part,
             stored: stored.max().unwrap_or_default(),
-        })
+        }))
     }
 
     fn failure(&self, id: SharedJobId, message: String) -> NodeFailure {

@@ -69,7 +69,7 @@ impl HeardNotices {
         while let Ok(heard) = timeout_at(until, notices.hear()).await {
             match heard {
                 Ok(Notice::Job(job)) => drop(all.jobs.insert(job.job, job)),
-                Ok(Notice::Node(node)) => drop(all.nodes.insert(node.node.clone(), node)),
+                Ok(Notice::Node(node)) => drop(all.nodes.insert(node.node.clone(), *node)),
                 _ => {}
             }
         }
