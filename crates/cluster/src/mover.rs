@@ -22,7 +22,6 @@ mod cut;
 mod item;
 mod large;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -31,9 +30,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt, TryStreamExt};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
-use zmove_scan::DirectoryMark;
 use zmove_sender::Feeder;
-use zmove_types::{Counters, Event, Lock, Observer, RelPath};
+use zmove_types::{Counters, Event, Lock, Observer};
 
 use crate::error::{PANICKED, Stop, WorkError};
 use crate::job::SharedJob;
@@ -337,13 +335,6 @@ impl AssignedItem<'_> {
     fn made_step(&self) {
         self.lease_progress.steps.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// The origin of a portion: the item `assigned` that it belongs to, and the `marks` of its directories.
-#[derive(Clone, Copy)]
-struct PortionOrigin<'a> {
-    assigned: &'a AssignedItem<'a>,
-    marks: &'a HashMap<RelPath, DirectoryMark>,
 }
 
 fn one_failure() -> Counters {

@@ -1,17 +1,21 @@
 //! Processes a single work item.
 
-use zmove_scan::{MarkedPath, Portion, PortionSize, look_up_portion, walk_portion};
+use std::collections::HashMap;
+
+use zmove_scan::{DirectoryMark, MarkedPath, Portion, PortionSize, look_up_portion, walk_portion};
 use zmove_sender::{self as sender, AtTarget, PieceHandle, Settled, SharedLargeFile};
-use zmove_types::{Counters, Event, Name, Observer};
+use zmove_types::{Counters, Event, Name, Observer, RelPath};
 use zmove_wire::SharedJobOrder;
 
-use super::large::Committed;
-use super::{AssignedItem, CHECK_INTERVAL, Mover, PortionOrigin};
+use super::{AssignedItem, CHECK_INTERVAL, Mover};
 use crate::error::Stop;
 use crate::job::ITEM;
 use crate::mover::cut::{rest_of, work_of};
 use crate::queue::{ItemWork, SplitFile, WorkItem, WorkQueue};
 use crate::session::settled;
+
+/// The marks of directories, by their paths.
+type Marks = HashMap<RelPath, DirectoryMark>;
 
 impl<W: WorkQueue> Mover<W> {
     /// Processes an item and makes the receiver publish and flush the item's files. *Begin* has no files.
@@ -114,33 +118,26 @@ impl<W: WorkQueue> Mover<W> {
             return Ok(left_out);
         }
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
-        let found = PortionOrigin {
-            assigned,
-            marks: &portion.marks,
-        };
         let Settled {
             counts, unnamed, ..
-        } = self.settle(sending, found).await?;
+        } = self.settle(assigned, sending, &portion.marks).await?;
         let mut counts = counts.plus(&left_out);
         for file in unnamed {
             // This session has sent all groups of the file, so it also commits the file.
-            counts = counts.plus(&match self.commit(&file).await? {
-                Committed::Done(counts) => counts,
-                Committed::Missing(_) => {
-                    let why = "the receiver is missing groups that it had stored";
-                    return Err(Stop::PeerMisbehaved(why));
-                }
-            });
+            let committed = self.commit(&file).await?;
+            counts = counts.plus(&committed.map_err(|_missing| STORED_GROUPS_MISSING)?);
         }
         Ok(counts)
     }
 
     /// Waits until all data of an item has settled, and records progress. A large file that is split between movers is
-    /// announced immediately. A large file that is already at the target counts as skipped.
+    /// announced immediately, with the mark of its directory. A large file that is already at the target counts as
+    /// skipped.
     pub(super) async fn settle(
         &self,
+        assigned: &AssignedItem<'_>,
         mut sending: PieceHandle,
-        found: PortionOrigin<'_>,
+        marks: &Marks,
     ) -> Result<Settled, Stop> {
         let mut before = 0;
         let mut skipped = Counters::default();
@@ -148,19 +145,19 @@ impl<W: WorkQueue> Mover<W> {
             tokio::select! {
                 next = sending.next() => match next? {
                     sender::PieceProgress::Settled(mut settled) => {
-                        self.release_turn(found.assigned);
+                        self.release_turn(assigned);
                         settled.counts = settled.counts.plus(&skipped);
                         return Ok(settled);
                     }
-                    sender::PieceProgress::HalfRead => self.release_turn(found.assigned),
+                    sender::PieceProgress::HalfRead => self.release_turn(assigned),
                     sender::PieceProgress::Large(large) => {
-                        skipped = skipped.plus(&self.take_large(found, large).await?);
+                        skipped = skipped.plus(&self.take_large(assigned, large, marks).await?);
                     }
                 },
                 () = tokio::time::sleep(CHECK_INTERVAL) => {
                     let now = sending.progress();
                     if std::mem::replace(&mut before, now) != now {
-                        found.assigned.made_step();
+                        assigned.made_step();
                     }
                 }
             }
@@ -170,12 +167,13 @@ impl<W: WorkQueue> Mover<W> {
     /// Splits a large file between movers, unless it is already at the target.
     async fn take_large(
         &self,
-        PortionOrigin { assigned, marks }: PortionOrigin<'_>,
+        assigned: &AssignedItem<'_>,
         SharedLargeFile {
             directory,
             entry,
             at_target,
         }: SharedLargeFile,
+        marks: &Marks,
     ) -> Result<Counters, Stop> {
         if at_target == AtTarget::Present {
             return Ok(Counters {
@@ -201,6 +199,9 @@ impl<W: WorkQueue> Mover<W> {
         })
     }
 }
+
+const STORED_GROUPS_MISSING: Stop =
+    Stop::PeerMisbehaved("the receiver is missing groups that it had stored");
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@ use zmove_types::{Counters, GroupSpan};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult};
 
-use super::{AssignedItem, CHECK_INTERVAL, Mover, PortionOrigin, one_failure};
+use super::{AssignedItem, CHECK_INTERVAL, Mover, one_failure};
 use crate::error::{Stop, refused};
 use crate::job::ITEM;
 use crate::queue::{LEASE, SplitFile, WorkItem, WorkQueue};
@@ -55,7 +55,11 @@ impl<W: WorkQueue> Mover<W> {
         Ok((missing, if has_holes { 0 } else { there }))
     }
 
-    pub(super) async fn commit(&self, file: &UncommittedFile) -> Result<Committed, Stop> {
+    /// Commits a file. The inner error is the list of missing groups.
+    pub(super) async fn commit(
+        &self,
+        file: &UncommittedFile,
+    ) -> Result<Result<Counters, Vec<GroupRange>>, Stop> {
         let order = SharedJobOrder::Commit {
             head: file.head.clone(),
         };
@@ -68,26 +72,22 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         file: &UncommittedFile,
         answer: SharedJobResult,
-    ) -> Result<Committed, Stop> {
+    ) -> Result<Result<Counters, Vec<GroupRange>>, Stop> {
         let path = &file.path;
         Ok(match answer {
-            SharedJobResult::Committed { .. } => Committed::Done(Counters {
+            SharedJobResult::Committed { .. } => Ok(Counters {
                 files: 1,
                 bytes: file.bytes,
                 ..Counters::default()
             }),
-            SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => {
-                Committed::Missing(ranges)
-            }
+            SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => Err(ranges),
             SharedJobResult::Missing(_) => return Err(NO_GROUPS),
             // A newer file at the target is kept.
-            SharedJobResult::Failed(_, FaultCode::AlreadyThere) => {
-                Committed::Done(Counters::default())
-            }
+            SharedJobResult::Failed(_, FaultCode::AlreadyThere) => Ok(Counters::default()),
             SharedJobResult::Failed(operation, code)
                 if operation != Operation::Flush && code != FaultCode::JobEnded =>
             {
-                Committed::Done(self.fail(format!(
+                Ok(self.fail(format!(
                     "receiver: {operation} '{}': {code}",
                     path.display()
                 )))
@@ -106,11 +106,7 @@ impl<W: WorkQueue> Mover<W> {
         let sending = self
             .feeder
             .send_range(directory, entry, range.first..range.end())?;
-        let found = PortionOrigin {
-            assigned,
-            marks: &HashMap::new(),
-        };
-        self.settle(sending, found).await
+        self.settle(assigned, sending, &HashMap::new()).await
     }
 
     /// Opens a large file and checks that it still has the state in which it was announced. The inner error is the
@@ -173,12 +169,12 @@ impl<W: WorkQueue> Mover<W> {
         let mut looked = Instant::now();
         loop {
             let missing = match self.commit(&unnamed).await? {
-                Committed::Done(counts) => {
+                Ok(counts) => {
                     // Only a committed file is counted as found in this session.
                     self.feeder.count_committed()?;
                     return Ok(counts);
                 }
-                Committed::Missing(missing) => missing,
+                Err(missing) => missing,
             };
             // An answer shows that the receiver's storage does not hang.
             assigned.made_step();
@@ -259,14 +255,6 @@ impl<W: WorkQueue> Mover<W> {
 pub(super) struct FoundFile {
     directory: Arc<Directory>,
     entry: Entry,
-}
-
-/// The result of a commit.
-#[derive(Debug)]
-pub(super) enum Committed {
-    Done(Counters),
-    /// These groups are missing.
-    Missing(Vec<GroupRange>),
 }
 
 /// The groups of a large file that a mover waits for.
@@ -503,7 +491,7 @@ mod tests {
             let missing = vec![GroupRange::new(1, count)];
             mover().committed(&file, SharedJobResult::Missing(missing))
         };
-        assert!(matches!(answer(1).unwrap(), Committed::Missing(missing) if missing.len() == 1));
+        assert_eq!(answer(1).unwrap().unwrap_err().len(), 1);
         assert!(matches!(answer(2).unwrap_err(), Stop::PeerMisbehaved(_)));
     }
 }
