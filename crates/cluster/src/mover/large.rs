@@ -38,7 +38,7 @@ impl<W: WorkQueue> Mover<W> {
         let order = SharedJobOrder::Commit { head };
         let mut missing = match self.feeder.order(order, None).await? {
             SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
-            SharedJobResult::Committed { .. } => Vec::new(),
+            SharedJobResult::Done => Vec::new(),
             // Treat all groups as missing. The item that commits this file will report the cause.
             _ => return Ok((all(), 0)),
         };
@@ -75,7 +75,7 @@ impl<W: WorkQueue> Mover<W> {
     ) -> Result<Result<Counters, Vec<GroupRange>>, Stop> {
         let path = &file.path;
         Ok(match answer {
-            SharedJobResult::Committed { .. } => Ok(Counters {
+            SharedJobResult::Done => Ok(Counters {
                 files: 1,
                 bytes: file.bytes,
                 ..Counters::default()

@@ -389,7 +389,6 @@ fn job_answers() -> Vec<ToSender> {
     let results = [
         SharedJobResult::Done,
         SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded),
-        SharedJobResult::Committed { inode: 300 },
         SharedJobResult::Missing(vec![GroupRange::new(1, 300)]),
         SharedJobResult::DirectoriesSet(vec![fault]),
         SharedJobResult::Settled(vec![NotKept::new(

@@ -83,7 +83,7 @@ impl SharedJobSession {
             .find_part(&place.part)
             .map_err(with_operation(Operation::Read))?
         {
-            PartState::Committed { inode } => self.committed(transfer, &place, inode),
+            PartState::Committed => self.committed(transfer, &place),
             PartState::GivenUp { errno } => {
                 self.check(Operation::Write)?;
                 Err(given_up(errno))
@@ -152,7 +152,7 @@ impl SharedJobSession {
         // Do not count the file here, because the sender that ordered the commit counts it.
         let counters = Counters::default();
         transfer.stored(head.bytes, &counters, || Some(head.path.clone()), None);
-        self.committed(transfer, place, inode)
+        self.committed(transfer, place)
     }
 
     /// Returns `answer`, which is the result of a failed commit. If another receiver has committed or given up the file
@@ -164,7 +164,7 @@ impl SharedJobSession {
         answer: Result<SharedJobResult, Failure>,
     ) -> Result<SharedJobResult, Failure> {
         match self.session.find_part(&place.part) {
-            Ok(PartState::Committed { inode }) => self.committed(transfer, place, inode),
+            Ok(PartState::Committed) => self.committed(transfer, place),
             Ok(PartState::GivenUp { errno }) => Err(given_up(errno)),
             _ => answer,
         }
@@ -175,14 +175,13 @@ impl SharedJobSession {
         &self,
         transfer: &Transfer,
         place: &Commit<'_>,
-        inode: u64,
     ) -> Result<SharedJobResult, Failure> {
-        self.groups.lock().forget(&(place.part.clone(), inode));
+        self.groups.lock().forget(&place.part);
         let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
         flushed
             .and_then(|()| flush_file_systems(transfer))
             .map_err(with_operation(Operation::Flush))?;
-        Ok(SharedJobResult::Committed { inode })
+        Ok(SharedJobResult::Done)
     }
 
     /// Returns the groups that the journals do not list as flushed into this part (temporary file).

@@ -144,8 +144,8 @@ impl FlushedGroups {
     }
 
     /// Forgets the groups of a part (temporary file) after it was renamed into place.
-    pub(crate) fn forget(&mut self, part: &PartKey) {
-        self.groups.of.remove(part);
+    pub(crate) fn forget(&mut self, part: &Name) {
+        self.groups.of.retain(|(name, _inode), _| name != part);
     }
 
     /// Forgets the groups of all parts whose file was committed or given up. Returns whether any group was forgotten.
@@ -154,7 +154,7 @@ impl FlushedGroups {
         let is_gone = |name: &Name| {
             matches!(
                 session.find_part(name),
-                Ok(PartState::Committed { .. } | PartState::GivenUp { .. })
+                Ok(PartState::Committed | PartState::GivenUp { .. })
             )
         };
         self.groups.of.retain(|(name, _inode), _| !is_gone(name));

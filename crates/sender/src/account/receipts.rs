@@ -189,7 +189,7 @@ impl Receipts {
         };
         let OpenOrder { names, answer } = self.orders.open.remove(&number).ok_or(unasked)?;
         match (names, &mut result) {
-            (Some(bytes), SharedJobResult::Committed { .. }) => {
+            (Some(bytes), SharedJobResult::Done) => {
                 self.session.account.moved(&MovedCounts {
                     files: 1,
                     whole: BytesByOrigin::of(Origin::Sent, bytes),

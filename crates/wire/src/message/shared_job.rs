@@ -136,11 +136,6 @@ pub enum SharedJobResult {
     Done,
     /// The operation failed.
     Failed(Operation, FaultCode),
-    /// The file was renamed into place.
-    Committed {
-        /// The inode number of the file.
-        inode: u64,
-    },
     /// Groups of the file that have not been recorded. If the answer contains the maximum number of ranges, further
     /// groups may be missing.
     Missing(
@@ -221,12 +216,8 @@ mod tests {
         let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::JobEnded);
         assert_eq!(answer(failed), [13, 0xAC, 2, 1, 5, 13]);
         assert_eq!(
-            answer(SharedJobResult::Committed { inode: 300 }),
-            [13, 0xAC, 2, 2, 0xAC, 2]
-        );
-        assert_eq!(
             answer(SharedJobResult::Missing(vec![GroupRange::new(300, 2)])),
-            [13, 0xAC, 2, 3, 1, 0xAC, 2, 2]
+            [13, 0xAC, 2, 2, 1, 0xAC, 2, 2]
         );
         let fault = EntryFault {
             entry: 3,
@@ -235,7 +226,7 @@ mod tests {
         };
         assert_eq!(
             answer(SharedJobResult::DirectoriesSet(vec![fault])),
-            [13, 0xAC, 2, 4, 1, 3, 7, 0, 2]
+            [13, 0xAC, 2, 3, 1, 3, 7, 0, 2]
         );
         let not_kept = vec![NotKept::new(
             MetadataKinds::MODE,
@@ -244,7 +235,7 @@ mod tests {
         )];
         assert_eq!(
             answer(SharedJobResult::Settled(not_kept)),
-            [13, 0xAC, 2, 5, 1, 1, 2, 3]
+            [13, 0xAC, 2, 4, 1, 1, 2, 3]
         );
     }
 

@@ -42,10 +42,7 @@ pub enum PartState {
     /// The part exists and has no final name. A receiver may be about to rename it ([`JobSession::retire_part`]).
     Part(File),
     /// The part was renamed to its final name. A symbolic link in its place (a mark) records that.
-    Committed {
-        /// The inode of the file.
-        inode: u64,
-    },
+    Committed,
     /// The part was given up because it could not be written. A symbolic link in its place (a mark) records that.
     GivenUp {
         /// The system's error number of the failed write.
@@ -330,14 +327,12 @@ impl JobSession {
             Err(error) => Err(error.into()),
             Ok(mark) => {
                 let text = mark.to_str().unwrap_or_default();
-                let invalid = |_no_number| Errno::INVAL;
                 if let Some(errno) = text.strip_prefix(GIVEN_UP) {
-                    let errno = errno.parse().map_err(invalid)?;
+                    let errno = errno.parse().map_err(|_no_number| Errno::INVAL)?;
                     return Ok(PartState::GivenUp { errno });
                 }
-                let inode = text.parse().map_err(invalid)?;
                 match self.open_existing(&retired_name(name)) {
-                    Err(Errno::NOENT | Errno::STALE) => Ok(PartState::Committed { inode }),
+                    Err(Errno::NOENT | Errno::STALE) => Ok(PartState::Committed),
                     part => Ok(PartState::Part(part?)),
                 }
             }
@@ -376,7 +371,7 @@ impl JobSession {
                 Ok(()) | Err(Errno::EXIST | Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
-            self.write_mark(part, file, &number_of(file)?.inode.to_string())?;
+            self.write_mark(part, file, RETIRED)?;
         }
         self.flush_part_names()
     }
@@ -496,7 +491,8 @@ pub(super) fn is_missing(error: &io::Error) -> bool {
     )
 }
 
-/// The prefix of the name of a part that is about to be published, followed by the name of the part.
+/// The prefix of the name of a part that is about to be published, followed by the name of the part. Also the link text
+/// that marks a part as retired.
 const RETIRED: &str = "retired-";
 /// The prefix of the link text that marks a part as given up, followed by the error number.
 const GIVEN_UP: &str = "given-up-";

@@ -41,13 +41,12 @@ fn a_part_that_was_about_to_be_published_is_committed_with_the_time_of_its_sourc
     shared.has_written(FileId(1)).unwrap();
     let session = transfer.target.shared_job.as_ref().unwrap();
     let inode = part.file().metadata().unwrap().ino();
-    let committed = SharedJobResult::Committed { inode };
     let commit = || session.commit(&transfer, &head).unwrap();
-    assert_eq!(commit(), committed);
+    assert_eq!(commit(), SharedJobResult::Done);
     let found = there.metadata().unwrap();
     assert_eq!((found.ino(), found.mtime()), (inode, 77));
     std::fs::remove_file(&there).unwrap();
-    assert_eq!(commit(), committed);
+    assert_eq!(commit(), SharedJobResult::Done);
     assert!(!there.exists(), "once is enough");
 }
 
@@ -71,7 +70,7 @@ fn the_groups_of_a_file_that_has_its_name_are_forgotten() {
     assert!(session.groups.lock().of(&key).is_some());
     assert_eq!(
         session.commit(&transfer, &head).unwrap(),
-        SharedJobResult::Committed { inode }
+        SharedJobResult::Done
     );
     assert!(session.groups.lock().of(&key).is_none());
 }
