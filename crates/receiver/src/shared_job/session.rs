@@ -56,8 +56,8 @@ fn length(directory: &OwnedFd, name: &Name) -> rustix::io::Result<i64> {
 /// The writer of a job's heartbeat, which runs on a separate thread.
 #[derive(Debug)]
 pub(crate) struct HeartbeatWriter {
-    heartbeat: Lock<Heartbeat>,
-    is_stopped: Lock<bool>,
+    /// The heartbeat, or `None` once it is stopped.
+    heartbeat: Lock<Option<Heartbeat>>,
     stopped: Condvar,
 }
 
@@ -66,8 +66,7 @@ impl HeartbeatWriter {
     fn begin(mut heartbeat: Heartbeat) -> io::Result<Self> {
         heartbeat.beat(None)?;
         Ok(Self {
-            heartbeat: Lock::new(heartbeat),
-            is_stopped: Lock::new(false),
+            heartbeat: Lock::new(Some(heartbeat)),
             stopped: Condvar::new(),
         })
     }
@@ -75,28 +74,23 @@ impl HeartbeatWriter {
     /// Writes a heartbeat every second until `stop` is called. Skips the heartbeat while the node that leads the job is
     /// not known to be alive.
     pub(crate) fn run(&self, lease: &Lease) {
-        let mut is_stopped = self.is_stopped.lock();
-        while !*is_stopped {
-            let mut heartbeat = self.heartbeat.lock();
-            drop(is_stopped);
+        let mut guard = self.heartbeat.lock();
+        while let Some(heartbeat) = &mut *guard {
             if let Some(age) = lease.echo_age(PING_AGE_MAX) {
                 let _ended_or_unwritable = heartbeat.beat(Some(age));
             }
-            drop(heartbeat);
-            let waited = self.stopped.wait_timeout_while(
-                self.is_stopped.lock(),
-                HEARTBEAT_INTERVAL,
-                |stopped| !*stopped,
-            );
-            is_stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let is_running = |heartbeat: &mut Option<Heartbeat>| heartbeat.is_some();
+            let waited = self
+                .stopped
+                .wait_timeout_while(guard, HEARTBEAT_INTERVAL, is_running);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Stops the heartbeat. No heartbeat is written after this call.
     pub(crate) fn stop(&self) {
-        *self.is_stopped.lock() = true;
+        *self.heartbeat.lock() = None;
         self.stopped.notify_all();
-        drop(self.heartbeat.lock());
     }
 }
 

@@ -19,7 +19,6 @@
 //! their own directories, so the wait for the jobs of other users ends after [`FOREIGN_WAIT_MAX`].
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -63,21 +62,16 @@ pub enum Liveness {
 #[derive(Debug)]
 pub struct WatchedJob {
     job: SharedJobId,
-    /// The newest heartbeat of each file, by a hash of the file's name.
-    seen: HashMap<u64, SeenBeat>,
-    hashes: RandomState,
-    /// The times of the first and the newest check. `None` before the first check.
-    checks: Option<CheckTimes>,
+    /// The newest heartbeat of each file, by the file's name.
+    seen: HashMap<Name, SeenBeat>,
+    /// The time of the first check.
+    first_check: Option<Instant>,
+    /// The time of the newest check.
+    last_check: Option<Instant>,
     /// The total time for which no heartbeat has changed.
     silent: Duration,
     /// The time at which the wait for a directory of another user ends.
     foreign_until: Instant,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct CheckTimes {
-    first: Instant,
-    last: Instant,
 }
 
 /// A heartbeat, with the time of the last check before it was found.
@@ -108,13 +102,6 @@ const PROOF_AGE_MAX: Duration = LEASE_MAX.saturating_add(Duration::from_millis(1
 /// The maximum time between two checks that counts as time without a heartbeat.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 pub(super) const HEARTBEAT_PREFIX: &str = "heartbeat-";
-/// The size of a heartbeat in bytes: its number, a space, and the echo age in milliseconds. All heartbeats have the
-/// same size, so a reader never sees a truncated number. Anyone with write access to the file can write anything.
-const BEAT_BYTES: usize = NUMBER_DIGITS + 1 + AGE_DIGITS;
-const NUMBER_DIGITS: usize = 20;
-const AGE_DIGITS: usize = 8;
-/// The age in a heartbeat that proves nothing, because the head has not echoed a ping yet.
-const NO_PROOF_MS: u128 = 99_999_999;
 /// The maximum number of heartbeat files to read in one directory. A head is connected to fewer receivers.
 const BEATS_MAX: usize = 256;
 
@@ -149,12 +136,12 @@ impl Heartbeat {
             usual
         };
         self.beats += 1;
-        // Round up, because a greater age proves less.
-        let age = echo_age.map_or(NO_PROOF_MS, |age| NO_PROOF_MS.min(age.as_millis() + 1));
-        let beat = format!("{:0NUMBER_DIGITS$} {age:0AGE_DIGITS$}", self.beats);
+        // Round up, because a greater age proves less. The maximum proves nothing.
+        let age = echo_age.and_then(|age| u64::try_from(age.as_millis() + 1).ok());
+        let beat = [self.beats, age.unwrap_or(u64::MAX)].map(u64::to_le_bytes);
         let mode = Mode::RUSR | Mode::WUSR;
         let file = rustix::fs::openat(&self.directory, self.name.as_os_str(), flags, mode)?;
-        std::fs::File::from(file).write_all(beat.as_bytes())
+        std::fs::File::from(file).write_all(beat.as_flattened())
     }
 }
 
@@ -187,8 +174,8 @@ impl WatchedJob {
         (!is_sticky || is_own(parent, job)).then(|| Self {
             job,
             seen: HashMap::new(),
-            hashes: RandomState::new(),
-            checks: None,
+            first_check: None,
+            last_check: None,
             silent: Duration::ZERO,
             foreign_until: since + FOREIGN_WAIT_MAX,
         })
@@ -227,39 +214,31 @@ impl WatchedJob {
 
     /// Returns the state of the job after the check that began at `now` and found these heartbeats.
     fn evaluate(&mut self, now: Instant, found: Vec<(Name, Beat)>) -> Liveness {
-        let checks = self.checks.unwrap_or(CheckTimes {
-            first: now,
-            last: now,
-        });
-        let is_first = self.checks.is_none();
-        self.checks = Some(CheckTimes {
-            last: now,
-            ..checks
-        });
+        let first = *self.first_check.get_or_insert(now);
+        let last = self.last_check.replace(now);
         let mut has_changed = false;
         let mut is_alive = false;
         let mut seen = HashMap::with_capacity(found.len());
         let can_be_real = |(_, beat): &(Name, Beat)| beat.echo_age <= PROOF_AGE_MAX;
         for (name, beat) in found.into_iter().filter(can_be_real) {
-            let name = self.hashes.hash_one(&name);
-            let before = self.seen.get(&name).copied();
-            let made_after = match before {
-                Some(before) if before.beat == beat => before.made_after,
-                _ => {
+            let newest = match self.seen.get(&name) {
+                Some(before) if before.beat == beat => *before,
+                before => {
                     has_changed = true;
-                    (!is_first).then_some(checks.last)
+                    is_alive |= before.is_some_and(|before| before.proves(&beat, first));
+                    SeenBeat {
+                        beat,
+                        made_after: last,
+                    }
                 }
             };
-            is_alive |= before
-                .is_some_and(|before| before.beat != beat && before.proves(&beat, checks.first));
-            seen.insert(name, SeenBeat { beat, made_after });
+            seen.insert(name, newest);
         }
         self.seen = seen;
-        if has_changed {
-            self.silent = Duration::ZERO;
-        } else {
-            self.silent += now.duration_since(checks.last).min(SILENCE_MAX);
-        }
+        self.silent = match last {
+            Some(last) if !has_changed => self.silent + now.duration_since(last).min(SILENCE_MAX),
+            _ => Duration::ZERO,
+        };
         match self.silent {
             _ if is_alive => Liveness::Alive,
             silent if silent >= DEAD_AFTER => Liveness::Dead,
@@ -303,7 +282,7 @@ fn read_heartbeats(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(
         if name.starts_with(HEARTBEAT_PREFIX.as_bytes())
             && found.len() < BEATS_MAX
             && let Ok(name) = Name::from_bytes(name)
-            && let Ok(Some(beat)) = read(&directory, &name)
+            && let Ok(beat) = read(&directory, &name)
         {
             found.push((name, beat));
         }
@@ -311,27 +290,18 @@ fn read_heartbeats(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(
     Ok(found)
 }
 
-fn read(directory: &OwnedFd, name: &Name) -> io::Result<Option<Beat>> {
+/// Reads a heartbeat. All heartbeats have the same size, so a reader never sees a truncated number. Anyone with write
+/// access to the file can write anything.
+fn read(directory: &OwnedFd, name: &Name) -> io::Result<Beat> {
     // These flags neither block on a FIFO nor follow a link.
     let file = open_at(directory, name, READ)?;
-    let mut beat = Vec::with_capacity(BEAT_BYTES);
-    std::fs::File::from(file)
-        .take(BEAT_BYTES as u64)
-        .read_to_end(&mut beat)?;
-    Ok(Beat::parse(&beat))
-}
-
-impl Beat {
-    /// Parses a heartbeat. Returns `None` if the text is incomplete or not a heartbeat.
-    fn parse(text: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(text).ok()?;
-        let (number, age) = text.split_once(' ')?;
-        let is_whole = number.len() == NUMBER_DIGITS && age.len() == AGE_DIGITS;
-        is_whole.then_some(Self {
-            number: number.parse().ok()?,
-            echo_age: Duration::from_millis(age.parse().ok()?),
-        })
-    }
+    let mut beat = [[0; 8]; 2];
+    std::fs::File::from(file).read_exact(beat.as_flattened_mut())?;
+    let [number, age] = beat.map(u64::from_le_bytes);
+    Ok(Beat {
+        number,
+        echo_age: Duration::from_millis(age),
+    })
 }
 
 #[cfg(test)]
