@@ -162,7 +162,7 @@ impl Broker {
     async fn consumer_names(&self) -> Result<Vec<String>, BrokerError> {
         self.connection.check()?;
         let names: Vec<String> = self.stream.consumer_names().try_collect().await?;
-        let prefix = self.seal.job_name().to_string();
+        let prefix = self.seal.job_name();
         Ok(names
             .into_iter()
             .filter(|name| name.starts_with(&prefix))
@@ -243,7 +243,7 @@ impl Broker {
         self.connection.check()?;
         let line = if item.work.is_walk() { WALK } else { DATA };
         let message = PublishMessage::build()
-            .message_id(self.seal.message_id(item).to_string())
+            .message_id(self.seal.message_id(item))
             .payload(self.seal.seal(item).into());
         let context = &self.connection.context;
         let stored = async {
@@ -293,11 +293,8 @@ impl Broker {
     /// Records that the job is over, and removes its items and consumers.
     pub(super) async fn end(&self) -> Result<(), BrokerError> {
         let ended = self.connection.bucket(ENDED, KEPT_FOR, StorageType::File);
-        let record = self.seal.seal_end().into();
-        ended
-            .await?
-            .put(self.seal.job_name().to_string(), record)
-            .await?;
+        let record = self.seal.end_record().into();
+        ended.await?.put(self.seal.job_name(), record).await?;
         let subject = self.subject(ENDED);
         self.connection
             .client
@@ -332,8 +329,8 @@ impl Broker {
         let Ok(ended) = self.connection.context.get_key_value(ENDED).await else {
             return Ok(false);
         };
-        let record = ended.get(self.seal.job_name().to_string()).await?;
-        Ok(record.is_some_and(|record| self.seal.is_end(&record)))
+        let record = ended.get(self.seal.job_name()).await?;
+        Ok(record.is_some_and(|record| record == self.seal.end_record()))
     }
 }
 

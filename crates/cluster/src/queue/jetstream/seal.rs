@@ -7,7 +7,7 @@
 use std::fmt;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
-use zmove_types::{Hex, SharedJobId, from_hex};
+use zmove_types::{Hex, SharedJobId};
 
 use crate::queue::WorkItem;
 
@@ -24,9 +24,7 @@ impl JobKey {
     pub const fn new(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
-}
 
-impl JobKey {
     /// Derives the key of a job from this cluster key.
     #[must_use]
     pub fn of_job(&self, job: SharedJobId) -> Self {
@@ -48,75 +46,52 @@ impl fmt::Debug for JobKey {
 #[derive(Debug)]
 pub(super) struct Seal {
     bodies: RandomizedNonceKey,
-    ends: RandomizedNonceKey,
     names: [u8; JobKey::BYTES],
     job: SharedJobId,
-}
-
-/// A name that can be computed only with the key of the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SealedName([u8; 16]);
-
-impl fmt::Display for SealedName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Hex(&self.0).fmt(f)
-    }
 }
 
 impl Seal {
     pub(super) fn new(key: &JobKey, job: SharedJobId) -> Self {
         Self {
             bodies: aes_of(key, "zmove 2026-11-26 bodies of work items at a broker"),
-            ends: aes_of(key, "zmove 2026-11-29 ends of jobs at a broker"),
             names: blake3::derive_key("zmove 2026-11-29 names at a broker", &key.0),
             job,
         }
     }
 
     /// Returns the name of the job.
-    pub(super) fn job_name(&self) -> SealedName {
+    pub(super) fn job_name(&self) -> String {
         self.name(&[])
     }
 
     /// Returns the message id of an item. The id is the same each time that the item is put into the queue. It is
     /// computed with the job's key, because anyone could hash a path that they guess.
-    pub(super) fn message_id(&self, item: &WorkItem) -> SealedName {
+    pub(super) fn message_id(&self, item: &WorkItem) -> String {
         self.name(&item.id(self.job).0)
     }
 
-    fn name(&self, of: &[u8]) -> SealedName {
+    /// Returns the record that the job is over.
+    pub(super) fn end_record(&self) -> String {
+        self.name(b"end")
+    }
+
+    /// Returns a name that can be computed only with the key of the job.
+    fn name(&self, of: &[u8]) -> String {
         let mut hasher = blake3::Hasher::new_keyed(&self.names);
         hasher.update(&self.job.0);
         hasher.update(of);
-        let mut name = [0; 16];
-        hasher.finalize_xof().fill(&mut name);
-        SealedName(name)
+        Hex(&hasher.finalize().as_bytes()[..16]).to_string()
     }
 
     pub(super) fn seal(&self, item: &WorkItem) -> Vec<u8> {
-        let data = self.associated_data(self.message_id(item));
-        seal(&self.bodies, &data, item.encode())
+        let id = self.message_id(item);
+        seal(&self.bodies, id.as_bytes(), item.encode())
     }
 
     /// Decrypts the item in a message with this id. Returns `None` if it was not sealed under this id.
     pub(super) fn open(&self, id: &str, body: &[u8]) -> Option<WorkItem> {
-        let id = SealedName(from_hex(id.as_bytes())?);
-        let item = WorkItem::decode(&open(&self.bodies, &self.associated_data(id), body)?)?;
+        let item = WorkItem::decode(&open(&self.bodies, id.as_bytes(), body)?)?;
         (self.message_id(&item) == id).then_some(item)
-    }
-
-    fn associated_data(&self, id: SealedName) -> Vec<u8> {
-        [self.job.0, id.0].concat()
-    }
-
-    /// Creates a record that the job is over.
-    pub(super) fn seal_end(&self) -> Vec<u8> {
-        seal(&self.ends, &self.job.0, Vec::new())
-    }
-
-    /// Returns whether a record proves that the job is over.
-    pub(super) fn is_end(&self, record: &[u8]) -> bool {
-        open(&self.ends, &self.job.0, record).is_some()
     }
 }
 
@@ -175,7 +150,7 @@ mod tests {
     #[test]
     fn a_sealed_item_opens_and_shows_nothing() {
         let seal = seal_of(1, JOB);
-        let id = seal.message_id(&item(b"secret")).to_string();
+        let id = seal.message_id(&item(b"secret"));
         let body = seal.seal(&item(b"secret"));
         assert_eq!(seal.open(&id, &body), Some(item(b"secret")));
         assert!(!body.windows(6).any(|window| window == b"secret"));
@@ -198,13 +173,13 @@ mod tests {
     #[test]
     fn an_item_that_was_sealed_otherwise_does_not_open() {
         let seal = seal_of(1, JOB);
-        let id = seal.message_id(&item(b"a")).to_string();
+        let id = seal.message_id(&item(b"a"));
         let body = seal.seal(&item(b"a"));
         for other in [seal_of(2, JOB), seal_of(1, SharedJobId([8; 16]))] {
             assert_eq!(other.open(&id, &body), None);
             assert_ne!(other.job_name(), seal.job_name());
         }
-        let other_id = seal.message_id(&item(b"b")).to_string();
+        let other_id = seal.message_id(&item(b"b"));
         assert_eq!(seal.open(&other_id, &body), None);
         assert_eq!(seal.open("", &body), None);
         assert!((0..body.len()).all(|len| seal.open(&id, &body[..len]).is_none()));
@@ -217,11 +192,11 @@ mod tests {
 
     #[test]
     fn an_end_belongs_to_its_job() {
-        let end = seal_of(1, JOB).seal_end();
-        assert!(seal_of(1, JOB).is_end(&end));
-        assert!(!seal_of(2, JOB).is_end(&end));
-        assert!(!seal_of(1, SharedJobId([8; 16])).is_end(&end));
-        let item = seal_of(1, JOB).seal(&item(b"a"));
-        assert!(!seal_of(1, JOB).is_end(&item));
+        let end = seal_of(1, JOB).end_record();
+        assert_eq!(seal_of(1, JOB).end_record(), end);
+        for other in [seal_of(2, JOB), seal_of(1, SharedJobId([8; 16]))] {
+            assert_ne!(other.end_record(), end);
+        }
+        assert_ne!(seal_of(1, JOB).job_name(), end);
     }
 }
