@@ -35,22 +35,24 @@ mod requests;
 mod seal;
 mod take;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::AckKind;
 use async_nats::jetstream::message::Acker;
+use async_nats::jetstream::stream::Stream;
 use futures_util::future::try_join_all;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep};
-use zmove_types::SharedJobId;
+use zmove_types::{Lock, SharedJobId};
 
 use crate::error::WorkError;
 use crate::queue::{Announced, Done, LEASE, Taken, WorkItem, WorkQueue};
 use answers::BrokerError;
-use broker::{Broker, Put};
+use broker::{Losses, Put, STREAM, Silence};
 use connection::Connection;
+use seal::Seal;
 use take::Taker;
 
 pub use access::Access;
@@ -65,7 +67,17 @@ pub use seal::JobKey;
 /// A queue at a broker.
 #[derive(Debug)]
 pub struct JetStream {
-    broker: Broker,
+    connection: Connection,
+    seal: Seal,
+    settings: Settings,
+    stream: Stream<()>,
+    /// Whether this process has created the consumers before. Locked while the process creates consumers.
+    has_made: Mutex<bool>,
+    /// The highest sequence number that the broker is known to have acknowledged.
+    stored: AtomicU64,
+    losses: Lock<Losses>,
+    silence: Lock<Silence>,
+    began: Instant,
     taker: Mutex<Taker>,
     /// Each lease holds a receiver of this channel until the broker has confirmed that the delivery has ended. The
     /// queue can thus wait for all leases.
@@ -158,14 +170,24 @@ impl JetStream {
     /// # Errors
     /// The broker cannot be reached or refuses this node.
     pub async fn open(access: &Access, settings: Settings) -> Result<Self, WorkError> {
+        let connection = Connection::open(access).await?;
+        let stream = connection.context.get_stream_no_info(STREAM).await;
         let queue = Self {
-            broker: Broker::new(Connection::open(access).await?, settings).await,
+            seal: Seal::new(&settings.key, settings.job),
+            settings,
+            stream: stream.expect("the name fits, and nobody is asked"),
+            connection,
+            has_made: Mutex::default(),
+            stored: AtomicU64::default(),
+            losses: Lock::default(),
+            silence: Lock::default(),
+            began: Instant::now(),
             taker: Mutex::default(),
             leases: watch::Sender::new(()),
             closed: watch::Sender::new(false),
         };
-        if queue.broker.settings.role == QueueRole::Head {
-            let make = || queue.broker.make();
+        if queue.settings.role == QueueRole::Head {
+            let make = || queue.make();
             queue.ask("create the queue of the job", make).await?;
         }
         Ok(queue)
@@ -174,13 +196,13 @@ impl JetStream {
     /// Returns the highest sequence number that the broker has acknowledged to this process.
     #[must_use]
     pub fn stored(&self) -> u64 {
-        self.broker.stored.load(Ordering::Relaxed)
+        self.stored.load(Ordering::Relaxed)
     }
 
     /// Records a sequence number that the broker has acknowledged to another node. If the last sequence number of the
     /// stream is lower than that, the broker has lost items.
     pub fn note_stored(&self, sequence: u64) {
-        self.broker.stored.fetch_max(sequence, Ordering::Relaxed);
+        self.stored.fetch_max(sequence, Ordering::Relaxed);
     }
 
     /// Waits until all leases have been dropped and the broker has confirmed it. Called before this process exits.
@@ -199,15 +221,15 @@ impl JetStream {
     /// Returns a receiver for the state of the broker, which is notified of changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<BrokerState> {
-        self.broker.connection.state()
+        self.connection.state()
     }
 
     /// Recreates missing objects at the broker, if this is the head and the job is not over.
     async fn restore(&self) -> Result<(), BrokerError> {
-        match self.broker.settings.role {
+        match self.settings.role {
             _ if *self.closed.borrow() => Err(BrokerError::Over),
-            QueueRole::Head => self.broker.make().await,
-            QueueRole::Mover if self.broker.has_ended().await? => Err(BrokerError::Over),
+            QueueRole::Head => self.make().await,
+            QueueRole::Mover if self.has_ended().await? => Err(BrokerError::Over),
             QueueRole::Mover => Err(BrokerError::Missing),
         }
     }
@@ -217,7 +239,7 @@ impl JetStream {
     where
         F: Future<Output = Result<T, BrokerError>>,
     {
-        let patience = self.broker.settings.patience;
+        let patience = self.settings.patience;
         self.ask_within(patience, operation, ask).await
     }
 
@@ -230,7 +252,7 @@ impl JetStream {
     where
         F: Future<Output = Result<T, BrokerError>>,
     {
-        let connection = &self.broker.connection;
+        let connection = &self.connection;
         let since = Instant::now();
         loop {
             let error = match ask().await {
@@ -271,7 +293,7 @@ impl JetStream {
         let tries = AtomicU32::new(0);
         let put = || {
             tries.fetch_add(1, Ordering::Relaxed);
-            self.broker.put(item)
+            self.put_item(item)
         };
         let answer = self.ask("add work to the queue", put).await?;
         // An earlier attempt may have stored the item although its answer was lost.
@@ -289,7 +311,7 @@ impl JetStream {
             return Ok(());
         };
         self.ask(operation, || async {
-            self.broker.connection.check()?;
+            self.connection.check()?;
             let acknowledged = delivery.double_ack_with(answer).await;
             // If the consumer is missing, there are no leases to wait for. This is not an error.
             acknowledged.map_err(BrokerError::Unanswered)
@@ -343,19 +365,19 @@ impl WorkQueue for JetStream {
     }
 
     async fn waiting(&self) -> Result<u64, WorkError> {
-        let count = || self.broker.left();
+        let count = || self.left();
         self.ask("query the amount of work in the queue", count)
             .await
     }
 
     async fn losses(&self) -> Result<u64, WorkError> {
-        let count = || self.broker.losses();
+        let count = || self.count_losses();
         self.ask("query the losses of the queue", count).await
     }
 
     async fn close(&self) -> Result<(), WorkError> {
         self.closed.send_replace(true);
-        let end = || self.broker.end();
+        let end = || self.end();
         self.ask("close the queue of the job", end).await
     }
 }

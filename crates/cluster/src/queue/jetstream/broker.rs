@@ -1,10 +1,9 @@
-//! The objects of a job at its broker, and the individual requests for them.
+//! The objects of a job at its broker, and the individual requests for them. The queue repeats a request that fails.
 //!
 //! **Invariant:** an acknowledgment contains the name of the consumer that delivered the item, and the name of a
 //! consumer is never reused. If an item was taken before the broker lost its files, its acknowledgment therefore
 //! removes nothing from the recreated queue.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::Subscriber;
@@ -12,47 +11,38 @@ use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{AckPolicy, Info, PullConsumer, pull};
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType, Stream};
+use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType};
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use futures_util::future::{try_join, try_join_all};
-use tokio::sync::Mutex;
 use tokio::time::Instant;
-use zmove_types::{Hex, Lock};
+use zmove_types::Hex;
 
-use super::Settings;
+use super::JetStream;
 use super::answers::{BrokerError, answer_in};
-use super::connection::{BrokerState, Connection};
-use super::seal::Seal;
+use super::connection::BrokerState;
 use crate::queue::WorkItem;
-
-/// The broker of a job.
-#[derive(Debug)]
-pub(super) struct Broker {
-    pub(super) connection: Connection,
-    pub(super) seal: Seal,
-    pub(super) settings: Settings,
-    stream: Stream<()>,
-    /// Whether this process has created the consumers before. Locked while the process creates consumers.
-    has_made: Mutex<bool>,
-    /// The highest sequence number that the broker is known to have acknowledged.
-    pub(super) stored: AtomicU64,
-    losses: Lock<Losses>,
-    silence: Lock<Silence>,
-    began: Instant,
-}
 
 /// Detects a silence: a period in which the number of items has not changed.
 #[derive(Debug)]
-struct Silence {
+pub(super) struct Silence {
     left: u64,
     /// When the number of items last changed, or when the silence was last investigated.
     since: Instant,
 }
 
+impl Default for Silence {
+    fn default() -> Self {
+        Self {
+            left: 0,
+            since: Instant::now(),
+        }
+    }
+}
+
 /// The losses of the stream.
 #[derive(Debug, Default)]
-struct Losses {
+pub(super) struct Losses {
     count: u64,
     /// The highest sequence number that was acknowledged before the last loss.
     stored_before: u64,
@@ -75,25 +65,7 @@ pub(super) enum Put {
     NoRoom,
 }
 
-impl Broker {
-    pub(super) async fn new(connection: Connection, settings: Settings) -> Self {
-        let stream = connection.context.get_stream_no_info(STREAM).await;
-        Self {
-            seal: Seal::new(&settings.key, settings.job),
-            settings,
-            stream: stream.expect("the name fits, and nobody is asked"),
-            connection,
-            has_made: Mutex::default(),
-            stored: AtomicU64::default(),
-            losses: Lock::default(),
-            silence: Lock::new(Silence {
-                left: 0,
-                since: Instant::now(),
-            }),
-            began: Instant::now(),
-        }
-    }
-
+impl JetStream {
     fn subject(&self, line: &str) -> String {
         format!("{STREAM}.{}.{line}", self.seal.job_name())
     }
@@ -112,8 +84,7 @@ impl Broker {
         let lines = [DATA, WALK].into_iter();
         let missing: Vec<_> = lines.filter(|line| find(&names, line).is_none()).collect();
         if *has_made && !missing.is_empty() {
-            let stored = self.stored.load(Ordering::Relaxed);
-            self.losses.lock().add(stored);
+            self.losses.lock().add(self.stored());
         }
         let making = missing.iter().map(|line| self.make_consumer(line));
         try_join_all(making).await?;
@@ -239,7 +210,7 @@ impl Broker {
 
     /// Puts an item into the queue. The broker stores the item only once if it has received the same item within the
     /// last two minutes.
-    pub(super) async fn put(&self, item: &WorkItem) -> Result<Put, BrokerError> {
+    pub(super) async fn put_item(&self, item: &WorkItem) -> Result<Put, BrokerError> {
         self.connection.check()?;
         let line = if item.work.is_walk() { WALK } else { DATA };
         let message = PublishMessage::build()
@@ -255,7 +226,7 @@ impl Broker {
         .await;
         let error = match stored {
             Ok(stored) => {
-                self.stored.fetch_max(stored.sequence, Ordering::Relaxed);
+                self.note_stored(stored.sequence);
                 return Ok(if stored.duplicate {
                     Put::Known
                 } else {
@@ -277,11 +248,11 @@ impl Broker {
     /// Returns how often the stream has lost items or may have lost them. A loss is assumed if consumers were created
     /// again, if the last sequence number is lower than an acknowledged one, or if items may have expired by age. Fails
     /// with `Missing` if consumers are missing.
-    pub(super) async fn losses(&self) -> Result<u64, BrokerError> {
+    pub(super) async fn count_losses(&self) -> Result<u64, BrokerError> {
         if self.consumer_names().await?.len() < 2 {
             return Err(BrokerError::Missing);
         }
-        let stored = self.stored.load(Ordering::Relaxed);
+        let stored = self.stored();
         let info = self.stream.get_info().await?;
         let mut losses = self.losses.lock();
         if stored > info.state.last_sequence.max(losses.stored_before) {
@@ -342,7 +313,7 @@ fn find<'n>(names: &'n [String], line: &str) -> Option<&'n str> {
 }
 
 /// Name of the stream of all jobs, and first token of its subjects.
-const STREAM: &str = "zmove";
+pub(super) const STREAM: &str = "zmove";
 
 /// The lines of items that move data, and of items that scan.
 const DATA: &str = "data";

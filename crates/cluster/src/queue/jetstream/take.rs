@@ -61,11 +61,11 @@ impl Taker {
         drop(state.wait_for(|state| *state != BrokerState::Lost).await);
         let consumers = match &mut self.consumers {
             Some(consumers) => consumers,
-            none => none.insert(queue.broker.consumers().await?),
+            none => none.insert(queue.consumers().await?),
         };
         let ended = match &mut self.ended {
             Some(ended) => ended,
-            none => none.insert(queue.broker.subscribe_to_end().await?),
+            none => none.insert(queue.subscribe_to_end().await?),
         };
         state.mark_unchanged();
         let walks_are_due = self.takes.is_multiple_of(WALKS_FIRST_EVERY);
@@ -136,7 +136,7 @@ async fn open(queue: &JetStream, pulled: Pulled, leased_for: Duration) -> Option
     let Pulled { message, mut lease } = pulled;
     let id = message.headers.as_ref();
     let id = id.and_then(|headers| headers.get(header::NATS_MESSAGE_ID));
-    let item = id.and_then(|id| queue.broker.seal.open(id.as_str(), &message.payload));
+    let item = id.and_then(|id| queue.seal.open(id.as_str(), &message.payload));
     if let Some(item) = item {
         return Some(Taken {
             item,
@@ -145,7 +145,7 @@ async fn open(queue: &JetStream, pulled: Pulled, leased_for: Duration) -> Option
         });
     }
     lease.delivery = None;
-    let answer = match queue.broker.settings.role {
+    let answer = match queue.settings.role {
         QueueRole::Head => AckKind::Ack,
         QueueRole::Mover => AckKind::Nak(Some(UNREADABLE_PAUSE)),
     };
