@@ -67,18 +67,13 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
         let _told_or_dropped = broken_off.await;
     };
     let mut session = spawn_session(push, reached.link, Arc::clone(events), stop);
-    let ended = {
-        tokio::select! {
-            ended = &mut session => match ended {
-                Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver ended the session early").into()),
-                Err(error) => Err(SessionEnd::from(error)),
-            },
-            never = events.warn_of_no_opening() => match never {},
-            done = work(feeder) => match done {
-                Ok(done) => end(session, break_off, events).await.map(|()| done),
-                Err(stop) => Err(interrupt(session, break_off, stop).await),
-            },
-        }
+    let ended = tokio::select! {
+        ended = &mut session => match ended {
+            Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver ended the session early").into()),
+            Err(error) => Err(SessionEnd::from(error)),
+        },
+        never = events.warn_of_no_opening() => match never {},
+        done = work(feeder) => end(session, break_off, events, done).await,
     };
     if let Some(cause) = reached.route.close().await {
         let notice = Notice::BlackHole { cause };
@@ -182,44 +177,36 @@ fn spawn_session(
     })
 }
 
-/// Interrupts a session whose work has failed. Returns the session's own error if there is one, and otherwise `stop`.
-async fn interrupt<S>(
-    mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
-    break_off: oneshot::Sender<()>,
-    stop: Stop,
-) -> SessionEnd {
-    // The work may learn that the session is over before the session reports its error.
-    let why = match &stop {
-        Stop::Session(_) => timeout(ERROR_REPORT_TIMEOUT, &mut session).await.ok(),
-        _ => None,
-    };
-    match why {
-        Some(Err(error)) => error.into(),
-        Some(Ok(_)) => stop.into(),
-        None => {
-            drop(break_off);
-            let _interrupted = session.await;
-            stop.into()
-        }
-    }
-}
-
-/// Waits for the end of a session whose work is done. A session that takes too long, for example because its storage
-/// hangs, is interrupted. Its data has already been flushed by orders, so nothing depends on its end.
-async fn end<S>(
+/// Waits for the end of a session whose work has ended, and returns the result of the work. Interrupts the session if
+/// the work has failed, or if the session takes too long, for example because its storage hangs. The data of completed
+/// work has already been flushed by orders, so nothing depends on the session's end.
+async fn end<T, S>(
     mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
     break_off: oneshot::Sender<()>,
     events: &SessionEvents,
-) -> Result<(), SessionEnd> {
-    let is_awaited = events.state.lock().is_awaited;
-    let most = if is_awaited { ENDS_WITHIN } else { ENDS_MAX };
-    if let Ok(ended) = timeout(most, &mut session).await {
-        return Ok(ended.map(drop)?);
+    done: Result<T, Stop>,
+) -> Result<T, SessionEnd> {
+    let ends_within = match &done {
+        Ok(_) if events.state.lock().is_awaited => ENDS_WITHIN,
+        Ok(_) => ENDS_MAX,
+        // The work may learn that the session is over before the session reports its error.
+        Err(Stop::Session(_)) => ERROR_REPORT_TIMEOUT,
+        Err(_) => Duration::ZERO,
+    };
+    let ended = timeout(ends_within, &mut session).await;
+    if ended.is_err() {
+        drop(break_off);
+        let _interrupted = session.await;
     }
-    drop(break_off);
-    let _interrupted = session.await;
-    events.events.served.record_lost_session();
-    Ok(())
+    match (done, ended) {
+        (Ok(done), Ok(ended)) => Ok(ended.map(|_| done)?),
+        (Ok(done), Err(_elapsed)) => {
+            events.events.served.record_lost_session();
+            Ok(done)
+        }
+        (Err(Stop::Session(_)), Ok(Err(error))) => Err(error.into()),
+        (Err(stop), _) => Err(stop.into()),
+    }
 }
 
 /// Time limit for any session to end. The receiver may have a lot of data to flush.
@@ -245,7 +232,9 @@ mod tests {
                 Ok(())
             });
             let began = tokio::time::Instant::now();
-            end(session, break_off, &session_events).await.unwrap();
+            end(session, break_off, &session_events, Ok(()))
+                .await
+                .unwrap();
             (
                 began.elapsed(),
                 session_events.events.served.has_lost_sessions(),
