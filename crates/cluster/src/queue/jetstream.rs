@@ -60,7 +60,7 @@ pub use connection::BrokerState;
 pub use local::{ARGUMENTS, LocalBroker, LocalServer, program};
 pub use notices::{
     GrantNotice, JobNotice, NODES_MAX, NOTICE_INTERVAL, NodeFailure, NodeNotice, NodePart,
-    NodeState, Notice, NoticeBoard, NumberAssignment, Reader, SourceMark, SourceNotice,
+    NodeState, Notice, NoticeBoard, NumberedNode, Reader, SourceMark, SourceNotice,
 };
 pub use seal::JobKey;
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use tokio::sync::watch;
 use zmove_cluster::jetstream::{
     BrokerState, GrantNotice, JetStream, JobNotice, LocalBroker, LocalServer, NodeNotice, Notice,
-    NoticeBoard, NumberAssignment, QueueRole, SourceNotice,
+    NoticeBoard, NumberedNode, QueueRole, SourceNotice,
 };
 use zmove_cluster::{JobError, JobPhase, Receiver, SharedJob};
 use zmove_engine::Sources;
@@ -54,7 +54,7 @@ impl<'a> ClusterPush<'a> {
             sources: node_sources::notices(&directory, sources),
             mounts: trees.mounts(),
             words: typed.map(OsStringExt::into_vec).collect(),
-            nodes: BTreeMap::from([(host_name(), 0)]),
+            nodes: BTreeMap::from([(host_name(), NumberedNode::default())]),
             reader: node_sources::reader(),
             instead: job.config.instead,
             ..JobNotice::default()
@@ -210,16 +210,15 @@ impl Liaison {
         if let Some(grant) = self.grant_for(report.key, part.granted_until)? {
             self.notices.tell(&Notice::Grant(grant)).await?;
         }
-        let numbered = self.notice.number(&report.node);
-        match numbered {
-            NumberAssignment::TooMany => self.participants.warn_of_too_many(),
-            NumberAssignment::Assigned | NumberAssignment::Existing => {
-                self.participants.handle_report(&report.node, part)
-            }
+        let nodes = self.notice.nodes.len();
+        if self.notice.answer(&report.node, part.ping) {
+            self.participants.handle_report(&report.node, part);
+        } else {
+            self.participants.warn_of_too_many();
         }
-        self.notice.answer(&report.node, part.ping);
-        Ok(numbered == NumberAssignment::Assigned)
+        Ok(self.notice.nodes.len() > nodes)
     }
+
     /// Returns a new grant for the node with this key, if the node has no grant or its grant ends soon. Nothing is
     /// stored here. If the broker loses the notice with the grant, the node's next report causes another grant.
     fn grant_for(&self, key: [u8; 32], ends: Option<u64>) -> Result<Option<GrantNotice>> {

@@ -105,12 +105,8 @@ pub struct JobNotice {
     pub sources: Vec<SourceNotice>,
     /// File systems that are mounted below the sources.
     pub mounts: Vec<SourceNotice>,
-    /// The participating nodes with their numbers. A node uses its number to choose its first receiver. The head has
-    /// number 0.
-    pub nodes: BTreeMap<String, u32>,
-    /// The newest ping that the head has received from each other node, by node number. A node renews its lease when it
-    /// finds its own ping here.
-    pub answered: BTreeMap<u32, u64>,
+    /// The participating nodes, by name.
+    pub nodes: BTreeMap<String, NumberedNode>,
     /// Whether the job has started at the target. Until then, only the head may open the target.
     pub begun: bool,
     /// Permissions with which the head reads the sources.
@@ -119,6 +115,15 @@ pub struct JobNotice {
     pub instead: FallbackAttributes,
     /// The queue, the nodes and the receivers from the head's point of view: `nodes` in `docs/schema/job.json`.
     pub shown: String,
+}
+
+/// A node that participates in a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NumberedNode {
+    /// Number of the node, which chooses its first receiver by it. The head has number 0.
+    pub number: u32,
+    /// The newest ping that the head has received from the node. The node renews its lease when it finds its ping here.
+    pub ping: u64,
 }
 
 /// The permissions with which a node reads the sources.
@@ -138,35 +143,25 @@ impl JobNotice {
     pub fn head(&self) -> Option<&str> {
         self.nodes
             .iter()
-            .find(|(_, number)| **number == 0)
+            .find(|(_, node)| node.number == 0)
             .map(|(name, _)| name.as_str())
     }
 
-    /// Assigns a number to a node.
-    pub fn number(&mut self, node: &str) -> NumberAssignment {
-        if self.nodes.contains_key(node) {
-            return NumberAssignment::Existing;
+    /// Answers the newest ping of a node, which gets a number if it has none. Returns `false` if it gets no number
+    /// because there are too many nodes, or their names are too long.
+    pub fn answer(&mut self, node: &str, ping: u64) -> bool {
+        if let Some(known) = self.nodes.get_mut(node) {
+            known.ping = ping;
+            return true;
         }
         let number = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
-        self.nodes.insert(node.to_owned(), number);
-        if self.nodes.len() > NODES_MAX || !self.fits() {
+        let new = NumberedNode { number, ping };
+        self.nodes.insert(node.to_owned(), new);
+        let has_room = self.nodes.len() <= NODES_MAX && self.fits();
+        if !has_room {
             self.nodes.remove(node);
-            return NumberAssignment::TooMany;
         }
-        NumberAssignment::Assigned
-    }
-
-    /// Answers the newest ping of a node that has a number.
-    pub fn answer(&mut self, node: &str, ping: u64) {
-        if let Some(number) = self.nodes.get(node) {
-            self.answered.insert(*number, ping);
-        }
-    }
-
-    /// Returns the newest ping of a node that the head has answered.
-    #[must_use]
-    pub fn answer_to(&self, node: &str) -> Option<u64> {
-        self.answered.get(self.nodes.get(node)?).copied()
+        has_room
     }
 
     /// Returns whether the notice is short enough for any broker, even if more file systems are mounted later.
@@ -174,17 +169,6 @@ impl JobNotice {
     pub fn fits(&self) -> bool {
         postcard::to_stdvec(self).is_ok_and(|bytes| bytes.len() <= JOB_BYTES_MAX)
     }
-}
-
-/// The result of assigning a number to a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NumberAssignment {
-    /// The node received a number.
-    Assigned,
-    /// The node already had a number.
-    Existing,
-    /// The node receives no number: there are too many nodes, or their names are too long.
-    TooMany,
 }
 
 /// Maximum number of nodes in a job, counted by name. The limit is needed because each node chooses its own name, and a
@@ -241,7 +225,7 @@ pub struct NodePart {
     pub tally: Tally,
     /// When the node's grant expires, in seconds since 1970, or `None` if it has none.
     pub granted_until: Option<u64>,
-    /// The ping that the head answers ([`JobNotice::answered`]).
+    /// The ping that the head answers ([`NumberedNode::ping`]).
     pub ping: u64,
     /// Files and bytes that the node has stored at each receiver since it started, by receiver number.
     pub receivers: BTreeMap<usize, FileTotal>,
@@ -415,20 +399,20 @@ mod tests {
 
     #[test]
     fn a_node_that_names_itself_by_thousands_of_names_does_not_make_the_notice_too_long() {
-        let nodes = BTreeMap::from([("head".into(), 0)]);
+        let nodes = BTreeMap::from([("head".into(), NumberedNode::default())]);
         let mut job = JobNotice {
             nodes,
             ..JobNotice::default()
         };
-        assert_eq!(["a", "a", "head"].map(|node| job.number(node)), NUMBERED);
+        assert!(["a", "a", "head"].iter().all(|node| job.answer(node, 7)));
+        let node_a = NumberedNode { number: 1, ping: 7 };
+        assert_eq!((job.nodes.len(), job.nodes["a"]), (2, node_a));
         let long = "x".repeat(JOB_BYTES_MAX);
-        assert_eq!(job.number(&long), NumberAssignment::TooMany);
-        let got = (0..5000)
-            .filter(|name| job.number(&name.to_string()) == NumberAssignment::Assigned)
-            .count();
-        assert_eq!((got, job.nodes.len()), (NODES_MAX - 2, NODES_MAX));
-        assert_eq!(job.number("a"), NumberAssignment::Existing);
-        assert!(job.fits());
+        assert!(!job.answer(&long, 1));
+        let answered = (0..5000).filter(|name| job.answer(&name.to_string(), u64::MAX));
+        assert_eq!(answered.count(), NODES_MAX - 2);
+        assert_eq!(job.nodes.len(), NODES_MAX);
+        assert!(job.answer("a", 8) && job.nodes["a"].ping == 8 && job.fits());
     }
 
     /// The version is read even if the rest of the format has changed.
@@ -443,10 +427,4 @@ mod tests {
         );
         assert_eq!(read(&[1, 255, 255]), None);
     }
-
-    const NUMBERED: [NumberAssignment; 3] = [
-        NumberAssignment::Assigned,
-        NumberAssignment::Existing,
-        NumberAssignment::Existing,
-    ];
 }

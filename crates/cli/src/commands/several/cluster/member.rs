@@ -10,7 +10,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::jetstream::{
     GrantNotice, JobNotice, NOTICE_INTERVAL, NodeFailure, NodeNotice, NodePart, NodeState, Notice,
-    NoticeBoard,
+    NoticeBoard, NumberedNode,
 };
 use zmove_cluster::{CurrentGrant, HeadLease, WorkError};
 use zmove_jobs::host_name;
@@ -266,14 +266,14 @@ impl<'a> Member<'a> {
             }
         });
         job.unheard = 0;
-        if let Some(ping) = notice.answer_to(&self.node) {
+        let numbered = notice.nodes.get(&self.node).copied();
+        if let Some(NumberedNode { ping, .. }) = numbered {
             job.head.lease.note_echo(ping);
         }
-        let has_begun = notice.begun;
-        match notice.nodes.get(&self.node).copied() {
+        match numbered {
             _ if job.work.is_some() => {}
-            Some(number) if job.grant.ends().is_some() => {
-                if has_begun {
+            Some(NumberedNode { number, .. }) if job.grant.ends().is_some() => {
+                if notice.begun {
                     let work = Arc::clone(&job.part).work(
                         self.cluster.clone(),
                         notice,

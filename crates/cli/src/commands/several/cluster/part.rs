@@ -188,7 +188,7 @@ const TROUBLE_MAX: usize = 10_000;
 mod tests {
     use std::collections::BTreeMap;
 
-    use zmove_cluster::jetstream::SourceNotice;
+    use zmove_cluster::jetstream::{NumberedNode, SourceNotice};
 
     use super::*;
 
@@ -196,7 +196,8 @@ mod tests {
     fn a_node_says_what_a_job_moves_and_who_leads_it() {
         let words =
             ["push", "--cluster", "lab", "run7", "/b", "t"].map(|word| word.as_bytes().to_vec());
-        let nodes = BTreeMap::from([("a".to_owned(), 0), ("other".to_owned(), 1)]);
+        let node = |number| NumberedNode { number, ping: 0 };
+        let nodes = BTreeMap::from([("a".to_owned(), node(0)), ("other".to_owned(), node(1))]);
         let source = |path: &str| SourceNotice {
             path: path.into(),
             names: Vec::new(),
