@@ -64,19 +64,27 @@ pub struct SharedJobDirectory {
 
 /// The reason why a session cannot join a job.
 #[derive(Debug, Error)]
-#[non_exhaustive]
 pub enum SharedJobError {
     /// The job has no directory here, and this session may not create it.
-    #[error("the job is not under way")]
+    #[error(
+        "the job is not under way at this target: it has ended, or this receiver has a different directory there than \
+         the other receivers (is the shared storage mounted?)"
+    )]
     NotUnderWay,
     /// The directory of the job belongs to another user.
-    #[error("the directory of the job belongs to another user")]
+    #[error(
+        "the directory at the target belongs to another user: run all receivers of a push as the same user, also to \
+         resume a push that was killed"
+    )]
     OfAnotherUser,
     /// The directory was not created by a receiver as the directory of this job.
-    #[error("the directory was not created for this job")]
+    #[error(
+        "the directory at the target was not created for this job: another directory has its name, or this receiver's \
+         host sees other inode numbers than the host that created it"
+    )]
     Foreign,
     /// A system call failed.
-    #[error("{0}")]
+    #[error("the directory at the target cannot be opened: {0}")]
     Io(#[from] io::Error),
 }
 

@@ -146,27 +146,11 @@ pub(crate) fn not_in_progress(job: SharedJobId) -> Refusal {
 }
 
 fn refuse(job: SharedJobId, error: &SharedJobError) -> Refusal {
-    let text = match error {
-        SharedJobError::Io(error) => format!("open '.zmove-job-{job}' at the target: {error}"),
-        SharedJobError::NotUnderWay => format!(
-            "job {job} is not under way at this target: it has ended, or this receiver has a different directory \
-             there than the other receivers (is the shared storage mounted?)"
-        ),
-        SharedJobError::OfAnotherUser => format!(
-            "'.zmove-job-{job}' at the target belongs to another user: run all receivers of a push as the same user, \
-             also to resume a push that was killed"
-        ),
-        SharedJobError::Foreign => format!(
-            "'.zmove-job-{job}' at the target was not created for this job: another directory has its name, or this \
-             receiver's host sees other inode numbers than the host that created it"
-        ),
-        error => error.to_string(),
-    };
     let code = match error {
         SharedJobError::NotUnderWay => RefusalCode::NotUnderWay,
         _ => RefusalCode::Target,
     };
-    Refusal::new(code, text)
+    Refusal::new(code, format!("'.zmove-job-{job}': {error}"))
 }
 
 impl SharedJobSession {
