@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use zmove_scan::{DirectoryMark, MarkedPath, Portion, PortionSize, look_up_portion, walk_portion};
-use zmove_sender::{self as sender, AtTarget, PieceHandle, Settled, SharedLargeFile};
+use zmove_sender::{self as sender, PieceHandle, Settled, SharedLargeFile};
 use zmove_types::{Counters, Event, Name, Observer, RelPath};
 use zmove_wire::SharedJobOrder;
 
@@ -131,8 +131,7 @@ impl<W: WorkQueue> Mover<W> {
     }
 
     /// Waits until all data of an item has settled, and records progress. A large file that is split between movers is
-    /// announced immediately, with the mark of its directory. A large file that is already at the target counts as
-    /// skipped.
+    /// announced immediately, with the mark of its directory.
     pub(super) async fn settle(
         &self,
         assigned: &AssignedItem<'_>,
@@ -140,18 +139,18 @@ impl<W: WorkQueue> Mover<W> {
         marks: &Marks,
     ) -> Result<Settled, Stop> {
         let mut before = 0;
-        let mut skipped = Counters::default();
+        let mut resumed = Counters::default();
         loop {
             tokio::select! {
                 next = sending.next() => match next? {
                     sender::PieceProgress::Settled(mut settled) => {
                         self.release_turn(assigned);
-                        settled.counts = settled.counts.plus(&skipped);
+                        settled.counts = settled.counts.plus(&resumed);
                         return Ok(settled);
                     }
                     sender::PieceProgress::HalfRead => self.release_turn(assigned),
                     sender::PieceProgress::Large(large) => {
-                        skipped = skipped.plus(&self.take_large(assigned, large, marks).await?);
+                        resumed = resumed.plus(&self.take_large(assigned, large, marks).await?);
                     }
                 },
                 () = tokio::time::sleep(CHECK_INTERVAL) => {
@@ -164,23 +163,13 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Splits a large file between movers, unless it is already at the target.
+    /// Splits a large file between movers.
     async fn take_large(
         &self,
         assigned: &AssignedItem<'_>,
-        SharedLargeFile {
-            directory,
-            entry,
-            at_target,
-        }: SharedLargeFile,
+        SharedLargeFile { directory, entry }: SharedLargeFile,
         marks: &Marks,
     ) -> Result<Counters, Stop> {
-        if at_target == AtTarget::Present {
-            return Ok(Counters {
-                skipped: 1,
-                ..Counters::default()
-            });
-        }
         let file = SplitFile {
             directory: MarkedPath {
                 mark: marks.get(&directory).copied(),

@@ -680,7 +680,7 @@ impl<'a> Planner<'a> {
             self.skipped_name(shared.id, path);
         }
         if let Some(piece) = directory.piece() {
-            piece.handle_existing(directory.source_path(), entry);
+            piece.confirm_existing(entry);
         }
     }
 

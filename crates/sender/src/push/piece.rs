@@ -31,7 +31,7 @@ pub(crate) struct Piece {
 /// A progress report of a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PieceProgress {
-    /// A large file that is not sent with the piece, because several senders share it or the target already has it.
+    /// A large file that is not sent with the piece, because several senders share it.
     Large(SharedLargeFile),
     /// Half of the bytes have been read, so another piece is needed to keep the lanes busy. Not every piece reports
     /// this.
@@ -82,24 +82,13 @@ impl UncommittedFile {
     }
 }
 
-/// A large file that several senders share.
+/// A large file that the receiver needs and several senders share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedLargeFile {
     /// Path of the file's directory, relative to its source.
     pub directory: RelPath,
     /// The file.
     pub entry: Entry,
-    /// Whether the target already has the file.
-    pub at_target: AtTarget,
-}
-
-/// Whether the target has a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtTarget {
-    /// The target has the file, so no part of it is sent.
-    Present,
-    /// The receiver needs the file.
-    Needed,
 }
 
 impl Piece {
@@ -161,27 +150,12 @@ impl Piece {
     /// Leaves a file that the receiver needs to several senders, if the file is large enough. Returns whether the file
     /// was left to them.
     pub(crate) fn share_if_large(&self, directory: &RelPath, entry: &Entry) -> bool {
-        self.report_if_large(directory, entry, AtTarget::Needed)
-    }
-
-    /// Handles an entry that the target already has. A file large enough to be left to several senders is reported but
-    /// not counted here, because another sender may have renamed it into place.
-    pub(crate) fn handle_existing(&self, directory: &RelPath, entry: &Entry) {
-        if !self.report_if_large(directory, entry, AtTarget::Present) {
-            self.confirm_existing(entry);
-        }
-    }
-
-    /// Reports a file that is left to several senders, if the file is large enough. Returns whether the file was
-    /// reported.
-    fn report_if_large(&self, directory: &RelPath, entry: &Entry, at_target: AtTarget) -> bool {
         let is_large = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
         if is_large {
             self.confirm_without_data();
             let found = SharedLargeFile {
                 directory: directory.clone(),
                 entry: entry.clone(),
-                at_target,
             };
             self.report(PieceProgress::Large(found));
         }
