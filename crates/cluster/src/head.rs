@@ -33,11 +33,11 @@ use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
 use crate::job::Tally;
 use crate::node::{MoverSessions, Node};
 use crate::queue::{ItemWork, LEASE, WorkItem, WorkQueue};
-use crate::session::{ENDS_WITHIN, Orders, SessionEvents, in_session};
+use crate::session::{ENDS_WITHIN, Orders, SessionEvents, ask, in_session};
 
 use self::finish::{DirectoryFinisher, FinishProgress};
 use self::one_target::TargetCheck;
-use self::others::Standby;
+use self::others::until_needed;
 
 pub use self::others::Others;
 pub use self::phase::JobPhase;
@@ -129,15 +129,15 @@ impl<W: WorkQueue> Head<W> {
         let events = self.node.events(observer, listener);
         let mut progress = JobProgress::default();
         for number in 0..self.node.movers {
-            let standby = Standby {
+            let needed = until_needed(
                 number,
-                phase: self.phase.subscribe(),
-                others: self.others.clone(),
-                others_join_within: self.others_join_within,
-            };
+                self.phase.subscribe(),
+                self.others.clone(),
+                self.others_join_within,
+            );
             let sessions = self.node.sessions(number, events.clone());
             progress.movers.spawn(async {
-                if standby.until_needed().await {
+                if needed.await {
                     Box::pin(sessions.moving()).await
                 } else {
                     Ok(())
@@ -145,15 +145,17 @@ impl<W: WorkQueue> Head<W> {
             });
         }
         for (number, receiver) in self.node.receivers.iter().enumerate() {
-            let witness = TargetCheck {
-                job: Arc::clone(&self.node.job),
+            let check = TargetCheck {
                 receiver: receiver.clone(),
                 number,
                 events: events.clone(),
                 phase: self.phase.subscribe(),
                 patience: self.node.patience,
             };
-            progress.target_checks.spawn(witness.await_visible_job());
+            let job = Arc::clone(&self.node.job);
+            let receiver = receiver.clone();
+            let ask = move |session| ask(receiver.clone(), Arc::clone(&job), session);
+            progress.target_checks.spawn(check.await_visible_job(ask));
         }
         let listener = Arc::clone(&events.listener);
         let ended = tokio::select! {

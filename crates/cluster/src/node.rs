@@ -227,7 +227,8 @@ impl<W: WorkQueue> MoverSessions<W> {
             loop {
                 sleep(wait).await;
                 let session = events.within(number, &receiver);
-                if ask(&receiver, &job, &session).await.is_ok() {
+                let asked = ask(receiver.clone(), Arc::clone(&job), Arc::clone(&session));
+                if asked.await.is_ok() {
                     session.record_progress();
                     break;
                 }

@@ -110,19 +110,20 @@ fn with_receiver(end: SessionEnd, receiver: &str, job: &SharedJob) -> SessionEnd
 
 /// Asks a receiver in a separate session whether it sees the job and accepts sessions.
 pub(crate) async fn ask(
-    receiver: &Receiver,
-    job: &SharedJob,
-    events: &Arc<SessionEvents>,
+    receiver: Receiver,
+    job: Arc<SharedJob>,
+    events: Arc<SessionEvents>,
 ) -> Result<(), SessionEnd> {
-    let asked = in_session(receiver, job, Beginning::UnderWay, events, async |feeder| {
+    let ping = async |feeder: Feeder| {
         Orders {
             feeder,
             answers_within: ENDS_MAX,
         }
         .give(SharedJobOrder::Ping)
         .await
-    });
-    asked.await.inspect_err(|error| events.note_lost(error))
+    };
+    let asked = in_session(&receiver, &job, Beginning::UnderWay, &events, ping).await;
+    asked.inspect_err(|error| events.note_lost(error))
 }
 
 /// A connected session. If this is dropped before `has_ended` is set, the session counts as lost.

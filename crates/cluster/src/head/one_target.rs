@@ -15,12 +15,11 @@ use zmove_types::Event;
 
 use crate::error::{SessionEnd, Stop};
 use crate::head::JobPhase;
-use crate::job::{Receiver, SharedJob};
-use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents, ask};
+use crate::job::Receiver;
+use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents};
 
 /// A check that a receiver sees the job, either through a mover's session or through a separate session.
 pub(crate) struct TargetCheck {
-    pub(crate) job: Arc<SharedJob>,
     pub(crate) receiver: Receiver,
     /// Number of the receiver.
     pub(crate) number: usize,
@@ -33,21 +32,12 @@ pub(crate) struct TargetCheck {
 }
 
 impl TargetCheck {
-    /// Queries the receiver until the receiver sees the job. At the end of the job, a receiver that cannot be reached
-    /// is skipped.
+    /// Calls `ask` to query the receiver until the receiver sees the job. At the end of the job, a receiver that cannot
+    /// be reached is skipped.
     ///
     /// # Errors
     /// The receiver does not see the job. The error is the receiver's name.
-    pub(crate) async fn await_visible_job(self) -> Result<(), String> {
-        let asked = (self.receiver.clone(), Arc::clone(&self.job));
-        let ask = move |session| {
-            let (receiver, job) = asked.clone();
-            async move { ask(&receiver, &job, &session).await }
-        };
-        self.sees_job_when_asked(ask).await
-    }
-
-    async fn sees_job_when_asked<Asking: Future<Output = Result<(), SessionEnd>>>(
+    pub(crate) async fn await_visible_job<Asking: Future<Output = Result<(), SessionEnd>>>(
         mut self,
         ask: impl Fn(Arc<SessionEvents>) -> Asking,
     ) -> Result<(), String> {
@@ -155,7 +145,7 @@ mod tests {
     use zmove_wire::{Refusal, RefusalCode};
 
     use super::*;
-    use crate::lab::{job, job_events, receiver};
+    use crate::lab::{job_events, receiver};
 
     /// Returns the result of a witness and the time that it took. `answers` are the receiver's answers, and the movers
     /// leave after `leave`.
@@ -166,7 +156,6 @@ mod tests {
     ) -> (Result<(), String>, Duration) {
         let phase = watch::Sender::new(JobPhase::Begun);
         let witness = TargetCheck {
-            job: Arc::new(job()),
             receiver: receiver(),
             number: 0,
             events: job_events(Arc::new(NoObserver)),
@@ -180,7 +169,7 @@ mod tests {
             let answered = answers(asked.fetch_add(1, Ordering::Relaxed), &events).await;
             answered.inspect_err(|error| events.note_lost(error))
         };
-        let said = witness.sees_job_when_asked(ask);
+        let said = witness.await_visible_job(ask);
         let leaving = async {
             sleep(leave).await;
             phase.send_replace(JobPhase::Left);

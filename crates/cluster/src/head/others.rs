@@ -19,42 +19,32 @@ pub struct Others {
     pub tally: Tally,
 }
 
-/// A mover of the head that waits until it is needed.
-pub(crate) struct Standby {
-    pub(crate) number: usize,
-    pub(crate) phase: watch::Receiver<JobPhase>,
-    pub(crate) others: watch::Receiver<Others>,
-    /// How long other nodes have to join the job.
-    pub(crate) others_join_within: Duration,
-}
-
-impl Standby {
-    /// Returns `true` once the mover is needed, or `false` if the job ends first. The mover is needed if the job has
-    /// started and fewer other nodes are working than the mover's number. Each other node uses one receiver, so an
-    /// extra mover would only take that node's work.
-    pub(crate) async fn until_needed(mut self) -> bool {
-        let begun = self.phase.wait_for(|phase| *phase >= JobPhase::Begun);
-        if begun.await.is_err() {
-            return false;
-        }
-        if self.number == 0 || self.others_join_within.is_zero() {
-            return true;
-        }
-        let are_too_few = async {
-            sleep(self.others_join_within).await;
-            // If the number of nodes is no longer updated, there are none.
-            drop(
-                self.others
-                    .wait_for(|others| others.at_work < self.number)
-                    .await,
-            );
-        };
-        tokio::select! {
-            biased;
-            // Comes first so that the job does not wait for other nodes after its end.
-            _ = self.phase.wait_for(|phase| *phase >= JobPhase::Over) => false,
-            () = are_too_few => true,
-        }
+/// Returns `true` once the head's mover with this number is needed, or `false` if the job ends first. The mover is
+/// needed if the job has started and fewer other nodes are working than the mover's number. Each other node uses one
+/// receiver, so an extra mover would only take that node's work. Other nodes have `others_join_within` to join.
+pub(crate) async fn until_needed(
+    number: usize,
+    mut phase: watch::Receiver<JobPhase>,
+    mut others: watch::Receiver<Others>,
+    others_join_within: Duration,
+) -> bool {
+    let begun = phase.wait_for(|phase| *phase >= JobPhase::Begun);
+    if begun.await.is_err() {
+        return false;
+    }
+    if number == 0 || others_join_within.is_zero() {
+        return true;
+    }
+    let are_too_few = async {
+        sleep(others_join_within).await;
+        // If the number of nodes is no longer updated, there are none.
+        drop(others.wait_for(|others| others.at_work < number).await);
+    };
+    tokio::select! {
+        biased;
+        // Comes first so that the job does not wait for other nodes after its end.
+        _ = phase.wait_for(|phase| *phase >= JobPhase::Over) => false,
+        () = are_too_few => true,
     }
 }
 
@@ -64,13 +54,12 @@ mod tests {
 
     use super::*;
 
-    fn standby(others: &watch::Sender<Others>, phase: &watch::Sender<JobPhase>) -> Standby {
-        Standby {
-            number: 1,
-            phase: phase.subscribe(),
-            others: others.subscribe(),
-            others_join_within: Duration::from_secs(2),
-        }
+    fn standby(
+        others: &watch::Sender<Others>,
+        phase: &watch::Sender<JobPhase>,
+    ) -> impl Future<Output = bool> + use<> {
+        let join_within = Duration::from_secs(2);
+        until_needed(1, phase.subscribe(), others.subscribe(), join_within)
     }
 
     #[tokio::test(start_paused = true)]
@@ -78,7 +67,7 @@ mod tests {
         let others = watch::Sender::default();
         let phase = watch::Sender::new(JobPhase::Begun);
         let began = Instant::now();
-        let needed = standby(&others, &phase).until_needed();
+        let needed = standby(&others, &phase);
         let needed = timeout(Duration::from_secs(9), needed);
         let (is_needed, _before) =
             tokio::join!(needed, async { phase.send_replace(JobPhase::Over) });
@@ -95,7 +84,7 @@ mod tests {
         let others = watch::Sender::new(one);
         let phase = watch::Sender::new(JobPhase::Begun);
         let began = Instant::now();
-        let needed = tokio::spawn(standby(&others, &phase).until_needed());
+        let needed = tokio::spawn(standby(&others, &phase));
         sleep(Duration::from_secs(60)).await;
         assert!(!needed.is_finished());
         others.send_replace(Others {
