@@ -29,11 +29,8 @@ pub(crate) struct FinishProgress {
     sources: u32,
     /// Directories of the next source that must be set last, in reverse order. `None` until every other directory of
     /// that source has been set.
-    closing: Option<Vec<Directories>>,
+    closing: Option<Vec<Batch>>,
 }
-
-/// Directories that one order sets, encoded as the header of a batch.
-type Directories = Vec<u8>;
 
 /// Sets the directories of a job in one session.
 pub(crate) struct DirectoryFinisher<'a> {
@@ -56,7 +53,7 @@ impl DirectoryFinisher<'_> {
                 none => none.insert(self.set_open(source, root).await?),
             };
             while let Some(directories) = closing.last() {
-                self.set(directories.clone()).await?;
+                self.set(directories).await?;
                 closing.pop();
             }
             finished.closing = None;
@@ -67,7 +64,7 @@ impl DirectoryFinisher<'_> {
 
     /// Sets the directories of a source whose final modes still allow entering them. Returns the remaining directories,
     /// each before the directories below it.
-    async fn set_open(&self, source: u32, root: MarkedPath) -> Result<Vec<Directories>, Stop> {
+    async fn set_open(&self, source: u32, root: MarkedPath) -> Result<Vec<Batch>, Stop> {
         let closing = Lock::new(Vec::new());
         let found = stream::try_unfold(vec![root], |mut unwalked| async move {
             if unwalked.is_empty() {
@@ -78,13 +75,12 @@ impl DirectoryFinisher<'_> {
         });
         let closing_later = &closing;
         let set = |batch: Batch| async move {
-            let directories = batch.encode();
             let mut entries = batch.groups.iter().flat_map(|group| &group.entries);
             if entries.any(blocks_entry) {
-                closing_later.lock().push(directories);
+                closing_later.lock().push(batch);
                 Ok(())
             } else {
-                self.set(directories).await
+                self.set(&batch).await
             }
         };
         let found = found.try_flatten();
@@ -127,22 +123,18 @@ impl DirectoryFinisher<'_> {
         Ok(found)
     }
 
-    async fn set(&self, directories: Directories) -> Result<(), Stop> {
-        let head = directories.clone();
+    /// Sets the directories of a batch, which has one directory in each group.
+    async fn set(&self, directories: &Batch) -> Result<(), Stop> {
+        let head = directories.encode();
         let order = SharedJobOrder::SetDirectories { head };
         match self.orders.answer(order).await? {
-            SharedJobResult::DirectoriesSet(faults) => self.report_faults(&directories, &faults),
+            SharedJobResult::DirectoriesSet(faults) => self.report_faults(directories, &faults),
             other => Err(refused(other)),
         }
     }
 
     /// Reports the directories whose mode and time could not be set.
-    fn report_faults(&self, directories: &[u8], faults: &[EntryFault]) -> Result<(), Stop> {
-        if faults.is_empty() {
-            return Ok(());
-        }
-        // Each group contains one directory.
-        let directories = Batch::decode(directories, 0).map_err(|_own| OWN_HEAD)?;
+    fn report_faults(&self, directories: &Batch, faults: &[EntryFault]) -> Result<(), Stop> {
         for &EntryFault {
             entry,
             operation,
@@ -194,8 +186,6 @@ fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> 
     path.as_path().ancestors().any(has_failed) || job.sources.iter().any(in_source)
 }
 
-const OWN_HEAD: Stop =
-    Stop::PeerMisbehaved("the header of an order made by this host cannot be decoded");
 const NO_ENTRY: Stop =
     Stop::PeerMisbehaved("the receiver reported a failure of a directory that was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
@@ -277,7 +267,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_broken_session_has_not_closed_is_closed_by_the_next() {
-        let closing = vec![batch_of(&["a"]).encode(), batch_of(&["a/b"]).encode()];
+        let closing = vec![batch_of(&["a"]), batch_of(&["a/b"])];
         let mut finished = FinishProgress {
             sources: 0,
             closing: Some(closing.clone()),
@@ -354,7 +344,7 @@ mod tests {
             message: "sender: open directory '/nowhere': no".into(),
         });
         assert!(has_failed_above(&job(), &path("a"), &of_source));
-        let directories = batch_of(&["closed/a", "later", "closed/a/b"]).encode();
+        let directories = batch_of(&["closed/a", "later", "closed/a/b"]);
         let code = FaultCode::Os(NO_SUCH_FILE);
         let fault = |entry| EntryFault {
             entry,
