@@ -12,18 +12,6 @@ pub enum WorkError {
     /// The job has ended.
     #[error("the push has ended")]
     Over,
-    /// The broker of the queue could not be reached for longer than the caller's patience.
-    #[error("{operation}: the broker {broker} has been unreachable for {} s: {source}", away.as_secs())]
-    BrokerTimeout {
-        /// The request to the queue.
-        operation: &'static str,
-        /// Address of the broker.
-        broker: String,
-        /// How long the broker could not be reached.
-        away: Duration,
-        /// Error of the last attempt.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
     /// The queue cannot be reached or refused the request.
     #[error("{operation}: {source}")]
     Queue {

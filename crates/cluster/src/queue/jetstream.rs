@@ -278,12 +278,12 @@ impl JetStream {
             };
             let away = since.elapsed();
             if away >= patience {
-                return Err(WorkError::BrokerTimeout {
-                    operation,
-                    broker: connection.broker.clone(),
-                    away,
-                    source,
-                });
+                let broker = &connection.broker;
+                let seconds = away.as_secs();
+                let source =
+                    format!("the broker {broker} has been unreachable for {seconds} s: {source}");
+                let source = source.into();
+                return Err(WorkError::Queue { operation, source });
             }
             connection.pause(patience - away).await;
         }
