@@ -28,8 +28,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Waiting items, the next one first.
-    waiting: BTreeMap<QueueTurn, QueuedItem>,
+    /// Waiting items, the next one first. A key has whether the item is a scan, because data items come first, and the
+    /// number of the queued item.
+    waiting: BTreeMap<(bool, i64), QueuedItem>,
     /// Items that are taken, by the number of the delivery.
     taken: HashMap<i64, QueuedItem>,
     /// The last number that was assigned to a queued item or a delivery.
@@ -37,13 +38,6 @@ struct State {
     /// Ids of all items that were put in, done or not.
     known: HashSet<WorkId>,
     closed: bool,
-}
-
-/// Position of an item in the queue. Data items come before scans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct QueueTurn {
-    is_walk: bool,
-    number: i64,
 }
 
 #[derive(Clone, Debug)]
@@ -79,8 +73,8 @@ impl State {
     }
 
     fn wait(&mut self, queued: QueuedItem, number: i64) {
-        let is_walk = queued.item.work.is_walk();
-        self.waiting.insert(QueueTurn { is_walk, number }, queued);
+        self.waiting
+            .insert((queued.item.work.is_walk(), number), queued);
     }
 
     /// Puts an item at the front of the queue, because other items may wait for it.
