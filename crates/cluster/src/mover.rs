@@ -103,8 +103,8 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Processes items until the job is over, a newer pass begins, or the mover is told to leave. Calls `ended` after
-    /// each item. When the mover leaves, an item returns to the queue if it waits for other items or does not end
+    /// Processes items until the job is over, a newer pass begins, or the mover is told to leave. When the mover
+    /// leaves, an item returns to the queue if it waits for other items or does not end
     /// within [`LEAVES_WITHIN`].
     ///
     /// # Errors
@@ -113,7 +113,6 @@ impl<W: WorkQueue> Mover<W> {
         self,
         mut called_away: watch::Receiver<bool>,
         pass: &AtomicU32,
-        mut ended: impl FnMut(),
     ) -> Result<MoverEnd, Stop> {
         let mover = Arc::new(self);
         let mut doing = JoinSet::new();
@@ -158,7 +157,7 @@ impl<W: WorkQueue> Mover<W> {
                 },
                 Some(done) = doing.join_next() => {
                     done.map_err(|_panic| PANICKED)??;
-                    ended();
+                    mover.events.record_progress();
                 }
                 () = mover.changed.notified() => {}
                 true = is_set(&mut called_away), if end.is_none() => {

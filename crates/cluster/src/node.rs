@@ -183,7 +183,7 @@ impl<W: WorkQueue> MoverSessions<W> {
                         let queue = Arc::clone(&self.queue);
                         let mover =
                             Mover::new(Arc::clone(&self.job), queue, feeder, Arc::clone(&events));
-                        mover.run(called_away, &self.pass, || events.record_progress())
+                        mover.run(called_away, &self.pass)
                     }
                 ));
                 let mut session = pin!(self.outages.watch(session));

@@ -224,7 +224,7 @@ mod tests {
         queue.put(vec![of_second.clone()]).await.unwrap();
         let (_call, called_away) = watch::channel(false);
         let pass = AtomicU32::new(1);
-        let end = mover.run(called_away, &pass, || ()).await;
+        let end = mover.run(called_away, &pass).await;
         assert!(matches!(end, Ok(MoverEnd::Left)), "{end:?}");
         assert_eq!(pass.into_inner(), 2);
         let again = queue.take().await.unwrap().unwrap();
@@ -239,7 +239,7 @@ mod tests {
         let queue = Arc::clone(&mover.queue);
         queue.put(vec![item()]).await.unwrap();
         let (_call, called_away) = watch::channel(false);
-        let running = tokio::spawn(mover.run(called_away, &PASS, || ()));
+        let running = tokio::spawn(mover.run(called_away, &PASS));
         sleep(2 * RENEW_EVERY).await;
         let taken = queue.take().await.unwrap().expect("it is there for others");
         assert!(taken.item == item() && !running.is_finished(), "{taken:?}");
@@ -307,7 +307,7 @@ mod tests {
         let mover = mover();
         let queue = Arc::clone(&mover.queue);
         let (call, called_away) = watch::channel(true);
-        let running = tokio::spawn(mover.run(called_away, &PASS, || ()));
+        let running = tokio::spawn(mover.run(called_away, &PASS));
         sleep(RENEW_EVERY).await;
         queue.put(vec![item()]).await.unwrap();
         assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Left);
