@@ -52,63 +52,9 @@ pub enum BrokerMismatch {
     Another(String),
 }
 
-/// The reason why a mover stops.
-#[derive(Debug, thiserror::Error)]
-pub enum Stop {
-    /// The session is over.
-    #[error(transparent)]
-    Session(#[from] SessionEnded),
-    /// The job was closed, or was removed because it was considered dead.
-    #[error("{}", WorkError::Over)]
-    Ended,
-    /// The receiver could not carry out an order. Work that the receiver has not recorded does not count as done.
-    #[error("the receiver failed to {operation}: {code}")]
-    Receiver {
-        /// The operation that failed.
-        operation: Operation,
-        /// The cause.
-        code: FaultCode,
-    },
-    /// The receiver is connected but did not answer an order within this time.
-    #[error("its storage hangs: an order has been unanswered for {} s", _0.as_secs())]
-    OrderTimeout(Duration),
-    /// The receiver is connected, but a work item made no progress there within this time. The mover leaves the item to
-    /// other movers.
-    #[error("its storage hangs: work there did not finish within {} s", _0.as_secs())]
-    Stalled(Duration),
-    /// The queue failed for longer than the caller's patience.
-    #[error("{0}")]
-    Queue(#[from] WorkError),
-    /// All movers have stopped.
-    #[error("all movers stopped: {0}")]
-    AllMoversStopped(Box<SessionEnd>),
-    /// A receiver does not see the job that was started at another receiver.
-    #[error(
-        "{unseen_at} does not see the push that is running on {seen_at}: all receivers must share one directory \
-         '{target}' (check that its storage is mounted on each)"
-    )]
-    NotShared {
-        /// The receiver that does not see the job.
-        unseen_at: String,
-        /// A receiver that sees the job.
-        seen_at: String,
-        /// The target path that was requested from all receivers.
-        target: String,
-    },
-    /// This node sees different sources than another node, and this node is not the head.
-    #[error("this node does not see the same sources as the sending node: failed to {0}")]
-    SourcesDiffer(String),
-    /// The receiver violated the protocol, or the queue contains an invalid item.
-    #[error("{0}")]
-    PeerMisbehaved(&'static str),
-    /// A task of this process panicked.
-    #[error("{0}")]
-    Panicked(&'static str),
-}
-
 /// The result of a work item that panicked.
-pub(crate) const PANICKED: Stop = Stop::Panicked("a work item panicked");
-pub(crate) const MOVER_PANICKED: Stop = Stop::Panicked("a mover panicked");
+pub(crate) const PANICKED: SessionEnd = SessionEnd::Panicked("a work item panicked");
+pub(crate) const MOVER_PANICKED: SessionEnd = SessionEnd::Panicked("a mover panicked");
 
 /// The reason why a session ended before its work was complete.
 #[derive(Debug, thiserror::Error)]
@@ -139,19 +85,65 @@ pub enum SessionEnd {
         /// Error of the last session.
         last: Box<Self>,
     },
-    /// The work in the session failed.
+    /// The work in the session failed because the session is over.
     #[error(transparent)]
-    Stop(#[from] Stop),
+    SessionOver(#[from] SessionEnded),
+    /// The job was closed, or was removed because it was considered dead.
+    #[error("{}", WorkError::Over)]
+    JobClosed,
+    /// The receiver could not carry out an order. Work that the receiver has not recorded does not count as done.
+    #[error("the receiver failed to {operation}: {code}")]
+    Receiver {
+        /// The operation that failed.
+        operation: Operation,
+        /// The cause.
+        code: FaultCode,
+    },
+    /// The receiver is connected but did not answer an order within this time.
+    #[error("its storage hangs: an order has been unanswered for {} s", _0.as_secs())]
+    OrderTimeout(Duration),
+    /// The receiver is connected, but a work item made no progress there within this time. The mover leaves the item to
+    /// other movers.
+    #[error("its storage hangs: work there did not finish within {} s", _0.as_secs())]
+    Stalled(Duration),
+    /// The queue failed for longer than the caller's patience.
+    #[error("{0}")]
+    Queue(#[from] WorkError),
+    /// All movers have stopped.
+    #[error("all movers stopped: {0}")]
+    AllMoversStopped(Box<Self>),
+    /// A receiver does not see the job that was started at another receiver.
+    #[error(
+        "{unseen_at} does not see the push that is running on {seen_at}: all receivers must share one directory \
+         '{target}' (check that its storage is mounted on each)"
+    )]
+    NotShared {
+        /// The receiver that does not see the job.
+        unseen_at: String,
+        /// A receiver that sees the job.
+        seen_at: String,
+        /// The target path that was requested from all receivers.
+        target: String,
+    },
+    /// This node sees different sources than another node, and this node is not the head.
+    #[error("this node does not see the same sources as the sending node: failed to {0}")]
+    SourcesDiffer(String),
+    /// The receiver violated the protocol, or the queue contains an invalid item.
+    #[error("{0}")]
+    PeerMisbehaved(&'static str),
+    /// A task of this process panicked.
+    #[error("{0}")]
+    Panicked(&'static str),
 }
 
 impl SessionEnd {
     /// Returns the queue's error if it is the only cause.
     pub(crate) fn into_queue_failure(self) -> Result<WorkError, Self> {
         match self {
-            Self::Stop(Stop::Queue(error)) => Ok(error),
-            Self::Stop(Stop::AllMoversStopped(end)) => end
+            Self::Queue(error) => Ok(error),
+            Self::AllMoversStopped(end) => end
                 .into_queue_failure()
-                .map_err(|end| Self::Stop(Stop::AllMoversStopped(Box::new(end)))),
+                .map_err(|end| Self::AllMoversStopped(Box::new(end))),
             other => Err(other),
         }
     }
@@ -159,27 +151,21 @@ impl SessionEnd {
     /// Returns whether no session with any receiver can succeed after this error, because all receivers share one
     /// storage.
     pub(crate) fn ends_all(&self) -> bool {
-        match self {
-            Self::Stop(stop) => {
-                matches!(
-                    stop,
-                    Stop::Ended
-                        | Stop::AllMoversStopped(_)
-                        | Stop::Queue(_)
-                        | Stop::NotShared { .. }
-                        | Stop::SourcesDiffer(_)
-                )
-            }
-            other => other.is_no_room(),
-        }
+        matches!(
+            self,
+            Self::NoRoom { .. }
+                | Self::JobClosed
+                | Self::AllMoversStopped(_)
+                | Self::Queue(_)
+                | Self::NotShared { .. }
+                | Self::SourcesDiffer(_)
+        )
     }
 
     /// Returns the operation for which the receiver found no space, and the error code.
     pub(crate) fn found_no_room(&self) -> Option<(Operation, FaultCode)> {
         match self {
-            Self::Stop(Stop::Receiver { operation, code }) if code.is_no_room() => {
-                Some((*operation, *code))
-            }
+            Self::Receiver { operation, code } if code.is_no_room() => Some((*operation, *code)),
             Self::Session(SessionError::Refused(refusal)) => {
                 Some((Operation::Write, no_room_of(refusal)?))
             }
@@ -191,8 +177,8 @@ impl SessionEnd {
     pub(crate) fn is_no_room(&self) -> bool {
         match self {
             Self::NoRoom { .. } => true,
-            Self::Stop(Stop::AllMoversStopped(end)) => end.is_no_room(),
-            Self::Connect(_) | Self::Session(_) | Self::InVain { .. } | Self::Stop(_) => false,
+            Self::AllMoversStopped(end) => end.is_no_room(),
+            _ => false,
         }
     }
 
@@ -222,8 +208,7 @@ impl SessionEnd {
         match self {
             Self::Connect(error) => error.is_lost(),
             Self::Session(error) => error.is_lost(),
-            Self::Stop(stop) => matches!(stop, Stop::Session(_)),
-            Self::NoRoom { .. } | Self::InVain { .. } => false,
+            other => matches!(other, Self::SessionOver(_)),
         }
     }
 
@@ -232,11 +217,9 @@ impl SessionEnd {
         match self {
             Self::Connect(error) => !error.is_lost(),
             Self::Session(error) => !error.is_lost(),
-            Self::NoRoom { .. } => true,
-            Self::InVain { .. } => false,
-            Self::Stop(stop) => matches!(
-                stop,
-                Stop::Ended | Stop::PeerMisbehaved(_) | Stop::Panicked(_)
+            other => matches!(
+                other,
+                Self::NoRoom { .. } | Self::JobClosed | Self::PeerMisbehaved(_) | Self::Panicked(_)
             ),
         }
     }
@@ -254,10 +237,10 @@ fn no_room_of(refusal: &Refusal) -> Option<FaultCode> {
 
 /// Returns the reason to stop for an order that was not carried out. The session ends, and work that the receiver has
 /// not recorded is done again.
-pub(crate) fn refused(result: SharedJobResult) -> Stop {
+pub(crate) fn refused(result: SharedJobResult) -> SessionEnd {
     match result {
-        SharedJobResult::Failed(_, FaultCode::JobEnded) => Stop::Ended,
-        SharedJobResult::Failed(operation, code) => Stop::Receiver { operation, code },
-        _ => Stop::PeerMisbehaved("the receiver answered a different order"),
+        SharedJobResult::Failed(_, FaultCode::JobEnded) => SessionEnd::JobClosed,
+        SharedJobResult::Failed(operation, code) => SessionEnd::Receiver { operation, code },
+        _ => SessionEnd::PeerMisbehaved("the receiver answered a different order"),
     }
 }

@@ -29,7 +29,7 @@ use zmove_engine::{Listener, SessionProgress};
 use zmove_types::{Beginning, Event, NoObserver, Observer};
 use zmove_wire::SharedJobOrder;
 
-use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
+use crate::error::{MOVER_PANICKED, SessionEnd, WorkError};
 use crate::job::Tally;
 use crate::node::{MoverSessions, Node};
 use crate::queue::{ItemWork, LEASE, WorkItem, WorkQueue};
@@ -227,9 +227,7 @@ impl<W: WorkQueue> Head<W> {
             Ok(error) => JobError::Queue(error),
             Err(error) if !self.may_have_begun(progress) => JobError::NotBegun(Box::new(error)),
             Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
-            Err(error @ SessionEnd::Stop(Stop::NotShared { .. })) => {
-                JobError::NotShared(Box::new(error))
-            }
+            Err(error @ SessionEnd::NotShared { .. }) => JobError::NotShared(Box::new(error)),
             Err(error) if self.is_at(JobPhase::Begun) => JobError::Lost(Box::new(error)),
             Err(error) => {
                 let absent_at = progress.absent_at.filter(|_| !progress.has_opened);
@@ -273,7 +271,7 @@ impl<W: WorkQueue> Head<W> {
                     if error.is_absent() {
                         progress.absent_at.get_or_insert(events.number);
                     }
-                    if matches!(error, SessionEnd::Stop(Stop::OrderTimeout(_))) {
+                    if matches!(error, SessionEnd::OrderTimeout(_)) {
                         progress.hung += 1;
                     }
                     sessions.is_under_way = self.is_at(JobPhase::Begun);
@@ -314,7 +312,7 @@ impl<W: WorkQueue> Head<W> {
         orders: Orders,
         events: &SessionEvents,
         progress: &mut JobProgress,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SessionEnd> {
         if !self.is_at(JobPhase::Over) {
             self.run_passes(&orders, events, progress).await?;
             self.node.queue.close().await?;
@@ -344,7 +342,7 @@ impl<W: WorkQueue> Head<W> {
         &self,
         events: &SessionEvents,
         progress: &mut JobProgress,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SessionEnd> {
         let others = if let Some(others) = progress.others_write_until {
             others
         } else {
@@ -378,7 +376,7 @@ impl<W: WorkQueue> Head<W> {
         &self,
         events: &SessionEvents,
         progress: &mut JobProgress,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SessionEnd> {
         let movers_have = timeout(ENDS_WITHIN, async {
             while progress.movers.join_next().await.is_some() {}
         })
@@ -410,15 +408,15 @@ impl<W: WorkQueue> Head<W> {
         &self,
         witness: Result<Result<(), String>, JoinError>,
         events: &SessionEvents,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SessionEnd> {
         match witness {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(unseen_at)) => Err(Stop::NotShared {
+            Ok(Err(unseen_at)) => Err(SessionEnd::NotShared {
                 unseen_at,
                 seen_at: events.receiver.clone(),
                 target: self.node.job.target(),
             }),
-            Err(_panic) => Err(Stop::Panicked("a witness panicked")),
+            Err(_panic) => Err(SessionEnd::Panicked("a witness panicked")),
         }
     }
 
@@ -428,7 +426,7 @@ impl<W: WorkQueue> Head<W> {
         orders: &Orders,
         events: &SessionEvents,
         progress: &mut JobProgress,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SessionEnd> {
         // The answer shows that the session has begun. Any item that a node has completed since the last session counts
         // as progress for the head.
         orders.give(SharedJobOrder::Ping).await?;
@@ -468,7 +466,7 @@ impl<W: WorkQueue> Head<W> {
                 () = sleep((began.elapsed() / 8).clamp(LOOK_EVERY_MIN, LOOK_EVERY)) => {}
                 Some(witness) = progress.target_checks.join_next() => self.check_one_target(witness, events)?,
                 Some(ended) = progress.movers.join_next() => match ended {
-                    Ok(Err(error)) if progress.movers.is_empty() => return Err(Stop::AllMoversStopped(Box::new(error))),
+                    Ok(Err(error)) if progress.movers.is_empty() => return Err(SessionEnd::AllMoversStopped(Box::new(error))),
                     Ok(Ok(()) | Err(_)) => {}
                     Err(_panic) => return Err(MOVER_PANICKED),
                 },
@@ -529,7 +527,7 @@ impl JobProgress {
 
 /// Returns whether a session that was to close a job failed because the job is already closed.
 fn is_closed(error: &SessionEnd) -> bool {
-    error.is_absent() || matches!(error, SessionEnd::Stop(Stop::Ended))
+    error.is_absent() || matches!(error, SessionEnd::JobClosed)
 }
 
 const WALKED_AGAIN: &str =
@@ -602,7 +600,7 @@ mod tests {
         };
         let closed: Vec<_> = REFUSALS.into_iter().filter(|code| refused(*code)).collect();
         assert_eq!(closed, [RefusalCode::NotUnderWay]);
-        assert!(is_closed(&Stop::Ended.into()));
+        assert!(is_closed(&SessionEnd::JobClosed));
     }
 
     #[test]
@@ -613,7 +611,7 @@ mod tests {
             ..JobProgress::default()
         };
         let failure = |progress: &JobProgress, error| head.failure(error, progress);
-        let over = || Stop::Session(SessionEnded).into();
+        let over = || SessionEnded.into();
         let (operation, code) = (Operation::Write, FaultCode::Os(28));
         let no_room = || SessionEnd::NoRoom {
             receiver: "h:1".into(),
@@ -749,7 +747,7 @@ mod tests {
         let ended = head
             .await_other_writers(&session(&head), &mut progress)
             .await;
-        let Err(Stop::NotShared {
+        let Err(SessionEnd::NotShared {
             unseen_at,
             seen_at,
             target,

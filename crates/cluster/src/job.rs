@@ -21,7 +21,7 @@ use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, RelPath, SharedJo
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape};
 
-use crate::error::{Stop, WorkError};
+use crate::error::{SessionEnd, WorkError};
 
 pub use self::head_lease::HeadLease;
 pub use self::tally::Tally;
@@ -202,19 +202,19 @@ impl SharedJob {
         &self,
         source: u32,
         scan: impl FnOnce(&ScanRoot, &ScanConfig) -> Portion + Send + 'static,
-    ) -> Result<Portion, Stop> {
+    ) -> Result<Portion, SessionEnd> {
         let root = self.root_of(source).ok_or(NO_SOURCE)?;
         let at = root.clone();
         let config = self.config.scan.clone();
         let scanned = spawn_blocking(move || scan(&at, &config)).await;
-        let portion = scanned.map_err(|_panic| Stop::Panicked("a walk panicked"))?;
+        let portion = scanned.map_err(|_panic| SessionEnd::Panicked("a walk panicked"))?;
         let differs = || {
             portion
                 .difference()
                 .or_else(|| portion.failure_at(&root.source))
         };
         match differs().filter(|_| self.view == NodeRole::Follower) {
-            Some(error) => Err(Stop::SourcesDiffer(error.to_string())),
+            Some(error) => Err(SessionEnd::SourcesDiffer(error.to_string())),
             None => Ok(portion),
         }
     }
@@ -249,8 +249,8 @@ impl SharedJob {
 
 /// Maximum number of sources that an error lists.
 const SOURCES_NAMED_MAX: usize = 10;
-const NO_SOURCE: Stop =
-    Stop::PeerMisbehaved("a work item is about a source that the job does not have");
+const NO_SOURCE: SessionEnd =
+    SessionEnd::PeerMisbehaved("a work item is about a source that the job does not have");
 
 /// Maximum size of a work item: a third of a second at 400 Mbit/s. The size is small enough that no node works much
 /// longer than the other nodes at the end of a job.

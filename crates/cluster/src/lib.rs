@@ -21,7 +21,7 @@ mod node;
 mod queue;
 mod session;
 
-pub use error::{BrokerMismatch, SessionEnd, Stop, WorkError};
+pub use error::{BrokerMismatch, SessionEnd, WorkError};
 pub use head::{Head, JobEnd, JobError, JobPhase, Others};
 pub use job::{CurrentGrant, HeadLease, NodeRole, Receiver, SharedJob, Tally};
 pub use node::Node;

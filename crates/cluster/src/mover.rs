@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep_until};
 use zmove_sender::Feeder;
 use zmove_types::{Counters, Event, Lock, Observer};
 
-use crate::error::{PANICKED, Stop, WorkError};
+use crate::error::{PANICKED, SessionEnd, WorkError};
 use crate::job::SharedJob;
 use crate::queue::{Done, ItemWork, LEASE, Taken, WorkItem, WorkQueue};
 use crate::session::SessionEvents;
@@ -113,7 +113,7 @@ impl<W: WorkQueue> Mover<W> {
         self,
         mut called_away: watch::Receiver<bool>,
         pass: &AtomicU32,
-    ) -> Result<MoverEnd, Stop> {
+    ) -> Result<MoverEnd, SessionEnd> {
         let mover = Arc::new(self);
         let mut doing = JoinSet::new();
         // The future that takes the next item, if there is one.
@@ -170,9 +170,9 @@ impl<W: WorkQueue> Mover<W> {
                     Some(MoverEnd::Left) if mover.feeder.has_used_rate_within(RENEW_EVERY) => {
                         ends_by += RENEW_EVERY;
                     }
-                    Some(MoverEnd::Left) => return Err(Stop::Stalled(LEAVES_WITHIN)),
+                    Some(MoverEnd::Left) => return Err(SessionEnd::Stalled(LEAVES_WITHIN)),
                     // All other work of the job is done, so the items that are still running here are stalled.
-                    _ => return Err(Stop::Queue(WorkError::Over)),
+                    _ => return Err(SessionEnd::Queue(WorkError::Over)),
                 },
             }
         }
@@ -199,7 +199,7 @@ impl<W: WorkQueue> Mover<W> {
         holders(&self.stalled) > 0
     }
 
-    async fn take(&self) -> Result<Option<Taken<W::Delivery>>, Stop> {
+    async fn take(&self) -> Result<Option<Taken<W::Delivery>>, SessionEnd> {
         if self.has_stalled_item() {
             tokio::time::sleep(RENEW_EVERY).await;
         }
@@ -211,7 +211,7 @@ impl<W: WorkQueue> Mover<W> {
         self: Arc<Self>,
         taken: Taken<W::Delivery>,
         turn: Option<OwnedSemaphorePermit>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SessionEnd> {
         let leased = LeaseProgress::default();
         let renew_every = RENEW_EVERY.min(taken.lease / 3);
         // Whether the lease expires before the next check, for an item without progress during this time.
@@ -264,7 +264,7 @@ impl<W: WorkQueue> Mover<W> {
         first: WorkItem,
         turn: Option<OwnedSemaphorePermit>,
         lease_progress: &LeaseProgress,
-    ) -> Result<Counters, Stop> {
+    ) -> Result<Counters, SessionEnd> {
         let mut left = Vec::new();
         let mut counts = Counters::default();
         let mut doing = FuturesUnordered::new();
@@ -286,7 +286,7 @@ impl<W: WorkQueue> Mover<W> {
         item: WorkItem,
         mut turn: Option<OwnedSemaphorePermit>,
         lease_progress: &LeaseProgress,
-    ) -> Result<(Vec<WorkItem>, Counters), Stop> {
+    ) -> Result<(Vec<WorkItem>, Counters), SessionEnd> {
         if turn.is_none() && !is_mostly_waiting(&item) {
             turn = Arc::clone(&self.turns).acquire_owned().await.ok();
         }
@@ -307,7 +307,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         assigned: &AssignedItem<'_>,
         items: Vec<WorkItem>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SessionEnd> {
         if !items.is_empty() {
             let announced = self.queue.put(items).await?;
             assigned

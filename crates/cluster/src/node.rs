@@ -19,7 +19,7 @@ use zmove_engine::{Listener, Outages, RetryAction, SessionProgress, Timeout};
 use zmove_sender::SessionError;
 use zmove_types::{Beginning, Event, Observer};
 
-use crate::error::{MOVER_PANICKED, SessionEnd, Stop, WorkError};
+use crate::error::{MOVER_PANICKED, SessionEnd, WorkError};
 use crate::job::{NodeRole, Receiver, SharedJob};
 use crate::mover::{Mover, MoverEnd, is_set};
 use crate::queue::WorkQueue;
@@ -89,7 +89,7 @@ impl<W: WorkQueue> Node<W> {
         }
         let mut ended = Ok(());
         while let Some(mover) = movers.join_next().await {
-            ended = ended.and(mover.unwrap_or_else(|_panic| Err(MOVER_PANICKED.into())));
+            ended = ended.and(mover.unwrap_or_else(|_panic| Err(MOVER_PANICKED)));
         }
         ended
     }
@@ -204,7 +204,7 @@ impl<W: WorkQueue> MoverSessions<W> {
                 Ok(MoverEnd::Over) => return Ok(()),
                 Ok(MoverEnd::Left) => (self.next, self.refusals) = (own, 0),
                 // The head has closed the job while an item was still running.
-                Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
+                Err(SessionEnd::Queue(WorkError::Over)) => {
                     self.events.served.record_lost_session();
                     return Ok(());
                 }
@@ -374,7 +374,7 @@ mod tests {
                 if begins {
                     session.on(&Event::Answered);
                 }
-                let lost = Stop::OrderTimeout(patience).into();
+                let lost = SessionEnd::OrderTimeout(patience);
                 if let Err(end) = sessions.pause(&session, lost).await {
                     return (number, *end);
                 }
@@ -386,14 +386,8 @@ mod tests {
             panic!("{end}")
         };
         assert!(number > 1 && sessions == number, "{sessions} of {number}");
-        assert!(
-            matches!(*last, SessionEnd::Stop(Stop::OrderTimeout(_))),
-            "{last}"
-        );
+        assert!(matches!(*last, SessionEnd::OrderTimeout(_)), "{last}");
         let (_, end) = given_up(false).await;
-        assert!(
-            matches!(end, SessionEnd::Stop(Stop::OrderTimeout(_))),
-            "{end}"
-        );
+        assert!(matches!(end, SessionEnd::OrderTimeout(_)), "{end}");
     }
 }

@@ -14,7 +14,7 @@ use zmove_sender::{Feeder, Link, Push, Run, SessionError, Summary};
 use zmove_types::Beginning;
 use zmove_wire::{Refusal, SharedJobOrder};
 
-use crate::error::{SessionEnd, Stop};
+use crate::error::SessionEnd;
 use crate::job::{Receiver, SharedJob};
 use crate::queue::LEASE;
 
@@ -26,7 +26,7 @@ pub(crate) use self::orders::{Orders, settled};
 pub use self::seen_messages::SeenMessages;
 
 /// Runs `work` in a session with a receiver.
-pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
+pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, SessionEnd>>>(
     receiver: &Receiver,
     job: &SharedJob,
     beginning: Beginning,
@@ -69,7 +69,7 @@ pub(crate) async fn in_session<T, Doing: Future<Output = Result<T, Stop>>>(
     let mut session = spawn_session(push, reached.link, Arc::clone(events), stop);
     let ended = tokio::select! {
         ended = &mut session => match ended {
-            Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver ended the session early").into()),
+            Ok(_summary) => Err(SessionEnd::PeerMisbehaved("the receiver ended the session early")),
             Err(error) => Err(SessionEnd::from(error)),
         },
         never = events.warn_of_no_opening() => match never {},
@@ -185,13 +185,13 @@ async fn end<T, S>(
     mut session: impl Future<Output = Result<S, SessionError>> + Unpin,
     break_off: oneshot::Sender<()>,
     events: &SessionEvents,
-    done: Result<T, Stop>,
+    done: Result<T, SessionEnd>,
 ) -> Result<T, SessionEnd> {
     let ends_within = match &done {
         Ok(_) if events.state.lock().is_awaited => ENDS_WITHIN,
         Ok(_) => ENDS_MAX,
         // The work may learn that the session is over before the session reports its error.
-        Err(Stop::Session(_)) => ERROR_REPORT_TIMEOUT,
+        Err(SessionEnd::SessionOver(_)) => ERROR_REPORT_TIMEOUT,
         Err(_) => Duration::ZERO,
     };
     let ended = timeout(ends_within, &mut session).await;
@@ -205,8 +205,8 @@ async fn end<T, S>(
             events.events.served.record_lost_session();
             Ok(done)
         }
-        (Err(Stop::Session(_)), Ok(Err(error))) => Err(error.into()),
-        (Err(stop), _) => Err(stop.into()),
+        (Err(SessionEnd::SessionOver(_)), Ok(Err(error))) => Err(error.into()),
+        (Err(end), _) => Err(end),
     }
 }
 

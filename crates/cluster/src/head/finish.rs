@@ -18,7 +18,7 @@ use zmove_wire::{
     Batch, BatchEntry, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
 };
 
-use crate::error::{Stop, refused};
+use crate::error::{SessionEnd, refused};
 use crate::job::{ITEM, SharedJob};
 use crate::session::{Orders, SessionEvents};
 
@@ -41,7 +41,7 @@ pub(crate) struct DirectoryFinisher<'a> {
 
 impl DirectoryFinisher<'_> {
     /// Sets the mode and time of all directories. Failures are reported and counted.
-    pub(crate) async fn run(&self, finished: &mut FinishProgress) -> Result<(), Stop> {
+    pub(crate) async fn run(&self, finished: &mut FinishProgress) -> Result<(), SessionEnd> {
         // Process sources one after the other: several may be merged into the target itself, and the last one
         // determines its mode and time.
         for (source, root) in (0..).zip(self.job.tops_of_sources()) {
@@ -64,11 +64,11 @@ impl DirectoryFinisher<'_> {
 
     /// Sets the directories of a source whose final modes still allow entering them. Returns the remaining directories,
     /// each before the directories below it.
-    async fn set_open(&self, source: u32, root: MarkedPath) -> Result<Vec<Batch>, Stop> {
+    async fn set_open(&self, source: u32, root: MarkedPath) -> Result<Vec<Batch>, SessionEnd> {
         let closing = Lock::new(Vec::new());
         let found = stream::try_unfold(vec![root], |mut unwalked| async move {
             if unwalked.is_empty() {
-                return Ok::<_, Stop>(None);
+                return Ok::<_, SessionEnd>(None);
             }
             let found = self.walk(source, &mut unwalked).await?;
             Ok(Some((stream::iter(found.into_iter().map(Ok)), unwalked)))
@@ -92,7 +92,11 @@ impl DirectoryFinisher<'_> {
     /// Scans the directories at the end of `unwalked`. Several portions are scanned concurrently, because network
     /// storage takes time for each directory. Returns the directories that were found. Replaces the scanned directories
     /// in `unwalked` with the subdirectories that still need a scan.
-    async fn walk(&self, source: u32, unwalked: &mut Vec<MarkedPath>) -> Result<Vec<Batch>, Stop> {
+    async fn walk(
+        &self,
+        source: u32,
+        unwalked: &mut Vec<MarkedPath>,
+    ) -> Result<Vec<Batch>, SessionEnd> {
         let size = PortionSize {
             wanted: PortionEntries::Directories,
             ..ITEM
@@ -124,7 +128,7 @@ impl DirectoryFinisher<'_> {
     }
 
     /// Sets the directories of a batch, which has one directory in each group.
-    async fn set(&self, directories: &Batch) -> Result<(), Stop> {
+    async fn set(&self, directories: &Batch) -> Result<(), SessionEnd> {
         let head = directories.encode();
         let order = SharedJobOrder::SetDirectories { head };
         match self.orders.answer(order).await? {
@@ -134,7 +138,7 @@ impl DirectoryFinisher<'_> {
     }
 
     /// Reports the directories whose mode and time could not be set.
-    fn report_faults(&self, directories: &Batch, faults: &[EntryFault]) -> Result<(), Stop> {
+    fn report_faults(&self, directories: &Batch, faults: &[EntryFault]) -> Result<(), SessionEnd> {
         for &EntryFault {
             entry,
             operation,
@@ -186,8 +190,8 @@ fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> 
     path.as_path().ancestors().any(has_failed) || job.sources.iter().any(in_source)
 }
 
-const NO_ENTRY: Stop =
-    Stop::PeerMisbehaved("the receiver reported a failure of a directory that was not sent");
+const NO_ENTRY: SessionEnd =
+    SessionEnd::PeerMisbehaved("the receiver reported a failure of a directory that was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
 const CREATED_LATER: &str = ": the directory was created or removed during the push; run the same command again to send \
      the current state";
@@ -255,7 +259,10 @@ mod tests {
             events,
         };
         let done = finishing.run(finished).await;
-        assert!(matches!(done, Err(Stop::Session(SessionEnded))), "{done:?}");
+        assert!(
+            matches!(done, Err(SessionEnd::SessionOver(SessionEnded))),
+            "{done:?}"
+        );
     }
 
     #[tokio::test]

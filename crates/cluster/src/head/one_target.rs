@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use zmove_sender::SessionEnded;
 use zmove_types::Event;
 
-use crate::error::{SessionEnd, Stop};
+use crate::error::SessionEnd;
 use crate::head::JobPhase;
 use crate::job::Receiver;
 use crate::session::{ENDS_WITHIN, JobEvents, SessionEvents};
@@ -122,7 +122,7 @@ impl TargetCheck {
         };
         tokio::select! {
             asked = ask(session) => asked,
-            () = at_end => Err(Stop::Session(SessionEnded).into()),
+            () = at_end => Err(SessionEnded.into()),
         }
     }
 }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn away() -> SessionEnd {
-        Stop::Session(SessionEnded).into()
+        SessionEnded.into()
     }
 
     const LONG: Duration = Duration::from_secs(3600);

@@ -8,7 +8,7 @@ use zmove_types::{Counters, Event, Name, Observer, RelPath};
 use zmove_wire::SharedJobOrder;
 
 use super::{AssignedItem, CHECK_INTERVAL, Mover};
-use crate::error::Stop;
+use crate::error::SessionEnd;
 use crate::job::ITEM;
 use crate::mover::cut::{rest_of, work_of};
 use crate::queue::{ItemWork, SplitFile, WorkItem, WorkQueue};
@@ -19,7 +19,7 @@ type Marks = HashMap<RelPath, DirectoryMark>;
 
 impl<W: WorkQueue> Mover<W> {
     /// Processes an item and makes the receiver publish and flush the item's files. *Begin* has no files.
-    pub(super) async fn end(&self, assigned: &AssignedItem<'_>) -> Result<Counters, Stop> {
+    pub(super) async fn end(&self, assigned: &AssignedItem<'_>) -> Result<Counters, SessionEnd> {
         let counts = self.act(assigned).await?;
         assigned.made_step();
         if !matches!(assigned.item.work, ItemWork::Begin(_)) {
@@ -29,7 +29,7 @@ impl<W: WorkQueue> Mover<W> {
         Ok(counts)
     }
 
-    async fn act(&self, assigned: &AssignedItem<'_>) -> Result<Counters, Stop> {
+    async fn act(&self, assigned: &AssignedItem<'_>) -> Result<Counters, SessionEnd> {
         match &assigned.item.work {
             ItemWork::Begin(roots) => {
                 let trees = (0..).zip(roots).map(|(source, root)| WorkItem {
@@ -82,7 +82,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         assigned: &AssignedItem<'_>,
         work: impl Iterator<Item = ItemWork>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SessionEnd> {
         let children = work.map(|work| assigned.item.child(work));
         self.announce(assigned, children.collect()).await
     }
@@ -93,7 +93,7 @@ impl<W: WorkQueue> Mover<W> {
         directory: &MarkedPath,
         names: Vec<Name>,
         size: PortionSize,
-    ) -> Result<Portion, Stop> {
+    ) -> Result<Portion, SessionEnd> {
         let directory = directory.clone();
         let look =
             move |root: &_, config: &_| look_up_portion(root, &directory, &names, size, config);
@@ -105,7 +105,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         assigned: &AssignedItem<'_>,
         portion: Portion,
-    ) -> Result<Counters, Stop> {
+    ) -> Result<Counters, SessionEnd> {
         self.announce_work(assigned, rest_of(&portion)).await?;
         let left_out = Counters {
             left_out: portion.left_out,
@@ -137,7 +137,7 @@ impl<W: WorkQueue> Mover<W> {
         assigned: &AssignedItem<'_>,
         mut sending: PieceHandle,
         marks: &Marks,
-    ) -> Result<Settled, Stop> {
+    ) -> Result<Settled, SessionEnd> {
         let mut before = 0;
         let mut resumed = Counters::default();
         loop {
@@ -169,7 +169,7 @@ impl<W: WorkQueue> Mover<W> {
         assigned: &AssignedItem<'_>,
         SharedLargeFile { directory, entry }: SharedLargeFile,
         marks: &Marks,
-    ) -> Result<Counters, Stop> {
+    ) -> Result<Counters, SessionEnd> {
         let file = SplitFile {
             directory: MarkedPath {
                 mark: marks.get(&directory).copied(),
@@ -189,8 +189,8 @@ impl<W: WorkQueue> Mover<W> {
     }
 }
 
-const STORED_GROUPS_MISSING: Stop =
-    Stop::PeerMisbehaved("the receiver is missing groups that it had stored");
+const STORED_GROUPS_MISSING: SessionEnd =
+    SessionEnd::PeerMisbehaved("the receiver is missing groups that it had stored");
 
 #[cfg(test)]
 mod tests {

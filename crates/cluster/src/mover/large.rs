@@ -13,7 +13,7 @@ use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult};
 
 use super::{AssignedItem, CHECK_INTERVAL, Mover, one_failure};
-use crate::error::{Stop, refused};
+use crate::error::{SessionEnd, refused};
 use crate::job::ITEM;
 use crate::queue::{LEASE, SplitFile, WorkItem, WorkQueue};
 
@@ -24,7 +24,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         assigned: &AssignedItem<'_>,
         file: &SplitFile,
-    ) -> Result<(Vec<GroupRange>, u64), Stop> {
+    ) -> Result<(Vec<GroupRange>, u64), SessionEnd> {
         let groups = GroupSpan::count(file.bytes).unwrap_or(0);
         let all = || vec![GroupRange::new(0, groups)];
         let Ok(FoundFile { directory, entry }) = self.find(assigned, file).await? else {
@@ -59,7 +59,7 @@ impl<W: WorkQueue> Mover<W> {
     pub(super) async fn commit(
         &self,
         file: &UncommittedFile,
-    ) -> Result<Result<Counters, Vec<GroupRange>>, Stop> {
+    ) -> Result<Result<Counters, Vec<GroupRange>>, SessionEnd> {
         let order = SharedJobOrder::Commit {
             head: file.head.clone(),
         };
@@ -72,7 +72,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         file: &UncommittedFile,
         answer: SharedJobResult,
-    ) -> Result<Result<Counters, Vec<GroupRange>>, Stop> {
+    ) -> Result<Result<Counters, Vec<GroupRange>>, SessionEnd> {
         let path = &file.path;
         Ok(match answer {
             SharedJobResult::Done => Ok(Counters {
@@ -102,7 +102,7 @@ impl<W: WorkQueue> Mover<W> {
         assigned: &AssignedItem<'_>,
         FoundFile { directory, entry }: FoundFile,
         range: GroupRange,
-    ) -> Result<Settled, Stop> {
+    ) -> Result<Settled, SessionEnd> {
         let sending = self
             .feeder
             .send_range(directory, entry, range.first..range.end())?;
@@ -115,7 +115,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         assigned: &AssignedItem<'_>,
         file: &SplitFile,
-    ) -> Result<Result<FoundFile, String>, Stop> {
+    ) -> Result<Result<FoundFile, String>, SessionEnd> {
         let size = PortionSize {
             large_bytes: u64::MAX,
             ..ITEM
@@ -153,7 +153,7 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         assigned: &AssignedItem<'_>,
         file: &SplitFile,
-    ) -> Result<Counters, Stop> {
+    ) -> Result<Counters, SessionEnd> {
         let found = match self.find(assigned, file).await? {
             Ok(found) => found,
             Err(why) => return Ok(self.fail(why)),
@@ -213,7 +213,7 @@ impl<W: WorkQueue> Mover<W> {
         assigned: &AssignedItem<'_>,
         found: &FoundFile,
         ranges: &[GroupRange],
-    ) -> Result<Counters, Stop> {
+    ) -> Result<Counters, SessionEnd> {
         for &range in ranges {
             let Settled {
                 counts,
@@ -344,8 +344,8 @@ pub(super) fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
     !ranges.is_empty() && end.is_some()
 }
 
-const NO_GROUPS: Stop =
-    Stop::PeerMisbehaved("the receiver requested groups that the file does not have");
+const NO_GROUPS: SessionEnd =
+    SessionEnd::PeerMisbehaved("the receiver requested groups that the file does not have");
 const LOST: &str = "groups that the receiver has stored are missing";
 /// Maximum time between checks whether all groups have arrived and the file is unchanged.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
@@ -492,6 +492,9 @@ mod tests {
             mover().committed(&file, SharedJobResult::Missing(missing))
         };
         assert_eq!(answer(1).unwrap().unwrap_err().len(), 1);
-        assert!(matches!(answer(2).unwrap_err(), Stop::PeerMisbehaved(_)));
+        assert!(matches!(
+            answer(2).unwrap_err(),
+            SessionEnd::PeerMisbehaved(_)
+        ));
     }
 }

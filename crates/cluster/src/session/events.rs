@@ -432,7 +432,6 @@ mod tests {
     use zmove_types::NoObserver;
 
     use super::*;
-    use crate::error::Stop;
     use crate::session::ConnectedSession;
 
     use crate::lab::{job_events, receiver, session_events};
@@ -536,7 +535,7 @@ mod tests {
             files: 1,
             bytes: 100,
         });
-        (0..2).for_each(|_| lost.note_lost(&Stop::OrderTimeout(LEASE).into()));
+        (0..2).for_each(|_| lost.note_lost(&SessionEnd::OrderTimeout(LEASE)));
         next.on(&Event::Found {
             files: 4,
             bytes: 400,

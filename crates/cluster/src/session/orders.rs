@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use zmove_sender::Feeder;
 use zmove_wire::{NotKept, SharedJobOrder, SharedJobResult};
 
-use crate::error::{Stop, refused};
+use crate::error::{SessionEnd, refused};
 
 /// Gives orders in one session. Clones share the session.
 #[derive(Clone)]
@@ -21,13 +21,16 @@ pub(crate) struct Orders {
 
 impl Orders {
     /// Gives an order and returns the answer.
-    pub(crate) async fn answer(&self, order: SharedJobOrder) -> Result<SharedJobResult, Stop> {
+    pub(crate) async fn answer(
+        &self,
+        order: SharedJobOrder,
+    ) -> Result<SharedJobResult, SessionEnd> {
         let answer = timeout(self.answers_within, self.feeder.order(order, None)).await;
-        Ok(answer.map_err(|_elapsed| Stop::OrderTimeout(self.answers_within))??)
+        Ok(answer.map_err(|_elapsed| SessionEnd::OrderTimeout(self.answers_within))??)
     }
 
     /// Gives an order whose answer contains no data.
-    pub(crate) async fn give(&self, order: SharedJobOrder) -> Result<(), Stop> {
+    pub(crate) async fn give(&self, order: SharedJobOrder) -> Result<(), SessionEnd> {
         match self.answer(order).await? {
             SharedJobResult::Done => Ok(()),
             other => Err(refused(other)),
@@ -35,13 +38,13 @@ impl Orders {
     }
 
     /// Orders the receiver to publish and flush all its data. Returns the metadata that could not be preserved.
-    pub(crate) async fn settle(&self) -> Result<Vec<NotKept>, Stop> {
+    pub(crate) async fn settle(&self) -> Result<Vec<NotKept>, SessionEnd> {
         settled(self.answer(SharedJobOrder::Settle).await?)
     }
 }
 
 /// Returns the metadata that could not be preserved from the answer to a settle order.
-pub(crate) fn settled(result: SharedJobResult) -> Result<Vec<NotKept>, Stop> {
+pub(crate) fn settled(result: SharedJobResult) -> Result<Vec<NotKept>, SessionEnd> {
     match result {
         SharedJobResult::Settled(not_kept) => Ok(not_kept),
         other => Err(refused(other)),

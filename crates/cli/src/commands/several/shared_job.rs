@@ -272,12 +272,12 @@ pub(crate) fn as_failure(error: JobError) -> anyhow::Error {
         JobError::NotBegun(error) | JobError::PerhapsBegun { error, .. } => match *error {
             SessionEnd::Connect(error) => return error.into(),
             SessionEnd::Session(error) => return error.into(),
-            SessionEnd::Stop(error) => return error.into(),
             SessionEnd::NoRoom { .. } => {
                 let remedy = "free some space, and run the same command again";
                 return failure(Exit::Partial, format!("{text}; {remedy}"));
             }
             SessionEnd::InVain { .. } => Exit::Broken,
+            error => return error.into(),
         },
     };
     failure(exit, text)
@@ -306,7 +306,6 @@ const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
-    use zmove_cluster::Stop;
 
     use super::*;
 
@@ -317,7 +316,7 @@ mod tests {
             let led = lead_with_restart(3, |first_receiver| {
                 begun_at.push(first_receiver);
                 let absent_at = absent_at[begun_at.len() - 1];
-                let error = Box::new(SessionEnd::from(Stop::Ended));
+                let error = Box::new(SessionEnd::JobClosed);
                 let ended = Err(JobError::PerhapsBegun { error, absent_at });
                 Ok(JobResult {
                     id: SharedJobId([0; 16]),
