@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use zmove_scan::{Directory, Entry, PortionSize, ScanItem};
 use zmove_sender::{self as sender, Settled, UncommittedFile};
-use zmove_types::{Counters, GroupSpan};
+use zmove_types::{Counters, GROUP_BYTES, GroupSpan};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult};
 
@@ -46,11 +46,8 @@ impl<W: WorkQueue> Mover<W> {
             let end = missing.last().map_or(0, |last| last.end());
             missing.push(GroupRange::new(end, groups.saturating_sub(end)));
         }
-        let bytes = |range: &GroupRange| {
-            let spans =
-                (range.first..range.end()).filter_map(|index| GroupSpan::of(file.bytes, index));
-            spans.map(|span| u64::from(span.len)).sum::<u64>()
-        };
+        let offset = |group: u32| file.bytes.min(u64::from(group) * GROUP_BYTES);
+        let bytes = |range: &GroupRange| offset(range.end()) - offset(range.first);
         let there = file.bytes.saturating_sub(missing.iter().map(bytes).sum());
         Ok((missing, if has_holes { 0 } else { there }))
     }
@@ -359,7 +356,7 @@ const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;
-    use zmove_types::{GROUP_BYTES, Name, Timestamp};
+    use zmove_types::{Name, Timestamp};
 
     use super::*;
     use crate::lab::{item_of, mover, root};
