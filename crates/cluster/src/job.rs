@@ -4,7 +4,6 @@ mod head_lease;
 mod tally;
 
 use std::ffi::OsStr;
-use std::iter::repeat;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -41,7 +40,7 @@ pub struct SharedJob {
     pub config: SenderConfig,
     /// Grant that authorizes this node. Default: none, so that receivers must allow the node's own key.
     pub grant: CurrentGrant,
-    /// State of the sources as the head has seen it. Default: empty, so that directories are not compared between
+    /// State of each source as the head has seen it. Default: unknown, so that directories are not compared between
     /// nodes.
     pub source_marks: Vec<Option<DirectoryMark>>,
     /// Role of this node, which decides what happens if its sources differ from those of another node. Default: head.
@@ -106,6 +105,7 @@ impl SharedJob {
         mut config: SenderConfig,
     ) -> Self {
         config.configure_walk(&open);
+        let source_marks = vec![None; sources.len()];
         Self {
             id,
             node,
@@ -113,7 +113,7 @@ impl SharedJob {
             open,
             config,
             grant: CurrentGrant::default(),
-            source_marks: Vec::new(),
+            source_marks,
             view: NodeRole::default(),
             head: Lease::constant(),
         }
@@ -239,8 +239,7 @@ impl SharedJob {
 
     /// Returns the top directories of all sources, in the state that the head has seen.
     pub(crate) fn tops_of_sources(&self) -> impl Iterator<Item = MarkedPath> {
-        let marks = self.source_marks.iter().copied().chain(repeat(None));
-        self.sources.iter().zip(marks).map(|(_, mark)| MarkedPath {
+        self.source_marks.iter().map(|&mark| MarkedPath {
             path: RelPath::root(),
             mark,
         })

@@ -239,6 +239,7 @@ mod tests {
         let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
         SharedJob {
             sources: vec![source],
+            source_marks: vec![None],
             ..lab::job()
         }
     }
