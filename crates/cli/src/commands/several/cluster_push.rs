@@ -157,7 +157,7 @@ impl Liaison {
         let mut shown = self.participants.shown.subscribe();
         loop {
             let job = Notice::Job(self.notice.clone());
-            self.notices.tell(&job).await?;
+            self.notices.tell(&job).await;
             while !tokio::select! {
                 changed = shown.changed() => {
                     changed?;
@@ -208,7 +208,7 @@ impl Liaison {
             return Ok(false);
         }
         if let Some(grant) = self.grant_for(report.key, part.granted_until)? {
-            self.notices.tell(&Notice::Grant(grant)).await?;
+            self.notices.tell(&Notice::Grant(grant)).await;
         }
         let nodes = self.notice.nodes.len();
         if self.notice.answer(&report.node, part.ping) {

@@ -14,7 +14,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use async_nats::client::PublishErrorKind;
 use async_nats::jetstream::kv::{self, Watch};
 use async_nats::jetstream::stream::StorageType;
 use aws_lc_rs::aead::RandomizedNonceKey;
@@ -280,12 +279,9 @@ impl NoticeBoard {
     /// Sends a notice to all nodes if the broker is connected. Without a connection, the notice is dropped: it would
     /// wait in a bounded queue and arrive late. A notice that is too long for the broker is dropped too, and work
     /// continues without it.
-    ///
-    /// # Errors
-    /// The connection was closed permanently.
-    pub async fn tell(&self, notice: &Notice) -> Result<(), WorkError> {
+    pub async fn tell(&self, notice: &Notice) {
         if self.connection.is_lost() {
-            return Ok(());
+            return;
         }
         let body = seal(
             &self.key,
@@ -293,16 +289,7 @@ impl NoticeBoard {
             postcard::to_stdvec(&(PROTOCOL_VERSION, notice)).expect("a vector grows"),
         );
         let key = self.key_of(notice);
-        let told = self.connection.client.publish(key, body.into()).await;
-        match told {
-            Err(error) if error.kind() != PublishErrorKind::MaxPayloadExceeded => {
-                Err(WorkError::Queue {
-                    operation: "notify the other nodes",
-                    source: error.into(),
-                })
-            }
-            Ok(()) | Err(_) => Ok(()),
-        }
+        let _repeated_later = self.connection.client.publish(key, body.into()).await;
     }
 
     /// Returns the subject of a notice. The newest state of a job or node replaces the previous one. Each event is kept

@@ -161,7 +161,7 @@ impl<'a> Member<'a> {
                 // Notices that have already arrived are read before the head is considered silent.
                 biased;
                 heard = self.notices.hear() => match heard {
-                    Ok(Notice::Job(job)) => self.take(job).await?,
+                    Ok(Notice::Job(job)) => self.take(job).await,
                     Ok(Notice::Grant(grant)) => self.hold(&grant),
                     Ok(_) => {}
                     Err(other) => {
@@ -170,17 +170,17 @@ impl<'a> Member<'a> {
                     }
                 },
                 Some(ended) = self.working.join_next() => match ended {
-                    Ok((job, ended)) => self.end(job, ended).await?,
+                    Ok((job, ended)) => self.end(job, ended).await,
                     Err(error) if error.is_cancelled() => {}
                     Err(error) => return Err(error).context("a part of a job panicked"),
                 },
-                _ = ticks.tick() => self.report_all().await?,
+                _ = ticks.tick() => self.report_all().await,
             }
         }
     }
 
     /// Sends a report for each job, and leaves the jobs whose head is silent.
-    async fn report_all(&mut self) -> Result<()> {
+    async fn report_all(&mut self) {
         match self.notices.server_mismatch() {
             Some(why) => warn_once(&mut self.warned_of_broker, format!("{why}: {WAITS}")),
             None => self.warned_of_broker.clear(),
@@ -194,31 +194,29 @@ impl<'a> Member<'a> {
             work.abort();
             if job.queue.get().is_some() {
                 // The sessions of the aborted task may stay active at their receivers for a short time.
-                self.report_job(id, &job, NodeState::HasLostSessions)
-                    .await?;
+                self.report_job(id, &job, NodeState::HasLostSessions).await;
             }
             let why = "the leading node has sent no report for too long";
-            self.give_up(id, job, &failure(Exit::Broken, why)).await?;
+            self.give_up(id, job, &failure(Exit::Broken, why)).await;
         }
         for (id, job) in &self.jobs {
-            self.report_job(*id, job, job.state()).await?;
+            self.report_job(*id, job, job.state()).await;
         }
         if self.jobs.is_empty() {
-            self.notices.tell(&self.report(None)).await?;
+            self.notices.tell(&self.report(None)).await;
         }
         let now = Instant::now();
         self.left.retain(|_, left| now < left.until + KEPT_FOR);
-        Ok(())
     }
 
     /// Sends this node's report about a job to the head. Before the report, sends the failures since the last report.
-    async fn report_job(&self, id: SharedJobId, job: &Job, state: NodeState) -> Result<()> {
+    async fn report_job(&self, id: SharedJobId, job: &Job, state: NodeState) {
         for trouble in job.part.take_problems() {
             let trouble = (trouble.notice)(self.failure(id, trouble.message));
-            self.notices.tell(&trouble).await?;
+            self.notices.tell(&trouble).await;
         }
         let report = self.report(Some(job.report(id, state)));
-        Ok(self.notices.tell(&report).await?)
+        self.notices.tell(&report).await;
     }
 
     fn report(&self, part: Option<NodePart>) -> Notice {
@@ -252,11 +250,11 @@ impl<'a> Member<'a> {
 
     /// Handles the head's notice of a job. Takes part in the job if the head has granted this node access, and
     /// otherwise offers this node to the head.
-    async fn take(&mut self, notice: JobNotice) -> Result<()> {
+    async fn take(&mut self, notice: JobNotice) {
         let id = notice.job;
         let has_left = |left: &LeftJob| Instant::now() < left.until;
         if self.left.get(&id).is_some_and(has_left) {
-            return Ok(());
+            return;
         }
         let job = self.jobs.entry(id).or_insert_with(|| {
             let left = self.left.remove(&id);
@@ -289,38 +287,36 @@ impl<'a> Member<'a> {
             // The head replies to the offer with a node number and a grant.
             _ => {
                 let offer = job.report(id, NodeState::Offers);
-                self.notices.tell(&self.report(Some(offer))).await?;
+                self.notices.tell(&self.report(Some(offer))).await;
             }
         }
-        Ok(())
     }
 
     /// Handles the end of this node's work in a job. If the work failed, the node takes part again later.
-    async fn end(&mut self, id: SharedJobId, ended: Result<()>) -> Result<()> {
+    async fn end(&mut self, id: SharedJobId, ended: Result<()>) {
         let Some(job) = self.jobs.remove(&id) else {
-            return Ok(());
+            return;
         };
         let state = if job.part.served.has_lost_sessions() {
             NodeState::HasLostSessions
         } else {
             NodeState::HasEnded
         };
-        self.report_job(id, &job, state).await?;
+        self.report_job(id, &job, state).await;
         if let Err(error) = ended {
             return self.give_up(id, job, &error).await;
         }
         terminal::say(format!("job {id} has ended"));
         self.suspend_job(id, job, KEPT_FOR);
-        Ok(())
     }
 
     /// Leaves a job to the other nodes for a limited time, and reports the reason to the head.
-    async fn give_up(&mut self, id: SharedJobId, job: Job, error: &Error) -> Result<()> {
+    async fn give_up(&mut self, id: SharedJobId, job: Job, error: &Error) {
         let why = terminal::causes(error).to_string();
         terminal::warn(format_args!("job {id}: {why}"));
         self.suspend_job(id, job, TRY_AGAIN_AFTER);
         let absent = Notice::Absent(self.failure(id, why));
-        Ok(self.notices.tell(&absent).await?)
+        self.notices.tell(&absent).await;
     }
 
     fn suspend_job(&mut self, id: SharedJobId, job: Job, time: Duration) {
@@ -331,7 +327,7 @@ impl<'a> Member<'a> {
 
     /// Leaves all jobs to the other nodes before this node exits. If the sessions end in time, they do not count as
     /// lost, and no other node waits for them.
-    async fn leave_all_jobs(&mut self) -> Result<()> {
+    async fn leave_all_jobs(&mut self) {
         for job in self.jobs.values() {
             job.part.leaves.send_replace(true);
         }
@@ -347,15 +343,14 @@ impl<'a> Member<'a> {
             if job.part.served.has_lost_sessions() {
                 state = NodeState::HasLostSessions;
                 let stopped = self.failure(*id, STOPPED.to_owned());
-                self.notices.tell(&Notice::Warned(stopped)).await?;
+                self.notices.tell(&Notice::Warned(stopped)).await;
             }
-            self.report_job(*id, job, state).await?;
+            self.report_job(*id, job, state).await;
             self.notices.flush().await;
             // This call reports the items that this node has taken and will not finish, so that other nodes can take
             // them.
             open.queue.flush_dropped().await;
         }
-        Ok(())
     }
 }
 
