@@ -40,13 +40,8 @@ pub enum WorkError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokerMismatch {
     /// The broker refuses this node.
-    #[error("the broker {broker} refuses this node: {why}")]
-    Refused {
-        /// Address of the broker.
-        broker: String,
-        /// The reason given by the broker.
-        why: String,
-    },
+    #[error("{0}")]
+    Refused(String),
     /// Another server or another program listens at the address.
     #[error("{0}")]
     Another(String),

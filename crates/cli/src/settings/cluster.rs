@@ -190,7 +190,7 @@ impl Cluster {
     /// Converts an error about the broker to an error of the command.
     pub(crate) fn no_broker(&self, error: WorkError) -> anyhow::Error {
         match error {
-            WorkError::UnusableServer(refused @ BrokerMismatch::Refused { .. }) => {
+            WorkError::UnusableServer(refused @ BrokerMismatch::Refused(_)) => {
                 failure(Exit::Authentication, refused.to_string())
             }
             error => {

@@ -278,7 +278,7 @@ impl JetStream {
             };
             let away = since.elapsed();
             if away >= patience {
-                let broker = &connection.broker;
+                let broker = &connection.status.broker;
                 let seconds = away.as_secs();
                 let source =
                     format!("the broker {broker} has been unreachable for {seconds} s: {source}");

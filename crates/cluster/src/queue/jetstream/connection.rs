@@ -33,15 +33,14 @@ pub enum BrokerState {
 pub(super) struct Connection {
     pub(super) client: Client,
     pub(super) context: Context,
-    /// Addresses of the broker, for messages.
-    pub(super) broker: String,
-    status: Arc<BrokerStatus>,
+    pub(super) status: Arc<BrokerStatus>,
 }
 
 /// The reported state and errors of a broker.
 #[derive(Debug)]
-struct BrokerStatus {
-    broker: String,
+pub(super) struct BrokerStatus {
+    /// Addresses of the broker, for messages.
+    pub(super) broker: String,
     state: watch::Sender<BrokerState>,
     refusal: Lock<Option<String>>,
     server_mismatch: Lock<Option<BrokerMismatch>>,
@@ -55,9 +54,8 @@ impl Connection {
         };
         let urls: Result<Vec<ServerAddr>, _> = access.urls.iter().map(|url| url.parse()).collect();
         let urls = urls.map_err(|error| failed(error.into()))?;
-        let broker = access.urls.join(", ");
         let status = Arc::new(BrokerStatus {
-            broker: broker.clone(),
+            broker: access.urls.join(", "),
             state: watch::Sender::new(BrokerState::Lost),
             refusal: Lock::default(),
             server_mismatch: Lock::default(),
@@ -80,7 +78,7 @@ impl Connection {
                     sleep(REFUSED_PAUSE).await;
                 }
                 Err(error) => {
-                    let why = server_mismatch(&broker, &error);
+                    let why = status.mismatch_of(&error);
                     return Err(why.map_or_else(|| failed(error.into()), Into::into));
                 }
             }
@@ -93,7 +91,6 @@ impl Connection {
         Ok(Self {
             client,
             context,
-            broker,
             status,
         })
     }
@@ -169,45 +166,42 @@ impl BrokerStatus {
             // An attempt to reconnect failed.
             Event::ClientError(ClientError::Other(why)) => {
                 let is_refusal = why == ConnectErrorKind::AuthorizationViolation.to_string();
-                *self.server_mismatch.lock() = is_refusal.then(|| BrokerMismatch::Refused {
-                    broker: self.broker.clone(),
-                    why,
-                });
+                *self.server_mismatch.lock() = is_refusal.then(|| self.refused(why));
             }
             Event::Disconnected | Event::Closed => drop(self.state.send_replace(BrokerState::Lost)),
             Event::ServerError(error) => *self.refusal.lock() = Some(error.to_string()),
             _ => {}
         }
     }
+
+    fn refused(&self, why: String) -> BrokerMismatch {
+        let broker = &self.broker;
+        BrokerMismatch::Refused(format!("the broker {broker} refuses this node: {why}"))
+    }
+
+    /// Returns the reason why the server at the broker's address cannot be used, if that is why the connection failed.
+    fn mismatch_of(&self, error: &async_nats::ConnectError) -> Option<BrokerMismatch> {
+        if is_refusal(error) {
+            return Some(self.refused(error.kind().to_string()));
+        }
+        let tls = error
+            .source()?
+            .downcast_ref::<Error>()?
+            .get_ref()?
+            .downcast_ref::<rustls::Error>()?;
+        match tls {
+            rustls::Error::AlertReceived(_) => Some(self.refused(tls.to_string())),
+            rustls::Error::InvalidCertificate(_) => Some(BrokerMismatch::Another(format!(
+                "the server at {} has a certificate that this host does not trust: {tls}",
+                self.broker
+            ))),
+            _ => None,
+        }
+    }
 }
 
 fn is_refusal(error: &async_nats::ConnectError) -> bool {
     error.kind() == ConnectErrorKind::AuthorizationViolation
-}
-
-/// Returns the reason why the server at the broker's address cannot be used, if that is why the connection failed.
-fn server_mismatch(broker: &str, error: &async_nats::ConnectError) -> Option<BrokerMismatch> {
-    let refused = |why| {
-        Some(BrokerMismatch::Refused {
-            broker: broker.to_owned(),
-            why,
-        })
-    };
-    if is_refusal(error) {
-        return refused(error.kind().to_string());
-    }
-    let tls = error
-        .source()?
-        .downcast_ref::<Error>()?
-        .get_ref()?
-        .downcast_ref::<rustls::Error>()?;
-    match tls {
-        rustls::Error::AlertReceived(_) => refused(tls.to_string()),
-        rustls::Error::InvalidCertificate(_) => Some(BrokerMismatch::Another(format!(
-            "the server at {broker} has a certificate that this host does not trust: {tls}"
-        ))),
-        _ => None,
-    }
 }
 
 const LOST: &str = "the broker cannot be reached";
