@@ -39,7 +39,7 @@ pub use probe::{
 pub use push::config::{FallbackAttributes, OwnerMapping, SenderConfig};
 pub use push::feed::{Feeder, PieceHandle, SessionEnded};
 pub use push::job::{LaneDemand, Push, PushJob};
-pub use push::piece::{PieceProgress, Settled, SharedLargeFile, UncommittedFile};
+pub use push::piece::{PieceProgress, Settled, SharedLargeFile};
 pub use push::run::{Run, RunState, SessionProgress};
 
 pub use tune::congestion_controls::LOSS_TOLERANT;

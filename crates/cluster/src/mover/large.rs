@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use zmove_scan::{Directory, Entry, PortionSize, ScanItem};
-use zmove_sender::{self as sender, Settled, UncommittedFile};
+use zmove_sender::{self as sender, Settled};
 use zmove_types::{Counters, GROUP_BYTES, GroupSpan};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobOrder, SharedJobResult};
@@ -30,11 +30,11 @@ impl<W: WorkQueue> Mover<W> {
         let Ok(FoundFile { directory, entry }) = self.find(assigned, file).await? else {
             return Ok((all(), 0));
         };
-        let Ok(UncommittedFile { head, .. }) = self.feeder.declaration(directory, entry).await?
-        else {
+        let Ok(declared) = self.feeder.declaration(directory, entry).await? else {
             return Ok((all(), 0));
         };
-        let has_holes = FileHead::decode(&head).is_ok_and(|head| head.data.is_some());
+        let has_holes = declared.data.is_some();
+        let head = declared.encode();
         let order = SharedJobOrder::Commit { head };
         let mut missing = match self.feeder.order(order, None).await? {
             SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
@@ -55,11 +55,10 @@ impl<W: WorkQueue> Mover<W> {
     /// Commits a file. The inner error is the list of missing groups.
     pub(super) async fn commit(
         &self,
-        file: &UncommittedFile,
+        file: &FileHead,
     ) -> Result<Result<Counters, Vec<GroupRange>>, SessionEnd> {
-        let order = SharedJobOrder::Commit {
-            head: file.head.clone(),
-        };
+        let head = file.encode();
+        let order = SharedJobOrder::Commit { head };
         let answer = self.feeder.order(order, Some(file.bytes)).await?;
         self.committed(file, answer)
     }
@@ -67,10 +66,10 @@ impl<W: WorkQueue> Mover<W> {
     /// Interprets the receiver's answer to a commit.
     fn committed(
         &self,
-        file: &UncommittedFile,
+        file: &FileHead,
         answer: SharedJobResult,
     ) -> Result<Result<Counters, Vec<GroupRange>>, SessionEnd> {
-        let path = &file.path;
+        let path = file.path.as_path();
         Ok(match answer {
             SharedJobResult::Done => Ok(Counters {
                 files: 1,
@@ -188,7 +187,7 @@ impl<W: WorkQueue> Mover<W> {
                 GroupWait::Lost => {
                     return Ok(self.fail(format!(
                         "receiver: write '{}': {LOST}",
-                        unnamed.path.display()
+                        unnamed.path.as_path().display()
                     )));
                 }
             }
@@ -356,7 +355,7 @@ const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use tokio::time::advance;
-    use zmove_types::{Name, Timestamp};
+    use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
     use super::*;
     use crate::lab::{item_of, mover, root};
@@ -479,10 +478,13 @@ mod tests {
 
     #[test]
     fn a_receiver_that_lacks_groups_that_the_file_does_not_have_is_not_heeded() {
-        let file = UncommittedFile {
-            head: Vec::new(),
-            path: std::path::PathBuf::from("f"),
+        let file = FileHead {
+            path: RelPath::from_bytes(b"f").unwrap(),
+            metadata: Metadata::default(),
             bytes: 2 * GROUP_BYTES,
+            ctime: Timestamp::default(),
+            inode: 0,
+            data: None,
         };
         let answer = |count| {
             let missing = vec![GroupRange::new(1, count)];

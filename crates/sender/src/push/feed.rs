@@ -21,9 +21,9 @@ use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
 use zmove_transport::SharedRate;
 use zmove_types::GROUP_BYTES;
 use zmove_wire::limits::JOB_ORDERS_OUTSTANDING_MAX;
-use zmove_wire::{Batch, SharedJobOrder, SharedJobResult};
+use zmove_wire::{Batch, FileHead, SharedJobOrder, SharedJobResult};
 
-use crate::push::piece::{Piece, PieceProgress, PieceSize, UncommittedFile};
+use crate::push::piece::{Piece, PieceProgress, PieceSize};
 
 /// The handle that feeds a push. The push ends when all handles have been dropped and everything has settled.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ pub(crate) enum FeedRequest {
     Declaration(
         Arc<Directory>,
         Box<Entry>,
-        oneshot::Sender<Result<UncommittedFile, String>>,
+        oneshot::Sender<Result<FileHead, String>>,
     ),
 }
 
@@ -206,7 +206,7 @@ impl Feeder {
         &self,
         directory: Arc<Directory>,
         entry: Entry,
-    ) -> Result<Result<UncommittedFile, String>, SessionEnded> {
+    ) -> Result<Result<FileHead, String>, SessionEnded> {
         self.ask(|answer| FeedRequest::Declaration(directory, Box::new(entry), answer))
             .await
     }

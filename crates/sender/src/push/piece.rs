@@ -5,7 +5,6 @@
 //! is not copied. An entry with any other outcome only drops its reference, and the piece then counts the entry as
 //! failed.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,32 +53,11 @@ pub(crate) struct PieceSize {
 pub struct Settled {
     /// Counts, without large files that are not yet renamed into place.
     pub counts: Counters,
-    /// Large files whose groups have all been stored. A later order, which is a request about the shared job, renames
-    /// them into place.
-    pub unnamed: Vec<UncommittedFile>,
+    /// The declarations of large files whose groups have all been stored. A later order, which is a request about the
+    /// shared job, renames them into place.
+    pub unnamed: Vec<FileHead>,
     /// The error by which groups of a large file have failed. No other report contains it.
     pub range_error: Option<String>,
-}
-
-/// A large file that is not yet renamed into place at the target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UncommittedFile {
-    /// The declaration of the file, which is part of the order that renames the file into place.
-    pub head: Vec<u8>,
-    /// Path at the target.
-    pub path: PathBuf,
-    /// Length in bytes.
-    pub bytes: u64,
-}
-
-impl UncommittedFile {
-    pub(crate) fn of(head: &FileHead) -> Self {
-        Self {
-            head: head.encode(),
-            path: head.path.as_path().to_owned(),
-            bytes: head.bytes,
-        }
-    }
 }
 
 /// A large file that the receiver needs and several senders share.
@@ -182,8 +160,7 @@ impl Piece {
     /// Records that the receiver has all requested groups of a large file. An order renames the file into place later.
     pub(crate) fn confirm_large(&self, head: Option<FileHead>) {
         self.confirm_without_data();
-        let unnamed = head.as_ref().map(UncommittedFile::of);
-        self.settled.lock().unnamed.extend(unnamed);
+        self.settled.lock().unnamed.extend(head);
     }
 
     /// Records why groups of a large file have failed.

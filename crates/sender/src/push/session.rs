@@ -9,14 +9,13 @@ use zmove_disk::{Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
 use zmove_types::{FileId, Lock, Observer};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
-use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, directory_batches};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, FileHead, ToReceiver, directory_batches};
 
 use crate::account::PushAccount;
 use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
 use crate::control::relay::PeerQuota;
 use crate::plan::queue::Queue;
-use crate::push::piece::UncommittedFile;
 use crate::read::extras::{Extras, drop_xattrs};
 use crate::read::read_ahead::ReadAhead;
 use crate::read::source::{LargeSource, SourceDirectory};
@@ -71,7 +70,7 @@ impl Session {
         directory: &Arc<Directory>,
         entry: Entry,
         direct: Direct,
-    ) -> Result<UncommittedFile, String> {
+    ) -> Result<FileHead, String> {
         let source = LargeSource::new(FileId(0), &SourceDirectory::held_open(directory), entry);
         let carry = |opened: &File, identity: &FileIdentity| {
             self.extras.file_metadata(opened, identity, &source.entry).0
@@ -84,7 +83,7 @@ impl Session {
         );
         opened.map_err(|error| error.to_string())?;
         let head = source.head().expect("it has been opened");
-        Ok(UncommittedFile::of(&head))
+        Ok(head)
     }
 
     /// Returns the heads of orders that set the modes and times of these directories.
