@@ -82,9 +82,7 @@ pub(super) fn create_with_proof(root: &OwnedFd, job: SharedJobId) -> io::Result<
 fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::Result<()> {
     let name = name_of(job);
     let to = name.as_os_str();
-    rustix::fs::mkdirat(closed, to, Mode::RWXU)?;
-    let made = open(closed, &name).and_then(|made| {
-        disable_inheritance(made.as_fd())?;
+    let made = make(closed, &name).and_then(|made| {
         let proof = proof_name(job, number_of(&made)?.inode);
         rustix::fs::mkdirat(&made, proof.as_os_str(), Mode::RWXU)?;
         // The rename can replace only an empty directory, and an empty directory cannot be that of a job.
