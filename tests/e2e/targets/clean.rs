@@ -363,7 +363,7 @@ fn the_directories_of_dead_jobs_are_removed_and_that_of_a_live_one_stays() {
     let is_over = Arc::<AtomicBool>::default();
     let beats = std::thread::spawn({
         let is_over = Arc::clone(&is_over);
-        let mut heartbeat = live.heartbeat("x").unwrap();
+        let mut heartbeat = live.heartbeat("x");
         move || {
             while !is_over.load(Ordering::Relaxed) {
                 heartbeat.beat(Some(Duration::ZERO)).unwrap();

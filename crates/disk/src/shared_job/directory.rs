@@ -107,12 +107,17 @@ fn is_absent(error: &SharedJobError) -> bool {
     matches!(error, SharedJobError::Io(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-fn own_name(own: &str) -> String {
-    format!("{OWN_PREFIX}{}-{own}", own_process())
+/// Returns the name of a session's directory.
+fn own_name(own: &str) -> Name {
+    short_name(&format!("{OWN_PREFIX}{}-{own}", own_process()))
 }
 
 fn name_of(job: SharedJobId) -> Name {
-    Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short")
+    short_name(&format!("{JOB_PREFIX}{job}"))
+}
+
+fn short_name(text: &str) -> Name {
+    Name::from_bytes(text.as_bytes()).expect("an id is short")
 }
 
 impl SharedJobDirectory {
@@ -178,7 +183,7 @@ impl SharedJobDirectory {
         let proof = proof_name(job, stat_at(root, &name)?.st_ino);
         let proof = directory.join(proof.as_os_str());
         let remove = |made: &Path| remove_directory_at(root, made);
-        let _unless_not_made = remove(&directory.join(own_name(own)));
+        let _unless_not_made = remove(&directory.join(own_name(own).as_os_str()));
         let take = |hidden: &Name| rustix::fs::renameat(root, &proof, root, hidden.as_os_str());
         let (hidden, ()) = make_hidden(root.as_fd(), take)?;
         if remove(directory).is_ok() {
@@ -188,14 +193,12 @@ impl SharedJobDirectory {
         }
     }
 
-    /// Begins a session of the job. No other session may ever have used the identifier `own`.
+    /// Begins a session of the job. No other session may ever have used the identifier `own`, which must be short.
     ///
     /// # Errors
     /// See [`SharedJobError`].
     pub fn begin(&self, own: &str) -> Result<JobSession, SharedJobError> {
-        let name =
-            Name::from_bytes(own_name(own).as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
-        JobSession::begin(&self.directory, &self.parts, name).map_err(|error| {
+        JobSession::begin(&self.directory, &self.parts, own_name(own)).map_err(|error| {
             if is_missing(&error) {
                 SharedJobError::NotUnderWay
             } else {
@@ -719,7 +722,7 @@ mod tests {
     fn what_a_beginning_has_made_is_taken_back_unless_somebody_has_something_in_it() {
         let (home, root) = place();
         let has_job = || home.path().join(name_of(JOB).as_os_str()).exists();
-        let made = make(job(&root).fd(), &name(&own_name("a"))).unwrap();
+        let made = make(job(&root).fd(), &own_name("a")).unwrap();
         assert!(SharedJobDirectory::undo_begin(&root, JOB, "a") && !has_job());
         drop(made);
         let session = begin(&root, "b");

@@ -201,7 +201,7 @@ impl SharedJobSession {
             let directory = SharedJobDirectory::open(root, job, beginning)?;
             let own = begin.transfer.to_string();
             let heartbeat_writer = leads
-                .then(|| directory.heartbeat(&own).and_then(HeartbeatWriter::begin))
+                .then(|| HeartbeatWriter::begin(directory.heartbeat(&own)))
                 .transpose()?;
             let session = directory.begin(&own)?;
             Ok((directory, Arc::new(session), heartbeat_writer.map(Arc::new)))

@@ -28,7 +28,7 @@ use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, SharedJobId};
 
-use super::{SharedJobDirectory, SharedJobError, name_of, own_name};
+use super::{SharedJobDirectory, SharedJobError, name_of, own_name, short_name};
 use crate::opening::by_name::{READ, list_directory, open_at, stat_at, unlink_at};
 use crate::opening::tree::DIRECTORY;
 use crate::publishing::lease::LEASE_MAX;
@@ -107,17 +107,14 @@ const BEATS_MAX: usize = 256;
 
 impl SharedJobDirectory {
     /// Returns the heartbeat file of a session, into which no heartbeat has been written yet. No other session may ever
-    /// have used the identifier `own`.
-    ///
-    /// # Errors
-    /// Returns an error if the name is too long.
-    pub fn heartbeat(&self, own: &str) -> io::Result<Heartbeat> {
-        let name = format!("{HEARTBEAT_PREFIX}{}", own_name(own));
-        Ok(Heartbeat {
+    /// have used the identifier `own`, which must be short.
+    #[must_use]
+    pub fn heartbeat(&self, own: &str) -> Heartbeat {
+        Heartbeat {
             directory: Arc::clone(&self.directory),
-            name: Name::from_bytes(name.as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?,
+            name: short_name(&format!("{HEARTBEAT_PREFIX}{}", own_name(own))),
             beats: 0,
-        })
+        }
     }
 }
 
@@ -386,7 +383,7 @@ mod tests {
         let path = home.path().join(name_of(JOB).as_os_str());
         std::os::unix::fs::chown(&path, Some(4711), None).unwrap();
         let mut watched = watch(&root);
-        let mut hearts = (0..5).map(|number| job.heartbeat(&number.to_string()).unwrap());
+        let mut hearts = (0..5).map(|number| job.heartbeat(&number.to_string()));
         let mut look_at_new = |watched: &mut WatchedJob| {
             let mut heart = hearts.next().unwrap();
             heart.beat(Some(MILLI)).unwrap();
@@ -402,7 +399,7 @@ mod tests {
     #[test]
     fn a_job_is_dead_after_long_silence_and_gone_with_its_directory() {
         let (home, root, job) = place();
-        let mut heart = job.heartbeat("a").unwrap();
+        let mut heart = job.heartbeat("a");
         heart.beat(Some(MILLI)).unwrap();
         let mut watched = watch(&root);
         assert_eq!(check(&mut watched, &root), Liveness::Unclear);
@@ -454,7 +451,7 @@ mod tests {
     #[test]
     fn a_heartbeat_is_made_once() {
         let (_home, _root, job) = place();
-        let mut heart = job.heartbeat("a").unwrap();
+        let mut heart = job.heartbeat("a");
         heart.beat(None).unwrap();
         heart.beat(None).unwrap();
         unlink_at(job.fd(), &heart.name).unwrap();

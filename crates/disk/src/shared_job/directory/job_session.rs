@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, Dev, FileType, OFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, Timestamp};
 
-use super::{SharedJobDirectory, make, open};
+use super::{SharedJobDirectory, make, open, short_name};
 use crate::metadata::entry::xattrs::NameAt;
 use crate::metadata::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::metadata::inheritance::Inheritance;
@@ -466,8 +466,7 @@ impl Drop for JobSession {
 
 /// Returns the name of a part that is about to be published.
 pub(super) fn retired_name(part: &Name) -> Name {
-    let name = [RETIRED.as_bytes(), part.as_bytes()].concat();
-    Name::from_bytes(&name).expect("the names of parts are short")
+    short_name(&format!("{RETIRED}{part}"))
 }
 
 /// Returns whether an error means that a directory has been removed.
