@@ -14,7 +14,6 @@
 mod finish;
 mod one_target;
 mod others;
-mod phase;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -40,7 +39,6 @@ use self::one_target::TargetCheck;
 use self::others::until_needed;
 
 pub use self::others::Others;
-pub use self::phase::JobPhase;
 
 /// The node that leads a job.
 #[derive(Debug)]
@@ -56,6 +54,21 @@ pub struct Head<W> {
     pub phase: watch::Sender<JobPhase>,
     /// The other nodes of the job. Default: none.
     pub others: watch::Receiver<Others>,
+}
+
+/// The phase of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum JobPhase {
+    /// The job is not known to have started at the target.
+    #[default]
+    Beginning,
+    /// The job has started at the target.
+    Begun,
+    /// All work is done, and the queue knows that the job is over.
+    Over,
+    /// The movers of the head have ended their sessions, or the time limit for ending them has passed. No further mover
+    /// will connect to a receiver.
+    Left,
 }
 
 /// The result of a completed job.

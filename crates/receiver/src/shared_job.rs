@@ -16,7 +16,6 @@
 //! `--delete`, metadata only), using old versions, and reading files back.
 
 mod commit;
-mod flushing;
 mod groups;
 mod journals;
 pub(crate) mod other_jobs;
@@ -24,6 +23,7 @@ pub(crate) mod session;
 mod takeover;
 
 use std::cmp::Reverse;
+use std::io;
 use std::sync::atomic::Ordering;
 
 use zmove_disk::JOB_ENDED;
@@ -32,7 +32,6 @@ use zmove_wire::{
     Batch, BatchEntry, FileHead, NotKept, Operation, SharedJobOrder, SharedJobResult, WireError,
 };
 
-use crate::shared_job::flushing::flush_file_systems;
 use crate::shared_job::other_jobs::END_TIMEOUT;
 use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{Failure, FaultCause, failure, with_operation};
@@ -144,6 +143,17 @@ impl SharedJobSession {
             .close(tree.lease(), &root, self.job, END_TIMEOUT)
             .map_err(cannot)
     }
+}
+
+/// Flushes all data that this host has written to the target. The kernel reports a failed write-back only once. After a
+/// failed flush, files written earlier are therefore checked before they are renamed into place, and groups written
+/// earlier no longer count as received.
+pub(crate) fn flush_file_systems(transfer: &Transfer) -> io::Result<()> {
+    let flushed = transfer.target.file_systems.flush_without_timeout();
+    Ok(flushed.inspect_err(|_told_once| {
+        transfer.publisher.suspect();
+        transfer.parts.flush_failed();
+    })?)
 }
 
 /// A directory whose mode and time are to be set.

@@ -31,7 +31,6 @@ mod broker;
 mod connection;
 mod local;
 mod notices;
-mod requests;
 mod seal;
 mod take;
 

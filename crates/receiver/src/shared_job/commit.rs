@@ -28,7 +28,7 @@ use zmove_wire::{FaultCode, FileHead, GroupRange, Operation, SharedJobResult};
 
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::source_of;
-use crate::shared_job::flushing::flush_file_systems;
+use crate::shared_job::flush_file_systems;
 use crate::shared_job::groups::PartKey;
 use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{
