@@ -217,9 +217,14 @@ impl SessionEvents {
     }
 
     fn warn_of_wait(&self, what: &str) {
-        let message = format!("{}: {what}", self.receiver);
+        self.state.lock().has_told_why = true;
+        self.warn_once(format!("{}: {what}", self.receiver));
+    }
+
+    /// Reports a warning unless it was reported for the receiver since the last successful session.
+    fn warn_once(&self, message: String) {
         if self.update_receiver(|known| known.told.insert(message.clone())) {
-            self.on(&Event::Warned { message });
+            self.events.observer.on(&Event::Warned { message });
         }
     }
 
@@ -310,10 +315,6 @@ impl SessionEvents {
 
 impl Observer for SessionEvents {
     fn on(&self, event: &Event) {
-        let of = |files: &u64, bytes: &u64| FileTotal {
-            files: *files,
-            bytes: *bytes,
-        };
         match event {
             Event::Failed { message } => {
                 // If the receiver was excluded from the job, all entries fail there, so the file is not the cause.
@@ -324,28 +325,27 @@ impl Observer for SessionEvents {
                 }
                 return;
             }
-            Event::Found { files, bytes } => {
-                let found = of(files, bytes);
+            &Event::Found { files, bytes } => {
+                let found = FileTotal { files, bytes };
                 self.state.lock().unsettled.add(found);
                 let FileTotal { files, bytes } = self.events.unsettled.lock().subtract_found(found);
                 return self.events.observer.on(&Event::Found { files, bytes });
             }
-            Event::Stored { files, bytes } => {
-                let stored = of(files, bytes);
+            &Event::Stored { files, bytes } => {
+                let stored = FileTotal { files, bytes };
                 let mut state = self.state.lock();
                 state.has_stored = true;
                 state.unsettled.take(stored);
                 self.events.served.add(self.number, stored);
             }
-            Event::Skipped { files, bytes } => self.state.lock().unsettled.take(of(files, bytes)),
+            &Event::Skipped { files, bytes } => {
+                let skipped = FileTotal { files, bytes };
+                self.state.lock().unsettled.take(skipped);
+            }
             // Ignore the limit of an idle session: it waits for work and does not limit the sessions that have work.
             Event::Limited { .. } if !take(&mut self.state.lock().has_stored) => return,
             Event::Warned { message } if message.starts_with(OF_RECEIVER) => {
-                let message = self.with_receiver(message);
-                if self.update_receiver(|known| known.told.insert(message.clone())) {
-                    self.events.observer.on(&Event::Warned { message });
-                }
-                return;
+                return self.warn_once(self.with_receiver(message));
             }
             Event::Resent { .. } | Event::NotKept { .. } | Event::Limited { .. } => {}
             Event::Warned { .. } | Event::HeldUp { .. } => self.state.lock().has_told_why = true,
