@@ -1,6 +1,7 @@
 //! Shared code for pushes, pulls and other commands that connect to a host.
 
 use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
