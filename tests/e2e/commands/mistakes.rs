@@ -215,7 +215,7 @@ fn of_certificates() {
 #[test]
 fn of_storage() {
     if let Some(site) = Site::within(|target| Namespace::with_small_disk(target, 1 << 20)) {
-        set_mode(&site.path(""), 0o755);
+        set_mode(site.path(""), 0o755);
         assert_screens(&Screens::new(site), "storage.txt");
     }
 }

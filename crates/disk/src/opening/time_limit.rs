@@ -18,7 +18,7 @@ use crate::opening::tree::trusted_path::{LINKS_MAX, path_parts};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unanswered {
     /// The mount that does not answer. `None` if every mount on the path answers now.
-    pub mount: Option<Mount>,
+    pub mount: Option<Box<Mount>>,
     /// The time limit.
     pub waited: Duration,
 }
@@ -56,7 +56,7 @@ pub fn answer_within<T: Send + 'static>(
         Ok(result) => Ok(result),
         Err(RecvTimeoutError::Disconnected) => Ok(Err(io::Error::other("the thread panicked"))),
         Err(RecvTimeoutError::Timeout) => Err(Unanswered {
-            mount: find_silent_mount(path),
+            mount: find_silent_mount(path).map(Box::new),
             waited: limit,
         }),
     }

@@ -15,6 +15,10 @@ use crate::args::transfers::push::{DeltaArg, DurabilityArg, PushArgs};
 #[derive(Debug, clap::Args)]
 #[command(override_usage = help::VERIFY_USAGE, after_help = help::VERIFY_SHORT, after_long_help = help::VERIFY_LONG)]
 #[command(args_override_self = true, mut_args(|arg| arg.hide_short_help(true)))]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the command line"
+)]
 pub(crate) struct VerifyArgs {
     /// Sources, followed by the copy to compare with, as for 'push', 'pull' and 'copy'
     ///
