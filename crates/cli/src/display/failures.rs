@@ -34,7 +34,7 @@ impl Failures {
         let kind = kind(message);
         let known = ADVICE
             .iter()
-            .filter(|(side, cause, _)| kind.starts_with(side) && kind.contains(cause));
+            .find(|(side, cause, _)| kind.starts_with(side) && kind.contains(cause));
         self.advice.extend(known.map(|(_, _, advice)| *advice));
         let is_one_too_many = self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind);
         let failures = self
@@ -142,7 +142,7 @@ fn kind(message: &str) -> String {
 const NAMED_MAX: u64 = 10;
 /// Maximum number of kinds that are distinguished. Messages may contain numbers in addition to names.
 const KINDS_MAX: usize = 100;
-/// The side, the system's message and the advice for causes that the user can remove.
+/// The side, the system's message and the advice for causes that the user can remove. The first match counts.
 const ADVICE: [(&str, &str, &str); 8] = [
     ("receiver: ", "no inodes are free", FREE_INODES),
     ("receiver: ", "No space left on device", MAKE_ROOM),
