@@ -236,9 +236,9 @@ pub enum SshError {
     },
     /// The remote program ended before the receiver was ready, or the login shell did not start it.
     #[error(
-        "ssh logged in to {remote}, but the shell or '{zmove} receive' there exited before the receiver was ready: \
-         {status}{printed} (without a message of zmove: does the account have a shell that runs commands, and no \
-         forced command?)"
+        "ssh logged in to {remote}, but '{zmove} receive' or the account's shell exited before the receiver was ready: \
+         {status}{printed} (if zmove gave no reason, check that the account may run commands: \
+         'ssh {remote} {zmove} --version')"
     )]
     Early {
         /// The host.

@@ -291,7 +291,7 @@ fn an_account_that_does_not_run_zmove_is_explained_in_its_own_words() {
     paint(&site);
     let key = std::fs::read_to_string(sshd.home.join("user_key.pub")).unwrap();
     let keys = sshd.home.join("authorized_keys");
-    let hint = " (without a message of zmove: does the account have a shell";
+    let hint = " (if zmove gave no reason, check that the account may run commands";
     for (command, said) in [
         ("/bin/false", format!("exit status: 1{hint}")),
         (
