@@ -303,7 +303,7 @@ fn only_what_is_listed_arrives() {
     let options = ["--files-from", list.to_str().unwrap()];
     site.pull(&options, &[""], "")
         .expect(23)
-        .says(&["'none'", "list of paths"])
+        .says(&["find the listed path 'none'"])
         .lines(1);
     assert_eq!(
         (names(&site.target()), names(&site.target().join("a"))),

@@ -248,7 +248,7 @@ impl Lab {
     /// Creates enough files for several nodes. A node takes some 32 MiB at a time.
     fn paint_more(&self) {
         self.paint();
-        (0..6).for_each(|number| paint(self.source().join(format!("larger{number}")), 24 << 20));
+        (0..6).for_each(|number| paint(self.source().join(format!("larger{number}")), 48 << 20));
     }
 
     /// Creates a tree for a push that does not begin.

@@ -305,7 +305,8 @@ fn a_drop_box(site: &Site, path: &str) {
     assert_arrived();
     let lists = [
         "zmove: receiver: list directory '",
-        "': Permission denied (os error 13) (a push with --delete",
+        "': Permission denied (os error 13)",
+        "(a push with --delete",
     ];
     push(&["--delete"]).expect(3).says(&lists).lines(1);
     // Only the directory below the drop box must be listed.

@@ -644,10 +644,7 @@ fn a_name_that_the_target_refuses_fails_alone_and_before_its_data_is_sent() {
         .lines(2);
     assert_eq!(names(&site.target()), ["d", "plain"]);
     assert_eq!(names(&site.target().join("d")), ["plain"]);
-    for name in ["a:b", "d/a:b"] {
-        std::fs::remove_file(site.source().join(name)).unwrap();
-    }
-    assert_same(&site.source(), &site.target());
+    assert_part_of(&site.source(), &site.target());
 }
 
 /// The walk reads attributes by name, which also fails if `/proc` is not mounted. The attributes of a file that is sent

@@ -255,10 +255,10 @@ mod tests {
     fn a_line_that_makes_no_sense_is_named() {
         let short = "ab".repeat(31);
         for (wrong, why) in [
-            (format!("{short}  a\n"), "no BLAKE3 hash"),
-            (format!("{}  a\n", "AB".repeat(32)), "no BLAKE3 hash"),
-            ("\n".to_owned(), "no BLAKE3 hash"),
-            ("# comment\n".to_owned(), "no BLAKE3 hash"),
+            (format!("{short}  a\n"), "it has no BLAKE3 hash"),
+            (format!("{}  a\n", "AB".repeat(32)), "it has no BLAKE3 hash"),
+            ("\n".to_owned(), "it has no BLAKE3 hash"),
+            ("# comment\n".to_owned(), "it has no BLAKE3 hash"),
             (format!("{} a\n", "ab".repeat(32)), "no two spaces"),
             (line(1, ""), "no path"),
             (line(1, "/etc/passwd"), "no relative path"),
