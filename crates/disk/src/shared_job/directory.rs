@@ -43,7 +43,7 @@ use zmove_types::{Beginning, Name, RelPath, SharedJobId};
 use self::job_session::is_missing;
 use self::proof::{create_with_proof, is_own, make, open, proof_name};
 use crate::metadata::entry::xattrs::Descriptor;
-use crate::metadata::entry::{FileIdentity, set_file_mtime};
+use crate::metadata::entry::{FileIdentity, number_at, set_file_mtime};
 use crate::opening::by_name::{remove_directory_at, stat_at};
 use crate::opening::tree::Tree;
 use crate::publishing::lease::Lease;
@@ -296,41 +296,47 @@ impl SharedJobDirectory {
         Ok(())
     }
 
-    /// Removes the entries of the directory, the proof last. Retries until `patience` has passed if entries are added
-    /// in the meantime.
+    /// Removes the entries of the directory, the proof last.
     fn clear(&self, patience: Duration) -> io::Result<()> {
-        let began = Instant::now();
-        let tree = Tree::at(Arc::clone(&self.directory));
+        let entries = match Dir::read_from(&self.directory) {
+            Err(Errno::NOENT | Errno::STALE) => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if let Ok(name) = Name::from_bytes(name)
+                && name != self.parts
+            {
+                remove_with_retries(&self.directory, &name, patience)?;
+            }
+        }
+        remove_with_retries(&self.directory, &self.parts, patience)
+    }
+}
+
+/// Removes a directory recursively, and retries if entries are added in the meantime.
+fn remove_with_retries(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io::Result<()> {
+    let began = Instant::now();
+    let tree = Tree::at(Arc::clone(parent));
+    loop {
         let mut failed = None;
-        loop {
-            let entries = match Dir::read_from(&self.directory) {
-                Err(Errno::NOENT | Errno::STALE) => return Ok(()),
-                entries => entries?,
-            };
-            let mut names = Vec::new();
-            for entry in entries {
-                names.extend(Name::from_bytes(entry?.file_name().to_bytes()));
-            }
-            if names.len() > 1 {
-                names.retain(|name| *name != self.parts);
-            }
-            if names.is_empty() {
-                return Ok(());
-            }
-            if began.elapsed() > patience {
-                return Err(failed.unwrap_or_else(|| Errno::NOTEMPTY.into()));
-            }
-            if failed.take().is_some() {
-                std::thread::sleep(RETRY_INTERVAL);
-            }
-            remove_entries_within(
-                &RemovalBudget::new(u64::MAX),
-                || began.elapsed() > patience,
-                &tree,
-                &RelPath::root(),
-                names.iter(),
-                |_path, error| failed = Some(error),
-            );
+        let should_stop = || began.elapsed() > patience;
+        let names = std::iter::once(name);
+        let fails = |_path, error| failed = Some(error);
+        remove_entries_within(
+            &RemovalBudget::new(u64::MAX),
+            should_stop,
+            &tree,
+            &RelPath::root(),
+            names,
+            fails,
+        );
+        match number_at(parent, name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+            Ok(_) if began.elapsed() < patience => std::thread::sleep(RETRY_INTERVAL),
+            Ok(_) => return Err(failed.unwrap_or_else(|| Errno::NOTEMPTY.into())),
         }
     }
 }
@@ -339,7 +345,7 @@ impl SharedJobDirectory {
 mod tests {
     use super::*;
     use crate::metadata::entry::xattrs::NameAt;
-    use crate::metadata::entry::{number_at, number_of};
+    use crate::metadata::entry::{FileIdentity, number_of, set_file_mtime};
     use crate::opening::by_name::unlink_at;
     use crate::opening::tree::DIRECTORY;
     use crate::publishing::publish::Replace;

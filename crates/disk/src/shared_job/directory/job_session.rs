@@ -214,18 +214,31 @@ impl JobSession {
             Err(_) => Ok(()),
         };
         let (fresh, ()) = make_hidden(self.own.as_fd(), free)?;
-        let publish = || {
-            let made = self.create(|| make(NameAt::new(&self.own, &fresh)))?;
-            if group == NewEntryGroup::OfDirectory {
-                Inheritance::of(directory.as_fd())?.apply_group_to(&self.own, &fresh)?;
-            }
-            self.publish(lease, &fresh, place, replace)?;
-            Ok(made)
-        };
-        let published = publish();
-        // The temporary name is removed even after an error. A rename does nothing if both names are links to the same
-        // file.
-        let _gone_as_a_rule = unlink_at(&self.own, &fresh);
+        let made = self
+            .create(|| make(NameAt::new(&self.own, &fresh)))
+            .and_then(|made| {
+                if group == NewEntryGroup::OfDirectory {
+                    Inheritance::of(directory.as_fd())?.apply_group_to(&self.own, &fresh)?;
+                }
+                Ok(made)
+            });
+        self.publish_made(lease, made, &fresh, place, replace)
+    }
+
+    /// Renames an entry from its temporary name `fresh` to its final name. The temporary name is removed even after an
+    /// error.
+    fn publish_made<T>(
+        &self,
+        lease: &Lease,
+        made: io::Result<T>,
+        fresh: &Name,
+        place: NameAt<'_>,
+        replace: Replace,
+    ) -> io::Result<T> {
+        let published =
+            made.and_then(|made| self.publish(lease, fresh, place, replace).map(|()| made));
+        // A rename does nothing if both names are links to the same file.
+        let _gone_as_a_rule = unlink_at(&self.own, fresh);
         published
     }
 
