@@ -20,29 +20,31 @@ use crate::staging::hidden::make_hidden;
 /// Returns `EINVAL`, `EILSEQ` or `ENAMETOOLONG` if the file system refuses the name. Other errors are ignored, because
 /// storing the entry reports them.
 pub fn check_name(directory: &OwnedFd, name: &Name) -> io::Result<()> {
-    let checked = match stat_at(directory, name) {
-        Err(Errno::NOENT) if !is_portable(name.as_bytes()) => try_name(directory, name),
-        found => found.map(drop),
-    };
-    match checked {
+    match stat_at(directory, name) {
+        Err(Errno::NOENT) if !is_portable(name.as_bytes()) => Ok(try_name(directory, name)?),
         Err(error @ (Errno::INVAL | Errno::ILSEQ | Errno::NAMETOOLONG)) => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Creates a file under the name in a new hidden directory, and removes both.
+/// Creates a file under the name in a new hidden directory, and removes both. Ignores `ENAMETOOLONG`, because some
+/// servers limit the length of the path, and the hidden directory makes it longer.
 fn try_name(parent: &OwnedFd, name: &Name) -> rustix::io::Result<()> {
     let make = |hidden: &Name| rustix::fs::mkdirat(parent, hidden.as_os_str(), Mode::RWXU);
-    let (hidden, ()) = make_hidden(parent.as_fd(), make)?;
-    let create = || {
-        let directory = open_at(parent, &hidden, OFlags::PATH | OFlags::DIRECTORY)?;
-        create_at(&directory, name, Mode::RUSR | Mode::WUSR)?;
-        unlink_at(&directory, name)
+    let Ok((hidden, ())) = make_hidden(parent.as_fd(), make) else {
+        return Ok(());
     };
-    let created = create();
+    let mut created = Ok(());
+    if let Ok(directory) = open_at(parent, &hidden, OFlags::PATH | OFlags::DIRECTORY) {
+        created = create_at(&directory, name, Mode::RUSR | Mode::WUSR).map(drop);
+        let _best_effort = unlink_at(&directory, name);
+    }
     // If it cannot be removed, the next transfer to this directory removes it.
     let _best_effort = remove_directory_at(parent, &hidden);
-    created
+    match created {
+        Err(error @ (Errno::INVAL | Errno::ILSEQ)) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Returns whether every file system accepts a name.

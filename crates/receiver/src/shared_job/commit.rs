@@ -177,7 +177,7 @@ impl SharedJobSession {
         place: &Commit<'_>,
     ) -> Result<SharedJobResult, Failure> {
         self.groups.lock().forget(&place.part);
-        let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
+        let flushed = transfer.target.file_systems.flush_entry(&place.directory);
         flushed
             .and_then(|()| flush_file_systems(transfer))
             .map_err(with_operation(Operation::Flush))?;

@@ -280,7 +280,8 @@ impl FileSystems {
         }
         let device = rustix::fs::fstat(&changed)?.st_dev;
         let known = self.known.lock().get(&device).cloned();
-        known.map_or(Ok(()), |known| Ok(rustix::fs::syncfs(&known.held)?))
+        let known = known.ok_or(Errno::BADF)?;
+        Ok(rustix::fs::syncfs(&known.held)?)
     }
 
     /// Flushes the file systems that can be flushed as a whole. If that takes longer than `late_after`, the flush
