@@ -2,9 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::ops::Deref;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -16,20 +14,12 @@ use crate::support::quiet_machine::share_machine;
 /// The key of an element's id in the answers of WebDriver.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// The browser of a case. Cases take turns with one Chromium, since each start costs more processor time than a case.
-pub(super) struct Browser(Arc<Chromium>);
-
-/// The running Chromium, as long as a case uses it or waits for it.
-static CHROMIUM: Mutex<Weak<Chromium>> = Mutex::new(Weak::new());
-
 /// A `chromedriver` and its browser. Both end when the value is dropped.
-pub(super) struct Chromium {
+pub(super) struct Browser {
     driver: Child,
     address: String,
     session: String,
     _profile: TempDir,
-    is_in_use: Mutex<bool>,
-    released: Condvar,
 }
 
 impl Drop for Browser {
@@ -42,15 +32,6 @@ impl Drop for Browser {
             );
             eprintln!("the page says: {seen}");
         }
-        // Ends the connections of this case's page.
-        let _left = self.say("POST", "/url", &json!({ "url": "about:blank" }));
-        *self.0.is_in_use.lock().unwrap() = false;
-        self.0.released.notify_one();
-    }
-}
-
-impl Drop for Chromium {
-    fn drop(&mut self) {
         // Ends the browser, which would otherwise outlive the driver.
         let _ended = self.say("DELETE", "", &Value::Null);
         let _gone = self.driver.kill();
@@ -58,55 +39,15 @@ impl Drop for Chromium {
     }
 }
 
-impl Deref for Browser {
-    type Target = Chromium;
-
-    fn deref(&self) -> &Chromium {
-        &self.0
-    }
-}
-
 impl Browser {
-    /// Waits for the browser, and starts it if no case uses it. Returns `None` if Chromium is missing.
-    ///
-    /// A case calls this before it takes its share of the machine, so that no case waits for a browser whose user waits
-    /// for the machine.
+    /// Starts a browser with a new profile. Returns `None` if Chromium is missing.
     #[track_caller]
     pub(super) fn start() -> Option<Self> {
         if !has_program("chromedriver") || !has_program("chromium") {
             skip("there is no chromium and chromedriver (Debian: chromium, chromium-driver)");
             return None;
         }
-        let browser = Self::wait_for_turn();
         share_machine();
-        browser.devtools("Emulation.clearDeviceMetricsOverride", &json!({}));
-        browser.devtools("Network.clearBrowserCookies", &json!({}));
-        // The log of the previous case.
-        let _errors = browser.errors();
-        Some(browser)
-    }
-
-    fn wait_for_turn() -> Self {
-        let chromium = {
-            let mut shared = CHROMIUM.lock().unwrap();
-            shared.upgrade().unwrap_or_else(|| {
-                let started = Arc::new(Chromium::start());
-                *shared = Arc::downgrade(&started);
-                started
-            })
-        };
-        let mut is_in_use = chromium.is_in_use.lock().unwrap();
-        while *is_in_use {
-            is_in_use = chromium.released.wait(is_in_use).unwrap();
-        }
-        *is_in_use = true;
-        drop(is_in_use);
-        Self(chromium)
-    }
-}
-
-impl Chromium {
-    fn start() -> Self {
         let mut driver = Command::new("chromedriver");
         let mut driver = driver
             .arg("--port=0")
@@ -128,15 +69,13 @@ impl Chromium {
         std::thread::spawn(move || std::io::copy(&mut words, &mut std::io::sink()));
         let profile = tempfile::tempdir().unwrap();
         let address = format!("127.0.0.1:{port}");
-        let mut chromium = Self {
+        let mut browser = Self {
             driver,
             address,
             session: String::new(),
             _profile: profile,
-            is_in_use: Mutex::new(false),
-            released: Condvar::new(),
         };
-        let profile = format!("--user-data-dir={}", chromium._profile.path().display());
+        let profile = format!("--user-data-dir={}", browser._profile.path().display());
         let options = [
             "--headless=new",
             "--no-sandbox",
@@ -152,16 +91,16 @@ impl Chromium {
             "goog:chromeOptions": options,
             "goog:loggingPrefs": { "browser": "ALL" },
         });
-        let begun = chromium.say(
+        let begun = browser.say(
             "POST",
             "/session",
             &json!({ "capabilities": { "alwaysMatch": wanted } }),
         );
-        chromium.session = format!(
+        browser.session = format!(
             "/session/{}",
             begun["sessionId"].as_str().expect("a session")
         );
-        chromium
+        Some(browser)
     }
 
     /// Sends a command and returns its value.

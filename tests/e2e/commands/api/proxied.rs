@@ -187,10 +187,10 @@ fn behind_nginx_other_hosts_and_sites_are_refused_whatever_is_forwarded() {
 
 #[test]
 fn behind_nginx_the_page_submits_a_transfer_and_shows_its_end() {
-    let Some(browser) = Browser::start() else {
+    let Some(proxied) = Proxied::start() else {
         return;
     };
-    let Some(proxied) = Proxied::start() else {
+    let Some(browser) = Browser::start() else {
         return;
     };
     let served = &proxied.served;
