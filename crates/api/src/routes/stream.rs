@@ -31,7 +31,6 @@ use crate::state::Api;
 /// `job` contains `{"event": …, "job": …}` and has the event's number as `id`. A `job` event without `id` reports that
 /// the pending request for the job has changed. `progress` is an array with the progress of running jobs, at most four
 /// times a second. `counts` has the number of jobs in each state. `daemon` has the content of `/api/v1/daemon`.
-/// jobs in each state. `daemon` has the content of `/api/v1/daemon`.
 #[utoipa::path(
     get,
     path = "/api/v1/events",
