@@ -316,7 +316,7 @@ impl PushAccount {
         }
     }
 
-    /// Reports the path of an entry that lacks attributes, and which attributes the entry lacks.
+    /// Reports the path of an entry and the attributes that it lacks.
     pub(crate) fn name_missed(&self, Missed { path, lacks }: &Missed) {
         let path = self.files().renamed().unwrap_or_else(|| path.clone());
         let entry = if path.is_root() {

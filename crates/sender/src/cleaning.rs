@@ -1,5 +1,5 @@
-//! A conversation in which the receiver removes or lists the leftovers of ended sessions in its target. `zmove clean`
-//! runs it.
+//! A session in which the receiver lists or removes the leftovers of ended sessions in its target. `zmove clean` runs
+//! it.
 
 use std::future::Future;
 

@@ -89,7 +89,7 @@ async fn next_answer(inbox: &mut Inbox<ReceivedMessage>) -> Result<ToSender, Ses
     next.unwrap_or(Err(SessionError::Silent))
 }
 
-/// Returns the error for a first answer that does not open the transfer.
+/// Returns the error for a first answer other than the opening of the transfer.
 pub(crate) fn not_opened(answer: ToSender) -> SessionError {
     match answer {
         ToSender::Waiting(Waiting { text, .. }) => SessionError::Refused(Refusal {
@@ -120,9 +120,10 @@ pub(crate) struct MessageWriter {
 }
 
 impl MessageWriter {
-    /// Starts a task that writes messages until all senders are dropped. The task then ends the connection in order. A
-    /// separate task prevents a deadlock between two peers that both have much to send. If there are relay messages,
-    /// the task also ends when their channel closes, because the last relay message reports the end of the session.
+    /// Starts a task that writes messages until all senders are dropped. The task then closes the connection
+    /// gracefully. A separate task prevents a deadlock between two peers that both have much to send. If there are
+    /// relay messages, the task also ends when their channel closes, because the last relay message reports the end of
+    /// the session.
     pub(crate) fn start(
         writer: ControlWriter,
         outgoing: mpsc::UnboundedReceiver<ToReceiver>,
@@ -148,9 +149,9 @@ impl MessageWriter {
         self.last.is_some()
     }
 
-    /// Ends the conversation. A receiver that has dialed is sent the result of the session, and the connection may then
-    /// take up to `GOODBYE_TIMEOUT` to close. After a failure, any other receiver notices the end of the connection
-    /// immediately.
+    /// Reports the result of the session to a receiver that has dialed, and closes the connection. After a successful
+    /// session, or if the receiver has dialed, waits up to `GOODBYE_TIMEOUT` until all queued messages are written.
+    /// After any other failure, closes the connection immediately.
     pub(crate) async fn end(&mut self, ended: Result<&Summary, &SessionError>) {
         let ends_in_order = ended.is_ok() || self.was_dialled();
         if let Some(last) = self.last.take() {

@@ -24,8 +24,8 @@
 //! requests it. Even then, directories that could not be listed are left alone, and so are entries that rules exclude
 //! from the push. Nothing is removed if a source is empty and the target is not, unless the user allows it, because the
 //! file system of the source may not be mounted. Nothing is removed if a source is no longer the directory that was
-//! pushed, or if a file system that was mounted in it is gone. Nothing is removed from a directory whose source has
-//! changed since the push began.
+//! pushed, or if a file system that was mounted in it has been unmounted. Nothing is removed from a directory whose
+//! source has changed since the push began.
 
 mod extraneous;
 

@@ -147,7 +147,7 @@ struct RunningProbe {
 
 impl RunningProbe {
     /// Sends the first byte immediately, and then measures the round trip while nothing else is in flight. Returns the
-    /// time from `started` until the receiver had that byte, and the round trips.
+    /// time from `started` until the receiver had that byte, and the measured round trips.
     async fn begin(&mut self, started: Instant) -> Result<(Duration, RoundTrips), SessionError> {
         let first = self.lanes(1).await?.swap_remove(0);
         blocking(move || send_one(first)).await?;

@@ -179,7 +179,7 @@ struct RunningPush<'a> {
     pipeline: Pipeline,
     receipts: Receipts,
     quota: Arc<dyn PeerQuota>,
-    /// Requests of the feeder other than pieces. `None` if the push is not fed.
+    /// Requests of the feeder other than pieces to send. `None` if the push is not fed.
     asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
 }
 
@@ -245,8 +245,8 @@ impl RunningPush<'_> {
         }
     }
 
-    /// Waits until the receiver has opened the transfer, and applies the properties that it reports of itself and the
-    /// target.
+    /// Waits until the receiver has opened the transfer, and applies the properties of the receiver and its target that
+    /// the answer contains.
     async fn open(&mut self, reader: ControlReader) -> Result<(), SessionError> {
         if let Some(state) = self.known_state {
             self.pass_target_state(state)?;
@@ -458,7 +458,7 @@ impl RunningPush<'_> {
                     in_line = true;
                 }
                 lane = self.lanes.recv(), if self.lanes_open && (room || in_line) => {
-                    // The receiver also closes lanes that come up while the transfer is queued.
+                    // The receiver also closes lanes that connect while the transfer is queued.
                     self.handle_lane(lane, if in_line { 0 } else { self.lanes_max });
                 }
             }
@@ -477,8 +477,8 @@ impl RunningPush<'_> {
         self.pipeline.tidy();
     }
 
-    /// Starts a lane, unless `most` lanes are already up. The failure of a lane to come up is ignored while other lanes
-    /// are up.
+    /// Starts a lane, unless `most` lanes are already up. If a lane fails to connect, the failure is ignored while
+    /// other lanes are up.
     fn handle_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>, most: u16) {
         self.steering.note_lane_result();
         match lane {
@@ -553,8 +553,8 @@ impl RunningPush<'_> {
         control::await_explanation(self.receipts.handle_rest(inbox), error).await
     }
 
-    /// Breaks the lanes after a failed push. After a successful push, the lanes end in order. If the receiver does not
-    /// read them, they are broken after `GOODBYE_TIMEOUT`.
+    /// Breaks the lanes after a failed push. After a successful push, the lanes end gracefully. If the receiver does
+    /// not read them, they are broken after `GOODBYE_TIMEOUT`.
     fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
         let Pipeline {
             lane_set, session, ..
@@ -604,7 +604,7 @@ impl RunningPush<'_> {
             ..
         } = self.receipts;
         let receipt = signed.take();
-        // From here on the planner no longer waits for replies.
+        // This ends the planner's wait for replies.
         drop(self.receipts);
         let pipeline = self.pipeline;
         let reading = StageSnapshot::take(&pipeline);

@@ -50,11 +50,11 @@ pub(crate) struct Stages {
 /// The times from which the limit of a push is determined. Points in time are relative to the start of the push.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
-    /// Time of the end.
+    /// Time from the start to the end of the push.
     pub(crate) wall: Duration,
     /// Time at which the first data was handed to a lane.
     pub(crate) first_byte: Option<Duration>,
-    /// Time at which the last data was handed to a lane, or `None` while more is to come.
+    /// Time at which the last data was handed to a lane, or `None` while more data is expected.
     pub(crate) handed_over: Option<Duration>,
     /// Time at which the last data was on the wire, if the kernel reports it.
     pub(crate) on_the_wire: Option<Duration>,
@@ -66,7 +66,7 @@ pub(crate) struct Times {
     pub(crate) lanes: usize,
     /// Times of the stages' threads.
     pub(crate) stages: Stages,
-    /// Origin of the rate limit that lanes on this side have waited for.
+    /// Origin of the rate limit that delayed lanes on this side.
     pub(crate) rate_limit: Limit,
 }
 
@@ -190,8 +190,7 @@ impl Times {
     }
 
     /// Divides the time in which the lanes waited for the path or the receiver. The time is divided in proportion to
-    /// how the receiving lanes spent their time. `no_fault` is the time in which a faster path would not have brought
-    /// more data.
+    /// how the receiving lanes spent their time. `no_fault` is the time in which a faster path would not have helped.
     fn share_downstream(&self, downstream: f64, no_fault: f64, seconds: &mut Seconds) {
         let Stages { receive, store, .. } = &self.stages;
         if store.share(store.busy) > SATURATED {
@@ -238,8 +237,8 @@ impl Times {
     }
 }
 
-/// The writers count as the limit if they are busy for at least this share of the time, however the lanes before them
-/// spend their time.
+/// The writers count as the limit if they are busy for at least this share of the time, regardless of how the lanes
+/// spend theirs.
 const SATURATED: f64 = 0.8;
 
 /// Wall-clock time by limit.

@@ -19,7 +19,7 @@ use crate::send::sent::{NameRole, Sent, SentFile};
 pub(crate) struct FileLedger {
     pub(crate) manifest: Option<Manifest>,
     pub(crate) delivery_log: DeliveryLog,
-    /// Whether a file that stays at the target is known to equal its source file, as far as the two were compared.
+    /// Whether files left unchanged at the target count as equal to their source files.
     unchanged_files_are_equal: bool,
     /// The name that the target gave to its only entry, if the name differs from that of the source.
     pub(crate) single_name: Option<Name>,
@@ -29,7 +29,7 @@ pub(crate) struct FileLedger {
     reported: HashOnlySet,
 }
 
-/// A name that may be at the target because of this run.
+/// A file that this run may have placed at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unconfirmed {
     size_and_mtime: SizeAndMtime,
@@ -70,8 +70,8 @@ impl FileLedger {
         self.unchanged_files_are_equal && self.manifest.is_some()
     }
 
-    /// Returns whether an earlier session has listed the file. The line of that session is still correct. A file that
-    /// equals its source now has not been changed since the line was written.
+    /// Returns whether an earlier session has listed the file. The line of that session is still correct, because a
+    /// file that equals its source now has not changed since the line was written.
     pub(crate) fn has_listed(&mut self, path: &RelPath) -> bool {
         let renamed = self.renamed();
         let path = renamed.as_ref().unwrap_or(path);
@@ -128,8 +128,8 @@ impl FileLedger {
         Some(sent)
     }
 
-    /// Records a group that is at the target because it was sent as a frame of this kind. Returns the origin of its
-    /// bytes.
+    /// Records that a group is stored at the target after it was sent in a frame of this kind. Returns the origin of
+    /// its bytes.
     pub(crate) fn settle_group(&mut self, path: &RelPath, index: u32, kind: FrameKind) -> Origin {
         let origin = self.origin_by(kind, path, index);
         self.delivery_log.note_group(path, index, origin);

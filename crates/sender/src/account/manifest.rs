@@ -34,7 +34,7 @@ enum ManifestKind {
     Callback(ManifestCallback),
 }
 
-/// The callback for each file of a manifest that is written elsewhere.
+/// The callback that receives the files of a manifest that another process writes.
 struct ManifestCallback(Box<ManifestFn>);
 
 type ManifestFn = dyn FnMut(&RelPath, &Root, ProofMethod) + Send;
@@ -62,7 +62,7 @@ pub enum ProofMethod {
     Received,
     /// The file already existed, and its contents were compared.
     Compared,
-    /// The file already existed with the source's size and time. The root is that of the source.
+    /// The file already existed with the source's size and time. The root is the root of the source.
     SizeAndTime,
 }
 

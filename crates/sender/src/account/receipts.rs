@@ -165,7 +165,7 @@ impl Receipts {
             .try_for_each(|file| self.settle_file(file))
     }
 
-    /// Sends an order, which is a request about a shared job, to the receiver.
+    /// Sends an order about a shared job to the receiver.
     pub(crate) fn order(
         &mut self,
         order: SharedJobOrder,
@@ -264,7 +264,7 @@ impl Receipts {
                 if let Some(piece) = file.directory.piece() {
                     piece.note_progress();
                     if stored.is_all && stored.counts {
-                        // An order, possibly of another sender, renames the file into place.
+                        // A later order, possibly from another sender, renames the file into place.
                         piece.confirm_large(file.head());
                         self.session.in_flight.abandon_large(file.id);
                     }

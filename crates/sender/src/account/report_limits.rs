@@ -21,7 +21,7 @@ pub(crate) struct SentCounts {
     pub(crate) files: AtomicCounter,
     /// Length in bytes of the longest directory path of all entries sent or asked about.
     directory_bytes: AtomicUsize,
-    /// Maximum number of messages that the receiver may send about groups of requested files that it already holds.
+    /// Maximum number of messages in which the receiver may report groups that it already holds.
     held: AtomicCounter,
     /// Number of files that the receiver was asked about.
     asked: AtomicCounter,
@@ -127,7 +127,7 @@ impl ReportCounts {
         within("number of ends of files", self.files, sent.files.get())
     }
 
-    /// Counts and checks a message about the groups that the receiver holds of a file.
+    /// Counts and checks a message about the groups of a file that the receiver holds.
     pub(crate) fn held(&mut self, sent: &SentCounts, held: &Held) -> Result<(), WireError> {
         not_empty(!held.cvs.is_empty() || held.end)?;
         self.held += 1;
@@ -154,8 +154,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the number of faults with a path of this length that are accepted after a thousand entries of directory
-    /// `d`, at most 10,000.
+    /// Returns how many faults with a path of this length are accepted after a thousand entries of directory `d`, up to
+    /// 10,000.
     fn taken(path_bytes: usize) -> usize {
         let name = |bytes| "n".repeat(bytes);
         let mut path = String::from("d");

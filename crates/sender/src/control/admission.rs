@@ -13,7 +13,7 @@ use zmove_wire::{
 use crate::control::{open_without_queue, receive};
 use crate::error::SessionError;
 
-/// Runs the check over a new connection and closes it in order. Returns the number of lanes that the receiver would
+/// Runs the check over a new connection and closes it gracefully. Returns the number of lanes that the receiver would
 /// accept.
 ///
 /// # Errors

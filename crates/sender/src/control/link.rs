@@ -95,7 +95,7 @@ pub struct LaneSupply {
     pub more: mpsc::UnboundedSender<u16>,
     /// Number of lanes requested so far, not counting the lanes in `again`.
     pub asked: u16,
-    /// Number of lanes requested to replace requested lanes that failed.
+    /// Number of replacements that were requested for lanes that failed to connect.
     pub again: u16,
     /// How the number of lanes is chosen.
     pub number: LaneCount,

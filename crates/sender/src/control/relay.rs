@@ -17,7 +17,7 @@ use crate::error::SessionError;
 
 /// Messages to a receiver that has dialed, other than those of the transfer.
 pub struct Relay {
-    /// The messages to send. When this channel closes, the connection is ended in order.
+    /// The messages to send. When this channel closes, the connection is closed gracefully.
     pub words: mpsc::UnboundedReceiver<RelayMessage>,
     /// Called once with the result of the session. The channel of messages closes afterwards.
     pub last: SessionEndCallback,

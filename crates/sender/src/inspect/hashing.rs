@@ -52,7 +52,7 @@ pub(crate) enum HashResult {
 /// The values of the groups of an order, or the reason why the file cannot be read.
 pub(super) type OwnValues = Result<Vec<Option<Cv>>, FileError>;
 
-/// The hashing threads. They end when this is dropped.
+/// The hashing threads. They end when dropped.
 pub(crate) struct Hashing {
     jobs: Sender<HashJob>,
     pub(crate) done: Receiver<HashResult>,
@@ -85,7 +85,7 @@ impl Hashing {
             let done = done_in.clone();
             let work = move || {
                 for job in waiting {
-                    // The requesting thread is gone only if the session is being stopped.
+                    // Sending fails only if the session is being stopped.
                     let _stopping = done.send(reader.run(job));
                 }
             };

@@ -32,7 +32,7 @@ pub(crate) struct Listing<'a> {
     verification: Option<Verification>,
 }
 
-/// A request for which not all answers and hashes are available, so that its entries are not compared yet.
+/// A request whose entries cannot be compared yet, because answers or hashes are missing.
 struct PendingRequest {
     asked: Vec<AskedEntry>,
     answer: Option<Vec<Verdict>>,
@@ -75,7 +75,7 @@ impl<'a> Listing<'a> {
         self.outstanding.len() < REQUESTS_OUTSTANDING_MAX && !is_full
     }
 
-    /// Adds an entry about which the receiver is to be asked.
+    /// Adds an entry to ask the receiver about.
     pub(crate) fn add(&mut self, directory: &SourceDirectory, what: PackEntry) {
         let asked = AskedEntry::new(directory, what);
         if is_small_file(&asked) {

@@ -48,7 +48,7 @@ pub(super) struct TakenEntries {
     pub(super) entries: u64,
     /// Number of entries that stay because they exceed the maximum number of removals.
     pub(super) spared: u64,
-    /// Number of entries that stay because the source has changed. Entries below another such entry are not included.
+    /// Number of entries that stay because the source has changed. Entries below another kept entry are not included.
     pub(super) kept: u64,
 }
 
@@ -242,7 +242,7 @@ impl ExtraneousList {
             surplus -= first.len();
             stays.extend(first.filter_map(|(name, _)| directory.join(&name).ok()));
         }
-        // The other entries are removed with their directory.
+        // The remaining entries are removed together with their directory.
         extraneous.retain(|extraneous| !extraneous.names.is_empty() && is_top(extraneous, &stays));
         TakenEntries {
             extraneous,

@@ -1,4 +1,4 @@
-//! Entries about which the receiver is asked, and their form in a request.
+//! Entries to ask the receiver about, and their form in a request.
 
 use zmove_scan::{Entry, EntryKind, EntryProperties};
 use zmove_types::{GROUP_BYTES, Metadata, RelPath};
@@ -8,7 +8,7 @@ use crate::plan::pack::PackEntry;
 use crate::read::extras::{Extras, Form};
 use crate::read::source::SourceDirectory;
 
-/// An entry about which the receiver is asked, and the directory of the entry. The directory is not held open.
+/// An entry to ask the receiver about, and its directory. The directory is not held open.
 #[derive(Debug)]
 pub(crate) struct AskedEntry {
     pub(crate) directory: SourceDirectory,
@@ -16,7 +16,7 @@ pub(crate) struct AskedEntry {
 }
 
 impl AskedEntry {
-    /// Creates the question about an entry of `directory`, or about `directory` itself.
+    /// Creates a question about an entry of `directory`, or about `directory` itself.
     pub(crate) fn new(directory: &SourceDirectory, what: PackEntry) -> Self {
         Self {
             directory: directory.closed(),

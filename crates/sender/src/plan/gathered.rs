@@ -1,4 +1,4 @@
-//! Entries gathered for requests to the receiver. They are taken in order, one request at a time.
+//! Entries gathered for requests to the receiver. They are taken in the order of their arrival, one request at a time.
 
 use std::collections::VecDeque;
 

@@ -49,7 +49,8 @@ pub(crate) struct FirstName {
 pub(crate) enum LinkOutcome {
     /// The first name is at the target.
     FirstPublished(HardLinkedFileId, FirstName),
-    /// This number of links have been made, or the receiver has reported why they could not be made.
+    /// The outcome of this number of links is known. Each link has been made, or the receiver has reported why it could
+    /// not be made.
     LinksSettled(usize),
     /// The entry could not be linked to the file that has this first name.
     LinkFailed(SourceDirectory, Entry, Arc<FirstName>, FaultCode),

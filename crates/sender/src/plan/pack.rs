@@ -136,7 +136,7 @@ impl PackEntry {
     }
 }
 
-/// Size of an entry's fixed part in the head of a batch, rounded up.
+/// Size in bytes of an entry's fixed part in the head of a batch, rounded up.
 const ENTRY_HEAD_BYTES: usize = 64;
 /// Data bytes of one of the first packs: about ten segments with a large MTU (RFC 6928).
 const FIRST_DATA_BYTES: u64 = 64 << 10;
@@ -340,8 +340,8 @@ impl Pack {
         }
     }
 
-    /// Divides the entries, in order, into packs. Each pack contains at most `bytes_max` bytes of data, or a single
-    /// larger file. A directory that fits into one pack is not split.
+    /// Divides the entries into packs without changing their order. Each pack contains at most `bytes_max` bytes of
+    /// data, or a single larger file. A directory that fits into one pack is not split.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
         let mut pieces = Vec::new();
         let mut piece = Vec::<PackGroup>::new();
@@ -408,8 +408,8 @@ impl Pack {
         None
     }
 
-    /// Returns the entries with several names that are not files, each with its path at the target and its identity at
-    /// the source.
+    /// Returns the non-file entries that have several names, each with its path at the target and its identity at the
+    /// source.
     pub(crate) fn shared_non_files(
         &self,
     ) -> impl Iterator<Item = (&PackEntry, RelPath, HardLinkedFileId)> {
@@ -443,7 +443,7 @@ mod tests {
     use std::collections::HashMap;
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
 
-    /// Returns the files of a tree, packed in the order in which a scan finds them.
+    /// Packs the files of a tree in the order in which a scan finds them.
     fn packs(home: &std::path::Path, entries_max: usize) -> Vec<Pack> {
         let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let scan = scan(vec![root], &ScanConfig::default());

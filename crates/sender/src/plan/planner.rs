@@ -38,16 +38,17 @@ use crate::read::source::{SizeAndMtime, SourceDirectory};
 /// The task of the planner.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
-    /// Whether nothing is sent. The receiver is only asked how its entries differ from those of the source.
+    /// Whether this is an inspection. An inspection sends nothing, and only asks the receiver how its entries differ
+    /// from those of the source.
     pub(crate) inspects: bool,
     /// Whether an inspection compares contents.
     pub(crate) verifies: bool,
     pub(crate) compare: Compare,
-    /// Whether a file that stays at the target is known to equal its source file, as far as the two were compared.
+    /// Whether files left unchanged at the target count as equal to their source files.
     pub(crate) unchanged_files_are_equal: bool,
     /// How to make the target a mirror of the source, if requested.
     pub(crate) mirror: Option<Mirror>,
-    /// The channel of work to send, if other code feeds the push. The sources are then not walked.
+    /// The channel of work from a feeder. If set, the sources are not walked.
     pub(crate) fed: Option<Receiver<PlannerInput>>,
     /// How to reread directories that change during the walk. Default: they are not reread.
     pub(crate) reread: Option<SourceWalk>,
@@ -177,7 +178,7 @@ struct Planner<'a> {
     packer: Packer,
     /// Set while the state of the target is unknown.
     guess: Option<TargetGuess>,
-    /// Files about which the receiver must be asked. `None` while no file must be asked about.
+    /// Files to ask the receiver about. `None` while the receiver need not be asked.
     requests: Option<Requests>,
     /// Set in an inspection.
     listing: Option<Listing<'a>>,
@@ -313,7 +314,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Replaces first names that have failed with the next names of their files. If nothing is in flight, every first
-    /// name that other names still wait for must have failed.
+    /// name for which other names still wait has failed.
     fn replace_failed_names(&mut self, entries: &Receiver<QueuedReply>) {
         let entering = self.session.entering.lock();
         let is_idle = !self.links.is_done()
@@ -417,7 +418,7 @@ impl<'a> Planner<'a> {
             .as_mut()
             .filter(|_| is_special || shared.is_some())
         {
-            // Only plain entries are guessed.
+            // Special files and files with several names are never sent as a guess.
             return guess.hold(directory, entry);
         }
         match shared {
@@ -559,7 +560,7 @@ impl<'a> Planner<'a> {
             .piece()
             .is_some_and(|piece| piece.share_if_large(directory.source_path(), &entry))
         {
-            // The session that renames the file into place counts the file.
+            // This file is counted by the session that renames it into place.
             return self.session.account.totals.found.take_back(1);
         }
         if entry.kind == EntryKind::File && !entry.may_have_holes {
@@ -694,8 +695,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Queues a file that stays at the target to be read for the manifest. Does nothing if the manifest already has a
-    /// line for the file or needs none.
+    /// Queues a file that stays at the target, so that a reader hashes it for the manifest. Does nothing if the
+    /// manifest already has a line for the file or needs none.
     fn list(&mut self, path: &RelPath, directory: &SourceDirectory, entry: &Entry) {
         let account = &self.session.account;
         let mut files = account.files();
@@ -717,8 +718,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans the missing groups of a large file. `there` contains the groups that another version of the file at the
-    /// target has. Such a group is sent by reference.
+    /// Plans the missing groups of a large file. `there` contains the groups of another version of the file at the
+    /// target. These groups are sent by reference.
     fn resume_large(
         &mut self,
         directory: &SourceDirectory,

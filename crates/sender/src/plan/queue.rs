@@ -106,7 +106,7 @@ impl Queue {
         self.plan.push_again(Work::Group(file, span));
     }
 
-    /// Removes groups of a file from the plan because they are a hole: all groups before the group with this index.
+    /// Removes all groups of a file before the group with this index from the plan, because they are a hole.
     pub(crate) fn skip_groups(&self, file: &Arc<LargeSource>, index: u32) {
         let skipped = self
             .plan

@@ -1,4 +1,4 @@
-//! The files that a push asks the receiver about, and the groups of them that the target holds.
+//! The files that a push asks the receiver about, and which of their groups the target holds.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
 use crate::read::source::SourceDirectory;
 
-/// The files about which a push asks the receiver.
+/// The files that a push asks the receiver about.
 #[derive(Default)]
 pub(crate) struct Requests {
     gathered: RequestBacklog,

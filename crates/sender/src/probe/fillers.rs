@@ -14,7 +14,7 @@ use zmove_wire::{FrameHeader, FrameKind};
 use crate::error::SessionError;
 use crate::send::frames::sealed;
 
-/// Lanes that are being filled. Dropping this breaks the lanes and waits for their threads to end.
+/// Lanes that are being filled. Dropping this value breaks the lanes and waits for their threads to end.
 pub(super) struct Fillers {
     shared: Arc<FillerState>,
     breakers: Vec<LaneBreaker>,
@@ -68,7 +68,7 @@ impl Fillers {
         Ok(fillers)
     }
 
-    /// Lets each lane end in order after its current frame.
+    /// Lets each lane end gracefully after its current frame.
     pub(super) fn end(&self) {
         self.shared.ending.store(true, Ordering::Relaxed);
     }
@@ -161,7 +161,7 @@ mod tests {
     use crossbeam_channel::{Receiver, Sender, bounded};
     use zmove_types::Stopwatch;
 
-    /// A lane that has sent its end and is kept until it is broken.
+    /// A lane that has sent its end marker and stays open until it is broken.
     struct Ending {
         broken_in: Sender<()>,
         broken: Receiver<()>,

@@ -110,9 +110,9 @@ impl Default for OwnerMapping {
 /// Values for attributes of the source that are not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FallbackAttributes {
-    /// Modification time of all entries. Default: that of each source entry.
+    /// Modification time of all entries. Default: the time of the source entry.
     pub mtime: Option<Timestamp>,
     /// The umask from which modes are derived: 0777 for directories and 0666 for other entries, without the bits of the
-    /// umask. Default: the mode of each source entry.
+    /// umask. Default: the mode of the source entry.
     pub umask: Option<u32>,
 }

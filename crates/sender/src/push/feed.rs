@@ -46,15 +46,15 @@ pub(crate) enum PlannerInput {
     Items(Arc<Piece>, Vec<ScanItem>),
     /// A range of groups of a large file.
     Range(Arc<Piece>, Arc<Directory>, Box<Entry>, Range<u32>),
-    /// Notice that this session has renamed a large file into place whose groups several senders have sent.
+    /// Notice that this session has renamed a large file into place. Several senders have sent the groups of the file.
     CommittedLarge,
 }
 
-/// A request to the session that is not a piece to send.
+/// A request to the session other than a piece to send.
 #[derive(Debug)]
 pub(crate) enum FeedRequest {
-    /// Sends an order, which is a request about a shared job, to the receiver. The number is the length in bytes of the
-    /// file that the order renames into place, if any.
+    /// Sends an order about a shared job to the receiver. The number is the length in bytes of the file that the order
+    /// renames into place, if any.
     Order(
         SharedJobOrder,
         Option<u64>,
@@ -223,8 +223,8 @@ impl Feeder {
             .await
     }
 
-    /// Sends an order, which is a request about a shared job, to the receiver. `names` is the length in bytes of the
-    /// file that the order renames into place, if any.
+    /// Sends an order about a shared job to the receiver. `names` is the length in bytes of the file that the order
+    /// renames into place, if any.
     ///
     /// # Errors
     /// The session is over.

@@ -39,9 +39,9 @@ pub struct Push {
     pub(crate) sources_missing: u64,
     pub(crate) config: SenderConfig,
     pub(crate) started: Instant,
-    /// Requests of the feeder other than pieces. `None` if the push is not fed.
+    /// Requests of the feeder other than pieces to send. `None` if the push is not fed.
     pub(crate) asked: Option<mpsc::UnboundedReceiver<FeedRequest>>,
-    /// The place where the session stores the rate limit of its lanes for the feeder to read.
+    /// Slot in which the session stores the rate limit of its lanes for the feeder.
     pub(crate) rate: Option<Arc<OnceLock<SharedRate>>>,
 }
 
@@ -119,7 +119,8 @@ impl Push {
         (push, feeder)
     }
 
-    /// Subtracts the time spent asking the user a question before the session from the duration of the push.
+    /// Excludes the time of a prompt before the session from the duration of the push. `asked` is the length of that
+    /// time.
     #[must_use]
     pub fn exclude_prompt_time(self, asked: Duration) -> Self {
         Self {

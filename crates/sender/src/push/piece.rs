@@ -44,7 +44,7 @@ pub enum PieceProgress {
 pub(crate) struct PieceSize {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
-    /// Minimum size in bytes of files that are left to several senders.
+    /// Minimum size in bytes of files that several senders share.
     pub(crate) large_bytes: u64,
 }
 
@@ -53,10 +53,10 @@ pub(crate) struct PieceSize {
 pub struct Settled {
     /// Counts, without large files that are not yet renamed into place.
     pub counts: Counters,
-    /// The declarations of large files whose groups have all been stored. A later order, which is a request about the
-    /// shared job, renames them into place.
+    /// The declarations of large files whose groups have all been stored. A later order of the shared job renames them
+    /// into place.
     pub unnamed: Vec<FileHead>,
-    /// The error by which groups of a large file have failed. No other report contains it.
+    /// The error with which groups of a large file have failed. No other report contains it.
     pub range_error: Option<String>,
 }
 
@@ -125,8 +125,8 @@ impl Piece {
         }
     }
 
-    /// Leaves a file that the receiver needs to several senders, if the file is large enough. Returns whether the file
-    /// was left to them.
+    /// Shares a file that the receiver needs among several senders, if the file is large enough. Returns whether the
+    /// file is shared.
     pub(crate) fn share_if_large(&self, directory: &RelPath, entry: &Entry) -> bool {
         let is_large = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
         if is_large {

@@ -38,7 +38,7 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Starts the planner and, unless the push only inspects, the readers. Lanes are added as they come up.
+    /// Starts the planner and, unless the push only inspects, the readers. Lanes are added as they connect.
     pub(crate) fn start(
         config: SenderConfig,
         receipts: &Receipts,

@@ -57,7 +57,7 @@ impl StageSnapshot {
         }
     }
 
-    /// Returns the name of what limited the rate since the snapshot `before`.
+    /// Returns the name of the stage that has limited the rate since the snapshot `before`.
     pub(super) fn limit_since(&self, before: &Self) -> &'static str {
         let path = self.path.as_ref().map(|path| {
             before

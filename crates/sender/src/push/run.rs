@@ -9,7 +9,7 @@
 //! - Entries removed: the counts of earlier sessions are added. The walk for names begins again, and no removal is
 //!   still in progress when the next session begins.
 //! - Failures: those of the last session count, because it has tried everything again.
-//! - The bottleneck and the path are those of the last session. The summary's duration is that of the whole run.
+//! - The bottleneck and the path come from the last session. The summary's duration covers the whole run.
 //!
 //! **Invariant:** a file that any session has moved counts as moved once and appears in the manifest once. A failure is
 //! reported once.
@@ -132,7 +132,7 @@ impl Run {
         }
     }
 
-    /// Subtracts the time spent asking the user a question before a session from the duration of the run.
+    /// Excludes the time of a prompt before a session from the duration of the run. `asked` is the length of that time.
     pub fn exclude_prompt_time(&mut self, asked: Duration) {
         self.started += asked;
     }

@@ -34,7 +34,7 @@ pub(super) enum EntryRead {
     /// A file whose contents at the target differ.
     ContentsDiffer,
     Failed(FileError),
-    /// The entry needs no data or metadata to be sent.
+    /// Neither data nor metadata of the entry need to be sent.
     Nothing,
 }
 

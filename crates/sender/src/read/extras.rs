@@ -25,7 +25,7 @@ use crate::push::config::{FallbackAttributes, OwnerMapping, SenderConfig};
 use crate::read::holes::HoleHandling;
 use crate::read::source::SourceDirectory;
 
-/// The type of an entry, as far as the meaning of its permission bits depends on the type.
+/// The entry type, as far as it affects the meaning of the permission bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Directory,

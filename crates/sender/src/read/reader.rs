@@ -41,7 +41,7 @@ pub(crate) struct ReaderContext {
     pub(crate) reader_count: ReaderCount,
     /// Threads that read small files in parallel.
     pub(crate) threads: StorageThreads,
-    /// Remembered measurements of the first pack's file system. Sources rarely lie on several file systems.
+    /// Remembered measurements of the first pack's file system. Sources are rarely on several file systems.
     pub(crate) file_system: OnceLock<FileSystemThreadCounts>,
     /// The frame queue shared by all lanes.
     pub(crate) frames: Sender<OutgoingFrame>,
@@ -225,8 +225,8 @@ impl WorkReader<'_> {
         }
     }
 
-    /// Leaves an entry that cannot be read out of its pack. If the target may not need the entry, it is returned
-    /// through `unread`. Otherwise it has failed.
+    /// Omits an unreadable entry from its pack. If the target may not need the entry, it is returned through `unread`.
+    /// Otherwise it has failed.
     fn exclude_entry(
         &self,
         directory: &SourceDirectory,
@@ -535,7 +535,7 @@ impl WorkReader<'_> {
             .bytes_read
             .add(u64::from(outgoing.frame.header.data_bytes));
         self.watch.lap(ThreadState::Busy);
-        // The lanes are gone only if the push is being stopped.
+        // Sending fails only if the push is being stopped.
         let _stopping = self.context.frames.send(outgoing);
         self.watch.lap(ThreadState::Blocked);
     }
@@ -555,7 +555,7 @@ const LAST_PIECE_BYTES: u64 = 256 << 10;
 
 /// Returns a file to the planner, which asks the receiver whether it is needed.
 fn return_to_planner(unread: &Sender<UnreadFile>, directory: &SourceDirectory, entry: &Entry) {
-    // The planner is gone only if the push is being stopped.
+    // Sending fails only if the push is being stopped.
     let _stopping = unread.send(UnreadFile {
         directory: directory.closed(),
         entry: entry.clone(),

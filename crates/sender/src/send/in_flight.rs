@@ -34,7 +34,7 @@ pub(crate) struct InFlight {
     settled: Condvar,
     /// Number of lanes that have nothing to do.
     lanes_idle: AtomicUsize,
-    /// Counts of sent work, which limit what the receiver may report.
+    /// Counts of sent work, which bound the receiver's reports.
     pub(crate) sent_counts: SentCounts,
 }
 

@@ -168,7 +168,7 @@ mod tests {
 
     use crate::send::in_flight::tests::vanished;
 
-    /// A sink that records whether the lane has ended in order. The tests send nothing on it.
+    /// A sink that records whether the lane has ended gracefully. The tests send nothing on it.
     struct Unused {
         finished: Arc<AtomicBool>,
         /// The channels on which the lane asks for room in the sink and waits for the answer.
@@ -228,8 +228,8 @@ mod tests {
         }
     }
 
-    /// Runs a lane whose holder is already dropped, with the frames in `queue`. Returns whether the lane ended in
-    /// order.
+    /// Runs a lane whose holder is already dropped, with the frames in `queue`. Returns whether the lane ended
+    /// gracefully.
     fn run_let_go(queue: &Receiver<OutgoingFrame>) -> bool {
         let (hold, drain_signal) = bounded(0);
         let finished = Arc::new(AtomicBool::new(false));

@@ -2,8 +2,8 @@
 //!
 //! The loss of a single lane does not end the session, but the loss of the last lane does. A lane's thread notices a
 //! loss when it sends. A lane may also have nothing left to send while its last data has not arrived. The session
-//! therefore checks several times a second what the kernel (`TCP_INFO`) or QUIC reports about each connection. A lane
-//! also counts as lost if its peer has not acknowledged sent data for `SILENCE_MAX`.
+//! therefore checks each connection several times a second, with the report of the kernel (`TCP_INFO`) or of QUIC. A
+//! lane also counts as lost if its peer has not acknowledged sent data for `SILENCE_MAX`.
 //!
 //! The sender knows which items no other lane has taken (`in_flight/record.rs`) and informs the receiver, which reports
 //! the items that have not arrived. From then on they are treated like damaged data, under new item numbers. Each item
@@ -29,11 +29,11 @@ pub(crate) struct LaneSet {
     /// Largest number of lanes that were up at the same time.
     pub(crate) lanes_peak: usize,
     broken: UnboundedSender<WorkerFailure>,
-    /// The error of the last lane that did not come up.
+    /// The error of the last lane that failed to connect.
     pub(crate) last_error: Option<LaneError>,
 }
 
-/// One lane. It is kept after its end.
+/// One lane. Ended lanes are kept too.
 struct WatchedLane {
     breaker: LaneBreaker,
     probe: PathProbe,
@@ -63,7 +63,7 @@ enum LaneState {
     Draining,
     /// This side has broken the lane's connection while its thread was at work. The thread will report the loss.
     Cut,
-    /// The lane's connection is gone. Data that the lane has not delivered will not arrive.
+    /// The lane's connection is lost. Data that the lane has not delivered will not arrive.
     Lost,
     /// The lane's connection is closed, and only its totals are kept.
     Closed,
@@ -88,7 +88,7 @@ impl WatchedLane {
         matches!(self.state, LaneState::Up(_))
     }
 
-    /// Checks the lane. Gives up the lane if its connection is gone, and closes the lane if all of its data has
+    /// Checks the lane. Gives up the lane if its connection is lost, and closes the lane if all of its data has
     /// arrived. Returns whether the lane is lost and its thread will not report the loss.
     fn tidy(&mut self) -> bool {
         let last = self.probe.read().unwrap_or_default();
@@ -120,7 +120,7 @@ impl WatchedLane {
                 return false;
             }
         };
-        // Trip the breaker before dropping the holder in `Up`. A thread without a holder ends in order while its
+        // Trip the breaker before dropping the holder in `Up`. A thread without a holder ends gracefully while its
         // connection works, and would then not report that its sent data is lost.
         self.breaker.trip();
         self.state = state;
@@ -160,7 +160,7 @@ impl WatchedLane {
 }
 
 /// Returns whether a connection has ended or has had unacknowledged data for too long. A receiver that has stopped
-/// accepting lane data has acknowledged everything that was sent, so its connections do not seem gone.
+/// accepting lane data has acknowledged everything that was sent, so its connections do not count as ended.
 fn is_gone(info: &TcpInfo) -> bool {
     info.established == Some(false) || is_silent(info)
 }
@@ -187,8 +187,8 @@ impl LaneSet {
         }
     }
 
-    /// Starts a lane. If its thread cannot be started, the lane is ended in order and counts as a lane that could not
-    /// be connected.
+    /// Starts a lane. If its thread cannot be started, the lane is closed gracefully and counts as a lane that could
+    /// not be connected.
     pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut PushThreads) {
         sink.set_rate(self.context.session.rate.shared.clone());
         let (hold, drain_signal) = crossbeam_channel::bounded(0);
@@ -268,7 +268,7 @@ impl LaneSet {
         }
     }
 
-    /// Lets the slowest lanes end until `wanted` lanes are left. Each of these lanes ends in order after its current
+    /// Lets the slowest lanes end until `wanted` lanes are left. Each of these lanes ends gracefully after its current
     /// frame.
     pub(crate) fn keep_lanes(&mut self, wanted: usize) {
         drain_slowest(&mut self.lanes, wanted);
@@ -405,8 +405,8 @@ mod tests {
         }
     }
 
-    /// If the lane were let go first, its thread could end in order before the connection breaks. The loss of the data
-    /// sent on the lane would then not be reported.
+    /// If the lane were let go first, its thread could end gracefully before the connection breaks. The loss of the
+    /// data sent on the lane would then not be reported.
     #[test]
     fn a_lane_is_broken_before_it_is_let_go() {
         let (hold, drain_signal) = crossbeam_channel::bounded(0);

@@ -73,7 +73,7 @@ pub(super) struct LaneTuner {
 struct Trial {
     change: LaneChange,
     attempt: KnobAttempt,
-    /// Whether some of the lanes that this change has requested are still being dialed.
+    /// Whether some of the lanes requested by this change are still being dialed.
     dialling: bool,
     loss_before: LossWatch,
 }
@@ -252,7 +252,7 @@ impl LaneTuner {
 
     fn continue_trial(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
         if trial.dialling {
-            // Lanes that fail to come up do not delay the trial.
+            // Lanes that fail to connect do not delay the trial.
             trial.attempt.lower_baseline(rate);
             trial.dialling = tick.lanes_up < self.wanted;
         }
@@ -280,7 +280,7 @@ impl LaneTuner {
             | LaneChange::LossTolerant { .. }
             | LaneChange::Usual => {}
         }
-        // Lanes that failed to come up are not requested again immediately, so they no longer count as wanted.
+        // Lanes that failed to connect are not requested again immediately, so they no longer count as wanted.
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));
     }
 

@@ -94,8 +94,8 @@ const LOSSY_TICKS_MIN: u32 = 2;
 const LONG_TICKS_MIN: u32 = 8;
 /// Minimum number of ticks after which steady loss can be distinguished from an overflow of a queue.
 const STEADY_TICKS_MIN: u32 = 6;
-/// Share of a tick's segments above which their loss belongs to the burst that ends a slow start. The burst lasts at
-/// most `BURST_TICKS_MAX`.
+/// Minimum share of a tick's segments that must be lost for the loss to belong to the burst that ends a slow start. The
+/// burst lasts at most `BURST_TICKS_MAX`.
 const BURST_SHARE_MIN: f64 = 0.01;
 /// Maximum length of the burst that ends a slow start, in ticks.
 const BURST_TICKS_MAX: u32 = 8;

@@ -3,7 +3,7 @@
 //! The session calls this module a few times a second. It contains everything that the pure [`tune`](crate::tune) must
 //! not touch: the kernel's report on the lanes (`TCP_INFO`), the host's idle cores, and the dialer.
 //!
-//! A new lane is dialed while the others run. If a lane does not come up, or if no thread can be started for it, the
+//! A new lane is dialed while the others run. If a lane fails to connect, or if no thread can be started for it, the
 //! push continues without it and requests it again after rests that double. To reduce their number, the lanes that have
 //! recently carried the fewest bytes end between two frames. A lane above the receiver's maximum ends immediately. The
 //! number of writers at the receiver is not tuned.
@@ -39,7 +39,7 @@ pub(crate) struct Steering {
 /// The lanes that are being dialed.
 #[derive(Debug)]
 struct Dials {
-    /// Number of requested lanes that have neither come up nor failed.
+    /// Number of requested lanes that have neither connected nor failed.
     awaited: usize,
     /// Number of lanes that were wanted at the previous call of `missing`.
     wanted: usize,
@@ -190,7 +190,7 @@ impl Steering {
         self.best.found()
     }
 
-    /// Records that one of the requested lanes has come up or failed.
+    /// Records that one of the requested lanes has connected or failed.
     pub(crate) fn note_lane_result(&mut self) {
         self.dials.awaited = self.dials.awaited.saturating_sub(1);
     }
@@ -211,7 +211,7 @@ impl Steering {
         self.dials.again && self.dials.awaited > 0
     }
 
-    /// Returns whether more lanes may still come up. `open` states whether the channel that delivers lanes is still
+    /// Returns whether more lanes may still connect. `open` states whether the channel that delivers lanes is still
     /// open.
     pub(crate) fn expects_lanes(&self, open: bool) -> bool {
         if self.supply.is_some() {

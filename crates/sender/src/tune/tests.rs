@@ -29,7 +29,7 @@ struct World {
     slow_start_ends: f64,
     /// Rate that a lane reaches in slow start, even if loss allows a lower rate in the long run.
     slow_start_reaches: f64,
-    /// Share of that excess rate that remains after each tick.
+    /// Share of the rate above the sustainable rate that remains after each tick.
     lead_left: f64,
     /// Factor by which a lane grows per tick once its slow start is over.
     growth: f64,
@@ -475,7 +475,7 @@ fn probes_of_bbr_for_the_round_trip_add_no_lanes() {
 
 #[test]
 fn more_lanes_that_gain_nothing_go_again_and_the_tries_get_rare() {
-    // A traffic shaper with hardly any queue, whose drops look like loss.
+    // A traffic shaper with hardly any queue. Its drops look like loss.
     let mut world = World {
         queue: 0.0,
         loss: 1e-6,

@@ -57,7 +57,8 @@ impl Planner<'_> {
         unstable_directories.is_empty()
     }
 
-    /// Waits until all planned entries are at the target, so that the receiver finds them when it is asked again.
+    /// Waits until all planned entries are at the target, so that the receiver finds them when the planner asks about
+    /// them again.
     fn settle(&mut self, inputs: &mut Inputs<'_>) {
         self.is_rereading = true;
         self.requests.get_or_insert_default();

@@ -19,7 +19,7 @@ use zmove_disk::FileIdentity;
 use zmove_types::Timestamp;
 
 /// Returns the identity of a file at a time when no write to the file is in progress. `made` returns whether the
-/// contents of a file are generated on read, and this function does not wait for such a file.
+/// contents of a file are generated when they are read. This function does not wait for such a file.
 pub(super) fn settled_identity(
     file: &File,
     made: impl Fn(&FileIdentity) -> bool,

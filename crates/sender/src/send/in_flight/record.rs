@@ -7,7 +7,7 @@
 //! lanes that took either copy are cut, because one of them may still hold the second copy.
 //!
 //! **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An item is
-//! lost when every lane that has taken it is gone, and it is reported as lost once.
+//! lost when every lane that has taken it is lost, and it is reported as lost once.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
