@@ -46,7 +46,7 @@ pub struct RemoteCopy<'a> {
     pub bytes_max: Option<u64>,
     /// Maximum number of entries. Default: no limit.
     pub entries_max: Option<u64>,
-    /// What happens to a running copy when this command is interrupted.
+    /// Action for a running copy when this command is interrupted.
     pub after: OnInterrupt,
     /// Observer of the session's events.
     pub observer: Arc<dyn Observer>,
@@ -421,7 +421,7 @@ pub fn read_receipt(
     Some((signer, decode_message(receipt).ok()?))
 }
 
-/// What to do with a copy that may be running.
+/// Action for a copy that may still be running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnInterrupt {
     /// The copy continues if it is running.

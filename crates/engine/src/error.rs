@@ -266,7 +266,7 @@ pub enum SshError {
         /// The output of the host.
         printed: RemoteOutput,
     },
-    /// The output of the remote program is not that of a receiver.
+    /// The remote program is not a zmove receiver, according to its output.
     #[error(
         "the output of {remote} over ssh is not that of '{zmove} receive' (check it with \
          'ssh {remote} {zmove} --version'){printed}"

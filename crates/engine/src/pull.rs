@@ -356,7 +356,7 @@ struct ReceivingSession {
     session: Session,
     filter_task: JoinHandle<Ended>,
     first_lanes_error: oneshot::Receiver<LaneError>,
-    /// Further lanes are dialed until this is dropped.
+    /// Further lanes are dialed until this value is dropped.
     supply: LaneSupply,
 }
 
@@ -480,7 +480,7 @@ struct ForwardedLanes {
     first_lanes_error: oneshot::Receiver<LaneError>,
 }
 
-/// Forwards the lanes that connect. The first `asked` results are those of the first lanes.
+/// Forwards the lanes that connect. The first `asked` results belong to the first lanes.
 fn forward(mut dialled: DialedLanes, asked: usize) -> ForwardedLanes {
     let (up, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (failed, failed_lanes) = mpsc::unbounded_channel();

@@ -63,7 +63,7 @@ impl StartedPush {
 pub struct RemotePush<'a> {
     /// The receiver, and how the push reconnects to it.
     pub receiver: RetryPolicy<'a>,
-    /// Creates the job of each later session. The job must equal that of the first session. Blocking file operations
+    /// Creates the job of each later session. The job must equal the job of the first session. Blocking file operations
     /// must run on a separate thread, because the runtime may serve other tasks too.
     pub job: &'a (dyn Fn() -> JobFuture + Sync),
     /// Limits the resources that the receiver may use on this side.

@@ -173,7 +173,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const TIMEOUT: Timeout = Timeout(Duration::from_secs(60));
 
-    /// Sessions that all lose their connections. Each dials for `dial`, and the host answers for `answers`, if at all.
+    /// Sessions that all lose their connections. Each dial takes `dial`, and the host then answers for `answers`, if it
+    /// answers at all.
     #[derive(Default)]
     struct Lost {
         dials: u32,

@@ -77,7 +77,7 @@ pub struct Route {
     recalled: PathRecall,
     round_trip: Duration,
     ends: Option<PathEnds>,
-    /// Whether a rate limit is set. The measured rate then says nothing about the path.
+    /// Whether a rate limit is set. The measured rate then does not reflect the path.
     limited: bool,
     /// Time spent waiting for answers from the user before the host was reached. It does not count as transfer time.
     asked: Duration,
@@ -534,7 +534,7 @@ pub(crate) async fn in_time<T>(
     }
 }
 
-/// Awaits one step of a session. Returns an error once `stop` resolves.
+/// Awaits one step of a session. Fails once `stop` resolves.
 pub(crate) async fn unless_interrupted<T, E: Into<PushError>>(
     stop: impl Future<Output = ()>,
     step: impl Future<Output = Result<T, E>>,

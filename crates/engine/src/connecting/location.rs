@@ -1,5 +1,5 @@
 //! Parses the location of a target: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host.
-//! With a user (`USER@HOST:PATH`), ssh starts a receiver on the host, and a port is that of ssh.
+//! With a user (`USER@HOST:PATH`), ssh starts a receiver on the host, and a port is the port of ssh.
 //!
 //! As in rsync and scp, a colon before the first slash marks a host, so `./a:b` is a local file. Digits between two
 //! colons are a port. A relative path that starts with digits and a colon is written `HOST:./2024:x`.

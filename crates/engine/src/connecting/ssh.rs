@@ -36,7 +36,7 @@ use config::{LoginDetection, SshConfig};
 pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
 pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 
-/// A receiver that ssh started. It ends when this is dropped.
+/// A receiver that ssh started. The receiver ends when this value is dropped.
 pub(crate) struct SshReceiver {
     /// This side's key.
     pub(crate) identity: Identity,

@@ -120,7 +120,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Returns the address with which the other host can dial this host.
+    /// Returns the address at which the other host can dial this host.
     pub(super) fn place(&self) -> HostAddress {
         let Remote { host, port, .. } = self.connector().remote;
         HostAddress {

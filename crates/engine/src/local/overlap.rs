@@ -216,7 +216,7 @@ impl PathExtent {
         })
     }
 
-    /// Returns the paths below the other path at which its mounts show this path.
+    /// Returns the paths below the other path at which this path is also mounted.
     fn positions_in(&self, other: &Self) -> Vec<PathBuf> {
         let positions = other.regions.iter().filter_map(|region| {
             let position = self.regions[0].position_in(region)?;

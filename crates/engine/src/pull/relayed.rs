@@ -108,8 +108,7 @@ impl RelayedEvents {
         }
     }
 
-    /// Adds the files that the host has not reported to the manifest. The hashes are those that were computed when the
-    /// files arrived.
+    /// Adds the files that the host has not reported to the manifest. The hashes were computed when the files arrived.
     fn add_unreported(&self) {
         let unreported = std::mem::take(&mut *self.unreported.lock());
         if let Some(manifest) = &mut *self.manifest.lock() {
@@ -246,7 +245,7 @@ mod tests {
         );
     }
 
-    /// The final messages of a lost connection are lost.
+    /// A lost connection also loses the host's final messages.
     #[test]
     fn files_of_which_the_host_has_not_told_stand_in_the_manifest() {
         let lines = Arc::new(Mutex::new(Vec::new()));

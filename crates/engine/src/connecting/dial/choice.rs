@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn quic_is_for_what_is_sent_while_tcp_begins() {
-        // QUIC saves half a second, and has 0.3 of TCP's rate.
+        // QUIC saves half a second, and reaches 0.3 of TCP's rate.
         assert_eq!(
             mebibytes_max(&known(1_000_000_000, Some(300_000_000))),
             Some(219)

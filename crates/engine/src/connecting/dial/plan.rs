@@ -1,5 +1,5 @@
-//! The lane plan: how many lanes to dial at which time, and how the lanes respond to loss. It is based on what is known
-//! about the path so far.
+//! The lane plan: how many lanes to dial and when, and how the lanes respond to loss. The plan uses all information
+//! about the path that is available so far.
 //!
 //! `--streams` determines the number of lanes, up to the number that a rate limit can use. Without it, the larger of
 //! the remembered number and the number for the round trip (`machine`) is used. Most lanes are dialed together with the
@@ -20,7 +20,7 @@ use super::machine::{
 use crate::connecting::path_memory::PathRecord;
 use crate::connecting::settings::DialSettings;
 
-/// The lane plan of a session. When it is made, only the path memory is known about the path.
+/// The lane plan of a session. When the plan is made, the path memory is the only information about the path.
 pub(super) struct LanePlan {
     /// Requested number of lanes, or `None` if the tuner chooses it.
     pub(super) fixed: Option<u16>,
@@ -60,8 +60,8 @@ impl LanePlan {
         }
     }
 
-    /// Returns the number of first lanes to dial together with the control connection. This is the usual number, unless
-    /// a smaller number proves sufficient within a few milliseconds.
+    /// Returns the number of first lanes to dial together with the control connection. This is the usual number, or a
+    /// smaller one if that proves sufficient within a few milliseconds.
     pub(super) async fn initial_lanes(
         &self,
         dialer: &ChannelDialer,
