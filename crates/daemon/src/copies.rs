@@ -208,7 +208,7 @@ impl Copies {
     /// grants of a copy that this daemon receives. May block on file I/O.
     ///
     /// # Errors
-    /// Returns a refusal if a grant cannot be revoked for good.
+    /// Returns a refusal if a grant cannot be revoked permanently.
     pub(crate) fn result(
         &self,
         client: Fingerprint,

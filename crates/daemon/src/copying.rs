@@ -456,7 +456,7 @@ fn refusal_of(error: &PushError) -> Refusal {
     Refusal::new(code, text)
 }
 
-/// Gives the peer a grant.
+/// Issues a grant to the peer.
 pub(crate) async fn grant(
     session: SendingSession,
     order: GrantOrder,

@@ -136,7 +136,7 @@ impl Daemon {
         }
     }
 
-    /// Lets the daemon make copies between hosts and give grants for them.
+    /// Enables the daemon to make copies between hosts and to issue grants for them.
     ///
     /// # Panics
     /// Panics if the daemon is already serving.
@@ -313,7 +313,7 @@ impl Shared {
 
     /// Returns the key to which a peer's connections and transfers are charged. This is the peer's own key, or the key
     /// of a client whose grant authorizes the peer. Once the peer has chosen a grant, its transfer is charged to the
-    /// quota of the client that gave the grant.
+    /// quota of the client that issued the grant.
     fn charged_key(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
         let clients = authorized.by_grants_of.iter().map(|granter| granter.key);
         self.admissions

@@ -24,7 +24,7 @@ pub struct Moved {
     pub target: Option<Vec<u8>>,
     /// Bytes of file contents received or sent.
     pub bytes: u64,
-    /// Bytes of meaningless data that a probe has received. `None` unless the transfer is a probe.
+    /// Bytes of filler data that a probe has received. `None` unless the transfer is a probe.
     pub probed: Option<u64>,
     /// Number of regular files that were received and renamed into place, or that were sent.
     pub files: u64,
@@ -41,7 +41,7 @@ pub struct Moved {
 pub enum Rejection {
     /// The client did not prove a key.
     Handshake,
-    /// The connection was closed before it had proved a key, to make room for other connections.
+    /// The connection was closed before the peer had proved its key, to make room for other connections.
     Crowded,
     /// The client's key is unknown or not authorized.
     UnknownKey,
@@ -87,7 +87,7 @@ pub enum DaemonEvent {
     },
     /// A transfer has ended.
     Ended(EndedTransfer),
-    /// A client was given a grant that allows another host to send files to this host.
+    /// A grant was issued to a client. It allows another host to send files to this host.
     Granted {
         /// The client.
         who: PeerInfo,

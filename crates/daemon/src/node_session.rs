@@ -4,7 +4,7 @@
 //!
 //! **Invariant:** the head's line is looked up only after the head's signature has been verified. Otherwise an attacker
 //! could find out which keys are authorized. A node does not get all rights of the head, but only the right to write
-//! what was granted.
+//! the granted target.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub(crate) fn authorize(
     }
 }
 
-/// The session of a node that was authorized by a grant. The session may open only what was granted.
+/// The session of a node that was authorized by a grant. The session may open only the granted target.
 #[derive(Debug)]
 pub(crate) struct NodeSession {
     pub(crate) grant: Arc<NodeGrant>,
@@ -273,7 +273,7 @@ mod tests {
         );
     }
 
-    /// Nobody may find out which keys are authorized.
+    /// A peer must not find out which keys are authorized.
     #[test]
     fn nothing_is_told_of_the_head_s_line_without_its_signature() {
         let site = Site::new(Access::WriteOnly);

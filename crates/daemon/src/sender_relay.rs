@@ -191,7 +191,7 @@ impl SenderRelay {
         let _first = self.cut_off.set(refusal);
     }
 
-    /// Reports the sources that cannot be opened to the receiver.
+    /// Reports to the receiver which sources cannot be opened.
     pub(crate) fn fail_all(&self, missing: Vec<String>) {
         for message in missing {
             self.on(&Event::Failed { message });
@@ -255,7 +255,7 @@ impl SenderRelay {
             bytes: amount,
             _booked: booked,
         };
-        // Sending fails only if the session has ended or the listener has gone.
+        // Sending fails only if the session has ended or the listener has disconnected.
         let _over = messages.send(RelayMessage {
             bytes,
             held: Box::new(message),
@@ -287,7 +287,7 @@ impl SenderRelay {
         }
     }
 
-    /// Returns whether the writer has gone or the final report has been sent.
+    /// Returns whether the writer has ended or the final report has been sent.
     fn has_ended(&self) -> bool {
         self.messages
             .lock()
@@ -322,7 +322,7 @@ impl Observer for SenderRelay {
     }
 }
 
-/// Returns the refusal that tells the receiver why its sender cannot continue.
+/// Returns the refusal that reports to the receiver why its sender cannot continue.
 pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
     let code = match error {
         SessionError::Interrupted => RefusalCode::Stopping,

@@ -148,7 +148,7 @@ pub(crate) enum Sent {
     Files(Box<Summary>),
     /// Files were sent to another host.
     Copied(HostAddress, Box<Summary>),
-    /// The peer was given a grant by which the holder of the key `source` may send to `target`.
+    /// A grant was issued to the peer. With it, the holder of the key `source` may send to `target`.
     Granted {
         source: Fingerprint,
         target: Vec<u8>,

@@ -55,7 +55,7 @@ struct Search<'a> {
     descriptors: Vec<Charge>,
     /// The opened roots of the key, and opened directories beneath them that hold sources.
     opened: HashMap<PathBuf, Arc<OwnedFd>>,
-    /// Number of directory entries read, and number of entries matched by globs.
+    /// Number of directory entries that were read, plus the number of entries that globs have matched.
     looked_at: usize,
     matched: usize,
 }

@@ -72,7 +72,7 @@ pub struct PeerInfo {
 /// names its grant.
 pub(crate) type TransferGranter = Arc<OnceLock<GranterStatus>>;
 
-/// The key that gave a grant, for display.
+/// The key that issued a grant, for display.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GranterStatus {
     /// The name of the key.

@@ -27,7 +27,7 @@ pub enum Authorizer {
 /// A peer whose proven key is authorized.
 #[derive(Debug)]
 pub(crate) struct Authorized {
-    /// The name of the peer in the log.
+    /// The peer's name in the log.
     pub(crate) name: String,
     pub(crate) rights: Rights,
     /// The paths that the peer may read. `None` if the peer may not read any path.
@@ -35,7 +35,7 @@ pub(crate) struct Authorized {
     pub(crate) to: Destinations,
     /// The clients whose grants authorize the peer. Empty if the peer is authorized in any other way.
     pub(crate) by_grants_of: Vec<Granter>,
-    /// The grant by the head of a job that authorizes this node.
+    /// The grant with which the head of a job authorizes this node.
     pub(crate) node: Option<Arc<NodeGrant>>,
 }
 
@@ -141,7 +141,8 @@ impl Authorized {
         }
     }
 
-    /// Returns the rights of a peer without its own line in the list, which grants of these clients authorize.
+    /// Returns the rights of a peer that has no line of its own in the list and is authorized by grants of these
+    /// clients.
     pub(crate) fn from_grants(clients: Vec<Granter>) -> Self {
         Self {
             name: format!(
@@ -161,8 +162,8 @@ impl Authorized {
         }
     }
 
-    /// Returns the rights of a node without its own line in the list, which a grant by the head with this name
-    /// authorizes.
+    /// Returns the rights of a node that has no line of its own in the list and is authorized by a grant of the head
+    /// with this name.
     pub(crate) fn from_head_grant(name: String, grant: NodeGrant) -> Self {
         let head = Granter {
             key: grant.head.key,

@@ -54,7 +54,7 @@ struct ActiveHandshake {
     since: Instant,
     /// Whether the client has sent its first message.
     has_sent: bool,
-    /// Dropping this sender tells the handshake that it has lost its slot.
+    /// Dropping this sender notifies the handshake that its slot is lost.
     _eviction: oneshot::Sender<()>,
 }
 
@@ -170,7 +170,7 @@ impl PendingHandshakes {
                 return;
             }
             for (place, begins) in beginning {
-                // If the receiver has gone, the slot is dropped here and thereby freed.
+                // If the receiver was dropped, the slot is dropped here and thereby freed.
                 drop(begins.send(place));
             }
         }
@@ -346,7 +346,7 @@ impl NetworkCounts {
 }
 
 impl ActiveHandshake {
-    /// Returns whether the handshake takes longer than that of an honest client. If the network of this handshake has
+    /// Returns whether the handshake takes longer than an honest client needs. If the network of this handshake has
     /// more handshakes than the newcomer's network, `more` holds both numbers, the newcomer's first.
     fn is_late(&self, now: Instant, more: Option<(usize, usize)>, share: usize) -> bool {
         let longest = match more {

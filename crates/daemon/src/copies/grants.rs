@@ -1,10 +1,10 @@
 //! Grants that allow another daemon to send files to this host on behalf of a client.
 //!
-//! A client with write access requests a grant. The holder of one key may use the grant for one opening. The grant then
-//! belongs to the run that used it first. If connections are lost, later sessions of that run may use the grant too,
-//! but no other run may. A grant expires if its run does not begin within ten minutes, when its end time is reached,
-//! when its client is no longer authorized, and ten minutes after its run has ended. During these last ten minutes, a
-//! sender that did not receive the result of the run can ask for it again.
+//! A client with write access requests a grant. The grant names one key, whose holder may use the grant for one
+//! opening. The grant then belongs to the run that used it first. If connections are lost, later sessions of that run
+//! may use the grant too, but no other run may. A grant expires if its run does not begin within ten minutes, when its
+//! end time is reached, when its client is no longer authorized, and ten minutes after its run has ended. During these
+//! last ten minutes, a sender that did not receive the result of the run can ask for it again.
 //!
 //! **Invariant:** a grant is on disk before the client receives it, and is marked as used on disk before its opening is
 //! answered.
@@ -54,7 +54,7 @@ struct StoredGrant {
     client: [u8; 32],
     certificates: Vec<Vec<u8>>,
     name: String,
-    /// The client's rate limit when the grant was given, in bytes per second. Sessions do not use this value but the
+    /// The client's rate limit when the grant was issued, in bytes per second. Sessions do not use this value but the
     /// client's current limit.
     rate_max: Option<u64>,
     /// The latest time at which the run may begin, in seconds since 1970. The next field is the latest time at which it
@@ -127,7 +127,7 @@ impl SessionResources {
     }
 }
 
-/// Maximum time from giving a grant to the beginning of its run.
+/// Maximum time between the issue of a grant and the start of its run.
 const BEGIN_WITHIN: Duration = Duration::from_secs(10 * 60);
 /// Maximum duration of a run.
 const END_WITHIN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -230,7 +230,7 @@ impl GrantStore {
         })
     }
 
-    /// Gives a grant to a client with write access. May block on file I/O.
+    /// Issues a grant to a client with write access. May block on file I/O.
     ///
     /// # Errors
     /// Returns a refusal if the client may not write, has too many grants, or if the grant cannot be stored.
@@ -306,7 +306,7 @@ impl GrantStore {
         })
     }
 
-    /// Returns the clients that have given a grant which the holder of the key `source` may use now.
+    /// Returns the clients whose grants the holder of the key `source` may use now.
     pub(crate) fn clients_for(&self, source: Fingerprint) -> Vec<Granter> {
         let now = now();
         let grants = self.grants.lock();
@@ -645,7 +645,7 @@ impl Drop for PeerGrants {
 }
 
 impl GrantUse {
-    /// Returns the counts of all sessions that used the grant, including what the present session has stored.
+    /// Returns the counts of all sessions that used the grant, including the data that the present session has stored.
     fn counts(&self, Stored { files, bytes }: Stored) -> Counts {
         let taken = self.allowance.stored();
         Counts {

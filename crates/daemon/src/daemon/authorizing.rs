@@ -35,7 +35,7 @@ impl Shared {
         let authorize = move || {
             let authorized = authorizer.authorize(&claim);
             match (&authorized, &claim.job_grant) {
-                // A node needs no grant if its own line in the list allows it to lead jobs.
+                // A node whose own line in the list allows it to lead jobs needs no grant.
                 (Ok(Ok(by_line)), Some(_)) if by_line.may_lead() => {}
                 (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
                     return node_session::authorize(&authorizer, own, &claim, grant);

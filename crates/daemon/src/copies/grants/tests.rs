@@ -1,4 +1,4 @@
-//! The grants of copies: which one gives way, how they are revoked, and what they authorize.
+//! Tests of the grants of copies: their eviction, revocation and rights.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use zmove_disk::OwnPaths;
 use zmove_transport::{Access, AuthorizedKeys, Grant, KeyList};
 use zmove_types::ByteCount;
 
-/// Two clients have given grants to one host. Each session is charged to the client whose grant it names.
+/// Two clients have issued grants to one host. Each session is charged to the client whose grant it names.
 #[test]
 fn a_session_is_booked_on_the_client_of_its_grant_and_keeps_its_rate() {
     let home = tempfile::tempdir().unwrap();
