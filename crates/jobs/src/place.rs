@@ -285,7 +285,7 @@ mod tests {
     fn network_file_systems_are_refused() {
         let refused =
             |kind| refuse_network(Path::new("/home/a"), kind).map_err(|error| error.to_string());
-        // The names and numbers are those of statfs(2), and of file systems that are not part of Linux.
+        // The names and numbers come from statfs(2), and from file systems that are not part of Linux.
         let network = [
             ("nfs", 0x6969),
             ("smb", 0x517b),

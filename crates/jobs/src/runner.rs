@@ -50,7 +50,7 @@ pub use wake::wake;
 /// The settings of a runner.
 #[derive(Clone, Debug)]
 pub struct RunnerConfig {
-    /// The program that executes jobs, and arguments that precede those of the job.
+    /// The program that executes jobs, and arguments that precede the job's own arguments.
     pub words: Vec<OsString>,
     /// Interprets an exit code of the program.
     pub judge: fn(i32) -> AttemptVerdict,
@@ -67,7 +67,7 @@ pub struct RunnerConfig {
 /// Whether a runner ends when it is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
-    /// Never ends because it is idle.
+    /// The runner never ends because of idleness.
     Always,
     /// Ends after it has been idle for this time.
     UntilIdle(Duration),
@@ -630,7 +630,7 @@ const PERMANENT_START_ERRORS: [ErrorKind; 3] = [
     ErrorKind::PermissionDenied,
     ErrorKind::NotADirectory,
 ];
-/// How often the runner checks running processes, and the wait after an error.
+/// Interval at which the runner checks running processes, and the wait after an error.
 const TURN: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The maximum sleep if nothing is due. The clock may be set during the sleep.

@@ -46,7 +46,7 @@ pub(super) fn take_lock(place: &JobsDirectory, id: JobId) -> io::Result<Option<F
 }
 
 /// Starts the process of an attempt and passes it the job's lock. `words` are the program and arguments that precede
-/// those of the job.
+/// the job's own arguments.
 pub(super) fn start(
     place: &JobsDirectory,
     id: JobId,
@@ -226,8 +226,8 @@ mod tests {
 
     use super::*;
 
-    /// A runner that was killed just after a fork leaves a process that does not look like the job's process yet. A
-    /// later runner must still be able to end it.
+    /// A runner that was killed just after a fork leaves a process that cannot be recognized as the job's process yet.
+    /// A later runner must still be able to end it.
     #[test]
     fn a_process_that_was_not_found_is_looked_for_again() {
         let directory = tempfile::tempdir().unwrap();

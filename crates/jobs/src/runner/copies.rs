@@ -82,8 +82,8 @@ impl CopyTerminator {
 }
 
 impl PendingCopies {
-    /// Starts and checks the processes that end copies. `words` are the program and arguments that precede those of the
-    /// job.
+    /// Starts and checks the processes that end copies. `words` are the program and arguments that precede the job's
+    /// own arguments.
     pub(super) fn end(
         &mut self,
         place: &JobsDirectory,

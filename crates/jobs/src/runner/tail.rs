@@ -192,7 +192,7 @@ impl EventReader {
             .max(now.bytes_done.saturating_add(now.files_done));
         self.is_idle = now.watch.as_ref().is_some_and(|watch| watch.idle);
         if self.is_idle {
-            // An attempt with nothing left to do counts as further progress than that of any earlier attempt.
+            // An attempt that has nothing left to do has progressed further than any earlier attempt.
             self.furthest = self.furthest.max(self.before.saturating_add(1));
             self.moved_at = Instant::now();
         }

@@ -91,7 +91,7 @@ fn ended(verdict: AttemptVerdict) -> Ending {
 struct Released {
     /// Jobs that were queued.
     queued: u64,
-    /// Jobs that ended because another job did.
+    /// Jobs that ended because another job ended.
     ended: u64,
 }
 
@@ -269,7 +269,7 @@ fn an_attempt_that_comes_further_puts_off_the_deadline() {
         Some(State::Waiting)
     );
     site.release(later(3601)).unwrap();
-    // One hour after the start without further progress, but less than an hour after the last progress.
+    // More than an hour after the start, but less than an hour after the last progress.
     assert_eq!(site.run(id, &further, later(3601)), State::Waiting);
     site.release(later(3605)).unwrap();
     assert_eq!(site.run(id, &further, later(7199)), State::Expired);
