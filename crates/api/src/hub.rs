@@ -97,7 +97,7 @@ impl Hub {
         let mut watch = None;
         loop {
             if self.messages.receiver_count() == 0 {
-                // Events from the time without streams need no message: each new stream reads the store first.
+                // Events that occurred while no stream existed need no message: each new stream reads the store first.
                 watch = None;
                 self.wait();
             }
@@ -152,11 +152,11 @@ pub(crate) fn encode_event(
     format!("{id}event: {event}\ndata: {data}\n\n").into()
 }
 
-/// How often jobs are checked.
+/// Interval between checks of the jobs.
 const INTERVAL: Duration = Duration::from_millis(250);
 const TROUBLE_INTERVAL: Duration = Duration::from_secs(1);
 const DAEMON_INTERVAL: Duration = Duration::from_secs(1);
-/// How often to look for a daemon that did not respond.
+/// Interval between attempts to reach a daemon that did not respond.
 const NO_DAEMON_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of messages in the backlog of a stream. A stream that is further behind reads the store again.
 const BACKLOG_MAX: usize = 256;

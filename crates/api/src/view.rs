@@ -164,8 +164,8 @@ fn time_left(progress: &AttemptProgress) -> Option<Duration> {
     Duration::try_from_secs_f64(left / rate).ok()
 }
 
-/// Returns whether enough was moved to estimate the remaining time. The bytes of a large file count by group. On a slow
-/// path the first group takes a minute, and until it is complete the rate is that of a few small files.
+/// Returns whether enough data was moved to estimate the remaining time. The bytes of a large file are counted by
+/// group. On a slow path the first group takes a minute, and until then only a few small files determine the rate.
 #[must_use]
 pub fn can_estimate_time_left(bytes_moved: u64, bytes_found: u64) -> bool {
     bytes_moved > 0 && bytes_moved >= TELLING_BYTES.min(bytes_found / TELLING_SHARE)

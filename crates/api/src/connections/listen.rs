@@ -165,7 +165,7 @@ async fn serve_client(
 /// A connection that fails if its client reads nothing for [`STALL_TIME_MAX`].
 struct WriteTimeout<Socket> {
     socket: Socket,
-    /// The end of that time while a write is pending.
+    /// Deadline for the client to read, set while a write is pending.
     until: Option<Pin<Box<Sleep>>>,
     /// The slot of the connection, which is notified when all data has been sent.
     slot: Arc<ConnectionSlot>,
@@ -311,7 +311,7 @@ mod tests {
         said
     }
 
-    /// Connections with an unfinished head, an unfinished body and no request.
+    /// Opens connections with an unfinished head, with an unfinished body, and without a request.
     #[tokio::test]
     async fn clients_that_are_waited_for_keep_out_nobody() {
         let address = start().await;

@@ -136,7 +136,7 @@ impl ConnectionSlot {
         AnswerInProgress(Arc::clone(self))
     }
 
-    /// Notes that no data is left to send.
+    /// Records that no data is left to send.
     pub(crate) fn mark_idle(&self) {
         self.change(|state, now| {
             (state == State::Sending).then_some(State::Waiting { since: now })
