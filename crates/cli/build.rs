@@ -1,11 +1,11 @@
-//! Tells the program which commit it is built from.
+//! Passes the commit of the source tree to the program.
 //!
-//! Only a release knows it: a development build would be compiled anew after each commit.
+//! Only release builds contain the commit. Otherwise each commit would cause a rebuild of every development build.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The commit, in a tree that `git archive` has written: `.gitattributes` has that fill it in.
+/// The commit, if `git archive` has exported this tree. `.gitattributes` makes git replace the placeholder.
 const ARCHIVED: &str = "$Format:%H$";
 const DIGITS: usize = 12;
 
@@ -24,15 +24,15 @@ fn main() {
     }
 }
 
-/// Asks git, where this is a clone of zmove and not a directory in a clone of something else.
+/// Asks git for the commit, if this tree is a clone of zmove and not a directory in a clone of another repository.
 fn from_git() -> Option<String> {
     if git(&["rev-parse", "--show-prefix"])? != "crates/cli/" {
         return None;
     }
-    // the log of HEAD gets a line whenever another commit is checked out or made
+    // The log of HEAD changes with every commit and every checkout.
     for name in ["HEAD", "logs/HEAD"] {
         let path = git(&["rev-parse", "--git-path", name])?;
-        // what is not there would count as changed each time
+        // Cargo would treat a missing file as changed in every build.
         if Path::new(&path).exists() {
             println!("cargo::rerun-if-changed={path}");
         }

@@ -85,7 +85,7 @@ fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
     }
 }
 
-/// Tells the user how to name a file whose name was read as a host. The host may have been meant.
+/// Explains to the user how to name a file whose name was parsed as a host. The user may also have meant the host.
 fn hint_at_file(path: &OsStr) {
     let path = Escaped::path(path);
     terminal::warn(format_args!(

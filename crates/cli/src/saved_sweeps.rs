@@ -1,4 +1,4 @@
-//! Sweeps of this host's storage that are saved in zmove's home directory of the user.
+//! Sweeps of this host's storage that are saved in the user's zmove home directory.
 
 use std::path::Path;
 

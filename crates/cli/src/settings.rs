@@ -75,8 +75,8 @@ pub(crate) fn journals(home: &Path) -> PathBuf {
     home.join("journal")
 }
 
-/// Returns the numbers of storage threads that were useful in earlier transfers of the user. They are empty if the user
-/// has no home directory.
+/// Returns the cache of the numbers of storage threads that were useful in the user's earlier transfers. The cache is
+/// empty if the user has no home directory.
 pub(crate) fn thread_counts() -> ThreadCountCache {
     let home = home(Role::Client).ok();
     home.as_deref()

@@ -49,7 +49,7 @@ impl EndSignals {
     }
 
     /// Starts listening for the signals, in order to forward them to a child in another session. Listens for SIGHUP
-    /// even if it is ignored. The child itself ignores the signals that the parent of this process made ignored.
+    /// even if it is ignored. The child itself ignores the signals that this process inherited as ignored.
     ///
     /// # Errors
     /// Returns the system's error.

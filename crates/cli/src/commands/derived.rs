@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// The two tables of commands and options in REFERENCE.md.
+    /// Returns the two tables of commands and options in REFERENCE.md.
     fn reference() -> String {
         let mut command = Args::command().disable_help_subcommand(true);
         command.build();

@@ -38,7 +38,7 @@ pub(crate) fn run(command: &KeyCommand) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// If the daemon of this host has a different key, tells the user.
+/// Prints a hint if the daemon of this host has a different key.
 fn hint_at_daemon(state: &Path) -> Result<()> {
     if ownership::is_root() && Control::of(state)? != Control::Root {
         if state.is_dir() {

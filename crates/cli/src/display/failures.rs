@@ -9,7 +9,7 @@ use crate::display::terminal;
 use crate::value::cause::errno_name;
 use crate::value::exit::{Exit, InTransfer};
 
-/// Appends how to continue after a target was full.
+/// Appends advice on how to continue after the target was full.
 macro_rules! once_there_is_room {
     ($remedy:literal) => {
         concat!(

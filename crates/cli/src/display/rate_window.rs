@@ -2,8 +2,8 @@
 //!
 //! A large file is acknowledged in groups, and on a slow path the acknowledgements of two groups are far apart. The
 //! window therefore starts and ends with an acknowledgement, and is longer if acknowledgements are rare. **Invariant:**
-//! no rate is reported until the window is full, because the first rate would be that of a few small files or of a
-//! connection in slow start.
+//! no rate is reported until the window is full, because the first rate would reflect a few small files or a connection
+//! in slow start.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

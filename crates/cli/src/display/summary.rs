@@ -310,8 +310,8 @@ fn limit(summary: &Summary) -> String {
 /// Minimum share of idle time to report. If the share is smaller, the path is nearly fully used.
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
-/// Returns further facts about the transfer, or an empty text. Counts share one line. Facts that need the user's
-/// attention have lines of their own, each with what to do.
+/// Returns further facts about the transfer, or an empty text. Counts share one line. Each fact that needs the user's
+/// attention has a separate line, with advice.
 pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     let mut counters = summary.counters;
     if summary.is_preview || counters.files == 0 {
@@ -381,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Returns everything that the user reads about a transfer, and about its preview.
+    /// Returns the texts that the user reads about a transfer and about its preview.
     fn texts(counters: Counters) -> [String; 2] {
         [false, true].map(|is_preview| {
             let summary = Summary {

@@ -36,7 +36,7 @@ pub(crate) fn adopt_environment(user: &User) -> Result<()> {
     Err(failed).context("start again with the environment of the daemon's user")
 }
 
-/// Returns the environment of `user`. The result for this result is the same again.
+/// Returns the environment of `user`. If `present` is already such an environment, the result equals `present`.
 fn environment_of(user: &User, present: &Environment) -> Environment {
     let kept = present.iter().filter(|(name, _)| is_kept(name));
     let mut wanted: Environment = kept

@@ -77,7 +77,7 @@ impl Participants {
         }
     }
 
-    /// Reports once that more nodes offer themselves than the job accepts.
+    /// Reports once that more nodes offer to take part than the job accepts.
     pub(crate) fn warn_of_too_many(&self) {
         let message =
             format!("more than {NODES_MAX} nodes want to take part: the others get no work");
@@ -94,7 +94,7 @@ impl Participants {
     /// Handles the report of a node, which arrives every second.
     pub(crate) fn handle_report(&self, node: &str, part: &NodePart) {
         let has_done_nothing = part.tally.items == 0 && part.moved == TransferProgress::default();
-        // A node that could not take part offers itself again from time to time.
+        // A node that could not take part offers to do so again from time to time.
         let is_absent = || self.absent.lock().iter().any(|(absent, _)| absent == node);
         if has_done_nothing && part.state != NodeState::HasLostSessions && is_absent() {
             return;
@@ -254,7 +254,7 @@ impl Participants {
 
 impl NodeEntry {
     /// Creates the entry of a node from its first report, `part`. The entry starts with the state and progress of a
-    /// node that has only offered itself.
+    /// node that has only offered to take part.
     fn new(part: &NodePart) -> Self {
         Self {
             part: NodePart {
@@ -270,8 +270,8 @@ impl NodeEntry {
         }
     }
 
-    /// Sets the state that the node reports. If a node that was at work offers itself again, the node has restarted,
-    /// and its earlier sessions are lost.
+    /// Sets the state that the node reports. If a node that was at work offers to take part again, the node has
+    /// restarted, and its earlier sessions are lost.
     fn take(&mut self, state: NodeState) {
         self.has_lost_sessions |= match state {
             NodeState::Offers => self.part.state == NodeState::Works,

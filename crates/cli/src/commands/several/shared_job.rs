@@ -207,7 +207,8 @@ pub(crate) fn job(
         shape: of_several(job.open.shape),
         keeping,
         delta: false,
-        // An entry that is in the way may have been created through another receiver, so no receiver may remove it.
+        // An entry that blocks a new entry may have been created through another receiver, so no receiver may remove
+        // it.
         in_the_way: DirectoryReplacement::Stays,
         protected: Vec::new(),
         ..job.open

@@ -92,7 +92,8 @@ fn bare_name(settings: &PushSettings) -> Option<&Path> {
     (is_bare && is_shown && !target.exists()).then_some(target)
 }
 
-/// Tells the user that a directory with this name was created. Does nothing if the push created a file with this name.
+/// Informs the user that a directory with this name was created. Does nothing if the push created a file with this
+/// name.
 fn report_created(name: &Path) {
     if name.is_dir() {
         terminal::say(format_args!(
@@ -185,8 +186,8 @@ fn scan_config(usual: ScanConfig, sources: &Sources, memory: &ThreadCountCache) 
 /// inspected again.
 const SCAN_THREADS_MAX: usize = 64;
 
-/// Returns the known shares of the measured storage speed that the push has reached. The share of the target is known
-/// only if the target is local.
+/// Returns the speed of the push as shares of the measured storage speeds. The share of the target is known only if
+/// the target is local.
 fn shares(moved: &MovedSizes, summary: &Summary, sources: &Sources, location: &Location) -> Shares {
     let source = saved_sweeps::of_paths(sources.paths());
     let target = match location {

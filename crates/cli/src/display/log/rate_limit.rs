@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** the first event of a kind is logged immediately. Further events of that kind are logged as one line
 //! per second, with the last event and the number of events. This line is left out if all events have the address and
-//! reason of the first event, and if their number is at most that of the connections of one transfer. The reason is
+//! reason of the first event, and if there are at most as many events as one transfer has connections. The reason is
 //! that a refused push is refused on each of its connections.
 
 use std::collections::HashMap;

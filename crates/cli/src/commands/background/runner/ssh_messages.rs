@@ -19,7 +19,7 @@ pub(crate) fn log_len() -> u64 {
 pub(crate) fn add_ssh_message(error: anyhow::Error, said: u64) -> anyhow::Error {
     let may_be_final = match ssh_error(&error) {
         Some(SshError::NotReached { .. }) => true,
-        // The last message is that of the host's shell or of the zmove there.
+        // The last message comes from the host's shell or from the zmove on that host.
         Some(SshError::NoProgram { .. } | SshError::Early { .. }) => false,
         _ => return error,
     };

@@ -45,7 +45,7 @@ const ACCOUNTS: [&str; 1] = ["/etc"];
 /// Confines this process and all threads that it starts to its files and to the roots of `keys`.
 ///
 /// # Errors
-/// Returns an error if the kernel cannot confine the process and the user demands it.
+/// Returns an error if the kernel cannot confine the process and the user requires confinement.
 pub(super) fn confine(
     when: ConfineArg,
     own: &DaemonPaths,
@@ -130,7 +130,7 @@ fn enforce(
             (true, false) => WRITE,
             (true, true) => WRITE | OWN,
         };
-        // The root is opened in the same way as by a push.
+        // A push opens the root in the same way.
         let opened = guard.open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), access)?;
     }

@@ -25,7 +25,7 @@ impl Root {
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// Returns the number that is the whole content of a file.
+    /// Parses the whole content of a file as a number.
     pub(crate) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
     }

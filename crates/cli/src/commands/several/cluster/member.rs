@@ -79,7 +79,7 @@ struct Member<'a> {
     warned_of_version: String,
 }
 
-/// A job for which this node has offered itself, or in which this node takes part.
+/// A job that this node has offered to join, or in which it takes part.
 #[derive(Default)]
 struct Job {
     /// The lease that this node has from the node that leads the job (the head).

@@ -176,7 +176,7 @@ fn head_args(notice: &JobNotice) -> Result<PushArgs> {
     Ok(args)
 }
 
-/// Time to wait for a silent head beyond the time to wait for a broker.
+/// Additional time to wait for a silent head, beyond the time to wait for a broker.
 const SILENCE_BEYOND: Duration = Duration::from_secs(20);
 /// Number of simultaneous sessions of a node. The head also runs one session with each receiver that no node serves.
 const SESSIONS: usize = 1;
