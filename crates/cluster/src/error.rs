@@ -143,7 +143,7 @@ impl SessionEnd {
         }
     }
 
-    /// Returns whether no session with any receiver can succeed after this error, because all receivers share one
+    /// Returns whether no session with any receiver can succeed after this error, because all receivers share the same
     /// storage.
     pub(crate) fn ends_all(&self) -> bool {
         matches!(

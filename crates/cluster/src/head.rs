@@ -85,7 +85,7 @@ pub struct JobEnd {
 /// The reason why a job was not completed.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// No receiver can be reached or has opened a session of the job. Nothing is left behind.
+    /// No receiver could be reached, or none has opened a session of the job. No leftovers exist at the receivers.
     #[error(transparent)]
     NotBegun(Box<SessionEnd>),
     /// No receiver continues the job, but it may have started at one of them.
@@ -500,7 +500,7 @@ struct JobProgress {
     /// Number of completed items when the last session began.
     items: u64,
     movers: JoinSet<Result<(), SessionEnd>>,
-    /// Running checks of receivers that have not yet been found to see the job.
+    /// Running checks of receivers that are not yet known to see the job.
     target_checks: JoinSet<Result<(), String>>,
     /// Time until which lost sessions of other nodes may still write, or `None` until the head has waited for all other
     /// sessions to end.
@@ -550,7 +550,7 @@ const PASSES_AFTER_LOSS_MAX: u32 = 5;
 /// How long the receivers of a dead node may continue to write. First the node's lease from the head expires, and then
 /// the receivers' lease from the node.
 const NODES_WRITE_MAX: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
-/// Shorter waits are not reported to the user.
+/// Minimum length of a wait that is reported to the user.
 const REPORTED_WAIT_MIN: Duration = Duration::from_secs(1);
 /// Time limit for closing a failed job at the queue and at a receiver. The limit is short because the user is waiting
 /// for the command to return.
@@ -558,7 +558,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Initial time limit for a receiver to answer an order: twice the lease of a work item, since the receiver first
 /// flushes data that was left behind.
 const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
-/// How often the queue is asked whether it is idle. The interval is shorter at first, because small jobs end soon.
+/// Minimum interval at which the queue is asked whether it is idle. The first intervals are short, because small jobs
+/// end soon.
 const LOOK_EVERY_MIN: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 

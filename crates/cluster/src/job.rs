@@ -43,7 +43,8 @@ pub struct SharedJob {
     /// State of each source as the head has seen it. Default: unknown, so that directories are not compared between
     /// nodes.
     pub source_marks: Vec<Option<DirectoryMark>>,
-    /// Role of this node, which decides what happens if its sources differ from those of another node. Default: head.
+    /// Role of this node, which decides how the node proceeds if its sources differ from those of another node.
+    /// Default: head.
     pub view: NodeRole,
     /// Lease that the node holds from the head. Default: a lease that never expires, for the head itself.
     pub head: Lease,

@@ -46,10 +46,10 @@ pub(crate) struct Mover<W> {
     pub(crate) events: Arc<SessionEvents>,
     /// Permits for items that are being scanned or have more than half of their bytes still to be read.
     turns: Arc<Semaphore>,
-    /// A large file holds a clone while it waits for items of other movers. The number of clones is the number of
+    /// Each large file holds a clone while it waits for items of other movers, so the number of clones is the number of
     /// waiting files.
     waiting: Arc<()>,
-    /// An item holds a clone after it has made no progress for the duration of its lease.
+    /// Each item that has made no progress for the duration of its lease holds a clone.
     stalled: Arc<()>,
     /// Notified when an item releases its permit or a large file starts to wait.
     changed: Notify,
@@ -60,7 +60,7 @@ pub(crate) struct Mover<W> {
 pub(crate) enum MoverEnd {
     /// All work of the job is done.
     Over,
-    /// The mover was told to leave the job, or another pass has begun.
+    /// The mover was asked to leave the job, or another pass has begun.
     Left,
 }
 
@@ -103,9 +103,8 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Processes items until the job is over, a newer pass begins, or the mover is told to leave. When the mover
-    /// leaves, an item returns to the queue if it waits for other items or does not end
-    /// within [`LEAVES_WITHIN`].
+    /// Processes items until the job is over, a newer pass begins, or the mover is asked to leave. When the mover
+    /// leaves, an item returns to the queue if it waits for other items or does not end within [`LEAVES_WITHIN`].
     ///
     /// # Errors
     /// The session or the queue fails, or an item makes no progress.
@@ -214,7 +213,7 @@ impl<W: WorkQueue> Mover<W> {
     ) -> Result<(), SessionEnd> {
         let leased = LeaseProgress::default();
         let renew_every = RENEW_EVERY.min(taken.lease / 3);
-        // Whether the lease expires before the next check, for an item without progress during this time.
+        // Returns whether the lease of an item that has made no progress for `stood_for` expires before the next check.
         let expires_after = |stood_for: Duration| stood_for + renew_every > taken.lease;
         let mut doing = Box::pin(self.process_with_refused(taken.item.clone(), turn, &leased));
         let mut before = u64::MAX;
@@ -368,7 +367,7 @@ const TURNS: usize = 1;
 const LARGE_AT_ONCE: usize = 32;
 /// Time limit for a mover to finish its items after all other work of the job is done.
 const ITEMS_END_WITHIN: Duration = Duration::from_secs(3);
-/// Time limit for running items after the mover was told to leave.
+/// Time limit for running items after the mover was asked to leave.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// Maximum interval between renewals of an item's lease. A lease is renewed at least three times, so one renewal may be
 /// lost.

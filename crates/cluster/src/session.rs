@@ -126,7 +126,7 @@ pub(crate) async fn ask(
     asked.inspect_err(|error| events.note_lost(error))
 }
 
-/// A connected session. If this is dropped before `has_ended` is set, the session counts as lost.
+/// A connected session. If this value is dropped before `has_ended` is set, the session counts as lost.
 pub(crate) struct ConnectedSession<'a> {
     session: &'a SessionEvents,
     has_ended: bool,

@@ -127,7 +127,7 @@ impl DirectoryFinisher<'_> {
         Ok(found)
     }
 
-    /// Sets the directories of a batch, which has one directory in each group.
+    /// Sets the modes and times of a batch of directories. Each group of the batch is one directory.
     async fn set(&self, directories: &Batch) -> Result<(), SessionEnd> {
         let head = directories.encode();
         let order = SharedJobOrder::SetDirectories { head };
@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    /// Runs in a session that is over, and must fail.
+    /// Runs the finisher in a session that is over, and asserts that it fails.
     async fn run_in_vain(finished: &mut FinishProgress, events: &SessionEvents) {
         let finishing = DirectoryFinisher {
             job: &job(),

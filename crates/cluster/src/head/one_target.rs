@@ -61,8 +61,8 @@ impl TargetCheck {
                 break;
             };
             is_away = error.is_away();
-            // A receiver does not see the job if it has told a mover that the job is missing, even if it now refuses
-            // for a different reason.
+            // A receiver does not see the job if it has reported to a mover that the job is missing, even if it now
+            // refuses for a different reason.
             if error.is_absent() || !is_away && self.events.has_missed_job(self.number) {
                 let since = *unseen_since.get_or_insert_with(Instant::now);
                 let patience = VISIBLE_WITHIN.min(self.patience);
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use crate::lab::{job_events, receiver};
 
-    /// Returns the result of a witness and the time that it took. `answers` are the receiver's answers, and the movers
+    /// Returns the result of a target check and its duration. `answers` are the receiver's answers, and the movers
     /// leave after `leave`.
     async fn said(
         patience: Duration,

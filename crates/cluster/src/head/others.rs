@@ -37,7 +37,7 @@ pub(crate) async fn until_needed(
     }
     let are_too_few = async {
         sleep(others_join_within).await;
-        // If the number of nodes is no longer updated, there are none.
+        // If the sender of this number was dropped, there are no other nodes.
         drop(others.wait_for(|others| others.at_work < number).await);
     };
     tokio::select! {

@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use tokio::time::interval;
 use zmove_disk::{Lease, SUSPENSION_MAX, boot_clock};
 
-/// The lease of a node, which ends when this is dropped. A task in the current runtime keeps its clock running.
+/// The lease of a node, which ends when this value is dropped. A task in the current runtime keeps its clock running.
 #[derive(Debug)]
 pub struct HeadLease {
     /// The lease. The node sends the lease's ping in its next notice to the head. The head answers in a notice of its
@@ -21,7 +21,7 @@ pub struct HeadLease {
     ticking: AbortHandle,
 }
 
-/// How often the process records that it is running.
+/// Interval at which the process records that it is running.
 const TICK_EVERY: Duration = Duration::from_millis(100);
 const _: () = assert!(TICK_EVERY.as_millis() * 4 < SUSPENSION_MAX.as_millis());
 

@@ -10,7 +10,7 @@ use zmove_wire::{FileTotal, NotKept};
 pub struct Tally {
     /// Number of completed items in all passes.
     pub items: u64,
-    /// Number of items that completed items put into the queue. Each of these items must be completed once.
+    /// Number of items that were put into the queue by completed items. Each of these items must be completed once.
     pub announced: u64,
     /// Metadata that could not be preserved in all passes, by kind and reason.
     pub not_kept: Vec<NotKept>,

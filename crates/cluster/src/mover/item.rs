@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(again.item, of_second);
     }
 
-    /// The mover would fail with its first item, because its session is over.
+    /// The mover's session is over, so the mover would fail with its first item.
     #[tokio::test(start_paused = true)]
     async fn a_mover_at_which_something_stands_still_leaves_the_rest_to_others() {
         let mover = mover();

@@ -270,7 +270,7 @@ struct AwaitedGroups {
     resent: Option<Vec<GroupRange>>,
 }
 
-/// What to do about missing groups.
+/// The action to take for missing groups.
 #[derive(Debug, PartialEq, Eq)]
 enum GroupWait {
     /// Wait, because groups have arrived or are in flight.

@@ -28,8 +28,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Waiting items, the next one first. A key has whether the item is a scan, because data items come first, and the
-    /// number of the queued item.
+    /// Waiting items, the next one first. The key has two parts: whether the item is a scan, so that data items come
+    /// first, and the number of the queued item.
     waiting: BTreeMap<(bool, i64), QueuedItem>,
     /// Items that are taken, by the number of the delivery.
     taken: HashMap<i64, QueuedItem>,
@@ -48,7 +48,7 @@ struct QueuedItem {
     expired_leases: u32,
 }
 
-/// A delivery. If this is dropped before the item is done, the item waits again.
+/// A delivery. If this value is dropped before the item is done, the item waits again.
 #[derive(Debug)]
 pub struct LocalLease {
     number: i64,

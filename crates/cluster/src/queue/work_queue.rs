@@ -94,7 +94,7 @@ pub struct Announced {
 pub struct Taken<D> {
     /// The item.
     pub item: WorkItem,
-    /// How long the item may make no progress.
+    /// Maximum time without progress of the item.
     pub lease: Duration,
     /// Handle to this delivery.
     pub delivery: D,

@@ -157,7 +157,7 @@ async fn jobs_do_not_meet() {
     assert_eq!(streams, ["KV_zmove-ended", STREAM]);
 }
 
-/// This applies to the items of a push that was killed and that nobody continues.
+/// Items of a push that was killed and that no other push continues are removed after a week.
 #[tokio::test]
 async fn what_a_queue_holds_goes_after_a_week() {
     let Some(lab) = Lab::start().await else {

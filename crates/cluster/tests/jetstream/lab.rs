@@ -22,9 +22,9 @@ pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
 pub(crate) struct Lab {
     pub(crate) config: ServerConfig,
     pub(crate) server: Server,
-    /// Removed after the server has been killed.
+    /// Directory of the server. It is removed after the server has been killed.
     _directory: TempDir,
-    /// Dropped when the test ends.
+    /// Sender that stops the watchdog ([`must_end`]) when the test ends.
     _ends: Sender<()>,
 }
 
@@ -121,7 +121,7 @@ impl Lab {
     pub(crate) async fn requests(&self) -> Requests {
         let client = async_nats::connect(self.server.url()).await.unwrap();
         let mut requests = client.subscribe("$JS.API.>").await.unwrap();
-        // A client that receives its own message is subscribed and will receive those of others.
+        // A client that receives its own message is subscribed, and will also receive the messages of other clients.
         client
             .publish("$JS.API.SEEN", Vec::new().into())
             .await

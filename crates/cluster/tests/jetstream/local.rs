@@ -1,4 +1,4 @@
-//! Tests of the broker for a push that was given none.
+//! Tests of the local broker, which a push starts if no broker is configured.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

@@ -12,7 +12,7 @@ use zmove_cluster::jetstream::{Access, JetStream, LocalBroker, QueueRole, progra
 use crate::lab::{Lab, data, next, put_all, settings};
 use crate::ports::free_port;
 
-/// A server, which is killed when this is dropped.
+/// A server, which is killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {

@@ -129,12 +129,13 @@ async fn a_broker_that_comes_back_empty_is_filled_again() {
     assert!(mover.take().await.unwrap().is_none());
 }
 
-/// Stands for the notices of a node.
+/// Reports the mover's acknowledged sequence number to the head, as a notice of a node would.
 fn mover_reports(head: &JetStream, mover: &JetStream) {
     head.note_stored(mover.stored());
 }
 
-/// A server that loses power may forget its most recent acknowledged items, and accept more before anybody asks.
+/// A server that loses power may forget its most recent acknowledged items, and accept more items before any client
+/// asks.
 #[tokio::test]
 async fn a_server_that_was_started_again_may_have_lost_items() {
     let Some(mut lab) = Lab::start().await else {
@@ -236,7 +237,8 @@ async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long()
     );
 }
 
-/// A broker accepts only one consumer per line, and all tasks of a head detect simultaneously that there is none.
+/// A broker accepts only one consumer per subject, and all tasks of a head detect at the same time that the consumer is
+/// missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_broker_is_filled_again_by_whoever_asks_first() {
     let Some(mut lab) = Lab::start().await else {
@@ -433,6 +435,6 @@ async fn nothing_is_lost_by_a_broker_that_is_killed_again_and_again() {
     assert_eq!(seen.len(), usize::try_from(items).unwrap());
 }
 
-/// How often the broker is killed, and the number of items before each kill.
+/// Number of times that the broker is killed, and the number of items before each kill.
 const KILLS: usize = 5;
 const KILL_EVERY: usize = 200;

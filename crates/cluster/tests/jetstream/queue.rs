@@ -1,5 +1,5 @@
-//! Tests of the properties that a broker shares with any queue (see the tests of the local queue), and of those that
-//! only a broker has.
+//! Tests of the properties that a broker shares with any queue (see the tests of the local queue), and of the
+//! properties that only a broker has.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ async fn what_is_not_renewed_comes_again_after_its_lease() {
     assert_eq!(again.item, not_renewed.item);
     assert_eq!(head.waiting().await.unwrap(), 1);
     assert!(began.elapsed() >= lease);
-    // A mover renews by this time.
+    // A mover renews its lease within this time.
     assert_eq!(again.lease, lease);
 }
 
@@ -216,7 +216,8 @@ async fn a_take_that_is_given_up_costs_no_lease() {
     let head = lab.head_with_lease(LONG_LEASE).await;
     let began = Instant::now();
     let mut left = 0;
-    // The takes are canceled later and later: the first before the broker is asked, the last after it has answered.
+    // Each take is canceled slightly later than the previous one. The first is canceled before the broker is asked, the
+    // last after the broker has answered.
     for turns in 0..200 {
         put_all(&head, [data(turns)]).await;
         left += 1;
@@ -422,7 +423,7 @@ async fn sixteen_takers_lose_nothing() {
     );
 }
 
-/// A lease that does not expire during any test.
+/// A lease that is longer than any test.
 const LONG_LEASE: Duration = Duration::from_secs(200);
 
 async fn take_all(mover: Arc<JetStream>) -> Vec<WorkItem> {

@@ -24,7 +24,7 @@ pub(crate) struct ServerConfig {
     pub(crate) more: String,
 }
 
-/// A server, which is killed when this is dropped.
+/// A server, which is killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -89,7 +89,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails if the server has already ended, which is fine.
+        // The kill fails if the server has already ended, so the error is ignored.
         let _ended_in_any_case = self.kill();
     }
 }

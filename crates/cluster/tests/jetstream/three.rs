@@ -22,7 +22,7 @@ struct Three {
     clients: [u16; 3],
     routes: [u16; 3],
     running: [Option<Child>; 3],
-    /// Dropped when the test ends.
+    /// Sender that stops the watchdog ([`must_end`]) when the test ends.
     _ends: Sender<()>,
 }
 

@@ -109,7 +109,7 @@ impl JetStream {
     }
 
     /// Creates the consumer of a line (subject). The server keeps the consumer only in memory. The consumer is
-    /// therefore gone after a restart, in which the server may have lost items.
+    /// therefore missing after a restart, in which the server may have lost items.
     async fn make_consumer(&self, line: &str) -> Result<(), BrokerError> {
         let mut random = [0; 8];
         aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");

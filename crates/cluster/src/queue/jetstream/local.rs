@@ -31,7 +31,7 @@ pub struct LocalBroker {
     pub nkey: String,
 }
 
-/// A local broker that is ready for connections. If this push has started the process, it is killed when this is
+/// A local broker that is ready for connections. If this push has started the process, it is killed when this value is
 /// dropped.
 #[derive(Debug)]
 pub struct LocalServer(Option<Child>);

@@ -119,7 +119,7 @@ pub struct JobNotice {
 /// A node that participates in a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberedNode {
-    /// Number of the node, which chooses its first receiver by it. The head has number 0.
+    /// Number of the node. The node uses it to choose its first receiver. The head has number 0.
     pub number: u32,
     /// The newest ping that the head has received from the node. The node renews its lease when it finds its ping here.
     pub ping: u64,
@@ -146,8 +146,8 @@ impl JobNotice {
             .map(|(name, _)| name.as_str())
     }
 
-    /// Answers the newest ping of a node, which gets a number if it has none. Returns `false` if it gets no number
-    /// because there are too many nodes, or their names are too long.
+    /// Answers the newest ping of a node. Assigns a number to a node that has none. Returns `false` if no number can be
+    /// assigned, because there are too many nodes or their names are too long.
     pub fn answer(&mut self, node: &str, ping: u64) -> bool {
         if let Some(known) = self.nodes.get_mut(node) {
             known.ping = ping;

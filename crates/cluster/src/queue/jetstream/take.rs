@@ -109,7 +109,7 @@ async fn pull_next(
 
 type Answer = Result<Option<Pulled>, BrokerError>;
 
-/// A message with an item. If this is dropped, the item is returned.
+/// A message with an item. If this value is dropped, the item is returned.
 struct Pulled {
     message: Message,
     lease: Lease,
@@ -154,8 +154,8 @@ async fn open(queue: &JetStream, pulled: Pulled, leased_for: Duration) -> Option
     None
 }
 
-/// In one of this many takes, scans are requested before data. Otherwise, the data items could run out on all nodes at
-/// the same time.
+/// One in this number of takes requests scans before data. Otherwise, the data items could run out on all nodes at the
+/// same time.
 const WALKS_FIRST_EVERY: u64 = 8;
 
 /// How long a pull request waits at the broker. With a longer time, a process that exits waits longer for its last
