@@ -1,4 +1,4 @@
-//! `zmove-lab jobs` measures the cost and benefit of jobs in comparison with what a user would do without them.
+//! `zmove-lab jobs` measures the cost and the benefit of jobs, compared with the same transfers without jobs.
 
 mod many;
 mod queue;

@@ -125,7 +125,7 @@ impl Way {
     }
 }
 
-/// Network namespaces, which are removed when this is dropped.
+/// Network namespaces, which are removed when dropped.
 #[derive(Debug)]
 struct Namespaces(Vec<String>);
 
@@ -314,5 +314,6 @@ fn has_netem(namespace: &str) -> bool {
 
 const QUEUE_PACKETS: u32 = 10_000;
 const NETEM_PACKETS_MAX: u64 = 1_000_000;
-/// Two of the segments of 64 KiB that a host passes to its link. A segment larger than the bucket would never pass.
+/// Size of the token bucket: two of the 64 KiB segments that a host passes to its link. A segment larger than the
+/// bucket would never pass.
 const TBF_BURST_BYTES: u64 = 128 << 10;

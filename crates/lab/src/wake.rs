@@ -242,7 +242,7 @@ pub(crate) fn wake(arguments: &WakeArgs) -> Result<ExitCode> {
     })
 }
 
-/// Reports a round that failed. Removes the files of a round that did not.
+/// Reports a failed round. Removes the files of a successful round.
 fn report(round: &Round<'_>, outcome: &Outcome) -> Result<()> {
     let Some(failure) = &outcome.failure else {
         return remove(&round.directory);

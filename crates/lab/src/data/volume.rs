@@ -69,8 +69,8 @@ impl Volume {
         Ok(path)
     }
 
-    /// Copies `source` to the volume and removes the copy. Otherwise the first tool would pay for memory that the
-    /// kernel has never touched.
+    /// Copies `source` to the volume and removes the copy. Otherwise the time of the first tool would
+    /// include the first access to the memory of the volume, which is slow.
     pub(crate) fn warm(&self, source: &Path) -> Result<()> {
         self.filled_directory(source)?;
         self.fresh_directory().map(drop)

@@ -1,5 +1,5 @@
-//! Many jobs of one file each to one host over a long path. They are compared with rsync to an unencrypted rsync
-//! daemon, eight at a time, and with one push after the other.
+//! Many jobs of one file each to one host over a long path. They are compared with eight concurrent rsync processes to
+//! an unencrypted rsync daemon, and with pushes that run one after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -124,8 +124,8 @@ fn take(is_closed: &Receiver<Closed>, pending: &mut VecDeque<Closed>) -> bool {
     }
 }
 
-/// Kills the batch, the watcher and the runner in turn. The command afterwards starts a new runner, as any use of jobs
-/// does.
+/// Kills the batch, the watcher and the runner in turn. The command at the end starts a new runner, like any command
+/// about jobs.
 fn disturb(yard: &Yard, turn: usize) -> Result<()> {
     match turn % 3 {
         0 => yard.batches().into_iter().for_each(kill),
@@ -138,5 +138,5 @@ fn disturb(yard: &Yard, turn: usize) -> Result<()> {
 /// Number of directories that contain the files. They are filled one after the other.
 const DIRECTORIES: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often the target is checked, which is the resolution of the measurement.
+/// Interval between checks of the target. It is the resolution of the measurement.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);

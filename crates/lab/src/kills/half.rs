@@ -1,5 +1,5 @@
-//! `half` checks that a large file which is half complete is finished in the time of the other half, and that nothing
-//! of the first half is read again.
+//! `half` checks that a large file that is half complete is completed in half of the time, and that no data of the
+//! first half is read again.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

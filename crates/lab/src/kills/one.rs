@@ -46,16 +46,16 @@ pub(crate) struct Killed {
 /// The bytes that the receiver had at the time of the kill, according to three sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stored {
-    /// According to the journals.
+    /// Bytes according to the journals.
     pub(crate) journalled_bytes: u64,
-    /// According to the last report to the sender.
+    /// Bytes according to the last report to the sender.
     pub(crate) told_bytes: u64,
     /// Bytes that the receiver had written according to the kernel: an upper bound of the bytes stored.
     pub(crate) written_bytes: u64,
 }
 
 impl Stored {
-    /// Returns the bytes that the receiver had for certain, and the source of that number.
+    /// Returns the number of bytes that the receiver certainly had, and the source of that number.
     pub(crate) fn certain(self) -> (u64, &'static str) {
         if self.journalled_bytes >= self.told_bytes {
             (self.journalled_bytes, "journal")

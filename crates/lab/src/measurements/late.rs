@@ -100,7 +100,7 @@ pub(crate) struct LateArgs {
     command: Vec<OsString>,
 }
 
-/// A directory with high latency, which is unmounted when this is dropped.
+/// A directory with high latency, which is unmounted when dropped.
 #[derive(Debug)]
 pub(crate) struct Late {
     root: PathBuf,
@@ -234,7 +234,8 @@ pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// More than any tool in this lab has in flight.
+/// Default limit of operations in flight. No tool in this lab has more.
 const DEPTH: u16 = 300;
-/// The limit per client, of which there may be many. It is larger than the number of a receiver's writing threads.
+/// Maximum number of operations in flight per client. It is larger than the number of a receiver's writing threads, and
+/// there may be many clients.
 const SHARED_DEPTH: u16 = 64;

@@ -3,9 +3,9 @@
 //! The table follows one that DiRAC has published, with rates of rsync between Durham, Edinburgh, Cambridge and RAL.
 //! All four hosts exist at the same time, and each pair is connected by its own path.
 //!
-//! Each path has its own device, addresses, round-trip time and bottleneck, and each host has the name of its site. In
-//! this way, zmove does not apply what it remembers about one path to another. The copies run one at a time, because
-//! all hosts share the cores of one machine.
+//! Each path has its own device, addresses, round-trip time and bottleneck, and each host has the name of its site. As
+//! a result, zmove does not apply its record of one path to another path. The copies run one at a time, because all
+//! hosts share the cores of one machine.
 
 mod sites;
 mod table;

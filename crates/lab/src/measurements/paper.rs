@@ -1,5 +1,5 @@
-//! The study of "When to use rsync" (Fang, Cottrell, Kissel) between the two hosts: every tool over file sizes and
-//! round-trip times, and a wrapper with different numbers of processes.
+//! The study of "When to use rsync" (Fang, Cottrell, Kissel) between the two hosts: every tool at different file sizes
+//! and round-trip times, and a wrapper with different numbers of processes.
 //!
 //! The results are saved after each run, so that the same command continues an interrupted study. The first run of all
 //! cells is performed before any second run. An interrupted study is therefore complete, with fewer runs.
@@ -148,7 +148,7 @@ pub(crate) fn paper(arguments: &PaperArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The missing runs, until the time is up.
+/// The missing runs, until the time limit is reached.
 struct Marathon<'a> {
     arguments: &'a PaperArgs,
     design: &'a Design,

@@ -1,7 +1,7 @@
 //! The tools to compare, and how to start the server and the client of each.
 //!
-//! Each client copies the contents of `Stage::source` into the empty directory `Stage::target`. All keys and settings
-//! of the programs are in the session's directory. Those of the user are not touched.
+//! Each client copies the contents of `Stage::source` into the empty directory `Stage::target`. The programs keep all
+//! their keys and settings in the session's directory, and do not use or change the user's own.
 
 mod client;
 mod gridftp;
@@ -343,7 +343,7 @@ impl Tool {
         }
     }
 
-    /// Returns whether the target equals the source after a run.
+    /// Returns whether the tool copies the source, so that the target equals the source after a run.
     pub(crate) fn copies(&self) -> bool {
         !matches!(self.kind, Kind::Local(Local::FioRead | Local::FioWrite))
     }

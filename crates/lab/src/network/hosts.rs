@@ -94,7 +94,7 @@ impl LinkArgs {
     }
 }
 
-/// The two hosts. Dropping this removes both, unless they belong to a larger network.
+/// The two hosts. Dropping this value removes both, unless they belong to a larger network.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     pub(crate) source: String,

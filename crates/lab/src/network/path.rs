@@ -83,7 +83,7 @@ struct LineState {
 /// The state of the writing thread.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Writer {
-    /// Writing, or waiting for a due time: a new packet need not wake it.
+    /// The thread is writing or waits for a due time, so a new packet need not wake it.
     #[default]
     Busy,
     /// Waiting for the next packet.
@@ -284,9 +284,10 @@ const LARGE_BYTES: usize = 65_536 + VIRTIO_HEADER_BYTES;
 /// Size of the buffers for acknowledgements and packets with an Ethernet-sized MTU.
 const SMALL_BYTES: usize = 2_048;
 const BATCH_PACKETS_MAX: usize = 64;
-/// Limits the memory of one direction if no rate limit does so.
+/// Maximum number of bytes in flight in one direction if there is no rate limit. It bounds the memory use.
 const IN_FLIGHT_BYTES_MAX: u64 = 1 << 30;
-/// Buffers are allocated in advance for one-way delay at 20 Gbit/s, because the first access to memory is slow.
+/// Rate for which buffers are allocated in advance, for the duration of the one-way delay: 20 Gbit/s. The first access
+/// to memory is slow.
 const WARM_RATE_BYTES_PER_MS: u128 = 2_500_000;
 const WARM_BUFFERS_MAX: usize = 4_096;
 /// How early a packet may be delivered, so that one wakeup can serve several packets.

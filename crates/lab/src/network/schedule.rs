@@ -10,7 +10,7 @@ use crate::units::{LossShare, Rate};
 /// The properties of one direction of the path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkShape {
-    /// The bottleneck rate. `None`: the bottleneck takes no time.
+    /// The bottleneck rate. `None` if the rate is not limited.
     pub(crate) rate: Option<Rate>,
     /// Maximum number of bytes in the queue before the bottleneck. Without a rate limit: maximum number of bytes in
     /// flight.

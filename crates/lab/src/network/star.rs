@@ -1,6 +1,7 @@
 //! Many hosts around a router. Each host has one link, which all of its traffic shares.
 //!
-//! `scale.rs` uses this network. The round-trip time between two hosts is the sum of those of their links.
+//! `scale.rs` uses this network. The round-trip time between two hosts is the sum of the round-trip times of their
+//! links.
 
 use std::fs;
 
@@ -12,7 +13,7 @@ use crate::processes::session::Session;
 use crate::processes::{inside, run};
 use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
 
-/// The router and its hosts, which are removed when this is dropped.
+/// The router and its hosts, which are removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Star {
     _network: Network,
@@ -108,5 +109,5 @@ fn forward() -> Result<()> {
 const ROUTER: &str = "router";
 const CONGESTION: &str = "cubic";
 const MTU: u32 = 9000;
-/// Sixteen of the segments of 64 KiB that hosts pass to their links.
+/// Minimum size of a link's queue: sixteen of the 64 KiB segments that hosts pass to their links.
 const QUEUE_BYTES_FLOOR: u64 = 1 << 20;

@@ -44,7 +44,7 @@ fn attach(file: &File, name: &str) -> rustix::io::Result<()> {
         .copy_from_slice(&(IFF_TUN | IFF_NO_PI | IFF_VNET_HDR).to_le_bytes());
     // SAFETY: TUNSETIFF reads and writes one `struct ifreq`, which has the size of `request`. `attach()` fills it.
     let setter = unsafe { Setter::<TUNSETIFF, _>::new(request) };
-    // SAFETY: the file is /dev/net/tun, for which TUNSETIFF means what the setter says.
+    // SAFETY: the file is /dev/net/tun, whose TUNSETIFF takes the argument that the setter passes.
     unsafe { ioctl(file, setter) }
 }
 

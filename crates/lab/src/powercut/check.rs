@@ -29,7 +29,7 @@ pub(crate) fn standing(tree: &Tree, target: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the files with the length and time of the source but different contents. The next run would take them for
+/// Returns the files with the length and time of the source but different contents. The next run would treat them as
 /// equal.
 pub(crate) fn impostors(tree: &Tree, target: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
@@ -57,7 +57,7 @@ pub(crate) fn impostors(tree: &Tree, target: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Other programs that use the same file system. They end when this is dropped.
+/// Other programs that use the same file system. They end when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Company {
     stop: Arc<AtomicBool>,

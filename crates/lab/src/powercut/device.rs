@@ -25,7 +25,7 @@ use super::image::Image;
 use crate::processes::run;
 use crate::torture::dice::Dice;
 
-/// A block device, which is removed when this is dropped. All its mounts must be unmounted before.
+/// A block device, which is removed when dropped. All its mounts must have been unmounted before.
 #[derive(Debug)]
 pub(crate) struct Device {
     shared: Arc<Shared>,
@@ -351,7 +351,7 @@ impl State {
     }
 
     /// Sends the answer, then marks the write as complete on the disk. Both happen under the lock. Otherwise a flush
-    /// that was sent after the completion could be processed in between and would be taken for an earlier flush.
+    /// that was sent after the completion could be processed in between and would be mistaken for an earlier flush.
     fn answer(&mut self, answer: Answer) {
         match answer {
             Answer::Write {

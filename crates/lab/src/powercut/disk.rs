@@ -191,7 +191,7 @@ impl Disk {
 }
 
 impl WriteKind {
-    /// Judges by the first bytes. On average, two of 512 random bytes are zero.
+    /// Guesses the kind from the first bytes. On average, two of 512 random bytes are zero.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let zeros = bytes
             .iter()

@@ -120,7 +120,7 @@ impl Faults {
         }
     }
 
-    /// Returns whether the fault is not reported to anyone.
+    /// Returns whether the faults include one that causes no error: a flipped bit.
     pub(crate) fn are_silent(&self) -> bool {
         self.flipped_data.is_some()
     }

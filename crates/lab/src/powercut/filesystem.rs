@@ -22,7 +22,7 @@ pub(crate) enum FileSystem {
     Btrfs,
 }
 
-/// A mounted file system, which is unmounted when this is dropped.
+/// A mounted file system, which is unmounted when dropped.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     at: PathBuf,

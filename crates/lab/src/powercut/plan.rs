@@ -43,7 +43,7 @@ pub(crate) enum Neighbour {
     Busy,
 }
 
-/// What happens during the push.
+/// The events during the push.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Story {
     /// The power is cut during or after the push.
@@ -162,7 +162,8 @@ type Choice = (u64, &'static [&'static str]);
 /// The option that detects a bit which was flipped on the disk.
 const MEDIA: &str = "--verify=media";
 
-/// One choice of each row is taken. `--durability none` is not tested because it makes no guarantees.
+/// Rows of options for the push. One choice is taken from each row. `--durability none` is not tested because it makes
+/// no guarantees.
 const PUSH_ROWS: [&[Choice]; 8] = [
     &[(3, &["--durability=end"]), (1, &["--durability=file"])],
     &[(2, &[]), (1, &["--io-engine=uring"])],

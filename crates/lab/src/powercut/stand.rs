@@ -139,7 +139,7 @@ fn copy_directory(from: &Path, to: &Path) -> Result<()> {
         .with_context(failed)
 }
 
-/// 512 MiB, more than the minimum of XFS and Btrfs.
+/// Size of the device in blocks: 512 MiB, which is more than the minimum of XFS and Btrfs.
 const BLOCKS: usize = (512 << 20) / BLOCK_BYTES;
 const TARGET: &str = "target";
 const NO_SUCH_PROCESS: i32 = 3;

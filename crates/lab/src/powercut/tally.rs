@@ -24,14 +24,14 @@ pub(crate) enum FailureKind {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) rounds: u64,
-    /// Power cuts, and those of them that came after a successful push.
+    /// Number of power cuts. `cuts_after_done` is the number of power cuts after a successful push.
     pub(crate) cuts: u64,
     pub(crate) cuts_after_done: u64,
     /// Writes that power cuts could lose.
     pub(crate) pending: u64,
     /// Rounds in which a fault made a push fail.
     pub(crate) faults_told: u64,
-    /// Failed requests.
+    /// Number of failed requests.
     pub(crate) faults: u64,
     /// Hidden files that were left at the end.
     pub(crate) hidden: u64,

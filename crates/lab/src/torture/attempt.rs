@@ -254,7 +254,7 @@ impl Run {
             while poll(&mut [PollFd::new(&handle, PollFlags::IN)], None)
                 == Err(rustix::io::Errno::INTR)
             {}
-            // The receiver of this message is gone if the attempt was given up.
+            // The receiver of this message no longer exists if the attempt was given up.
             let _given_up = ended.send(News::Ended);
         });
         Ok(Self {

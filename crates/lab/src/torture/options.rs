@@ -154,7 +154,8 @@ const DIRECTIONS: [(u64, Direction); 3] = [
     (3, Direction::Copy),
 ];
 
-/// No word may appear in two rows, because [`Options::redrawn`] could not tell to which row it belongs.
+/// Rows of options, one choice each. No word may appear in two rows, because [`Options::redrawn`] could not tell to
+/// which row it belongs.
 const ROWS: [(Span, &[Choice]); 10] = [
     (
         Span::Try,

@@ -53,7 +53,7 @@ pub(crate) struct Transfer<'a> {
     pub(crate) sender: Option<&'a str>,
 }
 
-/// A running program, which is killed when this is dropped.
+/// A running program, which is killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
@@ -454,8 +454,8 @@ impl Drop for Running {
     }
 }
 
-/// Returns an unused address of this host. The port is outside the range of outgoing connections, so none of them takes
-/// it while a daemon is away.
+/// Returns an unused address of this host. The port is outside the range of outgoing connections, so no outgoing
+/// connection takes it while a daemon is not running.
 pub(crate) fn free_address(dice: &mut Dice) -> Result<SocketAddr> {
     free_address_of(Ipv4Addr::LOCALHOST, dice)
 }

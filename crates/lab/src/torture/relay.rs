@@ -208,7 +208,7 @@ impl Shared {
     }
 
     fn relay(self: &Arc<Self>, client: TcpStream) {
-        // A client whose daemon is away sees its connection end, as through a tunnel.
+        // If the daemon is not running, the connection of the client is closed, as through a tunnel.
         let Ok(daemon) = TcpStream::connect(self.upstream) else {
             return;
         };

@@ -92,7 +92,7 @@ impl SharedTarget {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the source, and adds its new contents to those that the target may have.
+    /// Changes the source, and adds its new contents to the contents that the target may have.
     pub(super) fn change_source(&mut self) -> Result<()> {
         let mut inspector = self
             .inspector

@@ -117,7 +117,7 @@ impl Round {
                     .compare(&format!("after try {number}"), &mut self.tally.common)?;
             }
         }
-        // Daemons that are stopped or away come back during the next push. After that, nothing disturbs the transfer.
+        // Stopped and killed daemons are restored during the next push. After that, nothing disturbs the transfer.
         if !later.is_empty() && self.attempt(&later)? == Ending::Done {
             self.at
                 .compare("after the last one came back", &mut self.tally.common)?;
@@ -335,5 +335,5 @@ const DISTURBED_MAX: u64 = 3;
 const CALM_MAX: u64 = 4;
 /// Maximum time for a push. A silent peer is given up after a minute.
 const PUSH_PATIENCE: Duration = Duration::from_secs(150);
-/// Maximum time after the end of a push until a daemon comes back.
+/// Maximum time after the end of a push until a daemon is restored.
 const AFTER_END_MAX: Duration = Duration::from_millis(500);

@@ -58,7 +58,7 @@ struct Look {
     changed: (i64, i64),
 }
 
-/// A thread that inspects the target repeatedly. It ends when this is dropped.
+/// A thread that inspects the target repeatedly. It ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stop: Option<mpsc::Sender<()>>,

@@ -31,9 +31,9 @@ pub(super) struct Outcome {
     /// Unpublished files that the receivers held when they were stopped. `None` if the transfer ended before.
     held: Option<usize>,
     stopped_for: Duration,
-    /// Names at the end of the round with contents of the first transfer or older contents.
+    /// Number of names with contents of the first transfer or older contents, at the end of the round.
     pub(super) old_names: usize,
-    /// Hidden names at the end of the round.
+    /// Number of hidden names at the end of the round.
     pub(super) hidden_names: usize,
     pub(super) failure: Option<String>,
 }

@@ -63,7 +63,8 @@ pub(super) trait Scene {
 
 /// Maximum time for a program.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-/// The end of a session over QUIC takes half a minute, and each check reads the target.
+/// Interval between checks for the end of a session. The end of a session over QUIC takes half a minute, and each check
+/// reads the target.
 const END_LOOK_AFTER: Duration = Duration::from_millis(100);
 /// How long a resumed receiver of a job may continue to work. It asks its sender for an echo within a second.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);

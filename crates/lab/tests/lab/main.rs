@@ -42,7 +42,8 @@ static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 
 thread_local! {
-    /// A case waits for its turn before it starts a program, and returns it at the end of its thread.
+    /// The turn of a case. A case waits for its turn before it starts a program, and gives the turn back when its
+    /// thread ends.
     static TURN: Turn = Turn::wait();
 }
 

@@ -16,7 +16,7 @@ const PUSHES: [(&str, &str, i32); 6] = [
     ("$ZMOVE_LAB_LATE/sub/f", "new", 23),
 ];
 
-/// Runs a script while there is a mount of `over` whose server has lost its state.
+/// Runs a script while `over` is mounted from a server that has lost its state.
 fn on_stale_mount(home: &Path, script: &str) -> Output {
     on_mount(home, "over", &["--delay", "0", "--stale", "stale"], script)
 }

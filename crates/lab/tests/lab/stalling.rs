@@ -13,7 +13,7 @@ use crate::{LAB, zmove_and_mounts};
 /// Maximum time to wait for an event.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A process that is killed when this is dropped. If it cannot be reaped by then, it is left running.
+/// A process that is killed when dropped. If it cannot be reaped by then, it is left running.
 struct Running(Child);
 
 impl Drop for Running {

@@ -24,7 +24,7 @@ fn wake(place: &Path, zmove: &Path, options: &[&str]) -> Output {
 
 #[test]
 fn receivers_that_wake_up_store_nothing_over_what_the_next_push_has_stored() {
-    // This case is the longest and mostly waits, so it does not wait for a turn too.
+    // This case is the longest and mostly waits, so it does not wait for a turn in addition.
     let zmove = match zmove_at_once() {
         Ok(zmove) => zmove,
         Err(reason) => return skip(&reason),

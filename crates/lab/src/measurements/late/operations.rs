@@ -15,7 +15,7 @@ struct Count {
     at_once: u64,
 }
 
-/// An operation, which is in flight until this is dropped.
+/// An operation in flight. It ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay<'a> {
     operations: &'a Operations,

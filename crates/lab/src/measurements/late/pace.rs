@@ -1,4 +1,4 @@
-//! The rate limit of the storage: reads and writes pass one after the other, however many wait.
+//! The rate limit of the storage: reads and writes pass one after the other, regardless of how many wait.
 //!
 //! **Invariant:** within any period, the data that passes is at most the rate times the period, plus one request.
 

@@ -785,7 +785,7 @@ fn kept_flags(flags: i32) -> OFlags {
     (OFlags::from_bits_retain(flags.cast_unsigned()) - dropped) | OFlags::CLOEXEC
 }
 
-/// The default of libfuse.
+/// How long the kernel may cache entries and attributes. This is the default of libfuse.
 const KEPT_FOR: Duration = Duration::from_secs(1);
-/// How often to check whether flushes are answered again.
+/// Interval between checks whether flushes are answered again.
 const STALL_POLL: Duration = Duration::from_millis(20);

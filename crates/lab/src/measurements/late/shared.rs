@@ -205,8 +205,8 @@ impl Client {
     }
 }
 
-/// Takes the next turn. It costs the first price, plus the second one if the previous turn was that of another client.
-/// Returns whether that was the case, and when the turn is over.
+/// Takes the next turn. The turn costs the first price, plus the second price if another client had the previous turn.
+/// Returns whether another client had it, and when this turn is over.
 fn take<K: Eq + Hash>(
     turns: &mut HashMap<K, Turn>,
     at: K,

@@ -144,7 +144,7 @@ pub(crate) struct Track<'a> {
 }
 
 /// Waits until the machine is idle, at most for `settle_max`. The write-back of the previous run would slow down the
-/// next run. On a virtual machine, so would the return of free memory to the host.
+/// next run, and so would a virtual machine's return of free memory to the host.
 pub(crate) fn settle(settle_max: Duration) -> Result<()> {
     let due = Instant::now() + settle_max;
     let mut before = processor_ticks()?;
@@ -180,7 +180,7 @@ pub(crate) fn processor_ticks() -> Result<(u64, u64)> {
         .skip(1)
         .map_while(|field| field.parse().ok())
         .collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal. The guest time is part of user.
+    // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The guest time is part of user.
     let all: u64 = ticks.iter().take(8).sum();
     let waiting: u64 = ticks.iter().skip(3).take(2).sum();
     Ok((all - waiting, all))

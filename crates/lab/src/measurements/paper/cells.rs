@@ -19,7 +19,7 @@ pub(crate) struct Cell {
     pub(crate) rate: Option<f64>,
     pub(crate) rates: Option<(f64, f64)>,
     pub(crate) runs: usize,
-    /// Whether the rate is that of the data that had arrived at the time limit.
+    /// Whether the rate was computed from the data that had arrived at the time limit.
     pub(crate) is_cut: bool,
     /// CPU time of both sides per GiB, in seconds.
     pub(crate) cpu_seconds_per_gibibyte: Option<f64>,
@@ -77,7 +77,7 @@ impl Cell {
     }
 }
 
-/// Returns the cell of a tool, size and round-trip time in the part over sizes.
+/// Returns the cell of a tool, size and round-trip time in the part of the study that varies the file size.
 pub(crate) fn find<'a>(
     cells: &'a [Cell],
     tool: &str,
@@ -107,7 +107,7 @@ pub(crate) fn distinct<T: PartialOrd + Copy>(values: impl Iterator<Item = T>) ->
     distinct
 }
 
-/// Returns the tools of the part over sizes, in the order in which they ran.
+/// Returns the tools in the part of the study that varies the file size, in the order in which they ran.
 pub(crate) fn tools(cells: &[Cell]) -> Vec<&str> {
     let mut tools: Vec<&str> = Vec::new();
     for cell in cells.iter().filter(|cell| cell.part == Part::Sizes) {

@@ -1,7 +1,7 @@
 //! The colors, dashes and markers of each tool, which are the same in all charts. Tools that a chart does not emphasize
 //! are gray.
 //!
-//! The colors are those of Okabe and Ito. The light ones are darkened for print.
+//! The colors are taken from the palette of Okabe and Ito. The light ones are darkened for print.
 
 use zmove_tools::drawing::{GREY, LineStyle};
 
@@ -51,7 +51,7 @@ const POINT_DOWN: &str = "M0,3.8L3.8,-3L-3.8,-3z";
 const DIAMOND: &str = "M0,-4.2L4.2,0L0,4.2L-4.2,0z";
 const BAR: &str = "M-1.6,-4h3.2v8h-3.2z";
 
-/// A name must precede any other name that is its prefix.
+/// The style of each tool, by name. A name must precede any other name that is its prefix.
 const LOOKS: [(&str, Look); 7] = [
     ("zmove-quic", look_of("#0072b2", Some("6 3"), 2.0, SQUARE)),
     ("zmove", look_of("#0072b2", None, 3.0, CIRCLE)),

@@ -20,9 +20,9 @@ pub(crate) struct Design {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Part {
-    /// The rate over file sizes.
+    /// The rate at different file sizes.
     Sizes,
-    /// The rate over a wrapper's number of processes.
+    /// The rate with different numbers of a wrapper's processes.
     Processes,
 }
 

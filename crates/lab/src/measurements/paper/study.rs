@@ -94,8 +94,8 @@ impl Record {
         self.file_bytes * self.files
     }
 
-    /// Returns the rate in bytes per second. If the run reached the time limit, the rate is that of the data that had
-    /// arrived. `None` if the run failed.
+    /// Returns the rate in bytes per second. If the run reached the time limit, the rate is computed from the data that
+    /// had arrived. `None` if the run failed.
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     pub(crate) fn rate(&self) -> Option<f64> {
         let bytes = match self.run.verdict {

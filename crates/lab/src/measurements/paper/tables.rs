@@ -239,7 +239,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Returns all cells of other tools whose rate is above that of zmove over TCP.
+/// Returns all cells in which another tool is faster than zmove over TCP.
 fn beaten(cells: &[Cell]) -> Vec<String> {
     let beats = |cell: &&Cell| {
         let own = find(cells, "zmove", cell.rtt_ms, cell.file_bytes)?;

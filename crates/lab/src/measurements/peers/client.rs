@@ -281,7 +281,8 @@ impl<'a> Client<'a> {
     }
 }
 
-/// The options that its manual recommends for many files and for large ones. Modes cannot be preserved over SFTP.
+/// Options of rclone that its manual recommends, both for many files and for large files. Modes cannot be preserved
+/// over SFTP.
 const RCLONE_FLAGS: [&str; 8] = [
     "--transfers",
     "16",
@@ -292,20 +293,20 @@ const RCLONE_FLAGS: [&str; 8] = [
     "--sftp-disable-hashcheck",
     "--quiet",
 ];
-/// Preserves modes. The number of files in flight is set explicitly, because the default depends on the number of
-/// cores.
+/// Options of rcp, which preserve modes. The number of files in flight is set explicitly, because the default depends
+/// on the number of cores.
 const RCP_FLAGS: &str = "--preserve-settings=all --overwrite --max-files-in-flight=64";
-/// Copies trees with their modes, several files at a time. The rate is 10 Gbit/s (given in bytes per second), whatever
-/// the rate of the path, and the datagrams have the maximum size.
+/// Options of qcp. They copy trees with their modes, several files at a time. The rate is 10 Gbit/s (given in bytes per
+/// second), whatever the rate of the path, and the datagrams have the maximum size.
 const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
-/// Eight jobs at a time.
+/// Options of fpsync for eight jobs at a time.
 const FPSYNC_JOBS: [&str; 2] = ["-n", "8"];
 /// The size of the parts into which fpsync divides a tree: files and bytes.
 pub(crate) const FPSYNC_PARTS: [&str; 4] = ["-f", "1000", "-s", "64M"];
 /// The default rsync options of fpsync, without the list of files, and whole files.
 pub(crate) const FPSYNC_OPTIONS: &str = "-lptgoD --numeric-ids --whole-file";
-/// Sixteen connections were the fastest setting in this lab. Without a tuning cache, runs are independent of each
-/// other.
+/// Options of syq. Sixteen connections were the fastest setting in this lab. Without a tuning cache, runs are
+/// independent of each other.
 const SYQ_FLAGS: [&str; 4] = [
     "--no-progress",
     "--preserve=permissions",

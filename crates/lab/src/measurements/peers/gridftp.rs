@@ -87,6 +87,6 @@ fn program(
 pub(super) const PORT: u16 = 2811;
 const SOURCE_NAME: &str = "lab-source";
 const TARGET_NAME: &str = "lab-target";
-/// Copies whole directories in mode E with reused data channels, 8 data channels for each of 8 connections, and
-/// pipelined commands.
+/// Options of the GridFTP client. They copy whole directories in mode E with reused data channels, 8 data channels for
+/// each of 8 connections, and pipelined commands.
 const FLAGS: [&str; 8] = ["-cd", "-r", "-fast", "-p", "8", "-cc", "8", "-pp"];

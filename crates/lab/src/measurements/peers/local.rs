@@ -1,7 +1,7 @@
 //! Tools that copy between two directories on the source's host, without a path.
 //!
-//! Two more programs show the limits of the storage. One does only what a push must do, with many threads. The other is
-//! fio, which reads or writes the same number of bytes without copying.
+//! Two more programs show the limits of the storage. One performs only the operations that a push needs, with many
+//! threads. The other is fio, which reads or writes the same number of bytes without copying.
 
 use std::process::Command;
 
@@ -106,9 +106,9 @@ fn bare(client: &Client<'_>, operation: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Sixteen jobs, and parts that are small enough to keep all of them busy.
+/// Options of fpsync: sixteen jobs, and parts that are small enough to keep all of them busy.
 const FPSYNC_JOBS: [&str; 4] = ["-n", "16", "-f", "300"];
 const RCLONE_FLAGS: &str =
     "--config /dev/null --transfers 16 --checkers 16 --multi-thread-streams 8 --quiet";
-/// Enough bytes in flight to keep storage busy that takes milliseconds for each request.
+/// Options of fio. They keep enough bytes in flight for storage that takes milliseconds for each request.
 const FIO_FLAGS: &str = "--name=lab --bs=1M --iodepth=32 --ioengine=libaio --direct=1";

@@ -25,8 +25,8 @@ enum Kind {
     Huge,
 }
 
-/// The default data sets. Over two links, the larger ones take about 20 s at 400 Mbit/s. The small files take that at
-/// 35 Mbit/s.
+/// The default data sets. Over two links, the larger ones take about 20 s at 400 Mbit/s. The small files take as long
+/// at 35 Mbit/s.
 const SETS: [(&str, Set); 5] = [
     (
         "losf",

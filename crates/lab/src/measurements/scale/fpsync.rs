@@ -13,10 +13,10 @@ use crate::processes::groups::Group;
 use crate::processes::server;
 use crate::processes::session::Session;
 
-/// The servers of a run. Dropping this ends the servers, and all processes that they and fpsync have started.
+/// The servers of a run. Dropping this value ends the servers, and all processes that they and fpsync have started.
 #[derive(Debug)]
 pub(super) struct Workers {
-    /// The control group of exactly these processes. It includes those that a killed client leaves behind.
+    /// The control group of these processes only. It includes processes that a killed client leaves behind.
     pub(super) group: Group,
     servers: Vec<Child>,
 }

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use crate::measurements::late::Late;
 use crate::measurements::late::shared::{Charges, Costs, Shared};
 
-/// All clients, which are unmounted when this is dropped. **Invariant:** all processes with open files there have ended
-/// before.
+/// All clients, which are unmounted when this value is dropped. **Invariant:** all processes with open files there have
+/// ended before.
 #[derive(Debug)]
 pub(super) struct Model {
     shared: Arc<Shared>,

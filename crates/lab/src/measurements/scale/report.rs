@@ -57,7 +57,7 @@ impl Entry {
         (*verdict == Verdict::Right).then(|| *bytes as f64 * 8.0 / seconds)
     }
 
-    /// Returns whether the machine, instead of the links, may have been the bottleneck.
+    /// Returns whether the machine rather than the links may have been the bottleneck.
     pub(super) fn is_void(&self) -> bool {
         self.figures.idle < IDLE_MIN
     }
@@ -78,7 +78,7 @@ impl Entry {
 }
 
 impl Report {
-    /// Returns an empty report. `costs` are those of the model, if it is used.
+    /// Returns an empty report. `costs` are the costs of the model, if the model is used.
     pub(super) fn of(costs: Option<Costs>) -> Self {
         Self {
             entries: Vec::new(),

@@ -108,7 +108,7 @@ impl Drop for Place {
     }
 }
 
-/// The clients of a run, whose end is the end of the copy, and the processes that work for them until then.
+/// The clients of a run, and the processes that work for them. The copy ends when the clients end.
 struct Crew {
     clients: Vec<Command>,
     movers: Vec<Child>,

@@ -13,7 +13,7 @@ use crate::processes::groups::Group;
 use crate::processes::{inside, server};
 use crate::units::{Rate, RoundTrip};
 
-/// The nodes, which exist until this is dropped.
+/// The nodes, which exist until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Stand<'a> {
     zmove: &'a str,
@@ -22,9 +22,9 @@ pub(super) struct Stand<'a> {
     servers: Vec<Child>,
     pub(super) senders: Vec<Node>,
     pub(super) receivers: Vec<Node>,
-    /// A host of the senders' side whose link has the rate of all their links together.
+    /// A host on the senders' side whose link has the total rate of all links of that side.
     pub(super) wide_sender: Node,
-    /// A host of the receivers' side whose link has the rate of all their links together.
+    /// A host on the receivers' side whose link has the total rate of all links of that side.
     pub(super) wide_receiver: Node,
     /// The mounts through which the receivers, including the wide one, access the target. `None` if they access it
     /// directly.

@@ -57,7 +57,7 @@ pub(super) struct Timed {
     pub(super) act: Act,
 }
 
-/// The actions of an attempt in chronological order, and those that are left for the next attempt.
+/// The actions of an attempt in chronological order, and the actions that are left for the next attempt.
 #[derive(Debug)]
 pub(super) struct Acts {
     /// The event from which the times of the actions count.
@@ -95,7 +95,7 @@ impl Crowd {
     }
 }
 
-/// Draws the actions of an attempt. It starts with those that the previous attempt has left.
+/// Draws the actions of an attempt. The attempt starts with the actions that the previous attempt has left.
 pub(super) fn draw(dice: &mut Dice, crowd: Crowd, before: Vec<Timed>) -> Acts {
     let since = if dice.one_in(4) {
         Since::Start
@@ -169,7 +169,7 @@ fn strike(dice: &mut Dice, (after, who): (Duration, Who), acts: &mut Acts) {
     });
     let is_waited_for = who != Who::Head && act.is_stop() && !dice.one_in(NOTICED_ONE_IN);
     if is_waited_for {
-        // Without this, it would take a minute until all give up on the silent program.
+        // Without this action, the other programs would wait a minute before they give up on the silent program.
         let after = after + moment(dice, BETWEEN_MICROS_MAX);
         acts.now.push(Timed {
             after,
@@ -191,7 +191,7 @@ fn moment(dice: &mut Dice, micros_max: u64) -> Duration {
 
 const BETWEEN_MICROS_MAX: u64 = 2_000_000;
 const AWAY_MICROS_MAX: u64 = 5_000_000;
-/// One in this number of programs comes back only during the next attempt.
+/// One in this number of programs is restored only during the next attempt.
 const LEFT_ONE_IN: u64 = 3;
 /// One in this number of programs that are stopped until the next push must be noticed by the current push.
 const NOTICED_ONE_IN: u64 = 8;

@@ -211,7 +211,7 @@ impl Server {
             match fs::remove_dir_all(self.directory.join("jetstream")) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                // The server was started again since.
+                // The server has been restarted since it was killed.
                 Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
                 Err(error) => return Err(error).context("failed to empty the broker"),
             }
@@ -349,7 +349,7 @@ impl Client {
     }
 }
 
-/// Debian installs it in a directory that is only on root's PATH.
+/// Path of the server. Debian installs it in a directory that is only on root's PATH.
 const SERVER: &str = "/usr/sbin/nats-server";
 /// The stream with the items of all jobs.
 const QUEUE: &str = "zmove";

@@ -112,7 +112,7 @@ impl Round {
                 self.compare(&format!("after try {number}"))?;
             }
         }
-        // Programs that are stopped or away come back during the next push. After that, nothing disturbs the transfer.
+        // Stopped and killed programs are restored during the next push. After that, nothing disturbs the transfer.
         let is_done = !later.is_empty() && self.attempt(Since::Start, &later)? == Ending::Done;
         if is_done && self.asleep.is_empty() {
             self.compare("after the last one came back")?;
@@ -376,5 +376,5 @@ const CALM_MAX: u64 = 4;
 const PUSH_PATIENCE: Duration = Duration::from_secs(240);
 /// Maximum time to wait for a job to start.
 const BEGIN_MAX: Duration = Duration::from_secs(5);
-/// Maximum time after the end of a push until a program comes back.
+/// Maximum time after the end of a push until a program is restored.
 const AFTER_END_MAX: Duration = Duration::from_millis(500);

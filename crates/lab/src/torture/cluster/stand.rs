@@ -205,7 +205,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Resumes all stopped programs, and starts those that are not running.
+    /// Resumes all stopped programs, and starts the programs that are not running.
     pub(super) fn restore(&mut self) -> Result<()> {
         let crowd = self.crowd();
         let all = (0..crowd.receivers)
@@ -251,7 +251,7 @@ impl Stand {
         Ok(dead)
     }
 
-    /// Ends all programs. Describes those that have not ended normally.
+    /// Ends all programs. Describes the programs that have not ended normally.
     pub(crate) fn end(&mut self) -> Result<Vec<String>> {
         let mut bad = Vec::new();
         for node in &mut self.nodes {

@@ -33,14 +33,14 @@ pub(super) struct Timed {
     pub(super) act: Act,
 }
 
-/// The actions of an attempt in chronological order, and those that are left for the next attempt.
+/// The actions of an attempt in chronological order, and the actions that are left for the next attempt.
 #[derive(Debug)]
 pub(super) struct Acts {
     pub(super) now: Vec<Timed>,
     pub(super) later: Vec<Timed>,
 }
 
-/// Draws the actions of an attempt. It starts with those that the previous attempt has left.
+/// Draws the actions of an attempt. The attempt starts with the actions that the previous attempt has left.
 pub(super) fn draw(dice: &mut Dice, daemons: usize, before: Vec<Timed>) -> Acts {
     let mut acts = Acts {
         now: before,
@@ -64,7 +64,7 @@ pub(super) fn draw(dice: &mut Dice, daemons: usize, before: Vec<Timed>) -> Acts 
                 act: back,
             });
             if matches!(act, Act::Stop(_)) && !dice.one_in(NOTICED_ONE_IN) {
-                // Without this, it would take a minute until the push gives up on the silent daemon.
+                // Without this action, the push would wait a minute before it gives up on the silent daemon.
                 let after = after + moment(dice, BETWEEN_MICROS_MAX);
                 acts.now.push(Timed {
                     after,

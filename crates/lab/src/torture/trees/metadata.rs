@@ -67,7 +67,7 @@ impl Features {
         Ok(features)
     }
 
-    /// Returns the features that both have.
+    /// Returns the features that `self` and `other` have in common.
     pub(crate) fn common(self, other: Self) -> Self {
         Self {
             xattrs: self.xattrs && other.xattrs,
@@ -221,12 +221,12 @@ fn acl(dice: &mut Dice) -> Vec<u8> {
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 const CAPABILITY: &str = "security.capability";
-/// Revision 2 with one capability: to bind to low ports, or to change owners.
+/// Values of file capabilities (revision 2), each with one capability: to bind to low ports, or to change owners.
 const RIGHTS: [[u8; 20]; 2] = [
     [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     [0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
 ];
-/// Ids with a name on most hosts, and ids without one.
+/// User and group ids. Some have a name on most hosts, and some have none.
 const OWNERS: [u32; 6] = [0, 1, 2_000, 2_001, 65_534, 4_000_000_000];
 
 const USER_OBJ: u16 = 1;

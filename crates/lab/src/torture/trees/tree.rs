@@ -310,8 +310,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Draws the mode of a file. Root can read files that nobody else can read, and other users can push only what they
-    /// can read. Setuid bits require that the owner is preserved.
+    /// Draws the mode of a file. Root can push files that no other user can read. Other users can push only files that
+    /// they can read. Setuid bits require that the owner is preserved.
     fn file_mode(&mut self) -> u32 {
         let all = FILE_MODES.len();
         let count = match () {
@@ -359,11 +359,12 @@ pub(crate) fn draw_link(dice: &mut Dice) -> OsString {
     }
 }
 
-/// The last two modes require that the owner is preserved. The two before deny access to the owner.
+/// Modes of files. The last two require that the owner is preserved. The two before deny access to the owner.
 const FILE_MODES: [u32; 13] = [
     0o644, 0o644, 0o644, 0o600, 0o755, 0o400, 0o444, 0o777, 0o640, 0o000, 0o200, 0o4755, 0o6711,
 ];
-/// The last mode requires that the owner is preserved. The three before restrict the access of the owner.
+/// Modes of directories. The last mode requires that the owner is preserved. The three before restrict the access of
+/// the owner.
 const DIRECTORY_MODES: [u32; 9] = [
     0o755, 0o755, 0o755, 0o700, 0o1777, 0o555, 0o000, 0o111, 0o2775,
 ];

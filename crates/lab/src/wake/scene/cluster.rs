@@ -1,8 +1,8 @@
 //! A push by the nodes of a cluster to two receivers that share the target's storage, then a push from one sender to
 //! another daemon there.
 //!
-//! The node survives its head. When the directory of a job is removed, the job can no longer store anything, whoever
-//! sends. Therefore, in some rounds the other daemon belongs to another user, who cannot remove the directory. Then
+//! The node survives its head. When the directory of a job is removed, no sender can store anything for the job. To
+//! exclude this effect, in some rounds the other daemon belongs to another user, who cannot remove the directory. Then
 //! only the lease that the node has from its head prevents the receivers from publishing.
 
 use std::fs;
