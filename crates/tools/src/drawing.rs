@@ -1,7 +1,7 @@
 //! Parts that all charts share. A chart is an SVG image that is narrow enough for a phone and dark enough for print.
 //!
-//! The colors are those of Okabe and Ito, which people with color blindness can distinguish. Some of them are darkened.
-//! In a print without colors, dashes and markers distinguish the curves.
+//! The colors are taken from the palette of Okabe and Ito, which people with color blindness can distinguish. Some of
+//! them are darkened. In a print without colors, dashes and markers distinguish the curves.
 //!
 //! This module lays out the charts, and the crate `svg` writes the SVG elements. A plotting library would save little
 //! code: `zmove trace` and `zmove scan` alone need nearly all of this module.

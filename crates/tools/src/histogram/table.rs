@@ -11,7 +11,6 @@ use crate::figures::{counted, percent, share};
 
 /// Returns the histogram as text. A line has at most `columns` columns, or 66 if `columns` is lower. Paths are not
 /// truncated.
-/// truncated.
 #[must_use]
 pub fn table(histogram: &Histogram, columns: usize) -> String {
     let mut text = String::new();

@@ -281,7 +281,8 @@ mod tests {
         assert_eq!(listed(&home), ["precious"]);
     }
 
-    /// A local user who can rename entries in the parent gives the name to a directory that this user cannot remove.
+    /// A local user who can rename entries in the parent renames a directory that this user cannot remove to the name
+    /// of a sweep's directory.
     #[test]
     fn another_directory_under_the_name_of_a_place_stays() {
         let home = tempfile::tempdir().unwrap();

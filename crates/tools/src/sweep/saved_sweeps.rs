@@ -162,8 +162,8 @@ mod tests {
         let sweeps: Vec<_> = (0..KEPT_MAX + 3)
             .map(|number| sweep(&format!("/dev/{number}")))
             .collect();
-        // The last sweep is the newest when it is saved. Its file's time is then set to one second after that of the
-        // previous one.
+        // The last sweep is the newest when it is saved. Its file's time is then set to one second after the time of
+        // the previous file.
         let begun = SystemTime::now() - Duration::from_secs(1000);
         for (sweep, seconds) in sweeps.iter().zip(0..) {
             saved.keep(sweep).unwrap();

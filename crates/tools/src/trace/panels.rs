@@ -2,8 +2,8 @@
 //!
 //! While no stage stalls, the byte counts of all stages are almost equal. Therefore only the count of the last stage is
 //! drawn, and the differences between stages are drawn as a backlog. A stage has the same color and line style in every
-//! panel. The colors are those of Okabe and Ito, which people with color blindness can distinguish. In a print without
-//! colors, dashes distinguish the curves.
+//! panel. The colors are taken from the palette of Okabe and Ito, which people with color blindness can distinguish. In
+//! a print without colors, dashes distinguish the curves.
 
 use zmove_types::ByteCount;
 

@@ -59,7 +59,7 @@ pub(super) fn summary(lines: &[TraceLine], about: &About) -> String {
 }
 
 /// Returns the row of a stage: when its first and last bytes were processed, and its highest rate over one second. If
-/// the push took less than a second, the rate is that of the whole push. Returns `None` if the bytes were not counted.
+/// the push took less than a second, the rate covers the whole push. Returns `None` if the bytes were not counted.
 fn stage(name: &str, lines: &[TraceLine], bytes: Counter) -> Option<String> {
     let last = bytes(lines.last()?)?;
     let at = |reached: &dyn Fn(u64) -> bool| {

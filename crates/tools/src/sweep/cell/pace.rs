@@ -59,7 +59,7 @@ impl<'a> CellPace<'a> {
         }
     }
 
-    /// Returns whether the cell still has time.
+    /// Returns whether the time of the cell is not over yet.
     pub(crate) fn has_time(&self) -> bool {
         self.may_go_on(&self.state.lock())
     }
@@ -196,7 +196,7 @@ const FIRST_BYTES: u64 = 64 << 20;
 const FLUSH_PAUSE: Duration = Duration::from_millis(50);
 /// How far the last flush may exceed the time of the cell.
 const LAST_FLUSH: Duration = Duration::from_millis(500);
-/// How often a waiting writer checks whether it must stop.
+/// Interval at which a waiting writer checks whether it must stop.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
