@@ -17,7 +17,7 @@ pub(crate) fn within(bytes: usize, run: impl FnOnce()) {
     run();
 }
 
-/// The report of a panic allocates memory itself, and would deadlock if the limit made that fail.
+/// The report of a panic allocates memory itself, and would deadlock if the limit made the allocation fail.
 fn lift_when_panicking() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
