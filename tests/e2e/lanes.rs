@@ -1,4 +1,4 @@
-//! Lanes over TCP and QUIC: their number, their speed, and what they carry.
+//! Lanes over TCP and QUIC: their number, their speed, and their data.
 
 pub(crate) mod black_hole;
 pub(crate) mod clear;

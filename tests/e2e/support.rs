@@ -1,4 +1,4 @@
-//! Building blocks of the cases: programs, hosts, trees, and the relays between them.
+//! Building blocks of the tests: programs, hosts, trees, and the relays between them.
 
 pub(crate) mod command;
 pub(crate) mod daemon;

@@ -24,7 +24,7 @@ use crate::support::ports::free_address;
 use crate::support::tree::{assert_same, names, paint, paint_interesting_sizes};
 
 pub(crate) const LARGE_BYTES: u64 = 12 * GROUP_BYTES + 5;
-/// Limits the rate, so that there is time for events in mid-transfer.
+/// Options that limit the rate, so that there is time for events in mid-transfer.
 pub(crate) const SLOWLY: [&str; 2] = ["--limit", "8MB"];
 
 /// A client, a daemon `sender` with the source, and a daemon `server` with the target.
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// `zmove copy OPTIONS SENDER:SOURCE... RECEIVER:TARGET`.
+    /// Returns the command `zmove copy OPTIONS SENDER:SOURCE... RECEIVER:TARGET`.
     fn command(&self, options: &[&str], sources: &[&str], target: &str) -> Zmove {
         let mut zmove = self.site.zmove(&["copy"]);
         zmove.0.args(options);

@@ -44,7 +44,7 @@ fn grow(site: &Site) {
     mknodat(CWD, source.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
 }
 
-/// Returns a version of a large file. Two of its groups differ from those of any other version.
+/// Returns a version of a large file. Two of its groups differ from the groups of any other version.
 fn changed(version: u8) -> Vec<u8> {
     let mut contents = painted(4 * GROUP_BYTES + 5, 0);
     contents[7] ^= version;
@@ -230,13 +230,13 @@ fn a_preview_of_a_pull_counts_what_the_pull_does() {
 /// An inspection that loses its connections after the target was opened may have reported some of its results. Another
 /// session would report them again or omit them.
 fn inspection_that_is_cut_ends(site: &Site, way: Way, command: &[&str]) {
-    // Long names, so that few files need many messages.
+    // With long names, a few files need many messages.
     let long = "n".repeat(200);
     for number in 0..1000 {
         let name = format!("{long}{number}");
         std::fs::write(site.source().join(name), "new").unwrap();
     }
-    // More than two handshakes need, and less than the names need.
+    // The cut comes after both handshakes and before all names have been sent.
     let proxy = Proxy::cutting_at(site.the_daemon().address, way, &[64 << 10]);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let mut zmove = site.zmove(&[command, &["--json", "--transport", "tcp"]].concat());

@@ -64,7 +64,7 @@ fn owners_that_cannot_be_set_are_counted_and_not_listed() {
     }
 }
 
-/// Expects that a dry run reports the same numbers of files and bytes as the following push moves. Returns its list.
+/// Asserts that a dry run reports the same numbers of files and bytes as the following push moves. Returns its list.
 fn foretold(site: &Site, options: &[&str]) -> Vec<String> {
     let lines = list(&preview(site, options));
     let counts = |summary: &Value| ["files", "bytes"].map(|key| summary[key].clone());
@@ -452,7 +452,7 @@ fn an_entry_that_cannot_be_created_is_a_failure(site: &Site) {
     missing.expect(23).says(&["open 'nowhere'"]);
 }
 
-/// More entries than fit into one request.
+/// There are more entries than fit into one request.
 fn many_entries_are_listed(site: &Site) {
     let mut expected: Vec<_> = (0..10).map(|number| format!("d{number}/")).collect();
     for directory in &expected {

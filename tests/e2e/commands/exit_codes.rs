@@ -1,4 +1,4 @@
-//! A failure has the same exit code in every command, as listed in the table "Exit codes" of the guide.
+//! The same failure has the same exit code in every command, as listed in the table "Exit codes" of the guide.
 
 use crate::commands::jobs::Yard;
 use crate::support::command::Outcome;
@@ -6,7 +6,7 @@ use crate::support::harness::Site;
 use crate::support::ports::free_address;
 use crate::support::tree::paint;
 
-/// The first job of a yard, which succeeds.
+/// Number of the first job of a yard, which succeeds.
 const BEFORE: &str = "1";
 
 /// A daemon from whose `source` the client may read, and to whose `target` it may write.
@@ -26,7 +26,7 @@ impl Yard {
         self.run(&words)
     }
 
-    /// Expects an exit code from each command that sends `source` to `target`, and from the process of such a job.
+    /// Asserts the exit code of each command that sends `source` to `target`, and of the process of such a job.
     #[track_caller]
     fn assert_pushed(&self, options: &[&str], source: &str, target: &str, code: i32) {
         for command in ["push", "copy", "verify"] {

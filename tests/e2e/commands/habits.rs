@@ -179,7 +179,8 @@ fn a_bare_name_is_a_directory_here_and_the_summary_says_so() {
     assert!(!push(&[], "./dtn2").contains("made"), "a path is meant");
 }
 
-/// Such a name is a host, as in rsync and scp. If the host is not reached, the user may have meant the file.
+/// zmove parses such a name as a host, like rsync and scp. If the host is not reached, the user may have meant the
+/// file.
 #[test]
 fn a_file_whose_name_is_that_of_a_host_is_hinted_at() {
     let site = Site::local();

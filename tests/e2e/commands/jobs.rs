@@ -703,7 +703,7 @@ fn old_jobs_are_forgotten() {
 /// Number of jobs with one remote host that a runner runs concurrently.
 const AT_ONCE_MAX: usize = 4;
 
-/// More jobs than the runner runs concurrently. Each is completed once, in one attempt.
+/// There are more jobs than the runner runs concurrently. Each is completed once, in one attempt.
 #[test]
 fn many_jobs_are_done_side_by_side() {
     let yard = Yard::daemon();

@@ -1,4 +1,5 @@
-//! The screens of a user's mistakes. Each screen states the failure, the path and side, the cause, and the remedy.
+//! Screens that show the messages about a user's mistakes. Each screen states the failure, the path and side, the
+//! cause, and the remedy.
 //!
 //! Each file in `mistakes/` is one case with many screens, which run one after another in one site:
 //!
@@ -148,7 +149,7 @@ fn ssh_server() -> SocketAddr {
     address
 }
 
-/// Compares the screens of a file with those that its commands print now, or writes them.
+/// Compares the screens of a file with the current output of its commands, or writes that output to the file.
 #[track_caller]
 fn assert_screens(screens: &Screens, name: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -42,7 +42,7 @@ fn no_bar_without_a_terminal(site: &Site) {
     assert!(outcome.stdout.lines().count() <= 4);
 }
 
-/// Returns what a command prints on a terminal with 80 columns.
+/// Returns the output of a command on a terminal with 80 columns.
 fn at_terminal(site: &Site, variables: &[(&str, &str)], words: &[&str]) -> String {
     let zmove = site.zmove(words).0;
     let words = std::iter::once(zmove.get_program()).chain(zmove.get_args());
@@ -181,7 +181,7 @@ fn the_summary_says_whether_files_were_flushed(site: &Site) {
 fn streams_are_a_choice() {
     let _quiet = quiet_machine();
     let site = Site::daemon();
-    // All lanes connect while these are sent.
+    // All lanes connect while these zeros are sent.
     File::create(site.source().join("zeros"))
         .unwrap()
         .set_len(64 << 20)

@@ -1,4 +1,4 @@
-//! Pulls: this side connects and receives, and the daemon sends. The result is the same as that of a push.
+//! Pulls: this side connects and receives, and the daemon sends. The result is the same as after a push.
 
 mod hostile;
 mod lanes;
@@ -67,7 +67,7 @@ pub(crate) fn assert_counts(summary: &Value, counts: &[(&str, u64)]) {
     }
 }
 
-/// Expects the counts of another transfer of the same tree.
+/// Asserts the counts of another transfer of the same tree.
 #[track_caller]
 pub(crate) fn assert_counts_as(summary: &Value, expected: &Value) {
     for name in [
@@ -409,7 +409,7 @@ fn a_pull_goes_on_when_its_daemon_is_killed_and_comes_back() {
 #[test]
 fn a_pull_that_is_interrupted_ends_at_once() {
     let site = site();
-    // Transferring it would take hours.
+    // Transferring this file would take hours.
     std::fs::File::create(site.source().join("large"))
         .unwrap()
         .set_len(1 << 40)

@@ -90,7 +90,7 @@ impl Sshd {
         )
     }
 
-    /// `zmove push OPTIONS source/ TARGET` over this server.
+    /// Returns the command `zmove push OPTIONS source/ TARGET` over this server.
     fn push(&self, site: &Site, options: &[&str], target: &str) -> Zmove {
         push_by(site, &self.command(), Path::new(ZMOVE), options, target)
     }
@@ -117,7 +117,8 @@ impl Drop for Sshd {
     }
 }
 
-/// `zmove push OPTIONS source/ TARGET` with this ssh command, and with this zmove at the remote end.
+/// Returns the command `zmove push OPTIONS source/ TARGET` with this ssh command, and with this zmove at the remote
+/// end.
 pub(crate) fn push_by(
     site: &Site,
     ssh: &str,
@@ -281,7 +282,7 @@ fn a_host_without_zmove_says_what_to_do() {
     ]);
 }
 
-/// Such accounts log in, and then something else than zmove runs.
+/// The login to such an account succeeds, but the server then runs a program other than zmove.
 #[test]
 fn an_account_that_does_not_run_zmove_is_explained_in_its_own_words() {
     let site = Site::local();

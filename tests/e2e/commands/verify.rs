@@ -116,7 +116,7 @@ fn verify(site: &Site, options: &[&str]) -> Outcome {
 }
 
 impl Outcome {
-    /// Expects a summary that begins with `words`.
+    /// Asserts that the summary begins with `words`.
     fn sums_up(self, words: &str) -> Self {
         assert!(
             self.stdout.lines().any(|line| line.starts_with(words)),

@@ -40,7 +40,7 @@ fn assert_nothing_half_written(site: &Site) {
     );
 }
 
-/// Expects that a push without retries has lost its connections.
+/// Asserts that a push without retries has lost its connections.
 #[track_caller]
 pub(crate) fn assert_connection_lost(outcome: Outcome) {
     let Outcome { code, stderr, .. } = &outcome;
@@ -188,7 +188,7 @@ fn break_path(
     assert_same(&site.source(), &site.target());
 }
 
-/// Repeated, since both roles must notice the interruption and one may be waiting for the other.
+/// The test is repeated, since both roles must notice the interruption and one may be waiting for the other.
 #[test]
 fn an_interrupted_local_push_leaves_only_complete_files() {
     for _ in 0..4 {
@@ -246,7 +246,7 @@ fn a_new_target_is_closed_to_others_until_its_mode_is_set() {
     assert_eq!(mode(), 0o750);
 }
 
-/// The kernel recreates such a directory, with a new birth time, when the first entry is created in it.
+/// The kernel recreates a directory of the lower layer, with a new birth time, when the first entry is created in it.
 #[test]
 fn leftovers_of_a_killed_push_in_a_lower_layer_are_removed() {
     let Some(site) = Site::within(Namespace::with_layers) else {
@@ -317,7 +317,7 @@ pub(crate) fn interruption() -> Signal {
     }
 }
 
-/// Kills a client and expects that it had not ended before.
+/// Kills a client and asserts that it had not ended before.
 pub(crate) fn kill(client: Child) {
     assert_eq!(end_by(client, Signal::KILL).code, None);
 }
@@ -333,7 +333,7 @@ pub(crate) fn end_by(client: Child, signal: Signal) -> Outcome {
 pub(crate) struct Appearance {
     watch: rustix::fd::OwnedFd,
     name: &'static str,
-    /// Whether `name` is only a prefix of the name.
+    /// Whether `name` is only a prefix of the awaited name.
     begins: bool,
 }
 

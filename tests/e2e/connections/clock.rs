@@ -19,8 +19,8 @@ use crate::support::tree::assert_same;
 pub(crate) struct Clock(PathBuf);
 
 impl Clock {
-    /// A site whose programs read such a clock whenever they query the time. Returns `None` if this host cannot provide
-    /// it.
+    /// Creates a site whose programs read the returned clock whenever they query the time. Returns `None` if this host
+    /// cannot provide it.
     ///
     /// Threads of one program that query concurrently may briefly see the real time: up to faketime 0.9.10 they share
     /// one buffer.
@@ -28,7 +28,7 @@ impl Clock {
         Self::site_reading(|clock| format!("FAKETIME_NO_CACHE=1 FAKETIME_TIMESTAMP_FILE='{clock}'"))
     }
 
-    /// A site whose programs read such a clock once, at their start.
+    /// Creates a site whose programs read the returned clock once, when they start.
     fn site_read_at_start() -> Option<(Site, Self)> {
         Self::site_reading(|clock| format!("FAKETIME=\"$(cat '{clock}')\""))
     }

@@ -21,7 +21,8 @@ const FILES: usize = 4_000;
 const UNPUBLISHED_MIN: usize = 400;
 /// Minimum duration of the stop.
 const STOP_MIN: Duration = Duration::from_secs(1);
-/// Maximum number of calls after the stop that were permitted before it, one per publishing thread.
+/// Maximum number of system calls that run after the stop because they were permitted before it, one per publishing
+/// thread.
 const LATE_CALLS_MAX: usize = 8;
 
 /// Fills the source with files whose contents identify the push.
@@ -99,7 +100,7 @@ fn wake(receiver: Pid, stopped: Instant) {
     kill_process(receiver, Signal::CONT).unwrap();
 }
 
-/// Expects the new contents. The timestamps of directories are not compared, since removing hidden files changes them.
+/// Asserts the new contents. The timestamps of directories are not compared, since removing hidden files changes them.
 fn assert_new(site: &Site, late_calls_max: usize) {
     let old = with_content(site, b'1');
     assert!(old <= late_calls_max, "{old} of {FILES} files are old");
@@ -276,7 +277,7 @@ fn a_thread_that_has_its_permit_gives_one_name_after_its_sender_has_gone() {
     assert_new(&site, threads);
 }
 
-/// Expects that a push reported waiting for an earlier connection.
+/// Asserts that a push reported waiting for an earlier connection.
 #[track_caller]
 fn assert_waited(outcome: Outcome) {
     outcome.expect(0).says(&[
@@ -334,7 +335,7 @@ fn a_push_does_not_wait_for_a_receiver_over_ssh_that_has_ended() {
     let receiver = receiver_over_ssh(&site);
     stop(&site, receiver);
     kill_process(receiver, Signal::KILL).unwrap();
-    // The lost and the new connection are reported, and no wait.
+    // The push reports the lost and the new connection, and no wait.
     finish(sender).expect(0).lines(2);
     assert_eq!(with_content(&site, b'1'), FILES);
 }
@@ -356,7 +357,7 @@ struct TwoDaemons {
 }
 
 impl TwoDaemons {
-    /// Also returns the push, which has just lost its first connection.
+    /// Starts both daemons. Also returns the push, which has just lost its first connection.
     fn begin() -> (Self, Child) {
         let mut site = Site::local();
         site.start_daemon();

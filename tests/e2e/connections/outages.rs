@@ -60,7 +60,8 @@ fn with_a_file_that_changes(site: &Site, zmove: Zmove) -> Outcome {
     while_doing((Duration::from_millis(20), change), || zmove.outcome())
 }
 
-/// Slow enough for the small file to be renamed into place before `LITTLE` bytes of the large one have passed.
+/// Rate limit that is low enough for the small file to be renamed into place before `LITTLE` bytes of the large one
+/// have passed.
 const SLOWLY: [&str; 2] = ["--limit", "1MB"];
 const LITTLE: u64 = 1_500_000;
 
@@ -104,7 +105,7 @@ fn a_pull_that_makes_progress_reconnects_without_limit() {
     let site = Site::reading(&[], &[]);
     paint(site.source().join("large"), 24 * GROUP_BYTES);
     let relay = Proxy::cutting_down(site.the_daemon().address, 13 << 20);
-    // Slow enough for all data that has passed to be stored before the connection is cut.
+    // The rate is low enough for all data that has passed to be stored before the connection is cut.
     let outcome = pull_by(&site, &relay, &["--timeout", "5s", "--limit", "15MB"])
         .outcome()
         .expect(0);

@@ -201,7 +201,7 @@ fn a_peer_of_another_version_is_named_by_each_command() {
     });
 }
 
-/// Starts a zmove over QUIC with protocol version 9, which it states in the reason of its close.
+/// Starts a zmove over QUIC with protocol version 9, and reports this version in the reason of its close.
 fn serve_newer_over_quic(site: &Site) -> (SocketAddr, Fingerprint) {
     let home = site.path("server");
     let fingerprint = Identity::load_or_create(&home).unwrap().fingerprint();

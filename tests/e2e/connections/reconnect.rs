@@ -15,7 +15,8 @@ use crate::support::ports::free_address;
 use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, names, paint};
 
-/// More than the handshakes and the small files need, less than the whole transfer.
+/// Number of bytes after which the relay stalls: more than the handshakes and the small files need, and less than the
+/// whole transfer.
 const BYTES_BEFORE_STALL: u64 = 9 << 20;
 const SMALL: u64 = 50;
 const LARGE: u64 = 3;
@@ -34,7 +35,7 @@ pub(crate) fn half_way(site: Site, options: &[&str]) -> HalfWay {
     half_way_by(site, options, |push| push)
 }
 
-/// Like [`half_way`], with a command that `run` makes of the push.
+/// Like [`half_way`], but with the command that `run` builds from the push.
 pub(crate) fn half_way_by(
     site: Site,
     options: &[&str],
@@ -69,7 +70,7 @@ fn restart(site: &Site, daemon: &Daemon) -> Daemon {
     )
 }
 
-/// Expects that one outage was reported and that everything arrived once.
+/// Asserts that one outage was reported and that everything arrived once.
 #[track_caller]
 fn assert_went_on(site: &Site, proxy: &Proxy, outcome: Outcome) -> Value {
     let lost = format!("zmove: connection to {} lost: ", proxy.address);
@@ -147,7 +148,7 @@ fn a_push_reconnects_after_other_servers_have_answered() {
     let (mut visitor, _) = portal.accept().unwrap();
     visitor.write_all(b"HTTP/1.1 302 Found\r\n\r\n").unwrap();
     drop(visitor);
-    // The portal listens until then, so that no other program gets its port.
+    // The portal listens until the proxy no longer uses it, so that no other program gets its port.
     proxy.reset(other.address);
     drop(portal);
     other.wait_for_log("rejected");
@@ -215,7 +216,7 @@ fn a_push_reconnects_after_many_refused_attempts() {
         .expect(0)
         .says(&[&lost, "; reconnecting for up to 5 min"]);
     let summary = outcome.says(&["zmove: reconnected after ", " s"]).summary();
-    // In one attempt all lanes may connect too early and control may fail. Then there is another attempt.
+    // In one attempt, all lanes may connect before control, and control may then fail. A second attempt follows.
     assert!(
         (1..=2).contains(&summary["reconnects"].as_u64().unwrap()),
         "{summary}"
@@ -242,7 +243,7 @@ fn a_push_reconnects_after_each_of_several_losses() {
     assert_same(&site.source(), &site.target());
 }
 
-/// Data of a lost lane is sent by other lanes, without a message.
+/// Asserts that other lanes send the data of lost lanes, and that no message reports this.
 #[track_caller]
 fn assert_lanes_are_done_without(site: Site, count: usize, options: &[&str]) {
     let HalfWay {
@@ -278,7 +279,7 @@ fn a_lane_that_is_cut_is_dialled_again() {
     for options in [&["--streams", "4"][..], &["--limit", "10Gbit"], &[]] {
         let options = &[options, &["--sparse", "never"]].concat();
         let site = Site::daemon();
-        // More data than the socket buffers hold.
+        // The file is larger than the socket buffers.
         std::fs::File::create(site.source().join("zeros"))
             .unwrap()
             .set_len(100 << 20)
@@ -289,7 +290,7 @@ fn a_lane_that_is_cut_is_dialled_again() {
             client,
         } = half_way(site, options);
         if options.contains(&"4") {
-            // The control connection and four lanes. A lane that connects later would be taken for the new one.
+            // The control connection and four lanes. A lane that connects later would be mistaken for the new one.
             proxy.wait_for_connections(5);
         }
         let connections = proxy.connections();
@@ -427,8 +428,8 @@ fn a_push_that_makes_progress_reconnects_without_limit() {
         );
     }
     paint(site.source().join("large"), 5 * GROUP_BYTES);
-    // A few batches and groups. Small files are renamed into place within a second, and those without final names are
-    // sent again.
+    // The cuts allow a few batches and groups in each session. Small files are renamed into place within a second, and
+    // those without final names are sent again.
     let proxy = Proxy::cutting(site.the_daemon().address, 15 << 20);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let outcome = site

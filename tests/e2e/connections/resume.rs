@@ -1,5 +1,5 @@
-//! Large files resume after an interrupted transfer: stored data is not sent again, whichever side died and however the
-//! next transfer connects. Untrusted data is sent again.
+//! Large files resume after an interrupted transfer: stored data is not sent again, no matter which side died and how
+//! the next transfer connects. Untrusted data is sent again.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, names, paint, painted};
 
 const BYTES: u64 = 12 * GROUP_BYTES + 5;
-/// Bytes before the relay stalls.
+/// Number of bytes after which the relay stalls.
 const BYTES_BEFORE_STALL: u64 = 8 * GROUP_BYTES;
 /// Minimum length of a journal with some groups.
 const JOURNAL_BYTES_MIN: u64 = 300;
@@ -127,7 +127,7 @@ fn hidden(site: &Site) -> Vec<PathBuf> {
     names.map(|name| site.target().join(name)).collect()
 }
 
-/// Expects that target and source are equal. Returns the number of bytes that were stored before this push.
+/// Asserts that target and source are equal. Returns the number of bytes that were stored before this push.
 #[track_caller]
 pub(crate) fn assert_done(site: &Site, summary: &Value) -> u64 {
     assert_same(&site.source(), &site.target());
@@ -445,7 +445,7 @@ fn two_pushes_at_once_do_not_share_a_part() {
     assert_eq!(using.count(), 1, "{resumed:?}");
 }
 
-/// A daemon may learn late that a sender is gone.
+/// A daemon may learn late that a sender has ended.
 #[test]
 fn a_part_is_not_kept_where_another_push_has_finished_the_file() {
     let site = Site::daemon();

@@ -25,9 +25,10 @@ use self::trust_all::TrustAll;
 
 /// Bytes that the daemon may send without a read: its greeting and a few pongs.
 const WINDOW_BYTES: u32 = 256;
-/// More pings than the window has room for pongs, even though pings that are read together are answered by one pong.
+/// Number of pings. Their pongs do not fit into the window, even though pings that are read together are answered by
+/// one pong.
 const PINGS: u64 = 20_000;
-/// Maximum time until a stopped transfer is gone. A peer has 10 s to read the reason.
+/// Maximum time until a stopped transfer has ended. A peer has 10 s to read the reason.
 const GONE_MAX: Duration = Duration::from_secs(40);
 
 /// A connection whose window is exhausted.
@@ -104,7 +105,7 @@ fn wait_for(site: &Site, most: Duration, holds: impl Fn(&[Value]) -> bool) -> Ve
     }
 }
 
-/// Stops these transfers and waits until they are gone.
+/// Stops these transfers and waits until they have ended.
 fn stop(site: &Site, transfers: &[Value]) {
     for transfer in transfers {
         // A transfer that has just ended no longer has an id.

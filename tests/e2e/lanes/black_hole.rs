@@ -22,7 +22,7 @@ const CAUSE: [&str; 3] = [
     "over TCP: they are lost on the path while small ones arrive",
     "ICMP messages that report it are filtered",
 ];
-/// The timeout is far shorter than that of TCP.
+/// Options with a timeout far shorter than that of TCP.
 const OPTIONS: [&str; 3] = ["--json", "--timeout", "20s"];
 /// Maximum duration of a push that detects the black hole. An undetected one takes several minutes.
 const TRANSFER_MAX: Duration = Duration::from_secs(40);

@@ -9,11 +9,12 @@ use crate::support::harness::Site;
 use crate::support::quiet_machine::{calm_machine, quiet_machine};
 use crate::support::tree::{assert_same, names, paint};
 
-/// 4 MB per second, which even a busy machine can exceed.
+/// Rate limit of 4 MB per second, which even a busy machine can exceed.
 const LIMIT: &str = "32Mbit";
 const BYTES_PER_SECOND: f64 = 4e6;
 const BYTES: u32 = 6 << 20;
-/// Allows for data that is sent before the rate limit takes effect, and for the kernel's first burst.
+/// Factor for the minimum duration. It allows for data that is sent before the rate limit takes effect, and for the
+/// kernel's first burst.
 const TOLERANCE: f64 = 0.8;
 
 #[test]
@@ -46,7 +47,7 @@ fn the_live_rate_is_right_or_not_shown() {
     let _calm = calm_machine();
     let site = Site::daemon();
     paint(site.source().join("f"), 64 << 20);
-    // Many small files are sent first. They say nothing about the rate.
+    // Many small files are sent first. They must not affect the measured rate.
     for number in 0..200 {
         paint(site.source().join(format!("small/{number}")), 10);
     }

@@ -16,7 +16,7 @@ use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
 const LANES: usize = 2;
-/// Many more groups than the first lanes send before further lanes are added.
+/// Number of groups: many more than the first lanes send before further lanes are added.
 const GROUPS: u64 = 60;
 const SLOW: Duration = Duration::from_millis(150);
 

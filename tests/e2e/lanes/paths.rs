@@ -40,7 +40,7 @@ fn the_next_push_starts_with_the_lanes_of_the_last() {
     let (path, known) = line.split_once(' ').unwrap();
     let mut known: Value = serde_json::from_str(known).unwrap();
     known["lanes"] = 11.into();
-    // Close to the round trip of this host to itself, even if the host is busy.
+    // This value is close to the round trip of this host to itself, even if the host is busy.
     known["round_trip"] = micros(1_000);
     let memory = format!("{HEADER}\n{path} {known}\n");
     // On a busy host, the measured round trip may differ too much from the remembered one.
@@ -70,8 +70,8 @@ fn a_damaged_paths_file_is_reported_in_one_line() {
     assert_same(&site.source(), &site.target());
 }
 
-/// Records a path to this host that carried 32 MiB in a round trip a moment ago. `changes` replaces values by their
-/// JSON pointers.
+/// Records that a path to this host has just carried 32 MiB in one round trip. `changes` replaces values by their JSON
+/// pointers.
 fn remember(site: &Site, changes: &[(&str, Value)]) {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)

@@ -186,7 +186,7 @@ fn options_that_contradict_quic_are_refused() {
     outcome.says(&["--congestion vegas", "tolerant, cubic, bbr and reno"]);
 }
 
-/// Starts a push that does not end. Its rate leaves time to the other programs of the case.
+/// Starts a push that does not end. Its low rate leaves CPU time for the other programs of the case.
 fn endless(site: &Site) -> std::process::Child {
     paint(site.source().join("small"), 1_000);
     std::fs::File::create(site.source().join("endless"))

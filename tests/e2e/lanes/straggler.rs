@@ -118,7 +118,7 @@ fn a_push_may_end_while_a_late_chunk_is_being_read_again() {
     });
     let samples = AtomicUsize::new(0);
     let pushed = push_late(&site, file_io, again, move |event| {
-        // There is one sample at the start and one after the receiver's last message.
+        // The sender reports one sample at the start and one after the receiver's last message.
         if matches!(event, Event::Sampled(_)) && samples.fetch_add(1, Ordering::Relaxed) == 1 {
             ended.raise();
         }
@@ -170,7 +170,7 @@ fn change(source: &Path, before: &mut Vec<u8>) {
     (0..GROUPS).for_each(|group| file.write_all_at(b"changed", group * GROUP_BYTES).unwrap());
 }
 
-/// Pushes one large file over two lanes. The first one delivers its first data when `again` is raised.
+/// Pushes one large file over two lanes. The first lane delivers its first data when `again` is raised.
 fn push_late(
     site: &Site,
     file_io: Arc<HookedDisk>,

@@ -21,7 +21,7 @@ use crate::support::inprocess::InProcess;
 use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
-/// Groups of the large file. Two threads of a stage, or two lanes, get half of them each.
+/// Number of groups of the large file. Two threads of a stage, or two lanes, process half of the groups each.
 const GROUPS: u64 = 8;
 /// Minimum additional time of a slow stage per group.
 const SLOW_MIN: Duration = Duration::from_millis(200);

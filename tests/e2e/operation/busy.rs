@@ -274,7 +274,7 @@ fn queued_pushes_start_in_turns_of_their_keys() {
 fn many_small_pushes_at_once_all_end_well() {
     let _quiet = quiet_machine();
     let site = site("transfers_per_identity = 4\nqueued_per_identity = 12\nunproven = 8");
-    // More than may run and wait at the same time.
+    // The test starts more pushes than may run and wait at the same time.
     let pushes: Vec<_> = (0..24)
         .map(|number| push_into(&site, &format!("d{number}")).start())
         .collect();

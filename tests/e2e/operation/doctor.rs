@@ -171,7 +171,7 @@ fn a_receiver_that_authorizes_the_key_passes_all_checks() {
         std::fs::read(site.path("client/known_hosts")).unwrap(),
         before
     );
-    // The session ended in order and left no entries.
+    // The session ended gracefully and left no entries.
     daemon.wait_for_log("previewed by tester");
     assert!(names(&site.target()).is_empty());
 }

@@ -31,7 +31,7 @@ impl<'a> Journals<'a> {
         self.site.path(self.home).join("journal")
     }
 
-    /// Returns the path of a transfer's journal. If there is no journal, the path has a different owner and target.
+    /// Returns the path of a transfer's journal. If no journal exists, returns the path for owner and target `OTHER`.
     fn file(&self, transfer: u8) -> PathBuf {
         let transfer = TransferId([transfer; 16]).to_string();
         let found = names(&self.directory())

@@ -18,10 +18,10 @@ use crate::support::proxy::Proxy;
 use crate::support::quiet_machine::quiet_machine;
 use crate::support::tree::{assert_same, paint};
 
-/// Maximum growth of the daemon's memory, in KiB: less than a push of large files uses by its own settings.
+/// Maximum growth of the daemon's memory, in KiB. A push of large files with default settings uses more.
 const GROWTH_KIB_MAX: u64 = 200 << 10;
-/// Authenticated connections may wait for the whole greeting timeout, which is longer than a busy machine needs for all
-/// handshakes.
+/// Settings that allow few authenticated connections to wait. Such a connection may wait for the whole greeting
+/// timeout, which is longer than a busy machine needs for all handshakes.
 const FEW_WAITING: &str = "waiting_per_identity = 64\nunproven_time = \"600s\"";
 /// Maximum time for which a client that stays can hold a slot for a refusal, in seconds.
 const REFUSAL_SECONDS: usize = 10;
@@ -41,7 +41,7 @@ fn site_with(options: &[&str]) -> Site {
     site
 }
 
-/// Pushes during the load, and checks the daemon's memory.
+/// Pushes during the load, and asserts that the daemon's memory stays within the limit.
 #[track_caller]
 fn assert_well(site: &Site, resting_kib: u64) {
     site.push_contents();
@@ -77,7 +77,7 @@ pub(crate) fn time_for_strangers(daemon: &Daemon, stranger: &Identity, count: u3
         runtime().block_on(async {
             let mut connection = dial(daemon, stranger).await;
             let mut answer = Vec::new();
-            // The close may cut the message short.
+            // The close may truncate the message.
             drop(connection.read_to_end(&mut answer).await);
         });
     };
@@ -236,7 +236,7 @@ fn idle_connections_of_one_key_are_limited() {
         let mut answer = Vec::new();
         for _ in 0..ASKED_MAX {
             let mut one_more = prove(&site).await;
-            // The close may cut the answer short or off.
+            // The close may truncate or discard the answer.
             drop(one_more.read_to_end(&mut answer).await);
             if !answer.is_empty() {
                 break;
@@ -289,7 +289,7 @@ fn refused_connections_that_stay_open_hold_few_descriptors() {
     site.push_contents();
 }
 
-/// Starts a push that takes long.
+/// Starts a push that takes a long time.
 fn begin_long(site: &Site) -> Child {
     paint(site.path("long"), 16 << 20);
     let child = site.push_command(

@@ -1,4 +1,4 @@
-//! The operator of a daemon's host: lists transfers and ends them.
+//! The commands of the operator of a daemon's host, who lists and stops transfers.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::support::harness::{PATIENCE, Site};
 use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, paint};
 
-/// `zmove WORDS` as the operator of the daemon's host.
+/// Runs `zmove WORDS` as the operator of the daemon's host.
 fn operator(site: &Site, words: &[&str]) -> Outcome {
     let mut zmove = Command::new(ZMOVE);
     zmove.env("ZMOVE_HOME", site.path("server")).args(words);
@@ -51,7 +51,7 @@ fn has_moved(transfer: &Value) -> bool {
     transfer["bytes"].as_u64().unwrap() > 0
 }
 
-/// A push of a file of 24 MiB at this rate.
+/// Starts a push of a file of 24 MiB at this rate.
 fn slow_push(site: &Site, rate: &str) -> Child {
     paint(site.source().join("large"), 24 << 20);
     site.push_command(
@@ -62,7 +62,7 @@ fn slow_push(site: &Site, rate: &str) -> Child {
     .start()
 }
 
-/// A daemon whose only slot for a transfer is taken.
+/// A site whose daemon has one slot for transfers, which is taken.
 struct Occupied {
     site: Site,
     long: Child,
@@ -387,7 +387,7 @@ fn a_queued_push_reports_the_reason_and_no_wait_refuses_to_queue() {
     long.wait().unwrap();
 }
 
-/// A waiting sender learns when one ahead of it has gone, and so does the operator.
+/// When a sender ahead in the queue leaves, the waiting sender and the operator are notified.
 #[test]
 fn a_queued_push_reports_its_new_position() {
     let Occupied { site, mut long } = Occupied::new();

@@ -10,9 +10,9 @@ use crate::support::daemon::Daemon;
 use crate::support::harness::Site;
 use crate::support::tree::{assert_same, paint};
 
-/// Limits on processes: from fewer than the runtime needs to enough.
+/// Limits on the number of processes, from too few for the runtime to enough for the whole program.
 const PROCESSES: [u32; 14] = [1, 2, 4, 6, 8, 9, 10, 11, 12, 14, 16, 20, 32, 64];
-/// Limits on open files: from fewer than a program needs to start to enough.
+/// Limits on the number of open files, from too few to start the program to enough for the whole program.
 const FILES: [u32; 12] = [5, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64];
 
 #[test]
@@ -58,7 +58,8 @@ fn a_push_limited_to_48_open_files_uses_fewer_lanes() {
     pair.check_and_clear();
 }
 
-/// Each directory is in a directory of its own. Both walks of a mirror open most of them only while they use them.
+/// Each directory has a separate parent directory. Both walks of a mirror open most directories only while they use
+/// them.
 #[test]
 fn a_mirror_of_many_directories_needs_128_open_files() {
     let Some(mut site) = Site::of_fresh_user() else {
@@ -124,7 +125,7 @@ fn too_little_memory_is_reported_before_the_work_begins() {
     }
 }
 
-/// A client and an optional daemon, each run by a user whose limits count no other process.
+/// A client and an optional daemon, each run by a user that has no other processes.
 struct Pair {
     client: Site,
     server: Option<Site>,
@@ -176,7 +177,7 @@ fn with_files(site: Site) -> Site {
     for number in 0..20 {
         paint(site.source().join(format!("small/{number}")), 1000);
     }
-    // Data for several lanes.
+    // The file has enough data for several lanes.
     paint(site.source().join("large"), 12 << 20);
     site.give_away();
     site
@@ -254,7 +255,7 @@ fn check_daemons(option: &str, limits: &[u32], cause: &str) {
     check_codes(option, limits, &codes);
 }
 
-/// Expects a success, or an error that names the limit or the system's error.
+/// Asserts that a command succeeds, or that its error names the limit or the system's error.
 #[track_caller]
 fn check_end(outcome: &Outcome, limit: u32, cause: &str) {
     let Outcome { code, stderr, .. } = outcome;

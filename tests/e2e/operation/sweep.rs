@@ -11,7 +11,7 @@ use crate::support::command::finish;
 use crate::support::harness::{PATIENCE, Site};
 use crate::support::tree::{names, paint, set_mode};
 
-/// Enough data for the smaller sizes, and fast unless the machine is busy.
+/// Options of a sweep that writes enough data for the smaller sizes, and that is fast unless the machine is busy.
 const SMALL: [&str; 6] = ["--budget", "24MiB", "--time", "80s", "--threads", "2"];
 
 fn sweep(site: &Site, options: &[&str]) -> Value {
@@ -95,7 +95,7 @@ fn table_and_json_agree_and_nothing_is_left() {
 fn an_interrupted_sweep_removes_its_files() {
     let site = Site::local();
     for signal in [interruption(), Signal::TERM] {
-        // Too much to be written before the signal.
+        // The budget is too large to be used up before the signal.
         let mut command = site.zmove(&["sweep", "--budget", "1GiB", "--time", "1h", "target"]);
         command.0.args(["--threads", "2"]);
         let child = command.start();
@@ -113,7 +113,7 @@ fn an_interrupted_sweep_removes_its_files() {
 #[test]
 fn files_of_a_killed_sweep_are_removed_by_the_next_sweep() {
     let site = Site::local();
-    // Too much to be written before the signal.
+    // The budget is too large to be used up before the signal.
     let child = site
         .zmove(&["sweep", "--budget", "1GiB", "--time", "1h", "target"])
         .start();
@@ -240,7 +240,7 @@ fn a_push_to_a_daemon_states_the_share_of_the_source_only() {
     let site = Site::daemon();
     paint(site.source().join("f"), 100_000);
     sweep(&site, &[]);
-    // A run shorter than a second has no share.
+    // A push shorter than a second reports no share of the storage speed.
     let slow = ["--limit", "60KB"];
     let said = site.push(&slow, site.contents(), "said").done().stdout;
     let share = said

@@ -144,7 +144,7 @@ impl Issued {
             .outcome()
     }
 
-    /// Expects that the client is refused on both transports with this reason, which is also in the log.
+    /// Asserts that the client is refused on both transports with this reason, which is also in the log.
     #[track_caller]
     fn refused(&self, daemon: &Daemon, code: i32, reason: &str) {
         for transport in TRANSPORTS {
@@ -159,7 +159,7 @@ impl Issued {
         assert!(names(&self.site.target()).is_empty());
     }
 
-    /// Expects that the host is refused, also by a client that accepts new hosts.
+    /// Asserts that the host is refused, also by a client that accepts new hosts.
     #[track_caller]
     fn host_refused(&self, daemon: &Daemon, reason: &str) {
         for transport in TRANSPORTS {
@@ -360,8 +360,8 @@ fn an_authority_that_others_can_write_is_not_used() {
     assert!(names(&issued.site.target()).is_empty());
 }
 
-/// The stranger's certificate has forty names for which the list has lines, none of them with this authority, and the
-/// revocation list is long. The daemon must not read the list once per name.
+/// The stranger's certificate has forty names. The list has a line for each of these names, but no line names this
+/// authority. The revocation list is long. The daemon must not read the list once per name.
 #[test]
 fn an_unknown_certificate_with_many_names_costs_little() {
     let _quiet = quiet_machine();

@@ -225,7 +225,7 @@ fn targets_outside_the_roots_are_refused() {
     assert_eq!(names(&yard.root()), ["link"]);
 }
 
-/// Deeper than the stack of a function that recurses for each directory.
+/// The tree is too deep for the stack of a function that recurses for each directory.
 #[test]
 fn ten_thousand_nested_directories_are_stored_and_removed() {
     let yard = Yard::new();
@@ -373,7 +373,7 @@ fn a_root_that_becomes_a_link_under_a_transfer_leads_nowhere() {
     );
 }
 
-/// Mode changes for entries that are not regular files.
+/// Requests mode changes for entries that are not regular files.
 #[test]
 fn metadata_of_links_and_special_files_is_not_set() {
     let yard = Yard::new();
@@ -495,7 +495,7 @@ fn setuid_and_setgid_are_dropped_however_a_file_is_stored() {
     assert_eq!(seen, 23);
 }
 
-/// Keep and remove requests for names in a directory that is a link.
+/// Sends requests to keep and to remove names in a directory that is a link.
 #[test]
 fn nothing_is_listed_or_removed_through_a_link() {
     let yard = Yard::new();

@@ -44,7 +44,7 @@ pub(crate) struct Deceiver {
 /// The result of the push.
 pub(crate) struct Deceived {
     pub(crate) ended: Result<Summary, SessionError>,
-    /// Every path of which the sender has sent something.
+    /// Paths of all entries of which the sender has sent data.
     pub(crate) paths: Vec<String>,
     /// The concatenated contents of all small files that the sender has sent.
     pub(crate) contents: Vec<u8>,
@@ -334,7 +334,7 @@ impl Deceived {
         }
     }
 
-    /// Expects that the push failed with an error that contains `part` and is not a lost connection.
+    /// Asserts that the push failed with an error that contains `part` and is not a lost connection.
     #[track_caller]
     pub(crate) fn is_broken_off(&self, part: &str) {
         let error = self.ended.as_ref();

@@ -228,7 +228,7 @@ fn a_removed_key_is_refused_and_its_running_push_continues() {
 const LIMIT: &str = "max-rate=80Mbit";
 const BYTES_PER_SECOND: f64 = 1e7;
 const BYTES: u32 = 16 << 20;
-/// Allows for the initial burst and for clock differences between two processes.
+/// Factor for the minimum duration. It allows for the initial burst and for clock differences between two processes.
 const TOLERANCE: f64 = 0.9;
 
 #[test]

@@ -376,7 +376,7 @@ fn site() -> Site {
     configured("")
 }
 
-/// A site with these limits, whose client's push takes a moment.
+/// A site with these limits, whose client's push takes a short time.
 fn configured(limits: &str) -> Site {
     let site = Site::limited(limits);
     for number in 0..40 {
@@ -385,7 +385,7 @@ fn configured(limits: &str) -> Site {
     site
 }
 
-/// The push of the other key completes before any work for the greedy key, which takes longer.
+/// Asserts that the push of the other key completes before any work for the greedy key, which takes longer.
 #[track_caller]
 fn assert_well_and_soon(site: &Site, resting_kib: u64) {
     let started = Instant::now();
@@ -393,7 +393,7 @@ fn assert_well_and_soon(site: &Site, resting_kib: u64) {
     assert!(started.elapsed() < PROMPT, "{:?}", started.elapsed());
 }
 
-/// The push of the other key completes, and the daemon's peak memory is below the limit.
+/// Asserts that the push of the other key completes, and that the daemon's peak memory is below the limit.
 #[track_caller]
 fn assert_well(site: &Site, resting_kib: u64) {
     site.push(&["--timeout", "0"], site.contents(), "").done();
@@ -410,7 +410,7 @@ fn deep() -> String {
     vec!["d".repeat(250); 259].join("/")
 }
 
-/// 2,048 entries for one directory, all of which have its path. They would need 130 MB if each kept a copy.
+/// 2,048 entries for one directory, each sent with the directory's path. They would need 130 MB if each kept a copy.
 #[test]
 fn a_path_that_is_named_thousands_of_times_is_kept_once() {
     let site = site();
@@ -439,7 +439,7 @@ fn too_many_directories_to_remember_end_only_their_own_transfer() {
         directory: path("d"),
         entries: vec![BatchEntry::Itself(metadata(0o755)); 2048],
     };
-    // Twice the allowed memory.
+    // The batches need twice the allowed memory.
     (0..1000).for_each(|_| transfer.send_batch(group()));
     assert!(
         transfer
@@ -470,7 +470,7 @@ fn the_rules_of_openings_are_limited_and_charged() {
         refusal.text.contains("patterns of a selection"),
         "{refusal:?}"
     );
-    // 16 MiB each.
+    // The rules of each opening take 16 MiB.
     open.protected = vec![rule(64); 4096];
     let opened: Vec<_> = (0..3).map(|_| greedy.open(&open)).collect();
     let Err(ToSender::Refused(refusal)) = greedy.try_open(&open) else {
@@ -751,7 +751,7 @@ fn of_few_descriptors() -> Site {
     site
 }
 
-/// Transfers with 33 lanes each, as many as are accepted. Over TCP each lane has a descriptor.
+/// Opens as many transfers with 33 lanes each as are accepted. Over TCP each lane has a descriptor.
 #[test]
 fn the_descriptors_of_lanes_are_limited_by_key() {
     let site = of_few_descriptors();
@@ -776,7 +776,7 @@ fn the_descriptors_of_lanes_are_limited_by_key() {
     assert_well_and_soon(&site, resting);
 }
 
-/// Large files of which one byte has arrived. Each stays open.
+/// Sends one byte of each large file. Each of these files stays open.
 #[test]
 fn the_descriptors_of_unfinished_files_are_limited_by_key() {
     let site = of_few_descriptors();
@@ -904,7 +904,7 @@ fn giving_up_files_that_were_not_started_ends_the_transfer() {
     assert_well(&site, resting);
 }
 
-/// Lists of names with maximum length, 27 MB each in memory, that wait for sessions whose answers are not read.
+/// Sends lists of names with maximum length, 27 MB each in memory, that wait for sessions whose answers are not read.
 #[test]
 fn the_memory_of_waiting_messages_is_limited() {
     let site = configured("memory_per_identity = \"64MiB\"");
@@ -937,7 +937,8 @@ fn the_memory_of_waiting_messages_is_limited() {
     assert_well_and_soon(&site, resting);
 }
 
-/// Openings with the maximum number of names, 12 MB each in memory, that wait for sessions whose answers are not read.
+/// Sends openings with the maximum number of names, 12 MB each in memory, that wait for sessions whose answers are not
+/// read.
 #[test]
 fn a_second_opening_is_charged_and_ends_the_transfer() {
     let site = site();
@@ -952,7 +953,7 @@ fn a_second_opening_is_charged_and_ends_the_transfer() {
     let mut deaf: Vec<_> = (0..2)
         .map(|_| greedy.ask_some_without_reading(&goes, 4, keep).0)
         .collect();
-    // When this last session is answered, the earlier ones would have been answered too.
+    // By the time this last session is answered, the earlier ones would have been answered too.
     let mut transfer = greedy.open(&goes);
     (0..4).for_each(|number| greedy.say(&mut transfer, &keep(number)));
     for _ in 0..4 {
@@ -1017,7 +1018,8 @@ fn unread_answers_of_previews_are_charged() {
     let _deaf: Vec<_> = (0..8)
         .map(|_| greedy.ask_some_without_reading(&open, 8, list))
         .collect();
-    // When this last session is answered, the earlier ones would have been answered too, if their answers were read.
+    // By the time this last session is answered, the earlier ones would have been answered too, if their answers were
+    // read.
     if let Ok(mut last) = greedy.try_open(&open) {
         (0..8).for_each(|number| greedy.say(&mut last, &list(number)));
         // There may be no memory for the requests either.

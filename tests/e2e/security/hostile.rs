@@ -252,7 +252,7 @@ fn a_daemon_that_publishes_items_that_it_has_not_stored_is_broken_off() {
         .is_broken_off("a name");
 }
 
-/// The receiver sends nothing without a request, so the session ends like one with a lost connection.
+/// The receiver sends nothing without a request, so the session ends as after a lost connection.
 #[test]
 fn a_push_whose_control_writes_fail_ends_as_a_lost_connection() {
     let jobs: [fn(PushJob) -> PushJob; 2] = [

@@ -141,7 +141,7 @@ fn tls_1_2_of_another_library_is_refused() {
     assert!(said.contains("alert protocol version"), "{said}");
     site.the_daemon()
         .wait_for_log("it speaks TLS without the zmove protocol");
-    // This shows that everything else was correct.
+    // The success with TLS 1.3 shows that all other settings were correct.
     let said = connect("-tls1_3");
     assert!(said.contains("ALPN protocol: zmove/1"), "{said}");
 }

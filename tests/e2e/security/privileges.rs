@@ -64,7 +64,7 @@ fn push(site: &Site, daemon: &Daemon, options: &[&str], path: &str) -> Outcome {
     zmove.outcome()
 }
 
-/// `zmove serve` that fails before it listens.
+/// Runs `zmove serve`, which must fail before it listens.
 fn serve(site: &Site, options: &[&str]) -> Outcome {
     let mut command = command(site);
     command
@@ -455,7 +455,7 @@ fn a_confined_daemon_may_run_as_another_user() {
     }
     push(&site, &daemon, &[], "").done();
     assert_same(&site.source(), &site.target());
-    // Neither the user nor the rules give access to a root that came later.
+    // Neither the user nor the rules give access to a root that is added later.
     grant_later(&site, "later");
     own_all(&site.path("later"));
     let later = site.path("later").canonicalize().unwrap();

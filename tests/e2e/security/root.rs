@@ -135,7 +135,7 @@ impl Host {
         journal
     }
 
-    /// `zmove WORDS` as root, with these directories. `before` is a command prefix.
+    /// Returns the command `zmove WORDS` as root, with these directories. `before` is a command prefix.
     fn command(&self, before: &[&str], words: &[&str]) -> Command {
         let all: Vec<_> = before.iter().chain(&[ZMOVE]).chain(words).collect();
         let mut command = Command::new(all[0]);
@@ -308,7 +308,8 @@ fn becomes_user() -> String {
     format!("setuid({NOBODY})")
 }
 
-/// Returns the descendants of a process that switches to the user. It has none before.
+/// Returns the descendants of a process that has switched to the user. The process has no descendants before the
+/// switch.
 fn descendants_of_users<'a>(calls: &[(&'a str, &'a str)]) -> BTreeSet<&'a str> {
     let mut users: BTreeSet<_> = calls
         .iter()
@@ -686,7 +687,7 @@ fn a_forged_journal_removes_nothing_outside_of_the_roots() {
     }
 }
 
-/// Expects that a daemon does not start because of a directory of the user, and that the message names the remedy.
+/// Asserts that a daemon does not start because of a directory of the user, and that the message names the remedy.
 #[track_caller]
 fn assert_serves_nothing(host: &Host, remedy: &str) {
     for words in [

@@ -178,7 +178,7 @@ fn a_link_that_leads_out_of_the_root_is_not_followed() {
     assert_pictures(&before, &picture(&site.target()));
 }
 
-/// Each root in turn, with names that need quoting in a list of words.
+/// Selects each root in turn. The names of the roots need quoting in a list of words.
 #[test]
 fn a_target_path_selects_its_root() {
     let (site, daemon) = strangers();

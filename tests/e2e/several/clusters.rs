@@ -166,7 +166,7 @@ impl Lab {
         file
     }
 
-    /// Makes a node join, with a command prefix.
+    /// Makes a node join the cluster. `before` is a command prefix.
     fn join(&self, node: &str, before: &[&str]) -> Node {
         self.join_by(&self.invite(node), node, before)
     }
@@ -345,14 +345,14 @@ fn nats_server() -> Command {
     })
 }
 
-/// Expects that the summary names this number of nodes.
+/// Asserts that the summary names this number of nodes.
 #[track_caller]
 fn assert_done_by(outcome: &Outcome, nodes: &str) {
     let told = &outcome.stdout;
     assert!(told.contains(&format!(", by {nodes}\n")), "{told}");
 }
 
-/// Expects that two nodes have done the job, and that none was excluded.
+/// Asserts that two nodes have done the job, and that none was excluded.
 #[track_caller]
 fn assert_both_took_part(outcome: &Outcome) {
     assert_done_by(outcome, "2 nodes");
@@ -360,7 +360,7 @@ fn assert_both_took_part(outcome: &Outcome) {
     assert!(!told.contains("takes no part"), "{told}");
 }
 
-/// Expects that zmove printed every message, and no library.
+/// Asserts that zmove itself printed every message, and that no library printed one.
 #[track_caller]
 fn assert_own_words(outcome: &Outcome) {
     let others: Vec<_> = outcome
@@ -794,7 +794,7 @@ fn several_nodes_join_by_one_invitation() {
     lab.assert_done();
 }
 
-/// A grant is valid for a day, and the session of a node ends with its grant at the latest.
+/// A grant is valid for a day, and the session of a node ends when its grant expires, if not earlier.
 #[test]
 fn a_push_may_take_longer_than_a_grant_is_valid() {
     let Some((site, clock)) = Clock::site() else {

@@ -230,8 +230,8 @@ impl Spread {
             .map_or(shared.clone(), |namespace| namespace.outside(&shared))
     }
 
-    /// Creates a tree that is divided into many items: a wide directory, deep directories, and a file for several
-    /// receivers, which is just large enough.
+    /// Creates a tree that is divided into many items: a wide directory, deep directories, and a file that is just
+    /// large enough to be split between receivers.
     fn paint(&self) {
         let source = self.source();
         for directory in 0..20 {
@@ -290,7 +290,7 @@ impl Spread {
         find().expect("it has just been there")
     }
 
-    /// Expects that several receivers have received data. Which ones is random.
+    /// Asserts that several receivers have received data, whichever they are.
     fn assert_several_have_received(&self) {
         // The first receiver also has a session of the head.
         let told = self

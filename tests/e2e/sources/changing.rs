@@ -22,7 +22,7 @@ const LARGE: u64 = 2 * GROUP_BYTES + 5;
 /// Number of reads of the large file.
 const READS: u64 = 3;
 
-/// Pushes and changes the large file `big` before read number `reads_before`.
+/// Pushes, and changes the large file `big` before the read with the number `reads_before`.
 fn push_meddled(site: &Site, reads_before: u64, change: fn(&Path)) -> Pushed {
     paint(site.source().join("other"), 500);
     let path = site.source().join("big");
@@ -225,7 +225,7 @@ fn a_file_that_becomes_a_link_after_the_scan_is_not_followed() {
     }
 }
 
-/// The file is a large one by then and is sent as one.
+/// By then the file is large, and it is sent as a large file.
 #[test]
 fn a_small_file_that_outgrows_its_batch_after_the_scan_is_sent_as_a_large_one() {
     let site = Site::local();
@@ -297,7 +297,7 @@ fn a_large_file_with_another_size_after_the_scan_fails() {
     expect_only_other(&site, &pushed, "f");
 }
 
-/// Ends the writer even if a push panics.
+/// Sets a flag when dropped, so that the writer ends even if a push panics.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

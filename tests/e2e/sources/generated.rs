@@ -63,7 +63,7 @@ fn files_of_any_length_arrive_with_their_contents(site: &Site) {
             site.address("").to_str().unwrap(),
         ])
         .outcome();
-    // The timestamps are those at which the kernel created the inodes.
+    // The kernel set the timestamps when it created the inodes.
     assert!(
         [Some(0), Some(6)].contains(&compared.code),
         "{}",

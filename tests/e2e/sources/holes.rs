@@ -55,7 +55,7 @@ fn ranges_of(path: &Path) -> Vec<Range<u64>> {
     data.map_or_else(|| vec![0..bytes], |data| data.ranges().to_vec())
 }
 
-/// Expects that the files of both directories have the same lengths, holes and data. Returns the number of data bytes.
+/// Asserts that the files of both directories have the same lengths, holes and data. Returns the number of data bytes.
 #[track_caller]
 fn assert_same_holes(site: &Site) -> u64 {
     assert_same_holes_in([&site.source(), &site.target()])
@@ -138,7 +138,7 @@ fn grow(site: &Site) {
     make("pieces", 40 << 20, &pieces);
     make("full", 2 * GROUP, &[0..2 * GROUP]);
     grow_small(&site.source(), "");
-    // Enough files for one new directory to be created as a whole.
+    // There are enough files for one new directory to be created as a whole.
     std::fs::create_dir(site.source().join("d")).unwrap();
     (0..3).for_each(|number| grow_small(&site.source().join("d"), &number.to_string()));
 }
@@ -247,7 +247,7 @@ fn a_hole_is_kept_even_if_attributes_occupy_as_much() {
     assert_same_holes(&site);
 }
 
-/// Each of two versions has data where the other has a hole, inside groups and in whole groups.
+/// Two versions, each with data where the other has a hole, inside groups and in whole groups.
 const VERSIONS: [&[Range<u64>]; 2] = [
     &[
         0..GROUP,
@@ -356,7 +356,7 @@ fn other_file_systems_keep_holes_too() {
         grow(&site);
         push(&site, &[]);
         assert_same_holes(&site);
-        // There, a copy shares the blocks of the previous version.
+        // On these file systems, a copy shares the blocks of the previous version.
         let path = site.source().join("f");
         for version in 0..3 {
             make(&path, 9 * GROUP + 5, VERSIONS[version % 2], version as u64);

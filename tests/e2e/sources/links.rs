@@ -52,7 +52,7 @@ fn groups(root: &Path) -> Vec<Vec<String>> {
     groups
 }
 
-/// Expects that both trees have the same contents and groups, and that rsync would change nothing.
+/// Asserts that both trees have the same contents and groups, and that rsync would change nothing.
 #[track_caller]
 fn assert_same_groups(site: &Site) {
     assert_same(&site.source(), &site.target());
@@ -378,7 +378,7 @@ fn a_file_that_may_not_be_replaced_gets_no_further_name(site: &Site) {
     for name in ["b", "c", "d"] {
         hard_link(source.join("a"), source.join(name)).unwrap();
     }
-    // Whichever name the walk finds first.
+    // The result is the same whichever name the walk finds first.
     for name in names(&source).iter().take(3) {
         std::fs::write(target.join(name), "stays").unwrap();
     }

@@ -11,7 +11,7 @@ use crate::support::namespace::Namespace;
 use crate::support::tree::{assert_same, paint};
 use crate::targets::faults::can_inject;
 
-/// A file that gets a hidden name from which a later transfer can resume, and one that does not.
+/// Sizes of two files. Only one of them gets a hidden name from which a later transfer can resume.
 const SIZES: [u64; 2] = [(16 << 20) - 1, 16 << 20];
 
 #[test]

@@ -58,7 +58,7 @@ fn can_compare(site: &Site) -> bool {
     can
 }
 
-/// Expects that rsync finds no differences.
+/// Asserts that rsync finds no differences.
 #[track_caller]
 fn assert_rsync_is_content(site: &Site) {
     let options = ["-naHAX", "--numeric-ids", "-i", "--checksum", "--delete"];
@@ -194,8 +194,8 @@ fn changed_attributes_are_corrected_without_data(site: &Site) {
     assert_rsync_is_content(site);
 }
 
-/// Waits until no entry at the target was changed in the current tick. An entry that was would be sent again instead of
-/// corrected.
+/// Waits until no entry at the target was changed in the current tick. An entry that was changed in this tick would be
+/// sent again instead of corrected.
 fn wait_for_target(site: &Site) {
     let mut directories = vec![site.target()];
     while let Some(directory) = directories.pop() {

@@ -11,7 +11,7 @@ use crate::support::tree::{names, paint, painted, set_own_mtime, wait_for_anothe
 
 both_ways!(a_time_without_its_fraction_is_another_time);
 
-/// Stores whole seconds from 1901 to 2038.
+/// A file system that stores whole seconds from 1901 to 2038.
 const OF_SECONDS: Image = Image {
     bytes: 16 << 20,
     make: "mkfs.ext4 -q -F -I 128",

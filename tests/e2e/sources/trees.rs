@@ -201,7 +201,7 @@ fn a_new_target_is_as_open_as_the_source_or_as_usual(site: &Site) {
     }
 }
 
-/// Enough directories of one depth for several threads to finish them.
+/// There are enough directories of one depth for several threads to finish them.
 fn many_directories_keep_modes_and_times(site: &Site) {
     let source = site.source();
     for (number, mode) in (0..600).zip([0o755, 0o700, 0o711, 0o750].into_iter().cycle()) {
@@ -245,7 +245,7 @@ fn paths_beyond_the_kernel_limit_arrive(site: &Site) {
     }
 }
 
-/// More files than fit into a batch.
+/// There are more files than fit into a batch.
 fn thousands_of_small_files_arrive(site: &Site) {
     const FILES: u64 = 2_500;
     for number in 0..FILES {
@@ -313,7 +313,7 @@ fn read_only_directories(site: &Site) {
 }
 
 /// Makes changes at the source and transfers them to the target root and a directory in it: a file is added, one is
-/// replaced, and one is removed. The modes are then those of the source.
+/// replaced, and one is removed. The modes then equal the modes of the source.
 fn read_only_top_and_below(site: &Site, transfer: impl Fn(&Site, &[&str])) {
     let [source, target] = [site.source(), site.path("target/top")];
     for directory in ["", "sub"] {
@@ -412,7 +412,7 @@ fn a_read_only_target_takes_files_again_by_a_pull() {
     });
 }
 
-/// The target then gets no mode.
+/// A list of files sets no mode on the target.
 #[test]
 fn a_read_only_target_of_listed_files_keeps_its_mode() {
     let Some(site) = Site::unprivileged() else {

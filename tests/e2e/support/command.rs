@@ -193,7 +193,7 @@ impl Runner {
 }
 
 impl Outcome {
-    /// Expects exit code 0 and no output on stderr.
+    /// Asserts exit code 0 and no output on stderr.
     #[track_caller]
     pub(crate) fn done(self) -> Self {
         let outcome = self.expect(0);
@@ -212,7 +212,7 @@ impl Outcome {
         self
     }
 
-    /// Expects exactly one line on stderr that contains all of `parts`.
+    /// Asserts that stderr has exactly one line, which contains all of `parts`.
     #[track_caller]
     pub(crate) fn says(self, parts: &[&str]) -> Self {
         let lines = self
@@ -228,7 +228,7 @@ impl Outcome {
         self
     }
 
-    /// Expects exactly `count` lines on stderr.
+    /// Asserts that stderr has exactly `count` lines.
     #[track_caller]
     pub(crate) fn lines(self, count: usize) -> Self {
         assert_eq!(self.stderr.lines().count(), count, "{}", self.stderr);

@@ -37,7 +37,7 @@ impl Daemon {
         Self::start_with(home, &["--listen", listen], runner)
     }
 
-    /// Starts a daemon with any options.
+    /// Starts a daemon with these options.
     pub(crate) fn start_with(home: &Path, options: &[&str], runner: &Runner) -> Self {
         Self::run(runner.zmove(home).0, options)
     }

@@ -18,7 +18,7 @@ use zmove_wire::{Cipher, Open, Overwrite};
 use crate::support::harness::runtime;
 use crate::support::quiet_machine::share_machine;
 
-/// More lanes than any case has.
+/// Maximum number of lanes. No test needs as many.
 const LANES_MAX: usize = 64;
 
 /// A push inside this process from the contents of one directory to another directory.
@@ -230,7 +230,7 @@ impl Pushed {
         self.events.iter().filter_map(message).collect()
     }
 
-    /// Expects that the push ended, removed this many entries, and failed for that many.
+    /// Asserts that the push ended, removed this many entries, and failed for that many.
     #[track_caller]
     pub(crate) fn assert_removed_and_failed(&self, removed: u64, failed: u64) {
         let counters = &self.summary().counters;

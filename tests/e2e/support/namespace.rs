@@ -190,8 +190,8 @@ impl Namespace {
         self.place.as_ref().unwrap().path().join("image")
     }
 
-    /// A namespace in which `directory` is an overlay of directories in memory at `room`. The lowest layer begins as a
-    /// copy of `directory`.
+    /// A namespace in which `directory` is an overlay of in-memory directories below `room`. The lowest layer begins as
+    /// a copy of `directory`.
     pub(crate) fn with_overlay(directory: &Path, room: &Path) -> Option<Self> {
         if !can_mount("an overlay") {
             return None;
@@ -248,7 +248,7 @@ impl Namespace {
         Some(namespace)
     }
 
-    /// Runs a command inside and returns whether it succeeded.
+    /// Runs a command in the namespace and returns whether it succeeded.
     pub(crate) fn run(&self, words: &[&OsStr]) -> bool {
         let [program, rest @ ..] = self.enter();
         let mut command = Command::new(program);
@@ -260,7 +260,7 @@ impl Namespace {
         command.status().unwrap().success()
     }
 
-    /// Returns the command prefix that runs a command inside.
+    /// Returns the command prefix that runs a command in the namespace.
     pub(crate) fn enter(&self) -> [OsString; 5] {
         [
             "nsenter".into(),

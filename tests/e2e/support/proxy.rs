@@ -1,4 +1,4 @@
-//! A TCP relay that stops after a given number of bytes, so that the point "in mid-transfer" is deterministic. It can
+//! A TCP relay that stops after a given number of bytes, so that the point of an interruption is deterministic. It can
 //! also search the data for a pattern and modify it.
 
 use std::collections::VecDeque;
@@ -73,7 +73,7 @@ impl Proxy {
         Self::start_with(upstream, (bytes, Some(bytes)), None)
     }
 
-    /// Starts a relay to `upstream` that closes all connections after each `bytes` bytes from there.
+    /// Starts a relay to `upstream` that closes all connections after each `bytes` bytes from upstream.
     pub(crate) fn cutting_down(upstream: SocketAddr, bytes: u64) -> Self {
         let proxy = Self::start(upstream, u64::MAX);
         proxy.shared.state.lock().unwrap().down = Some((bytes, bytes));
@@ -96,8 +96,8 @@ impl Proxy {
         proxy
     }
 
-    /// Starts a relay to `upstream` that closes all connections once, when data arrives from there and `has_happened`
-    /// returns `true`.
+    /// Starts a relay to `upstream` that closes all connections once, when data arrives from upstream and
+    /// `has_happened` returns `true`.
     pub(crate) fn cutting_when(
         upstream: SocketAddr,
         has_happened: impl Fn() -> bool + Send + 'static,

@@ -20,23 +20,23 @@ use zmove_types::GROUP_BYTES;
 
 /// Sizes around the limits at which the program's behavior changes.
 pub(crate) const INTERESTING_SIZES: [u64; 17] = [
-    0, // nothing to read
+    0, // an empty file
     1,
-    1023, // BLAKE3's chunk
+    1023, // around BLAKE3's chunk
     1024,
     1025,
-    65_535, // a step of the hash over many chunks
+    65_535, // around a step of the hash over many chunks
     65_536,
     65_537,
-    (1 << 20) - 1, // the border of "small" in the scan's classes
+    (1 << 20) - 1, // around the limit of "small" in the scan's classes
     1 << 20,
-    GROUP_BYTES - 1, // a batch is full, a file gets chunks
+    GROUP_BYTES - 1, // around a full batch, beyond which a file gets chunks
     GROUP_BYTES,
     GROUP_BYTES + 1,
-    2 * GROUP_BYTES - 1, // a last group that is full, or of one byte
+    2 * GROUP_BYTES - 1, // around a full last group, and with one of one byte
     2 * GROUP_BYTES,
     2 * GROUP_BYTES + 1,
-    3 * GROUP_BYTES + 5, // groups for several lanes at once
+    3 * GROUP_BYTES + 5, // several groups, for several lanes
 ];
 
 /// Returns the names and the inode number of each entry that is not a directory.
@@ -292,7 +292,7 @@ pub(crate) fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Expects that `target` equals `source`, including the root.
+/// Asserts that `target` equals `source`, including the root.
 #[track_caller]
 pub(crate) fn assert_same(source: &Path, target: &Path) {
     assert_pictures(&picture(source), &picture(target));
@@ -316,7 +316,7 @@ pub(crate) fn assert_pictures(expected: &Picture, found: &Picture) {
     );
 }
 
-/// Expects that every file of `target` is a complete file of `source`, and that all other entries are hidden files of
+/// Asserts that every file of `target` is a complete file of `source`, and that all other entries are hidden files of
 /// zmove.
 #[track_caller]
 pub(crate) fn assert_part_of(source: &Path, target: &Path) {

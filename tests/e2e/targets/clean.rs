@@ -457,7 +457,7 @@ fn no_link_at_a_hidden_name_or_elsewhere_is_followed() {
     symlink(&outside, left.join("link")).unwrap();
     clean(&site, &[]).done();
     assert!(left.symlink_metadata().is_err());
-    // A link whose name is that of a part or a job was not created by zmove.
+    // A link with the name of a part or a job was not created by zmove.
     let planted = [
         ".zmove-0123456789ab-0",
         ".zmove-job-07070707070707070707070707070707",

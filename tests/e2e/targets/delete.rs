@@ -450,7 +450,7 @@ fn excluded_entries_stay(site: &Site) {
         "cache/",
     ];
     let summary = site.push(&options, site.contents(), "").done().summary();
-    // alone.c, lib/alone.c, old: f, deep/b, and deeper with 3; other/f; gone with 4; tree with 3.
+    // Removed entries: alone.c, lib/alone.c, old/f and old/deep/b, old/deeper (3), other/f, gone (4), and tree (3).
     assert_eq!(summary["removed"], 1 + 1 + 2 + 3 + 1 + 4 + 3);
     assert_eq!(
         names(&site.target()),

@@ -23,7 +23,7 @@ pub(crate) const BTRFS: Image = Image {
     make: "mkfs.btrfs -q -f",
     options: "loop",
 };
-/// Has free space for the tree, but not enough inodes.
+/// A file system with free space for the tree, but not enough inodes.
 const FEW_INODES: Image = Image {
     bytes: 64 << 20,
     make: "mkfs.ext4 -q -F -N 32",
@@ -206,7 +206,7 @@ fn a_quota_fails_only_files_without_room() {
     assert_same(&site.source(), &site.target().join("in"));
 }
 
-/// Expects that each line names the side, the operation, a path and the cause.
+/// Asserts that each line names the side, the operation, a path and the cause.
 #[track_caller]
 fn assert_all_told(outcome: &Outcome, cause: &str) {
     assert!(!outcome.stderr.is_empty());

@@ -41,9 +41,9 @@ mod receiver {
 }
 
 const LARGE: u64 = 6 * GROUP_BYTES + 5;
-/// A large file that is not interrupted.
+/// Size of a large file whose transfer is not interrupted.
 const TWO_GROUPS: u64 = GROUP_BYTES + 5;
-/// More than the handshakes need, and less than the whole transfer.
+/// Number of bytes after which the relay stalls: more than the handshakes need, and less than the whole transfer.
 const BYTES_BEFORE_STALL: u64 = 3 * GROUP_BYTES;
 
 fn inode(path: &Path) -> u64 {
@@ -100,7 +100,7 @@ fn files_of_all_sizes_keep_their_inode(site: &Site) {
     }
 }
 
-/// The other names would look finished as soon as the changed one does.
+/// Otherwise, the other names would look finished as soon as the changed name does.
 fn other_names_of_a_file_keep_what_they_had(site: &Site) {
     for bytes in [5, TWO_GROUPS] {
         let (name, other) = (
@@ -187,7 +187,7 @@ fn update_and_ignore_existing_keep_files_that_are_there(site: &Site) {
     }
 }
 
-/// One name is correct, and writing in place would change it with the other one.
+/// One name is correct, and writing the other name in place would change it too.
 fn an_equal_file_stays_equal_if_its_other_name_changes(site: &Site) {
     for bytes in [5, TWO_GROUPS] {
         for (name, shift) in [("changed", 1), ("kept", 2)] {
@@ -288,7 +288,7 @@ impl HalfWay {
         assert_eq!(inode(&self.site.target().join("large")), self.inode);
     }
 
-    /// Expects a size or time that differs from that of the source.
+    /// Asserts that the size or the time differs from that of the source.
     #[track_caller]
     fn assert_looks_unfinished(&self) {
         let stat = self.site.target().join("large").metadata().unwrap();

@@ -343,7 +343,7 @@ fn one_file() -> (Site, String) {
     (site, line)
 }
 
-/// `zmove push --quiet --manifest PATH source/ target`.
+/// Runs `zmove push --quiet --manifest PATH source/ target`.
 fn push_to(site: &Site, manifest: &Path) -> Outcome {
     site.push(
         &["--quiet", "--manifest", manifest.to_str().unwrap()],

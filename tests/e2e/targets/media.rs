@@ -132,7 +132,7 @@ fn strike(site: &Site, marks: &[&'static [u8]]) -> JoinHandle<()> {
 
 const WHY: &str = "the storage returned different data than was written";
 
-/// Expects that both damaged files are reported and not renamed into place. Then the same command stores them.
+/// Asserts that both damaged files are reported and not renamed into place. Then the same command stores them.
 #[track_caller]
 fn assert_found(site: &mut Site, outcome: Outcome, again: impl FnOnce(&Site) -> Outcome) {
     let outcome = outcome

@@ -173,7 +173,7 @@ fn a_newer_large_file_also_stays_with_delta(site: &Site) {
     assert!(is_new(site, "older"));
 }
 
-/// More files than the sender sends speculatively.
+/// There are more files than the sender sends speculatively.
 fn many_files_stay(site: &Site) {
     for number in 0..2_000 {
         let name = format!("d{}/f{number}", number % 10);

@@ -68,8 +68,8 @@ fn an_equal_file_is_no_fault(site: &Site) {
     }
 }
 
-/// Several times as many files as the sender sends speculatively. It reads some of the others before the target is
-/// known, and the rest later.
+/// There are several times as many files as the sender sends speculatively. The sender reads some of the other files
+/// before the target is known, and the rest later.
 fn files_read_before_the_target_is_known_are_sent_once(site: &Site) {
     const FILES: u64 = 8_000;
     let path = |number: u64| site.source().join(format!("d{}/f{number}", number % 30));

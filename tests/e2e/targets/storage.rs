@@ -12,7 +12,7 @@ both_ways!(
     every_engine_replaces_a_large_file
 );
 
-/// Large enough for `--direct auto`, with a length that is not a multiple of the page size.
+/// Size of a file that is large enough for `--direct auto`, and not a multiple of the page size.
 const LARGE: u64 = 5 * GROUP_BYTES + 4097;
 const WAYS: [[&str; 2]; 6] = [
     ["threads", "off"],

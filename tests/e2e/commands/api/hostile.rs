@@ -42,7 +42,7 @@ fn a_page_of_another_site_gets_nothing_done() {
         order(&format!("{local}{json}Sec-Fetch-Site: same-site\r\n")).status,
         403
     );
-    // A form of another site can send this content type without a preflight request.
+    // A form on another site can send this content type without a preflight request.
     assert_eq!(
         order(&format!("{local}Content-Type: text/plain\r\n")).status,
         415
@@ -201,7 +201,7 @@ fn requests_that_are_too_large_are_refused() {
     assert!(matches!(served.client.say(&long).status, 414 | 431));
 }
 
-/// More clients than connections are allowed.
+/// There are more clients than allowed connections.
 #[test]
 fn a_job_is_taken_and_ends_while_clients_hang() {
     let served = Served::local();
@@ -218,7 +218,7 @@ fn a_job_is_taken_and_ends_while_clients_hang() {
     drop(hanging);
 }
 
-/// More unauthenticated clients than connections are allowed.
+/// There are more unauthenticated clients than allowed connections.
 #[test]
 fn hanging_tcp_clients_do_not_block_other_clients() {
     let served = Served::local();

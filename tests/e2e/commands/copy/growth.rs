@@ -20,8 +20,8 @@ fn extended(critical: bool, target: &[u8]) -> Open {
     }
 }
 
-/// Returns the first answers to a pull, to the order for a copy, and to the order for its grant, each with such an
-/// opening.
+/// Returns the first answers to a pull, to the order for a copy, and to the order for its grant. `open` creates the
+/// opening of each.
 fn answers(world: &World, open: impl Fn(&[u8]) -> Open) -> [ToSender; 3] {
     let client = world.site.path("client");
     let ask = |daemon, order| say(&client, daemon, &[order]);

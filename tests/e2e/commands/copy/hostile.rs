@@ -47,7 +47,7 @@ async fn lie(channel: Channel, greeting: Greeting, receipt: SignedReceipt) {
     let read: Receipt = decode_message(&receipt.receipt).unwrap();
     let follows = ToSender::Copy(CopyState::Follows { id: read.id });
     writer.send(&encode_message(&follows)).await.unwrap();
-    // A client that does not believe the account has closed the connection.
+    // A client that rejects the account has closed the connection.
     drop(writer.send(&all_done(Some(receipt))).await);
     drop(writer.finish().await);
     drop(reader.receive().await);

@@ -1,4 +1,4 @@
-//! A client's copies, and the hosts to which it has files sent, do not affect the copies of other clients.
+//! Neither a client's copies nor the target hosts of these copies affect the copies of other clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -151,7 +151,7 @@ fn messages_of_the_target_s_host_count_against_the_client() {
     assert!(text.contains("memory_per_identity"), "{text}");
 }
 
-/// If two clients have files sent from one host, each rate limit applies only to that client's copies.
+/// If two clients order copies from one host, each rate limit applies only to that client's copies.
 #[test]
 fn a_client_s_rate_does_not_hold_for_another_s_copy() {
     let world = World::new();

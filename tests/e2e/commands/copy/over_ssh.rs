@@ -15,7 +15,7 @@ use crate::support::harness::Site;
 use crate::support::ports::free_port;
 use crate::support::tree::{assert_same, paint};
 
-/// `zmove copy --json OPTIONS SOURCE TARGET` with this ssh.
+/// Returns the command `zmove copy --json OPTIONS SOURCE TARGET` with this ssh.
 fn copy(site: &Site, sshd: &Sshd, options: &[&str], ends: [String; 2]) -> Zmove {
     between(site, sshd, &[&["copy"], options].concat(), ends)
 }

@@ -675,7 +675,7 @@ pub(super) fn last_relay(said: &[Vec<u8>]) -> Relay {
     }
 }
 
-/// The client has pinned a key other than that of the host at this address.
+/// The client has pinned a key that differs from the key of the host at this address.
 #[test]
 fn a_daemon_speaks_only_to_the_host_whose_key_the_client_has_pinned() {
     let world = World::new();

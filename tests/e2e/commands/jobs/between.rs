@@ -25,12 +25,12 @@ impl Between {
         }
     }
 
-    /// Starts a job, waits until a part has arrived, and leaves a rest that takes some seconds.
+    /// Starts a job and waits until a part has arrived. Transferring the rest takes some seconds.
     fn under_way(&self) -> String {
         self.under_way_at(&SLOWLY)
     }
 
-    /// Starts a job at a rate at which it outlasts the case.
+    /// Starts a job with a rate limit so low that the job outlasts the test.
     fn endless(&self) -> String {
         self.under_way_at(&["--limit", "2MB"])
     }
@@ -48,7 +48,7 @@ impl Between {
         id
     }
 
-    /// Expects that both hosts have ended the copy before its completion, and that no more data arrives.
+    /// Asserts that both hosts have ended the copy before its completion, and that no more data arrives.
     #[track_caller]
     fn assert_ended(&self) {
         // The job's process waits only for the sender's answer. The sender logs the end afterwards.

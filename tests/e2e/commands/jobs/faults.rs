@@ -307,7 +307,7 @@ fn the_error_of_ssh_decides_whether_a_job_is_retried() {
             .ends_with(": Host key verification failed."),
         "{job}"
     );
-    // The second message is that of the host's shell, after the login.
+    // The host's shell prints the second message, after the login.
     for (words, code) in [
         ("connect to host 127.0.0.1 port 22: Connection refused", 255),
         ("fatal: unrecognized command", 128),

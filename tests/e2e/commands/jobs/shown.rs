@@ -1,5 +1,5 @@
-//! The output about jobs: within 80 columns for people, by the schema for programs. Also, orders that affect more than
-//! the named job.
+//! The output of the job commands: within 80 columns for people, and matching the schema for programs. Also tests
+//! orders that affect jobs other than the named one.
 
 use super::*;
 use crate::support::command::Zmove;
@@ -161,7 +161,7 @@ fn a_failed_job_names_its_error() {
         .says(&["'broken' is not a job state"]);
     let list = yard.run(&["jobs"]).done().stdout;
     for line in shown.lines().chain(list.lines()) {
-        // A path is not broken.
+        // A path that is longer than a line is not wrapped.
         assert!(
             line.chars().count() <= 80 || line.trim().split(' ').count() <= 2,
             "{line}"

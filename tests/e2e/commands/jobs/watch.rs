@@ -157,7 +157,7 @@ fn batches_of(yard: &Yard) -> Vec<Pid> {
         .collect()
 }
 
-/// The second version looks the same as the first one, which is already at the target.
+/// The second version has the same size and time as the first one, which is already at the target.
 #[test]
 fn a_file_that_is_written_again_while_its_batch_runs_arrives_in_its_last_version() {
     let yard = Yard::daemon();

@@ -219,7 +219,7 @@ fn a_host_that_sends_what_was_asked_for_is_believed() {
     let site = tempting();
     let (address, fingerprint) = serve(&site, &[("good", "good")], "good");
     site.pin(&address, fingerprint);
-    // The host sends no account at its end, so all data arrives and the command fails.
+    // The host sends no final report, so the command fails although all data arrives.
     site.zmove(&[
         "pull",
         "--timeout",
@@ -232,8 +232,8 @@ fn a_host_that_sends_what_was_asked_for_is_believed() {
     assert_eq!(names(&site.target().join("good")), ["f"]);
 }
 
-/// Starts a host that sends `word`, then neither data nor an account, and keeps the connection open. The returned
-/// channel reports when the receiver has finished.
+/// Starts a host that sends `word`, then neither data nor a final report, and keeps the connection open. The
+/// returned channel reports when the receiver has finished.
 fn silent_host(site: &Site, word: ToReceiver) -> (SocketAddr, Fingerprint, std_mpsc::Receiver<()>) {
     let (finished_in, finished) = std_mpsc::channel();
     let word = encode_message(&word);
@@ -271,7 +271,7 @@ async fn fall_silent(
     Ok((reader, writer))
 }
 
-/// All data has arrived, and the client waits for the account.
+/// All data has arrived, and the client waits for the host's final report.
 #[test]
 fn a_host_that_tells_no_account_keeps_no_client_that_is_interrupted() {
     let site = tempting();

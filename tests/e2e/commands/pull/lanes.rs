@@ -15,13 +15,13 @@ use crate::support::tree::{assert_same, paint};
 #[derive(Clone, Copy, Debug)]
 enum Closed {
     AtOnce,
-    /// After this side has completed the handshake, which does not reach the daemon.
+    /// After this side has completed the handshake, but before the daemon has.
     AfterTheHandshake,
 }
 
-/// More bytes than a connection receives before it carries data. Control messages need fewer.
+/// A connection on which this many bytes were received carries data. Handshakes and control messages need fewer.
 const HANDSHAKE_BYTES: usize = 16 << 10;
-/// Index of that connection, after control and two lanes.
+/// Index of the third lane's connection. The control connection and two lanes come before it.
 const THIRD_LANE: usize = 3;
 const CONNECTIONS: usize = THIRD_LANE + 2;
 
@@ -106,7 +106,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, mut goes: impl FnMut(usize) -> b
 fn a_lane_that_never_reaches_the_daemon_is_dialled_again() {
     for closed in [Closed::AtOnce, Closed::AfterTheHandshake] {
         let site = site();
-        // More than the stalled lane takes before its sockets are full.
+        // The file is larger than the data that the stalled lane accepts until its sockets are full.
         paint(site.source().join("f"), 10 * GROUP_BYTES);
         let daemon = site.the_daemon();
         let (address, relay) = Relay::start(daemon.address, closed);

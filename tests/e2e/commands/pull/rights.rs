@@ -112,7 +112,7 @@ fn a_whole_root_arrives_under_its_name() {
     }
 }
 
-/// A link below the root is sent as a link. Its target is not sent, not even if the link is named.
+/// A link below the root is sent as a link. Its target is never sent, even if the link is a requested source.
 #[test]
 fn nothing_outside_of_the_root_is_read() {
     let site = site();

@@ -12,7 +12,7 @@ use crate::support::command::Outcome;
 use crate::support::harness::{Site, has_program, skip};
 use crate::support::tree::{paint, painted};
 
-/// Size of the large files where only the names matter.
+/// Size of the large files in tests that concern only names.
 const SMALL: u64 = 1000;
 
 /// Location of the tree.

@@ -8,7 +8,7 @@ fn site_of_little_memory() -> Site {
     site
 }
 
-/// One directory in many batches, each with a separate copy of its path.
+/// Sends one directory in many batches, each with a separate copy of its path.
 #[test]
 fn the_paths_of_remembered_directories_are_charged() {
     let site = site_of_little_memory();
@@ -43,7 +43,7 @@ fn wait_for_stored_file(transfer: &mut Transfer) {
     }
 }
 
-/// One changed file, as many times as fit into an offer. They would need 500 MB if each kept its path.
+/// Offers one changed file as many times as an offer allows. The entries would need 500 MB if each kept its path.
 #[test]
 fn the_path_of_changed_files_is_kept_once() {
     let site = site_of_little_memory();

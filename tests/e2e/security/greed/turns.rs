@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// About as many batches as the socket buffers hold for a daemon that reads slowly.
+/// Number of batches: about as many as the socket buffers hold for a daemon that reads slowly.
 const BATCHES: usize = 48;
 
 /// A client that has disconnected leaves data in the socket buffers of its lanes. Each batch creates 2,048 files.

@@ -61,7 +61,7 @@ fn host(answer: fn(UnixStream), is_of_root: bool) -> Option<Host> {
     Some(host)
 }
 
-/// Expects that a command fails and names the socket and the cause.
+/// Asserts that a command fails and names the socket and the cause.
 fn fails(host: &Host, words: &[&str], code: i32, cause: &[&str]) {
     let outcome = host.zmove(words).expect(code);
     let socket = format!(
@@ -74,7 +74,7 @@ fn fails(host: &Host, words: &[&str], code: i32, cause: &[&str]) {
 
 const LATE: &str = "no answer within 10 s";
 
-/// The timeout must limit the whole answer. As a timeout for each read, it never expired if a byte arrived now and
+/// The timeout must limit the whole answer. A timeout for each read would never expire while a byte arrives now and
 /// then.
 #[test]
 fn an_answer_that_trickles_holds_no_command_of_root_up() {

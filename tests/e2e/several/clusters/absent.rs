@@ -12,7 +12,8 @@ fn a_node_that_no_receiver_accepts_is_reported_once_at_the_head_and_not_counted(
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
     lab.paint();
-    // A key with a separate line has the permissions of that line, not those of the head. Its target is elsewhere.
+    // A key with a separate line has the permissions of that line instead of the head's permissions. Its target is
+    // elsewhere.
     std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
     lab.allow_below("stranger", "elsewhere");
     let node = lab.join("stranger", &[]);

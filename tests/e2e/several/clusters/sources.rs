@@ -28,7 +28,7 @@ impl Lab {
         }
     }
 
-    /// A push of these entries that takes some seconds.
+    /// Starts a push of these entries, which takes some seconds.
     fn push_many(&self, options: &[&str]) -> Zmove {
         self.push_at("7MB", "t", options)
     }
@@ -236,7 +236,7 @@ fn a_tree_that_changes_is_no_difference() {
     lab.assert_done();
 }
 
-/// Entries found below the original directory are looked up below the other one, by both nodes.
+/// Both nodes look up the entries found below the original directory in the directory that has replaced it.
 #[test]
 fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
     let Some(lab) = Lab::new(2) else { return };

@@ -219,7 +219,7 @@ fn a_queue_that_loses_and_repeats_work_costs_passes_and_nothing_else() {
     for seed in [1, 2] {
         let spread = Spread::new(2);
         spread.paint();
-        // Without ranges, for which the job would wait after they are lost.
+        // Without the large file, the queue contains no ranges. The job would wait for ranges that were lost.
         std::fs::remove_file(spread.source().join("large")).unwrap();
         crate::support::tree::set_old(spread.source());
         let queue = Careless::queue(seed);
@@ -398,7 +398,7 @@ fn a_wide_directory_that_becomes_a_link_is_reported_once_and_each_file_counts() 
     assert!(counters.failed >= 3500, "{counters:?}");
 }
 
-/// The head detects it, and no other node can replace the head.
+/// The head detects the replacement, and no other node can replace the head.
 #[test]
 fn a_source_that_was_replaced_fails_and_the_job_ends() {
     let spread = Spread::new(1);

@@ -20,7 +20,7 @@ const EXT4: Image = Image {
     options: "loop",
 };
 const NO_ROOM: &str = "No space left on device (os error 28)";
-/// Maximum duration of a push of the same files by a receiver that does not wait.
+/// Maximum duration of the push to the full storage, if no receiver waits.
 const SOON: Duration = Duration::from_secs(40);
 
 /// Includes files that a session has tried to read before it knew whether they exist at the target. No work waits for
@@ -52,7 +52,7 @@ fn files_that_may_not_be_read_hold_up_nothing() {
     }
 }
 
-/// Otherwise all movers would end up at one receiver, and if it hung the push would hang.
+/// Otherwise all movers would end up at one receiver, and the push would hang if that receiver hung.
 #[test]
 fn a_receiver_that_comes_back_is_used_again() {
     let mut spread = Spread::new(2);
@@ -74,7 +74,7 @@ fn a_receiver_that_comes_back_is_used_again() {
     spread.assert_done();
 }
 
-/// Expects that each line names the operation, the path, the cause and the receiver.
+/// Asserts that each line names the operation, the path, the cause and the receiver.
 #[track_caller]
 fn assert_no_room_is_told(spread: &Spread, outcome: &Outcome) {
     let is_advice = |line: &&str| {
@@ -113,7 +113,7 @@ fn on_small_storages(bytes: u64) -> impl Iterator<Item = Spread> {
     })
 }
 
-/// Files that are too large for the storage are sent in ranges and by one session.
+/// Files that are too large for the storage are sent in two ways: in ranges, and by one session.
 #[test]
 fn a_full_storage_fails_only_files_without_room() {
     for spread in on_small_storages(90 << 20) {

@@ -224,8 +224,7 @@ fn with_first(text: &str) -> Metadata {
     metadata(0o640).with_first_name(path(text))
 }
 
-/// Returns later names, alternating between symbolic links and pipes: two for each first name, except one for the first
-/// of these.
+/// Returns two later names for each first name, but only one for the first of them. Symbolic links and pipes alternate.
 fn later_names(firsts: &[&str]) -> Vec<BatchEntry> {
     let entry = |(number, text): (usize, &&str)| {
         let own = name(&format!("l{number}"));

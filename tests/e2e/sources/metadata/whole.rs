@@ -57,8 +57,8 @@ fn grow(root: &Path, attribute_bytes: u64) -> bool {
     made.status.success()
 }
 
-/// Expects that rsync finds no differences, that hard links are the same as at the source, and that every file has the
-/// same data ranges. The paths are those inside the namespace.
+/// Asserts that rsync finds no differences, that hard links are the same as at the source, and that every file has the
+/// same data ranges. The paths are paths inside the namespace.
 #[track_caller]
 fn assert_whole(namespace: Option<&Namespace>, source: &Path, target: &Path) {
     let mut words: Vec<OsString> = namespace
@@ -137,7 +137,7 @@ fn read_data(path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Expects that everything was kept, and that nothing was moved if it existed before.
+/// Asserts that everything was kept, and that nothing was moved if it existed before.
 #[track_caller]
 fn assert_summary(summary: &Value, there: bool) {
     assert_eq!(summary["failed"], 0, "{summary}");

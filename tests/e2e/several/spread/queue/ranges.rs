@@ -3,8 +3,8 @@
 use super::*;
 use crate::support::hooks::HookedDisk;
 
-/// Leads a job with a large file whose mode changes before each read for whose number `is_hit` returns `true`. Returns
-/// the numbers of published and failed files, and the messages.
+/// Leads a job with a large file. The mode of the file changes before each read for which `is_hit` returns `true`.
+/// Returns the numbers of published and failed files, and the messages.
 fn lead_meddled(
     is_hit: impl Fn(u64) -> bool + Send + Sync + 'static,
 ) -> (Spread, (u64, u64), Vec<String>) {
