@@ -84,9 +84,9 @@ fn incompressible(len: usize) -> Vec<u8> {
 #[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
 const GROUP: usize = GROUP_BYTES as usize;
 const SLICE_BYTES: usize = 256 << 10;
-/// Larger than any cache.
+/// Number of groups of a whole file, which is larger than any cache.
 const WHOLE_GROUPS: usize = 32;
-/// Files of 4 GiB and of 1 TiB.
+/// Numbers of groups to merge: those of files of 4 GiB and of 1 TiB.
 const MERGED_GROUPS: [u32; 2] = [1024, 262_144];
 
 criterion_group!(benches, hashes, one_group, merges);

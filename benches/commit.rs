@@ -1,6 +1,6 @@
-//! Measures how fast one thread publishes small files: in a staging directory that is renamed; under hidden names that
-//! are then renamed one by one; and without names, then linked, which zmove does not do. Each file gets its mode and
-//! time.
+//! Measures how fast one thread publishes small files in three ways. The files are stored in a staging directory that
+//! is renamed, under hidden names that are then renamed one by one, or without names until they are linked. zmove does
+//! not use the last way. Each file gets its mode and time.
 //!
 //! The files are in `ZMOVE_BENCH_DIR`, by default in the temporary directory.
 

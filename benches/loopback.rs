@@ -4,9 +4,9 @@
 //!
 //! The sources are incompressible and cached, every copy goes to a new directory, and the clock stops when the target
 //! is flushed. zmove flushes it itself. After rsync, the benchmark syncs the file system. Before the measurement, each
-//! way copies once and its result is compared. The data is in the temporary directory (`TMPDIR`). `ZMOVE_BENCH_MIB`
-//! sets the size of the large file (default 1024), and the other sets keep their proportion to it. Runs as any user.
-//! The lab (`crates/lab`) measures paths with a round trip.
+//! method makes one copy, which is compared with the source. The data is in the temporary directory (`TMPDIR`).
+//! `ZMOVE_BENCH_MIB` sets the size of the large file (default 1024), and the other sets keep their proportion to it.
+//! Runs as any user. The lab (`crates/lab`) measures paths with a round trip.
 
 use std::fs::{File, create_dir, create_dir_all, read};
 use std::io::{BufRead, BufReader, Write};

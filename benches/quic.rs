@@ -1,9 +1,10 @@
 //! Compares QUIC as zmove uses it with bare quinn: the same bytes between the same two ends, by real processes.
 //!
 //! Bare quinn sends bytes from memory over as many connections as zmove has lanes, with the cipher, windows and
-//! acknowledgements of zmove. The other end discards them. quinn uses its preferred datagram size: of larger ones, as
-//! zmove uses them, the ten that it passes to the kernel in one call would not fit into one UDP send. zmove reads a
-//! cached file, hashes it at both ends, writes it and flushes it. The two take turns, and the table has all runs.
+//! acknowledgements of zmove. The other end discards them. quinn uses its preferred datagram size. It passes ten
+//! datagrams to the kernel in one call, and ten of the larger datagrams that zmove uses would not fit into one UDP
+//! send. zmove reads a cached file, hashes it at both ends, writes it and flushes it. The two take turns, and the table
+//! has all runs.
 //!
 //! `ZMOVE_BENCH_MIB` sets the size (default 1024), `ZMOVE_BENCH_RUNS` the number of runs (default 5), `ZMOVE_BENCH_DIR`
 //! the directory of the data, and `ZMOVE_BENCH_LANES` the number of connections for both. With `-- --test` there is one
