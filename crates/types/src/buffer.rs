@@ -19,7 +19,7 @@ pub struct Buffer {
     pool: Option<Arc<Shared>>,
 }
 
-/// The identity of a buffer's memory. It tells whether two buffers share the same memory, even if one of them was
+/// The identity of a buffer's memory. It shows whether two buffers share the same memory, even if one of them was
 /// dropped long ago. It does not keep the memory allocated.
 #[derive(Clone, Debug)]
 pub struct MemoryId(Weak<()>);
@@ -134,8 +134,8 @@ impl State {
 impl Memory {
     fn new(room_bytes: usize) -> Self {
         let bytes = vec![0; room_bytes + PAGE_BYTES];
-        // `align_offset` is allowed to find no page boundary. The unaligned block is then used, because alignment
-        // matters only for speed.
+        // `align_offset` may fail to find a page boundary. The block is then used unaligned, because alignment only
+        // affects speed.
         let start =
             Some(bytes.as_ptr().align_offset(PAGE_BYTES)).filter(|&start| start < PAGE_BYTES);
         Self {

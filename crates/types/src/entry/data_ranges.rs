@@ -112,8 +112,8 @@ impl DataRanges {
         })
     }
 
-    /// Returns the number of groups that contain data. It counts by range, because the file header of a peer may claim
-    /// 2³² groups.
+    /// Returns the number of groups that contain data. Visits ranges instead of groups, because the file header of a
+    /// peer may claim 2³² groups.
     #[must_use]
     pub fn group_count(&self) -> usize {
         let mut count = 0;

@@ -15,7 +15,7 @@ use crate::{bytes, list};
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub struct Timestamp {
-    /// Whole seconds since the epoch; negative before it.
+    /// Whole seconds since the epoch, negative before it.
     pub seconds: i64,
     /// Nanoseconds of the second, below 1,000,000,000.
     #[serde(deserialize_with = "nanos")]

@@ -2,7 +2,8 @@
 //!
 //! **Invariant:** a [`RelPath`] has no empty, `.` or `..` component, no NUL, and no leading or trailing `/`. Each
 //! component is a valid file name. The path therefore cannot name anything above the directory from which it is opened.
-//! Symbolic links are the concern of the code that opens the path. Names need not be UTF-8.
+//! This type does not protect against symbolic links. That is the task of the code that opens the path. Names need not
+//! be UTF-8.
 
 use std::borrow::Borrow;
 use std::ffi::OsStr;
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::bytes;
 use crate::escaped::Escaped;
 
-/// The name of a directory entry: 1 to 255 bytes, neither `.` nor `..`, without `/` and NUL.
+/// The name of a directory entry: 1 to 255 bytes, neither `.` nor `..`, without `/` or NUL.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "&[u8]")]
 pub struct Name(#[serde(with = "bytes")] Box<[u8]>);
@@ -137,7 +138,7 @@ impl RelPath {
         self.parent().unwrap_or_else(Self::root)
     }
 
-    /// Returns the directory that contains the path and the name there, or `None` for the root.
+    /// Returns the parent directory and the name of the last component, or `None` for the root.
     #[must_use]
     pub fn split(&self) -> Option<(Self, Name)> {
         self.parent().zip(self.file_name())

@@ -28,7 +28,7 @@ pub struct CounterRow {
     pub merge: Merge,
     /// Effect of a nonzero value on the exit code.
     pub exit: ExitEffect,
-    /// The transfers for which JSON contains a number. It contains null for others.
+    /// The transfers for which the JSON output contains a number. For other transfers, it contains null.
     pub scope: CounterScope,
     /// Text in the summary.
     pub phrase: Phrase,
@@ -54,7 +54,7 @@ pub enum ExitEffect {
     None,
     /// The transfer is partial.
     Partial,
-    /// The limit of removals was reached.
+    /// The removal limit was reached.
     MaxDelete,
     /// Entries of the source may be missing at the target.
     InDoubt,
@@ -239,7 +239,7 @@ impl Counters {
         }
     }
 
-    /// Returns these counters, except that the counters that `side` maintains are taken from `reported`.
+    /// Returns these counters, with the counters that `side` maintains replaced by the values in `reported`.
     #[must_use]
     pub fn with(&self, side: Side, reported: &Self) -> Self {
         self.combine(
@@ -260,7 +260,7 @@ impl Counters {
         })
     }
 
-    /// Returns the sums of these counters and those of another part of the same work.
+    /// Returns the sums of two sets of counters for parts of the same work.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         self.combine(other, |_row, own, other| own.saturating_add(other))

@@ -1,8 +1,8 @@
 //! The progress of one run over all its sessions: whether a session delivered anything new, which groups of large files
 //! the run delivered, and the counters of completed files.
 //!
-//! **Invariant:** a file that is sent repeatedly, because it keeps changing or because the target does not keep it,
-//! counts as new in a bounded number of sessions, regardless of other deliveries.
+//! **Invariant:** each file counts as new in a bounded number of sessions, regardless of other deliveries. Otherwise, a
+//! file that keeps changing, or that the target does not keep, would look like progress in every session.
 
 use std::hash::Hash;
 use std::mem;
@@ -49,8 +49,8 @@ pub struct BytesByOrigin {
 #[derive(Debug, Default)]
 struct BoundedSet(HashOnlySet);
 
-/// Maximum number of deliveries to remember, in about 16 bytes each. Beyond it, only the first new delivery of each
-/// session is added.
+/// Maximum number of deliveries to remember, in about 16 bytes each. Beyond this number, only the first new delivery of
+/// each session is added.
 const THINGS_MAX: usize = 1 << 16;
 /// Maximum number of groups to remember, which covers 4 TiB. When a session is lost, further groups that the run
 /// delivered count as resumed.
@@ -116,8 +116,8 @@ impl DeliveryLog {
 }
 
 impl BoundedSet {
-    /// Adds a value and returns whether it is new. A full set accepts a new value only if the session has delivered
-    /// nothing new yet.
+    /// Adds a value and returns whether it is new. A full set accepts a new value only if it is the session's first new
+    /// delivery.
     fn note(&mut self, thing: &impl Hash, things_max: usize, has_new: bool) -> bool {
         (!has_new || self.0.len() < things_max) && self.0.insert(thing)
     }
@@ -148,7 +148,7 @@ impl BytesByOrigin {
         }
     }
 
-    /// Returns the counters of one file with these bytes.
+    /// Returns the counters for one file with these byte counts.
     #[must_use]
     pub fn of_file(&self) -> Counters {
         Counters {

@@ -85,7 +85,7 @@ pub enum Event {
     },
     /// The receiver waits for something other than its turn. Each of several sessions may report this event.
     HeldUp {
-        /// The cause of the wait in one line.
+        /// The cause of the wait, in one line.
         by: String,
     },
     /// The stage that currently limits the rate, as far as the sender can tell.
