@@ -1,5 +1,5 @@
-//! Small files that store the results of earlier work. Each line holds a key without blanks and a value in JSON. New
-//! lines are appended at the end, the first line names the format version, and the file is replaced atomically.
+//! Small files that cache the results of earlier work. The first line names the format version. Each further line holds
+//! a key without spaces and a JSON value, with the newest line last. The file is replaced atomically.
 //!
 //! The contents are only hints. A file that cannot be read or parsed is ignored and rewritten.
 
@@ -59,9 +59,9 @@ impl<V: CacheValue> CacheFile<V> {
             .map(|(_, value)| value))
     }
 
-    /// Stores `value` for `key`, or removes the key if `value` is `None`. The oldest lines beyond the limit are
-    /// dropped. A missing directory is created with mode 0700. This happens at the first push over ssh, because such a
-    /// push needs no keys in that directory.
+    /// Stores `value` for `key`, or removes the key if `value` is `None`. Drops the oldest lines beyond the limit.
+    /// Creates a missing directory with mode 0700. The directory is missing at the first push over ssh, which needs no
+    /// keys.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
@@ -136,7 +136,7 @@ impl<V: CacheValue> CacheFile<V> {
     }
 }
 
-/// Returns the number of days since 1970-01-01, which is used to discard old values.
+/// Returns the number of days since 1970-01-01. Callers use it to discard old values.
 #[must_use]
 pub fn today() -> u64 {
     unix_now().as_secs() / (24 * 60 * 60)

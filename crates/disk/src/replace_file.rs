@@ -1,12 +1,11 @@
-//! Atomic replacement of small files that hold hints. If such a file is lost, transfers take longer but no data is
-//! lost.
+//! Atomic replacement of small files that hold hints. Losing such a file makes transfers slower but loses no data.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
 /// Replaces the text of `file` by renaming a temporary file next to it. A reader sees either the old or the new text,
-/// even if several processes or hosts replace the file concurrently. Nothing is flushed.
+/// even if several processes or hosts replace the file concurrently. The file is not flushed.
 ///
 /// # Errors
 /// Returns the system's error. The old file is kept in that case.

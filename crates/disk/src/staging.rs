@@ -1,4 +1,4 @@
-//! Entries that have no final name yet, including entries that ended processes have left behind.
+//! Entries that have no final name yet, including those of processes that have ended.
 
 pub(crate) mod abandoned;
 pub(crate) mod guarded;

@@ -1,4 +1,4 @@
-//! File contents: reading and writing them, finding holes, and the threads that wait for storage.
+//! File contents: reading, writing, finding holes, and the threads that wait for storage.
 
 pub(crate) mod file_io;
 pub(crate) mod holes;

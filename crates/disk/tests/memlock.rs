@@ -1,5 +1,5 @@
-//! The ring under a low limit of locked memory: no buffers are registered and everything works. If the limit does not
-//! even allow the ring itself, no ring is started.
+//! Tests of io_uring under a low limit of locked memory. The ring works without registered buffers. If the limit is too
+//! low for the ring itself, no ring is started.
 //!
 //! This is a separate program, because the limit applies to the process.
 
@@ -21,7 +21,7 @@ use zmove_disk::{FileIo, Ring, RingConfig, StorageEngine, Unavailable};
 
 #[test]
 fn without_locked_memory_nothing_is_missed() {
-    // Threads that start after this point inherit the loss of root's exemption.
+    // Threads that start after this point have lost root's exemption from the limit too.
     let mut own = capabilities(None).unwrap();
     own.effective.remove(CapabilitySet::IPC_LOCK);
     own.permitted.remove(CapabilitySet::IPC_LOCK);

@@ -1,6 +1,6 @@
 //! System calls that change the mode, owner, times or extended attributes of an entry.
 //!
-//! **Invariant:** neither the rest of this crate nor the receiver makes these calls directly. Each function takes a
+//! **Invariant:** the rest of this crate and the receiver never make these system calls directly. Each function takes a
 //! [`Permit`], so no attribute changes after the connection to the sender is lost. An entry with a hidden name needs no
 //! real permit (see [`Permit::for_hidden`]). Calls that together change one entry share one permit.
 
@@ -94,8 +94,8 @@ pub(crate) fn set_group_at(
     )
 }
 
-/// Sets the times of an open directory to their current values. A later flush of the directory then has a change to
-/// write, although nothing visible has changed.
+/// Sets the times of an open directory to their current values. A later flush of the directory then writes the inode,
+/// although nothing visible has changed.
 ///
 /// # Errors
 /// Returns the system's error.

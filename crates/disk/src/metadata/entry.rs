@@ -21,7 +21,7 @@ use open_despite_mode::open_despite_mode;
 use proven::ProvenKinds;
 use xattrs::Descriptor;
 
-/// The properties of a file that must be the same at two checks for the file to count as unchanged.
+/// The properties of a file that must match between two checks for the file to count as unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Size in bytes.
@@ -129,16 +129,17 @@ const fn of_stat(stat: &Stat) -> FileNumber {
     }
 }
 
-/// Sets the metadata of a regular file if the file still matches `judged`, its identity when it was compared. Returns
-/// the values that could not be set.
+/// Sets the metadata of a regular file if the file still matches `judged`, the identity recorded when the file was
+/// compared. Returns the values that could not be set.
 ///
-/// Entries of other types are not opened, because opening a device can have side effects, and keep their metadata. A
-/// write between the last check and the setting of the time goes unnoticed if it keeps the length of the file.
+/// Entries of other types keep their metadata. They are not opened, because opening a device can have side effects. A
+/// write between the last check and the change of the time is not detected if it does not change the length of the
+/// file.
 ///
 /// # Errors
-/// Returns the system's error, `EINVAL` if the entry is not a regular file, `EBUSY` if the file has changed or has
-/// other hard links and its owner would change, and `EPERM` if another user owns the file and only that user may set
-/// its mode and time.
+/// Returns the system's error. Returns `EINVAL` if the entry is not a regular file, and `EBUSY` if the file has
+/// changed. Also returns `EBUSY` if the owner would change and the file has other hard links. Returns `EPERM` if
+/// another user owns the file and only that user may set its mode and time.
 pub fn set_metadata_if_unchanged(
     lease: &Lease,
     directory: BorrowedFd<'_>,
@@ -175,14 +176,14 @@ pub fn set_metadata_if_unchanged(
 }
 
 /// Returns whether the owner of a file must not change because the file has other hard links. A local user may have
-/// created one of these links to give away a file that belongs to somebody else. The owner of a new file can always be
-/// set.
+/// created one of these links to change the owner of another user's file. This does not apply to a new file, which has
+/// no other links.
 fn is_owner_change_unsafe(there: &FileIdentity, wanted: &WantedMetadata<'_>) -> bool {
     wanted.changes_owner(there.ids) && there.names > 1 && can_change_owner()
 }
 
-/// Returns whether setting the mode or time of an entry failed because another user owns the entry. `has` is the owner
-/// of the entry.
+/// Returns whether a mode or time could not be set because another user owns the entry. `has` is the owner of the
+/// entry.
 #[must_use]
 pub fn is_foreign_owner_failure(has: Ids, misses: &[MetadataFailure]) -> bool {
     misses.iter().any(MetadataFailure::needs_entry_owner) && is_foreign_owner(has)
@@ -236,7 +237,7 @@ pub(crate) mod tests {
     use std::fs::File;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// Calls `work` in a thread to which the modes of files apply. They do not apply to root.
+    /// Runs `work` in a thread without root's privileges, so that file modes restrict it.
     pub(crate) fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let drop_rights = || {
             let mut own = capabilities(None).unwrap();
@@ -253,7 +254,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// Calls [`super::set_metadata_if_unchanged`] without any proven kinds of metadata.
+    /// Calls [`super::set_metadata_if_unchanged`] with no proven kinds of metadata.
     fn set_metadata_if_unchanged(
         directory: BorrowedFd<'_>,
         name: &Name,
@@ -270,7 +271,7 @@ pub(crate) mod tests {
         )
     }
 
-    /// Sets the mode and time of a file.
+    /// Sets the mode and time of a new file.
     pub(crate) fn set_new_file_metadata(file: &File, metadata: &Metadata) -> io::Result<()> {
         let wanted = WantedMetadata::mode_and_time(metadata);
         let misses = wanted.set(
@@ -353,7 +354,8 @@ pub(crate) mod tests {
         .unwrap();
     }
 
-    /// Contents that another program has written must not get the time of the contents that were compared.
+    /// If another program has changed the file since the comparison, the file must not get the time of the compared
+    /// contents.
     #[test]
     fn a_file_that_has_changed_since_it_was_judged_keeps_its_time() {
         let home = tempfile::tempdir().unwrap();

@@ -33,7 +33,7 @@ impl Inheritance {
         })
     }
 
-    /// Sets the inherited attributes on a file that was created elsewhere. The caller still has to set the mode.
+    /// Sets the inherited attributes on a file that was created elsewhere. The caller must set the mode afterwards.
     /// Returns whether anything changed.
     pub(crate) fn apply_to(&self, permit: &Permit<'_>, file: &File) -> io::Result<bool> {
         let entry = Descriptor::Open(file.as_fd());
@@ -51,7 +51,8 @@ impl Inheritance {
         Ok(given)
     }
 
-    /// Sets the inherited group of an entry other than a regular file, by its hidden name in a directory.
+    /// Sets the inherited group of an entry other than a regular file. The entry is given by its hidden name in a
+    /// directory.
     pub(crate) fn apply_group_to(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let Some(group) = self.group else {
             return Ok(());
@@ -60,7 +61,8 @@ impl Inheritance {
     }
 }
 
-/// Makes new entries of a directory with a hidden name inherit nothing.
+/// Sets the mode of a hidden directory to 0700 and removes its default access control list, so that new entries inherit
+/// nothing.
 pub(crate) fn disable_inheritance(directory: BorrowedFd<'_>) -> io::Result<()> {
     if Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode) != Mode::RWXU {
         set_mode_if_allowed(Permit::for_hidden(), directory, Mode::RWXU)?;

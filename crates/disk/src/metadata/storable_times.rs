@@ -1,8 +1,8 @@
-//! Properties of stored times that are known without testing a file system.
+//! Properties of file timestamps that hold for every file system.
 
 use zmove_types::Timestamp;
 
-/// Returns whether some file system could store the time `source` as `there`.
+/// Returns whether any file system could store the time `source` as `there`.
 pub(crate) fn may_be_stored_as(there: Timestamp, source: Timestamp) -> bool {
     !is_storable_everywhere(source) || there.seconds.abs_diff(source.seconds) <= UNIT_SECONDS_MAX
 }
@@ -13,8 +13,8 @@ pub fn is_storable_everywhere(time: Timestamp) -> bool {
     (EARLIEST_EVERYWHERE..LATEST_EVERYWHERE).contains(&time.seconds)
 }
 
-/// Returns whether the stored time `got` differs so much from the time `wanted` that the wanted time must be outside
-/// the range of the file system.
+/// Returns whether the time `wanted` must be outside the range of the file system. This is the case if the stored time
+/// `got` differs from it by more than any rounding.
 #[must_use]
 pub fn is_out_of_range(got: Timestamp, wanted: Timestamp) -> bool {
     got.seconds.abs_diff(wanted.seconds) > UNIT_SECONDS_MAX

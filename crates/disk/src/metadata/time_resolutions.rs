@@ -1,7 +1,7 @@
-//! Determines how a file system stores times: sets a time on a file and reads it back.
+//! Determines how a file system stores times, by setting a time on a file and reading it back.
 //!
-//! File systems differ in the resolution of the times that they store (1 ns, 1 µs, 1 s or 2 s) and in the earliest and
-//! latest time. The kernel silently replaces a time outside that range with the nearest one inside it.
+//! File systems differ in the resolution of stored times (1 ns, 1 µs, 1 s or 2 s) and in the earliest and latest time.
+//! The kernel silently replaces a time outside that range with the nearest time inside it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,8 +23,8 @@ use crate::staging::hidden::make_hidden;
 #[derive(Debug, Default)]
 pub struct TimeResolutions {
     probed: Lock<HashMap<u64, Arc<Lock<Option<TimeLimits>>>>>,
-    /// The lease under which a test may create a file with a hidden name, which changes the time of the file's
-    /// directory. `None` for an inspection, which may not create such a file.
+    /// The lease under which a test may create a hidden file, which changes the time of the directory. `None` for an
+    /// inspection, which must not change the directory.
     lease: Option<Lease>,
 }
 
@@ -40,9 +40,9 @@ struct TimeLimits {
 }
 
 impl TimeResolutions {
-    /// Returns an instance for an inspection, which changes nothing. It probes a file system only with a file that has
-    /// no name (`O_TMPFILE`). If the file system does not support such files, the resolution is derived from the ctime
-    /// of the directory and the range is unknown.
+    /// Returns an instance for an inspection, which changes nothing. It tests a file system only with an unnamed file
+    /// (`O_TMPFILE`). If the file system does not support such files, the resolution is derived from the ctime of the
+    /// directory and the range is unknown.
     #[must_use]
     pub fn for_inspection() -> Self {
         Self::default()
@@ -57,9 +57,8 @@ impl TimeResolutions {
         }
     }
 
-    /// Returns whether the time `there` is the result of storing `source` on the file system of `directory`. If the
-    /// file system cannot be tested because nothing can be created in the directory, this function assumes that the
-    /// file system stores every time exactly.
+    /// Returns whether the file system of `directory` would store the time `source` as `there`. If the file system
+    /// cannot be tested because no file can be created in the directory, times are assumed to be stored exactly.
     #[must_use]
     pub fn stores_as(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
         there == source
@@ -106,7 +105,7 @@ impl TimeLimits {
     fn probe(probe: &Probe<'_>) -> io::Result<Self> {
         let usual = probe.store_and_read_back(PROBE_TIME)?;
         let Some(unit_ns) = units_ns().find(|unit| truncate(PROBE_TIME, *unit) == usual) else {
-            // The file system rounds times in another way or ignores them, so only equal times are treated as equal.
+            // The file system ignores times or rounds them in an unknown way, so only identical times count as equal.
             return Ok(Self {
                 unit_ns: 1,
                 earliest: None,
@@ -226,14 +225,14 @@ impl Drop for Probe<'_> {
 }
 
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// A time that every file system can store. Its seconds are odd and no digit of its fraction is 0, so any rounding
-/// shows.
+/// A time that every file system can store. Its seconds are odd and its fraction has no digit 0, so any rounding is
+/// visible.
 const PROBE_TIME: Timestamp = Timestamp {
     seconds: 1_000_000_001,
     nanos: 987_654_321,
 };
-/// About 35,000 years in seconds, which is outside the range of every file system that has a limit. A larger value
-/// could overflow on a server that counts in nanoseconds.
+/// About 35,000 years, in seconds. This is outside the range of every file system that has a limit. A larger value
+/// could overflow on a server that counts nanoseconds.
 const FAR_SECONDS: i64 = 1 << 40;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -303,7 +302,7 @@ mod tests {
         assert_eq!(none.stored_time(at(i64::MIN, 7)), at(i64::MIN, 7));
     }
 
-    /// The file system stores times as the probe predicts, and the probe leaves nothing behind.
+    /// The measured limits match the file system, and the probe file is removed.
     #[test]
     fn a_file_system_is_believed() {
         let home = tempfile::tempdir().unwrap();
@@ -357,8 +356,7 @@ mod tests {
             let hanging = times.file_system(device);
             let hangs = hanging.lock();
             scope.spawn(|| times.stored_time(&directory, at(7, 1)));
-            // One reference is in the table, one is held here, and one by the thread that is about to probe the file
-            // system.
+            // The table holds one reference, this test holds one, and the thread that is about to probe holds one.
             while Arc::strong_count(&hanging) < 3 {
                 std::thread::yield_now();
             }

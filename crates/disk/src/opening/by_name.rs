@@ -1,4 +1,5 @@
-//! System calls on an entry given by its name in a directory. None of them follows a symbolic link of that name.
+//! System calls on an entry given by its name in a directory. If the name is a symbolic link, the calls do not follow
+//! it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -27,8 +28,8 @@ pub fn open_at(directory: impl AsFd, name: impl AsRef<OsStr>, flags: OFlags) -> 
     rustix::fs::openat(directory, name.as_ref(), flags, Mode::empty())
 }
 
-/// Returns whether the entries of an open directory can be listed. A directory that cannot be listed was opened with
-/// `O_PATH`, so it cannot be flushed either, and its metadata must be accessed by [`PathOnly`].
+/// Returns whether the entries of an open directory can be listed. A directory that cannot be listed is open with
+/// `O_PATH`. It cannot be flushed either, and its metadata must be accessed through [`PathOnly`].
 ///
 /// [`PathOnly`]: crate::Descriptor::PathOnly
 #[must_use]

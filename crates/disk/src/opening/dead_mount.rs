@@ -1,5 +1,5 @@
-//! Mounts whose file system is gone, because a FUSE server has exited or a file server has lost its state. Every access
-//! fails, and the error alone does not show that the mount is the cause.
+//! Detects dead mounts: their FUSE server has exited, or their file server has lost its state. Every access to such a
+//! mount fails, but the error does not show that the mount is the cause.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use zmove_types::Escaped;
 use crate::opening::proc::{Mount, mounts};
 
 /// The error of an operation on a path, formatted for a message. The message names the mount if its file system is
-/// gone.
+/// dead.
 #[derive(Clone, Copy, Debug)]
 pub struct PathCause<'a> {
     /// The error.
@@ -30,7 +30,7 @@ impl fmt::Display for PathCause<'_> {
     }
 }
 
-/// Writes which mount does not answer, after the error of an operation.
+/// Adds the name of the dead mount to a message, after the error of an operation.
 pub(crate) fn write_dead_mount(f: &mut fmt::Formatter<'_>, mount: &Mount) -> fmt::Result {
     let Mount { point, kind, .. } = mount;
     write!(
@@ -40,7 +40,8 @@ pub(crate) fn write_dead_mount(f: &mut fmt::Formatter<'_>, mount: &Mount) -> fmt
     )
 }
 
-/// Returns whether an error means that a file system is gone. ESTALE can also be about a single file.
+/// Returns whether an error may mean that a file system is dead. `ESTALE` can also mean that a single file was removed
+/// on the server.
 #[must_use]
 pub fn is_file_system_gone(error: &io::Error) -> bool {
     matches!(
@@ -49,7 +50,7 @@ pub fn is_file_system_gone(error: &io::Error) -> bool {
     )
 }
 
-/// Returns the mount that a path lies on, if its file system is gone.
+/// Returns the mount that contains a path, if its file system is dead.
 fn find_dead_mount(path: &Path) -> Option<Mount> {
     let mount = Mount::containing(&mounts(), &resolve_links(path)?)?;
     let asked = mount.point.metadata();

@@ -9,8 +9,8 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use crate::metadata::entry::xattrs::descriptor_path;
 
-/// Returns the kernel's boot ID, or `None` if it cannot be read. A service that is only allowed to see processes in
-/// `/proc` cannot read the boot ID.
+/// Returns the kernel's boot ID, or `None` if it cannot be read. A service whose `/proc` shows only processes
+/// (`ProcSubset=pid`) cannot read it.
 #[must_use]
 pub fn boot_id() -> Option<u128> {
     read_id("/proc/sys/kernel/random/boot_id")
@@ -32,7 +32,7 @@ pub struct Mount {
     pub id: u64,
     /// The device number of the file system, `MAJOR:MINOR`.
     pub device: String,
-    /// The directory of the file system that is mounted: `/`, or another directory for a bind mount.
+    /// The directory of the file system that is mounted. This is `/`, except for bind mounts.
     pub root: PathBuf,
     /// The mount point.
     pub point: PathBuf,
@@ -45,37 +45,36 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Parses text in the format of `/proc/self/mountinfo` and returns the mounts in the same order. Malformed lines
-    /// are skipped.
+    /// Parses text in the format of `/proc/self/mountinfo` and returns the mounts in file order. Skips malformed lines.
     pub fn all(mountinfo: &[u8]) -> impl Iterator<Item = Self> {
         mountinfo
             .split(|byte| *byte == b'\n')
             .filter_map(Self::parse)
     }
 
-    /// Returns the mount that an open file lies on. If the kernel does not report the mount ID (before Linux 5.8), the
-    /// mount is found by `path`, a path of the file without symbolic links.
+    /// Returns the mount that contains an open file. If the kernel does not report the mount ID (before Linux 5.8),
+    /// finds the mount by `path`, which must be a path of the file without symbolic links.
     #[must_use]
     pub fn of(mountinfo: &[u8], file: impl AsFd, path: &Path) -> Option<Self> {
         Self::of_open_file(mountinfo, file).or_else(|| Self::containing(mountinfo, path))
     }
 
-    /// Returns the mount that an open file lies on, or `None` if the kernel does not report the mount ID.
+    /// Returns the mount that contains an open file, or `None` if the kernel does not report the mount ID.
     pub(crate) fn of_open_file(mountinfo: &[u8], file: impl AsFd) -> Option<Self> {
         let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
         let is_reported = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
         Self::all(mountinfo).find(|mount| is_reported && mount.id == stat.stx_mnt_id)
     }
 
-    /// Returns the innermost mount that contains a path without symbolic links. Of several mounts at the same point,
-    /// the last one counts.
+    /// Returns the innermost mount that contains a path without symbolic links. If several mounts have the same mount
+    /// point, returns the last one.
     #[must_use]
     pub fn containing(mountinfo: &[u8], path: &Path) -> Option<Self> {
         let around = Self::all(mountinfo).filter(|mount| path.starts_with(&mount.point));
         around.max_by_key(|mount| mount.point.components().count())
     }
 
-    /// `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [OPTIONAL...] - KIND SOURCE OPTIONS`
+    /// Parses a line of the form `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [OPTIONAL...] - KIND SOURCE OPTIONS`.
     fn parse(line: &[u8]) -> Option<Self> {
         let mut fields = line.split(|byte| *byte == b' ');
         let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
@@ -112,8 +111,8 @@ pub fn mounts() -> Vec<u8> {
     std::fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
-/// Returns whether a file system is mounted on an entry. Works even if the mount is dead, because the entry itself is
-/// not accessed.
+/// Returns whether a file system is mounted on an entry. Works even if the mount is dead, because this function does
+/// not access the entry.
 pub fn is_mount_point(directory: impl AsFd, name: &OsStr) -> bool {
     let path = std::fs::read_link(descriptor_path(directory.as_fd()));
     path.is_ok_and(|path| {

@@ -1,5 +1,5 @@
-//! Locations of directories inside their file systems, independent of the path that leads to them. A bind mount shows a
-//! part of a file system at a second path.
+//! Locations of directories inside their file systems, independent of the path by which they were opened. A bind mount
+//! makes part of a file system visible at a second path.
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +15,13 @@ pub struct Region {
     /// The path of the region in its file system. If the kernel does not report mounts, an absolute path without
     /// symbolic links.
     pub root: PathBuf,
-    /// The mount point of the region, relative to the path that was examined.
+    /// The mount point of the region, relative to the path that was passed to [`find_all`](Self::find_all).
     pub below: PathBuf,
 }
 
 impl Region {
-    /// Returns the regions at and below a path without symbolic links. The region of the path itself comes first,
-    /// followed by those mounted below it. `mounts` is the result of [`mounts`](crate::mounts).
+    /// Returns the regions at and below a path without symbolic links. The first region is that of the path itself. The
+    /// mounts below it follow. `mounts` is the result of [`mounts`](crate::mounts).
     #[must_use]
     pub fn find_all(path: &Path, mounts: &[u8]) -> Vec<Self> {
         let opened = open(
@@ -62,8 +62,8 @@ impl Region {
         self.root.strip_prefix(&other.root).ok().filter(|_| same)
     }
 
-    /// Returns the location at which two regions overlap, as two paths. Each path is relative to the path that was
-    /// examined for its region.
+    /// Returns where two regions overlap, as two paths. Each path is relative to the path from which its region was
+    /// found.
     #[must_use]
     pub fn overlap(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
         if let Some(position) = self.position_in(other) {

@@ -1,5 +1,6 @@
-//! A time limit for operations on a path. The file system may never answer, for example if the server of an NFS or FUSE
-//! mount is gone. Not even SIGKILL ends some of these operations, so their threads are left behind.
+//! A time limit for operations on a path. A file system may never respond, for example if the server of an NFS or FUSE
+//! mount is gone. Some of these operations cannot be ended even by SIGKILL. After the time limit, their threads are
+//! abandoned.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +18,7 @@ use crate::opening::tree::trusted_path::{LINKS_MAX, path_parts};
 /// An operation on a path did not end within its time limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unanswered {
-    /// The mount that does not answer. `None` if every mount on the path answers now.
+    /// The mount that does not respond. `None` if every mount on the path responds by now.
     pub mount: Option<Box<Mount>>,
     /// The time limit.
     pub waited: Duration,
@@ -34,8 +35,8 @@ impl fmt::Display for Unanswered {
 
 impl Error for Unanswered {}
 
-/// Runs an operation on `path` in a thread and waits for its result. If the time limit passes, the thread is left
-/// behind and may still end later.
+/// Runs an operation on `path` in a thread and waits for its result. After the time limit, the thread is abandoned and
+/// may end later.
 ///
 /// # Errors
 /// Returns an error if the operation does not end in time. The inner error is that of the operation.
@@ -46,7 +47,7 @@ pub fn answer_within<T: Send + 'static>(
 ) -> Result<io::Result<T>, Unanswered> {
     let (result_in, result) = mpsc::channel();
     let run = move || {
-        // Nobody waits for a late result.
+        // After the time limit, the result has no receiver.
         let _late = result_in.send(operation());
     };
     if let Err(error) = thread::Builder::new().name(THREAD.into()).spawn(run) {
@@ -62,7 +63,7 @@ pub fn answer_within<T: Send + 'static>(
     }
 }
 
-/// Returns the mount on a path that does not answer.
+/// Returns the mount on a path that does not respond.
 fn find_silent_mount(path: &Path) -> Option<Mount> {
     let path = std::path::absolute(path).ok()?;
     let (steps_in, steps) = mpsc::channel();
@@ -81,7 +82,7 @@ fn find_silent_mount(path: &Path) -> Option<Mount> {
     }
 }
 
-/// Accesses each step of a path and the directory at its end. Reports each step before the access.
+/// Accesses each directory on a path and the entry at its end. Sends each path to `steps` before the access.
 fn follow(path: &Path, steps: &Sender<PathBuf>) {
     let mut here = PathBuf::from("/");
     let mut rest = path_parts(path);
@@ -104,11 +105,11 @@ fn follow(path: &Path, steps: &Sender<PathBuf>) {
             _ => here = next,
         }
     }
-    // The result is ignored, because only the time of the answer matters.
+    // The result is ignored, because only the response time matters.
     let _answer = fs::read_dir(&here);
 }
 
-/// Maximum time for one step while the mount is searched for that does not answer.
+/// Maximum time to access one directory while searching for the mount that does not respond.
 const STEP_MAX: Duration = Duration::from_secs(1);
 const THREAD: &str = "zmove-answer";
 

@@ -39,8 +39,8 @@ pub struct Tree {
 /// How the modes of directories are handled in a tree that a transfer writes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectoryModes {
-    /// Modes are set at the end of the transfer. Before the end, only the owner can access new directories, and a
-    /// directory that denies access to its owner is made accessible to the owner.
+    /// Modes are set at the end of the transfer. Until then, only the owner can access new directories, and the owner
+    /// gets access to directories whose mode denies it.
     #[default]
     SetAtTheEnd,
     /// Modes are not set. A new directory gets the usual mode, and an existing directory keeps its mode.
@@ -57,10 +57,10 @@ impl DirectoryModes {
     }
 }
 
-/// The mode of a new directory before the umask and inherited access control lists restrict it.
+/// The mode passed to `mkdir`. The umask and inherited access control lists restrict it.
 const USUAL_MODE: Mode = Mode::from_bits_retain(0o777);
 
-/// Maximum number of attempts while other processes keep changing the entry.
+/// Maximum number of attempts if other processes keep replacing the entry.
 const RACES_MAX: usize = 16;
 
 pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
@@ -125,9 +125,8 @@ impl Tree {
         self.root.as_fd()
     }
 
-    /// Opens an existing directory. A directory of another user in which this user may create entries, but which this
-    /// user may not list (a drop box), is opened with `O_PATH`. See
-    /// [`is_listable`](crate::is_listable).
+    /// Opens an existing directory. A drop box is opened with `O_PATH`: a directory of another user in which this user
+    /// may create entries but which this user may not list. See [`is_listable`](crate::is_listable).
     ///
     /// # Errors
     /// Returns the system's error, for example `ENOENT`, `ENOTDIR` or `ELOOP` if the path does not lead to a directory.
@@ -140,7 +139,8 @@ impl Tree {
     }
 
     /// Opens an existing directory even if its mode, or the mode of a directory above it, denies access to its owner.
-    /// Such directories get u+rwx first, unless modes are kept. They must belong to the user of this process.
+    /// Unless modes are kept, adds u+rwx to the mode of each such directory first. The directories must belong to the
+    /// user of this process.
     ///
     /// # Errors
     /// Returns the errors of [`open_directory`](Self::open_directory).
@@ -161,7 +161,7 @@ impl Tree {
         let mut names = path.components().map(OsStr::from_bytes).peekable();
         while let Some(name) = names.next() {
             let entered = match self.open_subdirectory(directory.as_fd(), name) {
-                // The directory belongs to another user, who permits passing through it.
+                // The directory belongs to another user and can be searched but not listed.
                 Err(Errno::ACCESS) if names.peek().is_some() => {
                     open_at(&directory, name, PATH_ONLY)?
                 }
@@ -173,8 +173,8 @@ impl Tree {
         Ok(directory)
     }
 
-    /// Opens an existing directory to inspect its entries, without changing any mode. Returns `None` if the mode of the
-    /// directory, or of one above it, denies access to its owner and the owner is the user of this process.
+    /// Opens an existing directory to inspect its entries, without changing any mode. Returns `None` if this user owns
+    /// the directory, or a directory above it, and its mode denies access to the owner.
     ///
     /// # Errors
     /// Returns the errors of [`open_directory`](Self::open_directory).
@@ -200,7 +200,7 @@ impl Tree {
     }
 
     /// Opens a directory and creates its missing components. If modes are set at the end, new directories have mode
-    /// 0700 until that time.
+    /// 0700 until then.
     ///
     /// # Errors
     /// Returns the system's error, `ENOTDIR` or `ELOOP` if a file or link is in the way.
@@ -210,7 +210,7 @@ impl Tree {
         }
         match self.open_own_directory(path) {
             Ok(directory) => {
-                // The root itself belongs to the user. A caller that sets its mode at the end uses `open_with_access`.
+                // The mode of the root is the user's choice. A caller that sets it at the end uses `open_with_access`.
                 if !path.is_root() {
                     make_writable(&self.lease, directory.as_fd())?;
                 }
@@ -223,9 +223,9 @@ impl Tree {
         }
     }
 
-    /// Opens a directory like [`ensure_directory`](Self::ensure_directory), for the root or a directory directly in it,
-    /// whose mode the caller sets at the end. If the mode was changed to grant access, the second value is the previous
-    /// mode.
+    /// Opens a directory like [`ensure_directory`](Self::ensure_directory). The directory must be the root or a direct
+    /// child of the root, and the caller must set its mode at the end. If the mode was changed to grant access, the
+    /// second value is the previous mode.
     ///
     /// # Errors
     /// Returns the errors of [`ensure_directory`](Self::ensure_directory).
@@ -238,7 +238,7 @@ impl Tree {
         let before = stat_at(&self.root, OsStr::from_bytes(place));
         let directory = self.ensure_directory(path)?;
         if path.is_root() {
-            // The mode is not changed if this process has access without the owner's permissions, for example as root.
+            // The mode is not changed if this process has access regardless of it, for example as root.
             let all = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
             if rustix::fs::accessat(&directory, ".", all, AtFlags::EACCESS).is_err() {
                 make_writable(&self.lease, directory.as_fd())?;
@@ -258,8 +258,8 @@ impl Tree {
         set_mode_if_allowed(self.lease.permit()?, self.fd(), mode)
     }
 
-    /// Opens a directory of the target path itself and creates its missing components with the usual mode. Unlike
-    /// [`ensure_directory`](Self::ensure_directory), it changes no mode of an existing directory.
+    /// Opens a directory on the path of the target. Creates missing components with the usual mode. Unlike
+    /// [`ensure_directory`](Self::ensure_directory), never changes the mode of an existing directory.
     ///
     /// # Errors
     /// Returns the system's error, `ENOTDIR` if another kind of entry is in the way.
@@ -311,9 +311,9 @@ impl Tree {
         }
     }
 
-    /// Opens a directory and creates its missing components. The path is walked in a loop, because it may have
-    /// thousands of components, too many for recursion. If modes are set at the end, the existing directories on the
-    /// path are made writable. The root keeps its mode, because the root belongs to the user.
+    /// Opens a directory and creates its missing components. A loop walks the path, because a path may have thousands
+    /// of components, too many for recursion. If modes are set at the end, makes the existing directories on the path
+    /// writable, except the root, whose mode is the user's choice.
     fn create_missing(&self, path: &RelPath, modes: DirectoryModes) -> io::Result<Arc<OwnedFd>> {
         let opens_up = modes == DirectoryModes::SetAtTheEnd;
         let mut directory = Arc::clone(&self.root);
@@ -354,7 +354,7 @@ impl Tree {
     }
 }
 
-/// Opens a directory for reading. If `open` is denied that, opens a drop box with `O_PATH`.
+/// Opens a directory for reading. If reading is denied and the directory is a drop box, opens it with `O_PATH`.
 pub(crate) fn open_listable_or_drop_box(
     open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>,
 ) -> rustix::io::Result<OwnedFd> {
@@ -367,9 +367,9 @@ pub(crate) fn open_listable_or_drop_box(
     }
 }
 
-/// Returns whether a directory belongs to another user, whose mode permits this user to create entries in it but not to
-/// list it. The mode of a directory of this user is changed instead. If the mode permits listing, a kernel rule denies
-/// access, and creating entries would fail too.
+/// Returns whether a directory is a drop box: it belongs to another user, and its mode permits this user to create
+/// entries but not to list them. A directory of this user is not a drop box, because this user can change its mode. If
+/// the mode permits listing, another kernel rule denies access and would deny creating entries too.
 fn is_drop_box(directory: &OwnedFd) -> bool {
     let may = |access| rustix::fs::accessat(directory, ".", access, AtFlags::EACCESS);
     let is_own = rustix::fs::fstat(directory)
@@ -400,7 +400,7 @@ fn open_or_create(
 /// Opens the parent of an open directory.
 ///
 /// # Errors
-/// Returns `ESTALE` if the parent is not the directory `known`, which means that the open directory has been moved.
+/// Returns `ESTALE` if the parent is not the directory `known`, because the open directory was moved.
 pub(crate) fn open_parent(directory: &OwnedFd, known: FileNumber) -> io::Result<OwnedFd> {
     let above = open_at(directory, "..", DIRECTORY)?;
     if number_of(&above)? == known {
@@ -410,8 +410,8 @@ pub(crate) fn open_parent(directory: &OwnedFd, known: FileNumber) -> io::Result<
     }
 }
 
-/// Makes a directory writable for its owner. A directory that an earlier transfer left read-only must accept files
-/// again, and its mode is set again at the end. If the mode cannot be changed, creating an entry fails later.
+/// Makes a directory writable for its owner. An earlier transfer may have left the directory read-only. Its final mode
+/// is set at the end. If the mode cannot be changed, creating an entry fails later.
 pub(crate) fn make_writable(lease: &Lease, directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let mode = Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode);
     if !mode.contains(Mode::RWXU) {
@@ -472,7 +472,7 @@ mod tests {
         assert!(tree.open_directory(&path(&long)).is_ok());
     }
 
-    /// The thread has a small stack, so the code must not use stack space for each directory.
+    /// The thread has a small stack, so the code must not use stack space per directory.
     #[test]
     fn a_path_of_thousands_of_directories_needs_no_more_stack_than_any() {
         let (home, tree) = tree();

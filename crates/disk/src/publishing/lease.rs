@@ -1,18 +1,18 @@
 //! The right of a receiver to publish, which depends on a live sender.
 //!
 //! To *publish* is to create or remove a final name, to write into a file that has a final name, or to change
-//! attributes at the target. A receiver that was suspended, or whose storage did not respond, may resume hours after
-//! its sender has disconnected. Another transfer may have stored newer data in the meantime. So each call that
-//! publishes takes a [`Permit`]. A [`Lease`] issues a permit only if the sender has echoed a ping that this receiver
-//! sent in the last ten seconds.
+//! attributes at the target. A receiver may be suspended, or its storage may stop responding, and it may resume hours
+//! after its sender has disconnected. By then, another transfer may have stored newer data. So each call that publishes
+//! takes a [`Permit`]. A [`Lease`] issues a permit only if the sender has echoed a ping that this receiver sent during
+//! the last ten seconds.
 //!
-//! An echo may have waited in a buffer while this process was suspended. The age of an echo counts from the time when
-//! the ping was *sent*, so an old echo proves nothing. Two rules cover suspensions of less than ten seconds:
+//! An echo may have waited in a buffer while this process was suspended. So the age of an echo is measured from the
+//! time when the ping was *sent*. Two rules cover suspensions of less than ten seconds:
 //!
 //! - If no thread of this process has run for half a second, a permit requires the echo of a ping that is sent
 //!   afterwards.
-//! - If the last call of a thread under a permit, or its last flush, took longer than half a second, the same rule
-//!   applies to this thread.
+//! - If a thread's last call under a permit, or its last flush, took longer than half a second, the same requirement
+//!   applies to that thread.
 //!
 //! **Invariant:** a permit cannot be stored or cloned, and a single call consumes it. So after the sender has
 //! disconnected, each thread can make at most one more call, for which the permit was issued just before.
@@ -31,8 +31,8 @@ use zmove_types::Lock;
 
 /// Maximum age of an echoed ping that still proves that the sender is alive, counted from when the ping was sent.
 pub const LEASE_MAX: Duration = Duration::from_secs(10);
-/// Maximum time for which a process or thread may not have run. After a longer time it may have been suspended, and
-/// needs a new echo.
+/// Maximum time without activity of a process or thread. After a longer time, it may have been suspended, and a permit
+/// requires a new echo.
 pub const SUSPENSION_MAX: Duration = Duration::from_millis(500);
 
 /// The right to publish, shared by all threads of a session.
@@ -66,7 +66,7 @@ struct LeaseState {
     round_trip: AtomicU64,
     /// Echoes of pings that were sent before this time do not count.
     since: AtomicU64,
-    /// Time at which any thread last recorded that it runs.
+    /// Time at which a thread last recorded that the process is running.
     last_run: AtomicU64,
     ended: AtomicBool,
     waiting: Lock<()>,
@@ -101,13 +101,13 @@ thread_local! {
     static PERMIT_WAIT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Returns the total time for which the calling thread has waited for permits. The sender causes this wait, not the
-/// storage.
+/// Returns the total time for which the calling thread has waited for permits. This wait is caused by the sender, not
+/// by the storage.
 pub(crate) fn waited_for_permits() -> Duration {
     PERMIT_WAIT.get()
 }
 
-/// Interval at which a thread that waits for an echo checks whether the connection has ended.
+/// Interval at which a thread that waits for an echo checks whether the connection has been closed.
 const HANGUP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const LEASE_NANOS: u64 = 10_000_000_000;
 pub(crate) const SUSPENSION_NANOS: u64 = 500_000_000;
@@ -157,10 +157,10 @@ impl Lease {
         })))
     }
 
-    /// Issues the right to publish once. Waits for an echo if no recent echo has been received.
+    /// Issues the right to make one call that publishes. Waits for a new echo if the last one is too old.
     ///
     /// # Errors
-    /// Returns `ECONNABORTED` if the session has ended or its connection has hung up.
+    /// Returns `ECONNABORTED` if the session has ended or its connection was closed.
     pub fn permit(&self) -> rustix::io::Result<Permit<'_>> {
         let issued = self.0.as_ref().map(|timed| timed.issue()).transpose()?;
         Ok(Permit { _issued: issued })
@@ -179,7 +179,7 @@ impl Lease {
     ///
     /// - The lease has ended.
     /// - The age exceeds [`LEASE_MAX`].
-    /// - The age exceeds the sum of `within` and the round-trip time of the last echo.
+    /// - The age exceeds `within` plus the round-trip time of the last echo.
     #[must_use]
     pub fn echo_age(&self, within: Duration) -> Option<Duration> {
         let Some(timed) = &self.0 else {
@@ -193,13 +193,14 @@ impl Lease {
         (!timed.is_over() && newest_echoed > 0 && age <= within).then(|| Duration::from_nanos(age))
     }
 
-    /// Sends a ping and returns its value. Also records that this process runs. The caller must call this function once
-    /// per second.
+    /// Sends a ping and returns its value. Also records that this process is running. The caller must call this
+    /// function once per second.
     pub fn send_ping(&self) -> u64 {
         self.0.as_ref().map_or(0, |timed| timed.send_ping())
     }
 
-    /// Records that this process runs. The caller must call this function at intervals shorter than [`SUSPENSION_MAX`].
+    /// Records that this process is running. The caller must call this function at intervals shorter than
+    /// [`SUSPENSION_MAX`].
     pub fn note_running(&self) {
         if let Some(timed) = &self.0 {
             timed.note_running();
@@ -226,8 +227,8 @@ impl Lease {
         self.0.as_ref().is_some_and(|timed| timed.is_over())
     }
 
-    /// Runs a slow call that publishes nothing. If the call takes longer than [`SUSPENSION_MAX`], this thread needs the
-    /// echo of a ping that is sent afterwards.
+    /// Runs a slow call that publishes nothing. If the call takes longer than [`SUSPENSION_MAX`], the next permit of
+    /// this thread requires the echo of a later ping.
     pub fn watch_slow_call<R>(&self, call: impl FnOnce() -> R) -> R {
         let _watched = self.0.as_ref().map(|timed| IssuedPermit {
             lease: timed,
@@ -274,11 +275,11 @@ impl LeaseState {
         Ok(IssuedPermit { lease: self, at })
     }
 
-    /// Records that this thread runs, and returns the current time. If no thread has run for longer than
-    /// [`SUSPENSION_MAX`], all earlier pings are invalidated.
+    /// Records that this process is running, and returns the current time. If the last record is older than
+    /// [`SUSPENSION_MAX`], invalidates all earlier pings.
     fn note_running(&self) -> u64 {
         let now = (self.clock)();
-        // The gap is recorded before the run time, so that no other thread misses the gap.
+        // The pings are invalidated before the run time is updated, so that no other thread misses the gap.
         if now.saturating_sub(self.last_run.load(Ordering::Acquire)) > SUSPENSION_NANOS {
             self.since.fetch_max(now, Ordering::AcqRel);
         }
@@ -294,7 +295,7 @@ impl LeaseState {
     }
 
     fn note_echo(&self, value: u64) {
-        // A peer may send any value. The echo of a value that was never sent is ignored.
+        // A peer may send any value. An echo of a value that was never sent is ignored.
         if value <= self.newest_sent.load(Ordering::Acquire) {
             let took = (self.clock)().saturating_sub(value);
             self.round_trip.store(took, Ordering::Release);
@@ -303,8 +304,8 @@ impl LeaseState {
         self.wake();
     }
 
-    /// Waits until an echo is received, the lease ends, or a second has passed. After the wait, the caller checks the
-    /// connection again.
+    /// Waits until an echo is received, the lease ends, or one second has passed. The caller then checks the connection
+    /// again.
     fn wait_for_echo_since(&self, oldest: u64) {
         let began = Instant::now();
         let waiting = self.waiting.lock();
@@ -322,8 +323,8 @@ impl LeaseState {
         self.ended.load(Ordering::Acquire) || self.has_hung_up()
     }
 
-    /// Returns whether the kernel has detected the end of the connection. This check only makes the receiver stop
-    /// sooner, because the kernel does not detect every end.
+    /// Returns whether the kernel reports that the connection was closed. The kernel does not detect every loss of a
+    /// connection, so this check only lets the receiver stop sooner.
     fn has_hung_up(&self) -> bool {
         let connection = self
             .connection

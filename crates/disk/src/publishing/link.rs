@@ -15,7 +15,7 @@ use crate::publishing::publish::{Replace, publish_file};
 use crate::publishing::special::is_special_at;
 use crate::staging::hidden::make_hidden;
 
-/// An entry that is neither a file nor a directory and may have several names.
+/// An entry that is neither a file nor a directory and can have hard links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonRegular<'a> {
     /// A symbolic link, with its target.
@@ -47,8 +47,8 @@ pub enum Linked {
     AlreadyLinked,
 }
 
-/// Makes `new` a hard link to `first`, if `first` is a regular file that `is_it` accepts. Does not follow symbolic
-/// links. If `replace` allows it, an existing entry is replaced atomically.
+/// Makes `new` a hard link to `first`, if `first` is a regular file that `is_it` accepts as the expected file. Does not
+/// follow symbolic links. If `replace` allows it, an existing entry is replaced atomically.
 ///
 /// # Errors
 /// Returns the system's error, `ESTALE` if `first` is missing or a different file, and `EISDIR` if `new` is a
@@ -116,13 +116,13 @@ fn place(
         )
     };
     let (hidden, ()) = make_hidden(directory.as_fd(), link)?;
-    // Another process may have replaced the entry at the first name since the check.
+    // Another process may have replaced the entry at the first name after the check.
     let placed = if is_there(directory, &hidden) {
         publish_file(lease, directory, &hidden, name, replace)
     } else {
         Err(Errno::STALE.into())
     };
-    // If another thread has just created the same link, the rename does nothing and the hidden name remains.
+    // If another thread has just created the same link, the rename has no effect and the hidden name still exists.
     let _gone_as_a_rule = unlink_at(directory, &hidden);
     placed.map(|()| Linked::Made)
 }

@@ -28,8 +28,8 @@ pub enum Replace {
 }
 
 impl Replace {
-    /// Returns whether an error means that the name exists and must not be replaced. A file system that cannot replace
-    /// a file by a rename returns `EEXIST` too.
+    /// Returns whether the error is `EEXIST` and existing entries must not be replaced. A file system that cannot
+    /// replace a file by a rename also returns `EEXIST`.
     #[must_use]
     pub fn has_refused(self, error: &io::Error) -> bool {
         self == Self::Nothing && Errno::from_io_error(error) == Some(Errno::EXIST)
@@ -96,8 +96,8 @@ pub fn publish_from(
     name: &Name,
 ) -> io::Result<()> {
     link(lease.permit()?, directory, file, into, name)?;
-    // The file has its final name. If the old name cannot be removed, it is removed later with its directory or by
-    // cleanup.
+    // The file has its final name. If the old name cannot be removed now, the removal of its directory or a later
+    // cleanup removes it.
     let _goes_later = unlink_at(directory, file);
     Ok(())
 }
@@ -161,7 +161,7 @@ fn replace_with_symlink(
     target: &[u8],
 ) -> rustix::io::Result<()> {
     let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
-    // A symbolic link that has other hard links may belong to another user.
+    // A symbolic link with several hard links may belong to another user.
     let is_alone = || FileIdentity::at(directory, name).is_ok_and(|there| there.names == 1);
     if there.is_ok_and(|there| there.as_bytes() == target) && is_alone() {
         return Ok(());

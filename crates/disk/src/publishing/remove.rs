@@ -3,10 +3,9 @@
 //! **Invariant:** no symbolic link is followed. Each directory is opened by its name in its parent. When the removal
 //! returns to a parent, the parent must still be the same directory. A link is removed as a link.
 //!
-//! However deep the tree is, at most three of its descriptors are open at a time. However wide it is, only a few names
-//! are stored for each of the deepest directories: an entry that is not a directory is removed while its directory is
-//! read, and a directory with more entries is read again. Mount points are kept, together with the directories that
-//! contain them.
+//! At most three descriptors are open at a time, regardless of the depth. Only a few names of subdirectories are
+//! stored, for the deepest directories. Other entries are removed while their directory is being read, and a directory
+//! with more subdirectories is read again. Mount points are kept, together with the directories that contain them.
 
 use std::cell::Cell;
 use std::io;
@@ -26,9 +25,9 @@ use crate::publishing::final_names::remove;
 use crate::publishing::lease::Lease;
 use crate::staging::hidden::{is_hidden, is_leftover};
 
-/// The number of deepest directories for which names are stored.
+/// The number of deepest directories for which names of subdirectories are stored.
 const LISTED_MAX: usize = 8;
-/// The number of names to store for each directory. Names of maximum length take 64 KiB.
+/// Maximum number of names that are stored per directory. Names of maximum length take 64 KiB.
 const NAMES_MAX: usize = 256;
 /// Maximum number of retained entries to remember when a directory is reread. Rereading stops at this limit.
 const RETAINED_MAX: usize = 65_536;
@@ -62,7 +61,7 @@ impl RemovalBudget {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// Records that `entries` of the removed entries were removed because another entry replaces them.
+    /// Records that `entries` removed entries made room for another entry.
     pub fn note_replaced(&self, entries: u64) {
         self.replaced.fetch_add(entries, Ordering::Relaxed);
     }
@@ -130,8 +129,8 @@ pub fn remove_entries_within<'n>(
     }
 }
 
-/// Removes entries like [`remove_entries`], from the open directory `opened`. Another directory may now have the path
-/// of `opened`.
+/// Removes entries like [`remove_entries`], from the open directory `opened`. The path may lead to another directory by
+/// now.
 pub(crate) fn remove_entries_of<'n>(
     tree: &Tree,
     directory: &RelPath,
@@ -146,15 +145,15 @@ pub(crate) fn remove_entries_of<'n>(
     remove_from(allowed, || false, directory, opened, names, failed)
 }
 
-/// Removes an entry of one of our own directories recursively. Errors are ignored.
+/// Removes an entry of one of this program's own directories recursively. Ignores errors.
 pub(crate) fn remove_best_effort(directory: &Arc<OwnedFd>, name: &Name) {
     let tree = Tree::at(Arc::clone(directory));
     let names = std::iter::once(name);
     let _best_effort = remove_entries(&tree, &RelPath::root(), names, |_path, _stays| {});
 }
 
-/// Removes an open directory recursively. Another directory may now have the name in `parent`, so only an empty
-/// directory is removed by that name. `failed` receives the error of each entry that could not be removed.
+/// Removes an open directory recursively. Another directory may have taken its name in `parent`, so the directory
+/// itself is removed by name only if it is empty. `failed` receives the error of each entry that could not be removed.
 pub fn remove_open_directory(
     parent: BorrowedFd<'_>,
     name: &Name,
@@ -185,7 +184,7 @@ fn remove_from<'n>(
     names: impl Iterator<Item = &'n Name>,
     mut failed: impl FnMut(RelPath, io::Error),
 ) -> u64 {
-    // The target root belongs to the user, so its mode is not changed.
+    // The mode of the target root is the user's choice, so it is not changed.
     if !directory.is_root()
         && let Err(error) = make_writable(allowed.lease, opened)
     {
@@ -230,7 +229,7 @@ struct Removal<'a, F> {
     name: &'a Name,
     /// The directories from the entry down to the directory that is being emptied.
     levels: Vec<RemovalLevel>,
-    /// The descriptor of the deepest of these directories.
+    /// The descriptor of the last of these directories.
     here: Option<OwnedFd>,
     entered: u64,
     /// Retained entries, identified by the number of their directory and their name.
@@ -249,7 +248,7 @@ struct RemovalLevel {
     directories: Vec<Name>,
     /// Whether the directory may contain entries that have not been read yet.
     is_unread: bool,
-    /// Whether an entry was removed since the current reading of the directory began.
+    /// Whether an entry was removed since the program began to read the directory.
     has_shrunk: bool,
     /// A hidden entry, if any, that is kept because it may belong to a running transfer.
     hidden: Option<Name>,
@@ -370,7 +369,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             return Ok(ListingStep::Continue);
         }
         let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
-        // A hidden entry in a hidden directory belongs to the same transfer as that directory, and is removed with it.
+        // A hidden entry in a hidden directory belongs to the same transfer as that directory and is removed with it.
         let mut above = self.levels.iter().map(|level| &level.name);
         if is_hidden(bytes)
             && !above.any(|name| is_hidden(name.as_bytes()))
@@ -406,21 +405,21 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
                 level.has_shrunk = true;
                 self.removed += 1;
             }
-            // The entry is listed but does not exist. The entry may be listed again, so it must not cause another
-            // reading of the directory.
+            // The entry is listed but does not exist. A file system may list it again, so it must not cause another
+            // read of the directory.
             Err(Errno::NOENT) => {}
             Err(error) => self.report_failure(Some(&name), error.into()),
         }
         Ok(ListingStep::Continue)
     }
 
-    /// Removes the deepest directory, which should be empty. If it is not empty, it is read again, unless another
-    /// reading cannot remove more entries.
+    /// Removes the deepest directory, which should be empty. Otherwise reads the directory again, unless no more
+    /// entries can be removed.
     fn leave(&mut self, should_stop: &impl Fn() -> bool) {
         let above = match self.above() {
             Ok(above) => above,
             Err(error) => {
-                // Without the parent, the removal cannot continue.
+                // Without its parent, the removal cannot continue.
                 self.report_failure(None, error);
                 return self.levels.clear();
             }
@@ -469,7 +468,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         above.transpose()
     }
 
-    /// Records that an entry of the deepest directory is kept, and therefore all directories above it.
+    /// Records that an entry of the deepest directory is kept, so that all directories above it are kept too.
     fn note_retained(&mut self, name: &Name) {
         self.levels
             .iter_mut()
@@ -523,13 +522,13 @@ fn open_for_removal(lease: &Lease, parent: BorrowedFd<'_>, name: &Name) -> io::R
     }
 }
 
-/// Refuses a directory that is a mount point or lies on another file system than its parent.
+/// Returns an error if a directory is a mount point or is on another file system than its parent.
 ///
 /// # Errors
 /// Returns `EXDEV` or the system's error.
 pub fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
     let is_apart = rustix::fs::fstat(parent)?.st_dev != rustix::fs::fstat(directory)?.st_dev;
-    // A bind mount may have the device number of its parent. Kernels before 5.8 do not report mount roots.
+    // A bind mount can have the same device number as its parent. Kernels before 5.8 do not report mount roots.
     let known = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
     let is_mounted =
         known.is_ok_and(|known| known.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
@@ -580,7 +579,7 @@ mod tests {
         assert!(outside.path().join("precious").exists());
     }
 
-    /// A directory and its contents count against the budget, and the first retained entry is reported.
+    /// A directory and each of its entries count against the budget, and the first retained entry is reported.
     #[test]
     fn no_more_goes_than_the_budget_has() {
         let home = tempfile::tempdir().unwrap();
@@ -612,7 +611,8 @@ mod tests {
         );
     }
 
-    /// A killed receiver leaves files and staging directories in a directory to which no later transfer may come.
+    /// A killed receiver leaves hidden files and staging directories, and perhaps no later transfer to that directory
+    /// cleans them up.
     #[test]
     fn what_a_dead_process_has_left_goes_with_its_directory_and_what_a_live_one_has_does_not() {
         let home = tempfile::tempdir().unwrap();
@@ -629,7 +629,7 @@ mod tests {
         std::fs::write(staging.join("file"), "x").unwrap();
         std::fs::write(staging.join(".zmove-of-its-maker"), "x").unwrap();
         assert_eq!(remove(home.path(), &["gone"]), (7, vec![]));
-        // Two entries that are kept: a copy, which is data, and a lasting entry.
+        // Two kinds of entries are kept: a copy of a hidden entry, which is ordinary data, and a lasting entry.
         let copied = dead_in(&home.path().join("elsewhere"), 3600);
         std::fs::create_dir(home.path().join("stays")).unwrap();
         for name in [copied.file_name().unwrap(), ".zmove-part-7".as_ref()] {
@@ -675,7 +675,7 @@ mod tests {
         );
     }
 
-    /// At three depths, a directory has more entries than the number of names to keep.
+    /// Three levels of directories have more entries than the maximum number of stored names.
     #[test]
     fn a_directory_of_which_not_all_names_are_kept_goes() {
         let home = tempfile::tempdir().unwrap();
@@ -688,7 +688,8 @@ mod tests {
         assert_eq!(remove(home.path(), &["a"]), (entries as u64, vec![]));
     }
 
-    /// Twice as many entries are retained as names are kept. Each is reported once, and the others are still removed.
+    /// There are twice as many retained entries as stored names. Each is reported once, and all other entries are
+    /// removed.
     #[test]
     fn what_stays_is_in_nobody_elses_way() {
         let home = tempfile::tempdir().unwrap();
@@ -710,7 +711,7 @@ mod tests {
         );
     }
 
-    /// The names of the other directories are dropped while the first one is emptied, and are only found by reading
+    /// While the first directory is emptied, the names of the other directories are dropped. A second read finds them
     /// again.
     #[test]
     fn what_is_beside_deep_directories_that_stay_goes() {
@@ -743,11 +744,11 @@ mod tests {
                 open += targets.filter(|target| target.starts_with(&home)).count();
             },
         );
-        // Includes a second descriptor of the directory from which the entry is removed.
+        // The upper limit includes a second descriptor of the directory from which the entry is removed.
         assert!((1..=2 + 3).contains(&open), "{open}");
     }
 
-    /// A directory is moved out of the tree while its contents are being removed.
+    /// A directory is moved out of the tree during its removal.
     #[test]
     fn a_directory_that_is_moved_leads_nowhere_else() {
         let (home, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

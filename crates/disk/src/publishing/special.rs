@@ -77,8 +77,8 @@ pub fn place_special(
     placed
 }
 
-/// Returns an `O_PATH` descriptor of a FIFO, socket or device, which must have no other hard link. Another process that
-/// may rename entries here could have replaced the entry with a device whose owner and mode must not change.
+/// Returns an `O_PATH` descriptor of a FIFO, socket or device, which must have no other hard link. Another process with
+/// write access to the directory could have replaced the entry with a device whose owner and mode must not change.
 fn hold(directory: BorrowedFd<'_>, name: &Name, special: Special) -> io::Result<OwnedFd> {
     let held = hold_new(directory, name, form(special))?;
     if is(&rustix::fs::fstat(&held)?, special) {

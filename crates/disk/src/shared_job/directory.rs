@@ -7,23 +7,23 @@
 //! | `journal-…`: records which groups of the parts are flushed | one session each |
 //! | `heartbeat-…`: shows that the head, the node that leads the job, is alive ([`heartbeats`]) | one session each |
 //!
-//! **Invariant:** no session creates or renames anything after the end of the job. A host cannot look up the processes
-//! of another host, and a file lock may be effective on one host only. But on every file system, a removed directory
-//! accepts no new entries, and an entry that no longer exists cannot be renamed. A session that has lost its sender is
-//! stopped by its lease.
+//! **Invariant:** no session creates or renames an entry after the end of the job. A host cannot look up the processes
+//! of another host, and a file lock may be effective on one host only. So the end of the job removes its directory: on
+//! every file system, a removed directory accepts no new entries, and a removed entry cannot be renamed. The lease
+//! stops a session that has lost its sender.
 //!
 //! A part of a large file is created only once per job. Before the part is renamed to its final name, a symbolic link
-//! (a mark) takes its name here ([`JobSession::retire_part`]), so no receiver creates the part again. Otherwise a
-//! receiver's records about the part could refer to two files, because the inode number of the first file may be
-//! reused. A file under the name of a part has never had a final name, under which other programs could have changed
-//! the file. So another job may take the part over ([`JobSession::adopt_part`]).
+//! (a mark) replaces its name here ([`JobSession::retire_part`]), so no receiver creates the part again. Otherwise, a
+//! receiver's records about the part could refer to a second file, because the inode number of the first file may be
+//! reused. A file with the name of a part has never had a final name, so other programs cannot have changed
+//! it. Another job may therefore take over the part ([`JobSession::adopt_part`]).
 //!
 //! Directories of the target itself are created under their final names. It is not an error if another receiver has
 //! created one first.
 //!
 //! All directories of a job belong to the receiver's user and deny access to other users (0700). If the head of a job
-//! has died, the next session that finds the directory removes it ([`heartbeats`]). A receiver only writes into a
-//! directory, or removes entries from it, if a receiver created it as the directory of this job ([`proof`]).
+//! has died, the next session that finds the directory removes it ([`heartbeats`]). A receiver writes into a
+//! directory, or removes entries from it, only if the directory has the proof that it belongs to this job ([`proof`]).
 
 mod heartbeats;
 mod job_session;
@@ -94,7 +94,7 @@ impl From<Errno> for SharedJobError {
     }
 }
 
-/// The prefix of all hidden names. Removing a directory spares hidden entries unless the directory itself is hidden.
+/// The prefix of all hidden names. Recursive removal keeps hidden entries unless their directory is hidden too.
 const OWN_PREFIX: &str = ".zmove-";
 /// The prefix of the names of journals in the directory of a job.
 pub const JOURNAL_PREFIX: &str = "journal-";
@@ -146,7 +146,7 @@ impl SharedJobDirectory {
                 }
                 Err(error) if is_absent(&error) => {}
                 // Another session that undoes the creation of the directory removes the proof first, so the directory
-                // may have just lost its proof.
+                // may have lost its proof just now.
                 Err(SharedJobError::Foreign) if !is_last => {}
                 opened => return opened,
             }
@@ -166,17 +166,16 @@ impl SharedJobDirectory {
         &self.directory
     }
 
-    /// Removes the entries that a session created before it failed to begin a job, so that no other session takes the
-    /// job for a running one. Returns whether nothing of the job is left. This function opens no file or directory,
-    /// because opening may be the operation that failed.
+    /// Removes the entries that a session created before it failed to begin a job, so that no other session assumes
+    /// that the job is running. Returns whether all entries of the job were removed. This function opens no file or
+    /// directory, because opening may be the operation that failed.
     pub fn undo_begin(root: &OwnedFd, job: SharedJobId, own: &str) -> bool {
         let name = name_of(job);
         let _done = Self::try_undo_begin(root, job, own);
         stat_at(root, &name).is_err_and(|error| error == Errno::NOENT)
     }
 
-    /// Renames the proof to a hidden name first. If other sessions have entries in the directory, renames the proof
-    /// back.
+    /// Renames the proof to a hidden name first. If the directory has entries of other sessions, undoes the rename.
     fn try_undo_begin(root: &OwnedFd, job: SharedJobId, own: &str) -> rustix::io::Result<()> {
         let name = name_of(job);
         let directory = Path::new(name.as_os_str());
@@ -207,8 +206,7 @@ impl SharedJobDirectory {
         })
     }
 
-    /// Ends the job and removes its directory from the target. The caller may repeat the call if the result of an
-    /// earlier call is unknown.
+    /// Ends the job and removes its directory from the target. This operation is idempotent: the caller may retry it.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -239,15 +237,15 @@ impl SharedJobDirectory {
         Ok(Self::open_with_proof(root, job)?.remove(lease, root, job, patience)?)
     }
 
-    /// Removes an empty directory of this user that has the name of a job but no proof. A receiver may have left the
-    /// directory when it was interrupted while it ended the job. Returns whether the directory is gone.
+    /// Removes an empty directory of this user that has the name of a job but no proof. A receiver that was interrupted
+    /// while it ended the job may have left the directory. Returns whether the directory is gone.
     pub fn remove_empty(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> bool {
         stat_at(root, name_of(job)).is_ok_and(|found| is_own(&found))
             && Self::try_to_remove(lease, root, job).is_ok()
     }
 
     /// Removes the directory of an ended job from its target, and preserves the time and mode of the target. Sessions
-    /// that have not noticed the end may create entries in the directory until it is removed.
+    /// that do not know about the end of the job may create entries until the directory is removed.
     fn remove(
         &self,
         lease: &Lease,
@@ -269,7 +267,7 @@ impl SharedJobDirectory {
 
     fn try_to_remove(lease: &Lease, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
         let before = FileIdentity::of(root)?;
-        // The mode of the target has its final value at this point, and may deny its owner write access.
+        // The target already has its final mode, which may deny its owner write access.
         let mode = Mode::from_raw_mode(rustix::fs::fstat(root)?.st_mode);
         let access = rustix::fs::accessat(
             root,
@@ -278,7 +276,7 @@ impl SharedJobDirectory {
             AtFlags::EACCESS,
         );
         let is_closed = access == Err(Errno::ACCESS);
-        // One permit covers the whole change, so that the mode is always restored.
+        // One permit covers the whole change, so the mode is always restored.
         let permit = lease.permit()?;
         if is_closed {
             Descriptor::Open(root.as_fd()).set_mode(&permit, mode | Mode::RWXU)?;
@@ -296,7 +294,7 @@ impl SharedJobDirectory {
         Ok(())
     }
 
-    /// Removes the entries of the directory, the proof last.
+    /// Removes all entries of the directory. The proof is removed last.
     fn clear(&self, patience: Duration) -> io::Result<()> {
         let entries = match Dir::read_from(&self.directory) {
             Err(Errno::NOENT | Errno::STALE) => return Ok(()),
@@ -394,7 +392,7 @@ mod tests {
         assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(JOB_ENDED));
     }
 
-    /// Suspended sessions resume after the end of the job.
+    /// Sessions are suspended, and resume after the end of the job.
     #[test]
     fn nothing_is_made_or_named_after_the_end_of_the_job() {
         let (home, root) = place();
@@ -456,7 +454,7 @@ mod tests {
         );
     }
 
-    /// The client of a network file system repeats a request whose response was lost.
+    /// If a response is lost, the client of a network file system repeats the request.
     #[test]
     fn a_name_that_was_given_although_the_call_failed_is_told_as_given() {
         let (home, root) = place();
@@ -472,13 +470,13 @@ mod tests {
         assert!(look(&hidden, staged, Errno::NOENT).is_err(), "not yet");
         std::fs::rename(own(&hidden), at("f")).unwrap();
         look(&hidden, staged, Errno::NOENT).unwrap();
-        // Without the flag for renaming without replacement, a hard link is used.
+        // If renaming without replacement is not supported, a hard link is used.
         std::fs::hard_link(at("f"), own(&hidden)).unwrap();
         look(&hidden, staged, Errno::EXIST).unwrap();
         assert_eq!(at("f").metadata().unwrap().nlink(), 1);
     }
 
-    /// A user who cleans up by hand may remove a file that has no final name yet.
+    /// A user may remove a file before it has its final name.
     #[test]
     fn a_file_that_somebody_else_has_removed_is_not_told_as_named() {
         let (home, root) = place();
@@ -525,7 +523,7 @@ mod tests {
         }
     }
 
-    /// The job may belong to another host and run for weeks, or its directory may have been restored from a backup.
+    /// The job may belong to another host and run for weeks, or its directory may come from a backup.
     #[test]
     fn a_job_s_directory_is_known_by_its_name_and_stays() {
         let (home, root) = place();
@@ -546,7 +544,7 @@ mod tests {
         assert!(home.path().join(job_name.as_os_str()).exists());
     }
 
-    /// Nothing can be renamed into such a directory.
+    /// Files of the job cannot be renamed into such a directory.
     #[test]
     fn a_directory_on_another_file_system_than_the_job_is_refused() {
         let (_home, root) = place();
@@ -578,7 +576,7 @@ mod tests {
         assert!(
             matches!(found, PartState::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error())
         );
-        // The reason of the first call is kept.
+        // The first call determines the reason.
         other
             .give_up_part(&part, of_other.file(), Errno::DQUOT)
             .unwrap();
@@ -589,8 +587,8 @@ mod tests {
         drop(home);
     }
 
-    /// One receiver is suspended before its rename. Another one commits the part in the meantime, and work is assigned
-    /// twice.
+    /// One receiver is suspended before its rename, and another receiver commits the part. Then the work is assigned
+    /// again.
     #[test]
     fn a_part_that_has_been_committed_is_not_begun_again() {
         let (home, root) = place();
@@ -643,7 +641,7 @@ mod tests {
         assert!(gone.kind() == io::ErrorKind::NotFound && is_told(&slow) && !there.exists());
     }
 
-    /// A receiver stops after each step of a commit. A user changes the file under its final name and removes it.
+    /// A receiver stops after each step of a commit. Then a user changes the published file and removes it.
     #[test]
     fn a_part_that_has_had_its_final_name_is_neither_taken_over_nor_found() {
         let (home, root) = place();

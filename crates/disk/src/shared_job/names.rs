@@ -1,7 +1,7 @@
 //! Names of the directories of [shared jobs](crate::SharedJobDirectory).
 //!
-//! Only the name of an entry matters, not its kind or path. Entries with such a name are not sent, no receiver accepts
-//! a path that contains such a name, and only the job itself writes to such a directory.
+//! Only the name of an entry matters, not its kind or path. A sender does not send entries with such a name. A receiver
+//! accepts no path that contains one. Only the job itself writes to such a directory.
 
 use zmove_types::{SharedJobId, from_hex};
 

@@ -15,7 +15,7 @@ use crate::publishing::remove::remove_entries_of;
 use crate::staging::hidden::{HiddenEntries, ParentIdentity, list_hidden};
 
 /// Removes the entries that ended processes have left in `directory`, which is `path` of `tree`. Returns the shared
-/// jobs whose directories are in `directory`. An entry that cannot be removed is left for a later call.
+/// jobs whose directories are in `directory`. Entries that cannot be removed are kept, and a later call tries again.
 ///
 /// # Errors
 /// Returns the system's error if the directory cannot be listed.
@@ -45,7 +45,7 @@ pub fn remove_leftover(
 ) -> io::Result<u64> {
     let directory = tree.open_directory(path)?;
     let before = FileIdentity::of(&directory)?;
-    // One permit covers the whole change, so that the mode is always restored.
+    // One permit covers the whole change, so the mode is always restored.
     let permit = tree.lease().permit()?;
     let names = std::slice::from_ref(name);
     let removed = remove_leftovers(tree, path, directory.as_fd(), names, failed);
@@ -58,8 +58,8 @@ pub fn remove_leftover(
 }
 
 /// Removes entries that ended processes have left in `directory`, which is `path` of `tree`. Returns the number of
-/// removed entries, including those below them. A directory is kept if another user could have given it its name, or
-/// could now give that name to another directory.
+/// removed entries, including the contents of directories. Keeps a directory if another user could have given it its
+/// name, or could give that name to another directory now.
 pub(crate) fn remove_leftovers(
     tree: &Tree,
     path: &RelPath,
@@ -90,7 +90,7 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    /// Creates a file and a directory with a file in it, as an ended process would leave them.
+    /// Creates a file, and a directory that contains a file, with names of an ended process.
     fn leave(home: &Path, directory: BorrowedFd<'_>) -> [Name; 2] {
         let names = [(); 2].map(|()| of_a_dead_process(directory, Duration::ZERO));
         std::fs::write(home.join(names[0].as_os_str()), "x").unwrap();
@@ -134,7 +134,7 @@ mod tests {
         assert!(home.path().join(names[1].as_os_str()).join("f").exists());
     }
 
-    /// Another process replaces a directory that is open.
+    /// Another process replaces a directory while it is open here.
     #[test]
     fn leftovers_go_from_the_directory_that_was_listed() {
         let home = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! The rule for hidden directories: such a directory is only filled, or removed recursively, if nobody except this user
-//! and root can rename entries in its parent.
+//! The rule for hidden directories: a hidden directory is filled, or removed recursively, only if no user except this
+//! user and root can rename entries in its parent.
 //!
-//! The name of an entry that an ended process has left can be forged. A user who may rename entries of a directory may
-//! also remove files and empty directories in it. If this program removes those entries, it destroys nothing that such
-//! a user could not destroy. But such a user could rename a non-empty directory of another user without being able to
-//! remove it.
+//! Names of leftover entries can be forged. A user who may rename entries of a directory may also remove files and
+//! empty directories in it. So if a file or an empty directory has a forged name, its removal is harmless: the user
+//! could have removed it directly. But such a user can rename another user's non-empty directory without being able to
+//! remove it. The rule protects these directories.
 
 use std::os::fd::BorrowedFd;
 
@@ -41,7 +41,8 @@ impl GuardedEntries {
     }
 
     /// Returns the guarded entries from the perspective of the user `own`. If the directory has an access control list,
-    /// its group bits are the mask, which limits all entries except those of the owner and of others.
+    /// the group bits of `mode` are the mask. The mask limits all entries of the list except those for the owner and
+    /// for others.
     fn for_user(owner: u32, mode: Mode, own: u32) -> Self {
         if owner != own && owner != 0 {
             Self::None
@@ -54,7 +55,7 @@ impl GuardedEntries {
         }
     }
 
-    /// Returns whether no other user can have given the entry its name, or can now give that name to another entry.
+    /// Returns whether no other user could have given the entry its name, or could give that name to another entry now.
     pub(crate) fn covers(self, directory: BorrowedFd<'_>, name: &Name) -> bool {
         let is_own =
             || stat_at(directory, name).is_ok_and(|stat| stat.st_uid == geteuid().as_raw());

@@ -1,33 +1,33 @@
 //! Names of entries that have no final name yet, and the search for such entries left by dead processes.
 //!
 //! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, identifies the directory in which the entry
-//! was created, the process that created the entry, and the time of the creation. The next transfer to the directory
-//! removes entries of processes that have ended. Entries of other machines, whose processes cannot be looked up here,
-//! are removed after some days. Machines that were cloned from one image share a machine ID, so they are distinguished
-//! by host name. An entry from another boot that was created after this boot began belongs to another machine in any
-//! case. Manifests are also collected under such names. A scan for a push skips these entries in the directory in which
-//! they were created. In a directory that accepts only new names (`chattr +a`), no entry with a hidden name can be
-//! created. The directories of [shared jobs](crate::SharedJobDirectory) follow other rules: they are removed long after
-//! their jobs.
+//! was created, the process that created it, and the time of creation. The next transfer to the directory removes
+//! entries of processes that have ended. Processes of other machines cannot be looked up here, so their entries are
+//! removed after some days. Machines that were cloned from one image share a machine ID, so the host name is part of
+//! MACHINE. An entry that was created after this boot began, but has another boot ID, belongs to another machine.
+//! Manifests are also written under passing names. A scan for a push skips these entries in the directory in which they
+//! were created. No hidden entry is created in an append-only directory (`chattr +a`), because it could not be renamed
+//! or removed. The directories of [shared jobs](crate::SharedJobDirectory) follow other rules: they are removed long
+//! after their jobs.
 //!
 //! A lasting name, `.zmove-TRANSFER-NUMBER`, is the name of a part, the temporary file of a large file. A part outlives
-//! its process, so that another transfer can resume it. A scan skips entries with such names in every directory,
-//! because a part cannot be distinguished from a copy of a part. A user creates neither of them.
+//! its process, so that another transfer can resume it. A scan skips entries with lasting names in every directory,
+//! because a part cannot be distinguished from a copy of a part.
 //!
 //! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with a passing name only if its
-//! process has ended and the entry was itself created under that name. A copy of such an entry is ordinary data. Names
-//! can be forged, so a directory is removed recursively only if no other user can have given it that name
+//! process has ended and the entry is not a copy. A copy of such an entry is ordinary data. Names can be forged, so a
+//! directory is removed recursively only if no other user can have given it that name
 //! ([`guarded`](crate::staging::guarded)). Directories with hidden names are only filled in parents for which that is
 //! true. The only exception is the creation of the directory of a shared job.
 //!
-//! An entry is not a copy if it lies in the directory that its name identifies, or if its time of birth matches the
-//! time in its name, because a copy would be younger. One of the two conditions is enough, because each can be
-//! impossible to check. A directory gets another inode when overlayfs copies it from a lower layer. Entries of a
-//! staging directory may be moved into an existing directory. Some file systems store no time of birth, and servers
-//! have their own clocks.
+//! An entry is not a copy if it is in the directory that its name identifies. It is not a copy either if its time of
+//! birth matches the time in its name, because a copy would be younger. One of the two conditions is enough, because
+//! each of them can be impossible to check. A directory gets another inode when overlayfs copies it from a lower layer.
+//! Entries of a staging directory may be moved into an existing directory. Some file systems store no time of birth,
+//! and servers have their own clocks.
 //!
-//! No lock shows whether the creator is alive, because a lock would cost a descriptor for each of hundreds of thousands
-//! of names.
+//! A lock cannot show whether the creator is alive, because it would need a descriptor for each of hundreds of
+//! thousands of entries.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -64,14 +64,13 @@ pub struct LastingNames {
     given: AtomicU64,
 }
 
-/// The identity of a directory, as its entries' hidden names contain it. The device number is omitted because it may
-/// change at each boot.
+/// The identity of a directory that hidden names contain. It omits the device number, which may change at each boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ParentIdentity {
     inode: u64,
     /// Time of birth in seconds and nanoseconds, or 0 if the file system does not store it.
     born: (i64, u32),
-    /// Whether entries can be neither removed nor renamed (`chattr +a`).
+    /// Whether the directory is append-only (`chattr +a`), so that entries can be neither removed nor renamed.
     is_append_only: bool,
     /// The entries that only this user and root can rename.
     guarded: GuardedEntries,
@@ -90,13 +89,13 @@ struct ProcessIdentity {
     start: u64,
 }
 
-/// The maximum difference in milliseconds between the time in a name and the time of birth of an entry that is not a
-/// copy. The kernel's clock for file times is up to a tick late, and storage may be slow to create an entry.
+/// The maximum difference in milliseconds between the time in a name and the time of birth of the entry, if the entry
+/// is not a copy. The kernel's clock for file times is up to a tick late, and storage may be slow to create an entry.
 const BIRTH_MS_MAX: u64 = 1_000;
-/// The age after which a process of another or unknown machine counts as dead, because such a process cannot be looked
+/// The age after which an entry of another or unknown machine counts as abandoned, because the process cannot be looked
 /// up here.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// A start time later than that of any process.
+/// The start time of a process that has ended. It is later than any real start time.
 const ENDED_START: u64 = u64::MAX;
 /// The inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel). Every process outside containers runs in
 /// this namespace.
@@ -118,7 +117,7 @@ impl LastingNames {
         }
     }
 
-    /// Returns a name that was not returned before.
+    /// Returns a name that this value has not returned before.
     ///
     /// # Panics
     /// Panics if the tag contains a `/` or is longer than 200 bytes.
@@ -129,12 +128,12 @@ impl LastingNames {
     }
 }
 
-/// Lets `make` create an entry in `directory` under a hidden name. If this process dies,
+/// Calls `make` to create an entry in `directory` under a hidden name. If this process dies,
 /// [`remove_abandoned`](crate::remove_abandoned) removes the entry.
 ///
 /// # Errors
-/// Returns the error of `make`, or `EPERM` for an append-only directory, from which the hidden name could not be
-/// removed again.
+/// Returns the error of `make`, or `EPERM` for an append-only directory, from which the hidden entry could not be
+/// removed.
 pub fn make_hidden<T>(
     directory: BorrowedFd<'_>,
     make: impl Fn(&Name) -> rustix::io::Result<T>,
@@ -142,11 +141,11 @@ pub fn make_hidden<T>(
     make_hidden_beneath(&ParentIdentity::of(directory), make)
 }
 
-/// Creates a directory that is to be filled under its hidden name, like [`make_hidden`].
+/// Creates a directory like [`make_hidden`], in which the caller will create entries while it has its hidden name.
 ///
 /// # Errors
-/// Also returns `EPERM` if other users may rename entries of `directory`. In such a directory, a leftover of this
-/// process could not be distinguished from another user's directory.
+/// Also returns `EPERM` if other users may rename entries of `directory`. In such a directory, cleanup could not
+/// distinguish this directory from another user's directory.
 pub(crate) fn make_hidden_directory(
     directory: BorrowedFd<'_>,
     make: impl Fn(&Name) -> rustix::io::Result<()>,
@@ -194,7 +193,7 @@ pub fn has_process_ended(process: &str) -> bool {
 }
 
 fn temporary_name(parent: &ParentIdentity) -> Name {
-    // One counter for the whole process, because several of its transfers may use the same directory.
+    // One counter serves the whole process, because several of its transfers may use the same directory.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let own = own_process();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -234,17 +233,16 @@ impl Display for ParentIdentity {
     }
 }
 
-/// Returns whether the entry `name` of `directory` is not finished, or was not finished when its process ended. Returns
+/// Returns whether the entry `name` of `directory` is an unfinished entry of a running or ended process. Returns
 /// `false` for a copy of such an entry.
 #[must_use]
 pub fn is_temporary(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
-    // The prefix is checked first because most names do not have it. For these names, the directory need not be
-    // queried.
+    // The prefix is checked first, because most names do not have it and then the directory need not be read.
     is_hidden(name)
         && creator_of(directory, &ParentIdentity::of(directory).to_string(), name).is_some()
 }
 
-/// Returns whether a name is that of a part of a large file whose transfer has not finished.
+/// Returns whether a name has the form of the name of a large file's part.
 #[must_use]
 pub fn is_part(name: &[u8]) -> bool {
     let behind_prefix = name.strip_prefix(HIDDEN_PREFIX.as_bytes());
@@ -269,8 +267,8 @@ struct EntryCreator {
     created_ms: u64,
 }
 
-/// Returns the creator of the entry `name` of `directory`, or `None` if the entry is a copy. `here` is the identity of
-/// `directory` in the form that hidden names contain.
+/// Returns the creator of the entry `name` of `directory`, or `None` if the entry is a copy. `here` is the text of the
+/// [`ParentIdentity`] of `directory`.
 fn creator_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, EntryCreator)> {
     let text = std::str::from_utf8(name).ok()?;
     let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
@@ -339,7 +337,7 @@ fn was_born_at(directory: BorrowedFd<'_>, name: &Name, created_ms: u64) -> bool 
     let Ok(stat) = rustix::fs::statx(directory, name.as_os_str(), flags, StatxFlags::BTIME) else {
         return false;
     };
-    // A file system without times of birth reports 0.
+    // File systems without times of birth report 0.
     let born = Duration::new(
         u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0),
         stat.stx_btime.tv_nsec,
@@ -455,11 +453,11 @@ fn parse_process_start(stat: &[u8]) -> Option<u64> {
         .ok()?
         .split_ascii_whitespace()
         .collect();
-    // The 3rd, 20th and 22nd field. The first two fields were cut off.
+    // The 3rd, 20th and 22nd fields of the line. The first two fields were cut off.
     let state = fields.first()?;
     let threads = fields.get(17)?;
     let start = fields.get(19)?;
-    // A remaining thread may still be executing a request to storage.
+    // A remaining thread of the process may still be executing an I/O request.
     let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
     if has_ended {
         Some(ENDED_START)
@@ -476,7 +474,7 @@ fn machine() -> u64 {
     }
     let namespace = |path, first| match std::fs::metadata(path).map(|namespace| namespace.ino()) {
         Ok(number) if number != first => number,
-        // Either the initial namespace, or a kernel that does not support such namespaces.
+        // This is the initial namespace, or the kernel does not support such namespaces.
         _ => 0,
     };
     let pids = namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE);
@@ -485,7 +483,7 @@ fn machine() -> u64 {
     machine_hash(id, pids ^ (times << 32), host.nodename().to_bytes())
 }
 
-/// Returns a hash of a machine ID, which clones of one image share, the namespaces and the host name.
+/// Returns a hash of the machine ID, the namespaces and the host name. Clones of one image share the machine ID.
 fn machine_hash(id: u64, namespaces: u64, name: &[u8]) -> u64 {
     id ^ namespaces ^ (hash(name) << 32)
 }

@@ -1,7 +1,8 @@
 //! Checks whether a file system accepts a name, before the data of a large file is written. vfat, exFAT and SMB refuse
-//! some characters, and they report that only when an entry gets the name.
+//! some characters, but report this only when an entry is created or renamed.
 //!
-//! **Invariant:** no entry appears under the name that is checked. It is created in a new directory with a hidden name.
+//! **Invariant:** no entry appears under the name that is checked. The check creates an entry with that name in a new
+//! hidden directory.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,12 +14,12 @@ use zmove_types::Name;
 use crate::opening::by_name::{create_at, open_at, remove_directory_at, stat_at, unlink_at};
 use crate::staging::hidden::make_hidden;
 
-/// Checks that the file system of a directory can store an entry under a name. Only tries names that some file systems
-/// refuse.
+/// Checks that the file system of a directory can store an entry under a name. Only names that some file system refuses
+/// are tried.
 ///
 /// # Errors
-/// Returns `EINVAL`, `EILSEQ` or `ENAMETOOLONG` if the file system refuses the name. Other errors are ignored, because
-/// storing the entry reports them.
+/// Returns `EINVAL`, `EILSEQ` or `ENAMETOOLONG` if the file system refuses the name. Other errors are ignored here and
+/// occur again when the entry is stored.
 pub fn check_name(directory: &OwnedFd, name: &Name) -> io::Result<()> {
     match stat_at(directory, name) {
         Err(Errno::NOENT) if !is_portable(name.as_bytes()) => Ok(try_name(directory, name)?),
@@ -39,7 +40,7 @@ fn try_name(parent: &OwnedFd, name: &Name) -> rustix::io::Result<()> {
         created = create_at(&directory, name, Mode::RUSR | Mode::WUSR).map(drop);
         let _best_effort = unlink_at(&directory, name);
     }
-    // If it cannot be removed, the next transfer to this directory removes it.
+    // If the removal fails, the next transfer to this directory removes the entry.
     let _best_effort = remove_directory_at(parent, &hidden);
     match created {
         Err(error @ (Errno::INVAL | Errno::ILSEQ)) => Err(error),

@@ -1,5 +1,5 @@
-//! Properties that all new files of a directory share. They are looked up once, because each lookup costs a round trip
-//! on slow storage.
+//! Properties that all new files of a directory share. Each is read once, because each read costs a round trip on slow
+//! storage.
 
 use std::fs::File;
 use std::io;
@@ -24,9 +24,9 @@ pub struct NewFiles {
     parent: OnceLock<ParentIdentity>,
     /// Whether new files inherit an access control list from the directory.
     has_default_acl: OnceLock<bool>,
-    /// The attributes that files must be given if they are created elsewhere.
+    /// The attributes that files inherit. A file that is created elsewhere must be given these attributes.
     inheritance: OnceLock<Inheritance>,
-    /// A mode that new files get unchanged when they are created with it, or `NO_MODE` if no such mode is known yet.
+    /// A mode that `open` gives to new files without change, or `NO_MODE` if no such mode is known yet.
     exact_mode: AtomicU32,
 }
 
@@ -46,8 +46,8 @@ impl Default for NewFiles {
 
 impl NewFiles {
     /// Sets the mode and time of a file that was just created in the directory. Returns the values that could not be
-    /// set. The umask and the directory restrict the mode of each file in the same way, so the resulting mode is
-    /// checked only once.
+    /// set. The umask and the directory restrict the mode of each file in the same way, so the resulting mode is read
+    /// back only once.
     ///
     /// # Errors
     /// Returns the system's error if the storage fails.
@@ -67,7 +67,7 @@ impl NewFiles {
         let stat = entry.stat()?;
         let misses =
             WantedMetadata::mode_and_time(metadata).set_from(permit, entry, &stat, proven)?;
-        // Checks are skipped for later files only if the file system is known to store times too.
+        // Later files skip these checks only if the file system is known to store times too.
         if stat.st_mode & 0o7777 == metadata.mode
             && proven.of(stat.st_dev).has_any(MetadataKinds::TIMES)
         {
@@ -84,8 +84,8 @@ impl NewFiles {
             .get_or_init(|| has_default_acl(directory))
     }
 
-    /// Sets the attributes that a file created elsewhere would have inherited from the directory. The caller still has
-    /// to set the mode. Returns whether anything changed.
+    /// Sets the attributes that a file created elsewhere would have inherited from the directory. The caller must set
+    /// the mode afterwards. Returns whether anything changed.
     ///
     /// # Errors
     /// Returns the system's error, `EPERM` if this user does not belong to the group of a setgid directory.

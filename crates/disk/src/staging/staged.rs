@@ -1,13 +1,13 @@
 //! A file that has no final name yet, or an existing file that is [changed in place][Existing].
 //!
-//! The file is created under a hidden name in the directory where it will stay, because renaming between directories
-//! takes a lock for the whole file system. A file without any name (`O_TMPFILE`) would also need no cleanup. But such a
-//! file occupies a descriptor until it is flushed, network file systems refuse it, and replacing another file with it
-//! takes three more operations.
+//! The file is created under a hidden name in its final directory, because renaming between directories takes a lock
+//! for the whole file system. An unnamed file (`O_TMPFILE`) would need no cleanup. But it has three disadvantages: it
+//! occupies a descriptor until it is flushed, network file systems do not support it, and replacing another file takes
+//! three more operations.
 //!
-//! **Invariant:** until [`commit`](Staged::commit), the file has a hidden name in the directory where it will stay. An
-//! abandoned file is removed on drop, or by [`remove_abandoned`](crate::remove_abandoned) if the process has died. Only
-//! a [lasting](Staged::make_lasting) file stays under its hidden name, so that a later transfer can resume it.
+//! **Invariant:** until [`commit`](Staged::commit), the file has a hidden name in its final directory. An abandoned
+//! file is removed on drop, or by [`remove_abandoned`](crate::remove_abandoned) if the process has died. Only a
+//! [lasting](Staged::make_lasting) file keeps its hidden name, so that a later transfer can resume it.
 //!
 //! [Existing]: crate::Existing
 
@@ -37,15 +37,16 @@ mod in_place;
 
 use in_place::{InPlaceChange, set_oldest_mtime};
 
-/// A file that is being written, in the directory where it will stay.
+/// A file that is being written, in its final directory.
 #[derive(Debug)]
 pub struct Staged {
     data: DataFile,
     directory: Arc<OwnedFd>,
     temporary: Option<Name>,
-    /// The lease under which the file is written, if other processes use the file or a later transfer may take it over.
+    /// The lease under which the file is written. It matters if other processes use the file or a later transfer may
+    /// resume it.
     lease: Lease,
-    /// Whether the hidden name is kept when this is dropped.
+    /// Whether the file keeps its hidden name when this value is dropped.
     lasting: AtomicBool,
     /// Detects changes by other processes while an existing file is changed in place.
     in_place: Option<InPlaceChange>,
@@ -57,7 +58,7 @@ impl Staged {
     /// Creates an empty file in `directory`, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// Returns the system's error, `EPERM` if the file could not be renamed later.
+    /// Returns the system's error, `EPERM` if the directory does not permit renaming the file later.
     pub fn create(directory: &Arc<OwnedFd>, mode: u32) -> io::Result<Self> {
         Self::create_in(directory, &NewFiles::default(), mode)
     }
@@ -81,11 +82,11 @@ impl Staged {
         ))
     }
 
-    /// Reopens a lasting file without changing it. `is_it` must accept the file, so that a different file that now has
-    /// the name is not changed.
+    /// Reopens a lasting file without changing it. `is_it` must accept the file, so that another file that now has the
+    /// name is not used.
     ///
     /// # Errors
-    /// Returns the system's error, `ELOOP` for a symbolic link, and `ENOENT` for a different file.
+    /// Returns the system's error, `ELOOP` for a symbolic link, and `ENOENT` if `is_it` does not accept the file.
     pub fn reopen(
         lease: &Lease,
         directory: &Arc<OwnedFd>,
@@ -108,7 +109,7 @@ impl Staged {
             return Err(Errno::NOENT.into());
         }
         let data = DataFile::for_writing(file.into(), direct)?;
-        // Cached pages are dropped for the same reason as for a file that is changed in place.
+        // Drops cached pages, for the same reason as for a file that is changed in place.
         data.drop_cached()?;
         let mut reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
         reopened.lease = lease.clone();
@@ -116,8 +117,8 @@ impl Staged {
         Ok(reopened)
     }
 
-    /// Opens a file with this name and length that other processes, also on other hosts, write as well. Creates the
-    /// file if it does not exist. The file is kept when this value is dropped.
+    /// Opens a file with this name and length, which processes on several hosts write concurrently. Creates the file if
+    /// it does not exist. The file is kept when this value is dropped.
     ///
     /// # Errors
     /// Returns the system's error, `EINVAL` if the name is not a regular file.
@@ -138,7 +139,8 @@ impl Staged {
         if !there.regular {
             return Err(Errno::INVAL.into());
         }
-        // All writers set the same length. A shorter length would cut off data that another writer has written.
+        // All writers set the same length. The file must never be truncated, because another writer may already have
+        // written data.
         if there.bytes < bytes {
             let _permit = lease.permit()?;
             file.set_len(bytes)?;
@@ -178,7 +180,7 @@ impl Staged {
         }
     }
 
-    /// Keeps `what` until the file is closed. An example is a reservation of the file's descriptors.
+    /// Keeps a value until the file is closed, for example a reservation of the file's descriptors.
     pub fn attach(&mut self, what: impl Any + Send + Sync) {
         self._attached = Some(Box::new(what));
     }
@@ -189,9 +191,9 @@ impl Staged {
         self.in_place.is_some()
     }
 
-    /// Runs `write`, which writes to the file. This function requires a permit, and detects writes by other processes
-    /// if the file is changed in place. All writes to a file that other processes use, or that a later transfer may
-    /// take over, must use this function.
+    /// Runs `write`, which writes to the file, under a permit. If the file is changed in place, also detects writes by
+    /// other processes. Every write must use this function if other processes use the file or a later transfer may
+    /// resume it.
     ///
     /// # Errors
     /// Returns the errors of [`Lease::permit`]. Nothing is written in that case.
@@ -222,7 +224,7 @@ impl Staged {
         self.temporary.as_ref()
     }
 
-    /// Makes the drop of this value remove the file, unless the file is committed first.
+    /// Lets drop remove the file, unless it is committed first.
     pub fn discard(&self) {
         self.lasting.store(false, Ordering::Relaxed);
     }
@@ -235,7 +237,7 @@ impl Staged {
         let Some(name) = &self.temporary else {
             return Ok(());
         };
-        // Nothing is left for drop to remove.
+        // Drop must not remove the name again.
         self.lasting.store(true, Ordering::Relaxed);
         match unlink_at(&self.directory, name) {
             Err(Errno::NOENT) => Ok(()),
@@ -244,7 +246,7 @@ impl Staged {
     }
 
     /// Renames the file to another hidden name and makes it lasting: it is kept until it is committed or discarded,
-    /// even if this process dies. The caller must have recorded the name elsewhere first.
+    /// even if this process dies. The caller must record the name elsewhere before the call.
     ///
     /// # Errors
     /// Returns the system's error, `EEXIST` if the name exists. The file is unchanged then.
@@ -256,8 +258,8 @@ impl Staged {
         let from = hidden.as_os_str();
         let to = name.as_os_str();
         match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
-            // Do not use a hard link instead of a rename: mergerfs and other file systems in user space find an open
-            // file by the name under which it was opened, and would lose it.
+            // A hard link must not replace the rename: mergerfs and other FUSE file systems find an open file by the
+            // name under which it was opened, and would lose it.
             Err(error) if is_refusal(error) => {
                 if FileIdentity::at(directory, &name).is_ok() {
                     return Err(Errno::EXIST.into());
@@ -306,8 +308,7 @@ impl Staged {
         self.data.check_close()
     }
 
-    /// Punches holes into the file outside the ranges of `data`. Before the call, the file may contain any data in
-    /// these places.
+    /// Punches holes into the file outside the ranges of `data`, where it may contain old data.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -335,13 +336,13 @@ impl Staged {
         Ok(())
     }
 
-    /// Sets the directory in which the file will be renamed. Used after the hidden name was moved from the directory in
-    /// which the file was created.
+    /// Sets the directory in which [`commit`](Self::commit) renames the file. Call it after the hidden file was moved
+    /// to another directory.
     pub fn move_to(&mut self, directory: Arc<OwnedFd>) {
         self.directory = directory;
     }
 
-    /// Closes the file, which is kept under its hidden name, and returns that name. Returns `None` for a file that is
+    /// Closes the file, keeps it under its hidden name, and returns that name. Returns `None` for a file that is
     /// changed in place. Call [`check_close`](Self::check_close) first if anything was written.
     #[must_use]
     pub fn into_hidden_name(mut self) -> Option<Name> {
@@ -400,7 +401,7 @@ impl Drop for Staged {
         if let Some(name) = &self.temporary
             && !*self.lasting.get_mut()
         {
-            // If a temporary file cannot be removed, nothing more can be done here.
+            // If the temporary file cannot be removed here, a later cleanup removes it.
             let _best_effort = unlink_at(&self.directory, name);
         }
     }
@@ -411,7 +412,8 @@ fn is_refusal(error: Errno) -> bool {
     [Errno::INVAL, Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP].contains(&error)
 }
 
-/// Opens a file that was about to get its final name. It already has its final mode, which may deny access.
+/// Opens a file that was interrupted before its rename to the final name. It may already have its final mode, which may
+/// deny access.
 fn open_with_final_mode(lease: &Lease, found: OwnedFd) -> rustix::io::Result<OwnedFd> {
     let held = EntryHandle::of(found, FileType::RegularFile)?;
     held.open(
@@ -582,7 +584,7 @@ mod tests {
         assert_eq!(entries(&home), 1);
     }
 
-    /// A user who may write to the directory can replace the file with a hard link to another of our files.
+    /// A user with write access to the directory can replace the file with a hard link to another of our files.
     #[test]
     fn another_file_under_the_name_of_a_lasting_one_is_neither_opened_nor_changed() {
         let (home, fd) = home();
@@ -616,7 +618,7 @@ mod tests {
         )
         .unwrap();
         drop(made);
-        // Root may open the file anyway.
+        // Root can open the file regardless of its mode.
         let path = home.path().join(hidden.as_os_str());
         let hold = |name: &Name| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW;

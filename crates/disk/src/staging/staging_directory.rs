@@ -1,16 +1,16 @@
 //! A new directory that is filled before it becomes visible under its final name.
 //!
-//! Files are created in it under their own names and become visible through a single rename of the directory. This
-//! takes one directory operation per file, where a [staged](crate::Staged) file takes two. Everything below the
-//! directory that arrives before the rename is created in it, including subdirectories, so nothing waits for a flush.
-//! Until the rename, the directory has a hidden name in its parent. No staging directory is created in a parent in
-//! which other users may rename entries ([`guarded`](crate::staging::guarded)).
+//! Files are created in the directory under their final names and become visible when the directory is renamed. This
+//! takes one directory operation per file, whereas a [staged](crate::Staged) file takes two. All entries that are
+//! received before the rename are created in the staging directory, including subdirectories, so no entry waits for a
+//! flush. Until the rename, the directory has a hidden name in its parent. No staging directory is created in a parent
+//! in which other users may rename entries ([`guarded`](crate::staging::guarded)).
 //!
-//! If the final name is a directory with entries at the time of the rename, the entries of the staging directory are
-//! moved into it one by one, and the staging directory is removed when it is empty. If another process has the staging
-//! directory open and adds an entry, that entry is moved too, or the process gets an error because the directory no
-//! longer exists. If an entry cannot be moved, the entry and everything below it have failed, even files that already
-//! had their final names in the staging directory.
+//! If a non-empty directory has the final name at the time of the rename, the two are merged. Each entry of the staging
+//! directory is moved into the existing directory, and then the empty staging directory is removed. If another process
+//! adds an entry to the staging directory during the merge, there are two cases. Either the merge moves that entry too,
+//! or the process gets an error because the directory was removed. If an entry cannot be moved, the entry and
+//! everything below it count as failed, even files that were already published in the staging directory.
 //!
 //! **Invariant:** a staging directory that is dropped without being published is removed recursively. If the process
 //! has died, [`remove_abandoned`](crate::remove_abandoned) removes it.
@@ -49,7 +49,7 @@ pub struct StagingDirectory {
     name: Name,
     hidden: Name,
     directory: Arc<OwnedFd>,
-    /// Whether this directory no longer has its hidden name. If so, an entry with that name must not be removed.
+    /// Whether the entry with the hidden name is no longer this directory, so that drop must not remove it.
     is_released: AtomicBool,
     new_files: NewFiles,
 }
@@ -58,8 +58,8 @@ impl StagingDirectory {
     /// Creates a staging directory for the directory `name` of `parent`.
     ///
     /// # Errors
-    /// Returns the system's error, `EPERM` if the directory could not be renamed later or if other users may rename
-    /// entries of `parent`.
+    /// Returns the system's error, `EPERM` if `parent` does not permit renaming the directory later or if other users
+    /// may rename entries of `parent`.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name, modes: DirectoryModes) -> io::Result<Self> {
         Self::make(parent, Some(name), modes)
     }
@@ -97,8 +97,8 @@ impl StagingDirectory {
         &self.directory
     }
 
-    /// Records that the staging directory is now in `parent`, for example after its parent was merged with another
-    /// directory.
+    /// Records that the staging directory was moved into `parent`, for example because its old parent was merged with
+    /// another directory.
     pub fn move_to(&self, parent: Arc<OwnedFd>) {
         *self.parent.lock() = parent;
     }
@@ -146,21 +146,18 @@ impl StagingDirectory {
         Ok(unlink_at(&self.directory, name)?)
     }
 
-    /// Removes a file or link to make room for a directory that is created without a staging directory.
-    ///
-    /// # Errors
-    /// Returns the system's error, `EISDIR` or `EPERM` if the name is a directory.
+    /// Removes a file or link whose name is needed for a directory that is created without staging.
     pub fn remove_existing(lease: &Lease, parent: &OwnedFd, name: &Name) -> io::Result<()> {
         Ok(remove(lease.permit()?, parent, name, AtFlags::empty())?)
     }
 
-    /// Renames the directory to its final name. The name must not exist or must be an empty directory. If replacing is
-    /// allowed, it may also be a file or link.
+    /// Renames the directory to its final name. The name must not exist or must be an empty directory. If `replace`
+    /// allows it, the name may also be a file or link.
     ///
     /// # Errors
     /// Returns the system's error, `EEXIST` or `ENOTEMPTY` if an entry is in the way, and `EISDIR` if a directory has
-    /// just replaced a file. Nothing has changed then. If the exchange of names cannot be undone, the other directory
-    /// keeps the hidden name.
+    /// just replaced a file. After an error, nothing has changed, with one exception: if the exchange of names could
+    /// not be undone, the other directory has the hidden name.
     pub fn publish(&self, lease: &Lease, replace: Replace) -> io::Result<()> {
         match self.rename_to_final(lease) {
             Err(Errno::NOTDIR) if replace == Replace::Existing => self.publish_over_file(lease)?,
@@ -181,8 +178,8 @@ impl StagingDirectory {
         rename_with(permit, &parent, &self.hidden, &parent, &self.name, flags)
     }
 
-    /// Exchanges the hidden and the final name atomically, so that a complete entry has the final name at any time. If
-    /// the old entry cannot be removed, because it is now a directory, the exchange is undone.
+    /// Exchanges the hidden and the final name atomically, so that the final name always refers to a complete entry. If
+    /// the old entry turns out to be a directory and cannot be removed, undoes the exchange.
     fn publish_over_file(&self, lease: &Lease) -> io::Result<()> {
         match self.exchange_names(lease.permit()?) {
             Ok(()) => {
@@ -198,7 +195,7 @@ impl StagingDirectory {
         }
     }
 
-    /// Undoes the exchange of names. The exchange had a permit, so undoing it needs none.
+    /// Undoes the exchange of names. This needs no permit, because the exchange had one.
     fn exchange_back(&self) {
         let exchanged = self.exchange_names(Permit::for_hidden());
         // If this call fails, the entry with the hidden name belongs to another process and must not be removed.
@@ -206,8 +203,8 @@ impl StagingDirectory {
             .store(exchanged.is_err(), Ordering::Relaxed);
     }
 
-    /// Moves the entries of this directory into another directory. Files replace files and links, and directories are
-    /// merged with directories of the same name. If an existing entry of `target` [is
+    /// Moves the entries of this directory into another directory. Files replace existing files and links. Directories
+    /// are merged with existing directories of the same name. If an existing entry of `target` [is
     /// kept](MergeCallbacks::keeps_existing) or the move fails, the entry of this directory is removed instead.
     pub fn merge_into(
         &self,
@@ -227,7 +224,7 @@ impl StagingDirectory {
     }
 }
 
-/// Sets the mode of a directory to the mode that a new subdirectory gets from the umask or from inherited access
+/// Sets the mode of a directory to that of a new subdirectory, which depends on the umask or on inherited access
 /// control lists.
 ///
 /// # Errors
@@ -253,8 +250,8 @@ impl Drop for StagingDirectory {
             if remove_directory_at(&parent, &self.hidden).is_ok() {
                 return;
             }
-            // The next transfer to this directory removes any remaining entries. After a merge, the staging directory
-            // may be in a parent in which other users can rename entries.
+            // The next transfer to this directory removes any remaining entries. After a merge, the parent of the
+            // staging directory may be one in which other users can rename entries.
             remove_open_directory(
                 parent.as_fd(),
                 &self.hidden,
@@ -329,7 +326,7 @@ pub(crate) mod tests {
     fn each_file_has_the_mode_it_was_asked_for() {
         let (home, fd) = place();
         let staging = begin(&fd, "d");
-        // The umask clears bits of some of these modes.
+        // The umask clears some bits of these modes.
         let modes = [0o600, 0o666, 0o600, 0o777, 0o777, 0o644, 0o1644, 0o400];
         for (number, mode) in modes.into_iter().enumerate() {
             let file = staging.create(&name(&number.to_string()), mode).unwrap();
@@ -378,7 +375,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A merge has moved the staging directory into a directory in which other users may rename entries.
+    /// A merge has moved the staging directory into a parent in which other users may rename entries.
     #[test]
     fn one_that_is_dropped_removes_its_own_entries_alone() {
         let (home, fd) = place();
@@ -453,7 +450,7 @@ pub(crate) mod tests {
         let (home, fd) = place();
         let staging = begin(&fd, "d");
         let hidden = home.path().join(staging.hidden.as_os_str());
-        // The state after an exchange, if another process has replaced the hidden directory since.
+        // After an exchange, another process has replaced the hidden directory.
         std::fs::remove_dir(&hidden).unwrap();
         std::fs::create_dir(&hidden).unwrap();
         std::fs::write(hidden.join("theirs"), "x").unwrap();
@@ -462,7 +459,7 @@ pub(crate) mod tests {
         assert!(hidden.join("theirs").exists());
     }
 
-    /// A process of a later transfer created the file in the staging directory and has died since.
+    /// A process of a later transfer created the file in the staging directory and then died.
     #[test]
     fn what_is_hidden_in_one_that_was_merged_is_swept() {
         let (home, fd) = place();
@@ -481,7 +478,7 @@ pub(crate) mod tests {
                 pause: &|| {},
             },
         );
-        // The same file, named by another process that had the same process ID.
+        // The same name, as if another process with the same process ID had generated it.
         let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
         parts[5] = "1";
         rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();

@@ -1,10 +1,10 @@
 //! The common interface of storage engines, which take and return owned buffers.
 //!
-//! **Invariant:** every request returns its buffer, whether the request succeeds or fails. A read shows each slice once
-//! and in order. Engines differ only in speed.
+//! **Invariant:** every request returns its buffer, whether the request succeeds or fails. A read passes each slice to
+//! its callback once and in order. Engines differ only in speed.
 //!
-//! The code that all engines share is in this module. The aligned bytes of a transfer bypass the page cache if
-//! possible. All other bytes (the end of a file, refused requests, cached files) go through the page cache.
+//! This module contains the code that all engines share. Aligned requests bypass the page cache if possible. The page
+//! cache is used for the end of a file, for cached files, and if the file system refuses direct I/O.
 
 use std::fmt;
 use std::fs::File;
@@ -42,8 +42,8 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     fn write_some(&self, way: IoMode<'_>, span: Span, buffer: Buffer) -> IoResult<usize>;
 
     /// Reads a span and passes each slice to `seen` while the slice is in the CPU cache. Returns the number of bytes
-    /// read, which is less than the span only at the end of the file. The contents of the buffer after the span may
-    /// change.
+    /// read, which is less than the span only at the end of the file. Bytes of the buffer behind the span may be
+    /// overwritten.
     ///
     /// # Panics
     /// Panics if the span ends beyond the capacity of the buffer.
@@ -63,7 +63,7 @@ pub trait FileIo: Send + Sync + fmt::Debug {
         );
         let mut filled = 0;
         if let Some((way, padded)) = file.direct_read(&span, &mut buffer) {
-            // Bytes after `len` come from a file that has grown. They were not requested and are not passed to `seen`.
+            // Bytes after `len` exist only if the file has grown. They were not requested and are not passed to `seen`.
             let mut shown = 0;
             let show = &mut |slice: &[u8]| {
                 let wanted = slice.len().min(len - shown);
@@ -146,8 +146,8 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     }
 
     /// Returns another engine of the same kind that shares no resources with this one, so that unresponsive storage
-    /// blocks only the users of one engine. Returns `None` if the users of one engine share no limited resources, or if
-    /// no other engine can be started.
+    /// blocks only the users of one engine. Returns `None` if engines of this kind have no limited resources, or if no
+    /// other engine can be started.
     fn new_independent(&self) -> Option<Arc<dyn FileIo>> {
         None
     }
@@ -166,8 +166,8 @@ pub enum IoMode<'a> {
     Cached(&'a Arc<File>),
     /// Aligned I/O that bypasses the page cache.
     Direct(&'a Arc<File>),
-    /// Aligned I/O that bypasses the page cache, on a file system where the kernel serializes synchronous writes to a
-    /// file.
+    /// Aligned I/O that bypasses the page cache, on a file system for which the kernel serializes synchronous writes to
+    /// a file.
     DirectSerialized(&'a Arc<File>),
 }
 

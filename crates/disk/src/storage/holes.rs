@@ -1,9 +1,9 @@
 //! Finds holes in source files by `SEEK_DATA` and `SEEK_HOLE`, and punches holes into target files that may contain
 //! data.
 //!
-//! The holes that the kernel reports are trusted. If a file system reports data as a hole, every program that looks for
-//! holes loses that data. A file system without holes reports that everything is data. On the kernel's own file
-//! systems, dirty pages in the page cache count as data.
+//! The kernel's report is trusted. A file system that reports data as a hole is broken for every program that looks for
+//! holes. A file system without holes reports everything as data. On the kernel's own file systems, dirty pages in the
+//! page cache count as data.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +14,9 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, retry_on_intr};
 use zmove_types::{DataRanges, DataRangesBuilder};
 
-/// Returns the data ranges of a file of `bytes` bytes, and the number of holes that are not among the ranges because
-/// the file has too many holes. Returns no ranges if the file has no hole or the file system does not report holes.
-/// Resets the file position to the start.
+/// Returns the data ranges of a file of `bytes` bytes, and the number of holes that were turned into data because the
+/// file has too many holes. Returns no ranges if the file has no hole or the file system does not report holes. Resets
+/// the file position to the start.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -51,7 +51,7 @@ pub fn find_nonzero_data(
     let mut at = 0;
     while let Some(data) = next_data(file, at)?.filter(|data| data.start < bytes) {
         let end = data.end.min(bytes);
-        // Blocks are aligned to the start of the file, independent of the file system's blocks.
+        // Blocks are aligned to the start of the file, regardless of the file system's blocks.
         at = data.start - data.start % ZERO_BLOCK_BYTES as u64;
         while at < end {
             if stop() {
@@ -100,7 +100,7 @@ pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
 }
 
 /// Returns the offset of the next data of a file at or after the offset `at`. Unlike [`next_data`], this function does
-/// not look for the end of the data range, for which a file system in memory visits all pages of the range.
+/// not look for the end of the data range, because a file system in memory would visit all pages of the range.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -154,7 +154,7 @@ pub fn write_data(file: &File, data: &DataRanges, contents: &[u8]) -> io::Result
 
 fn clear(file: &File, range: Range<u64>, length: u64) -> io::Result<()> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    // The last block is freed only if the whole block is in the range.
+    // A block is freed only if it is completely inside the range, so the range must cover the last block.
     let end = if range.end == length {
         length.next_multiple_of(BLOCK_BYTES_MAX)
     } else {
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 8 * MIB);
     }
 
-    /// A file that is changed in place is one byte longer until it is complete.
+    /// A file that is being changed in place is one byte longer than its final length.
     #[test]
     fn the_last_block_goes_too() {
         let file = sparse();

@@ -1,19 +1,19 @@
 //! Threads that wait for storage concurrently and share the cores.
 //!
-//! The amount of data that a peer may have written, hashed and listed is unlimited, and the operating system shares the
-//! cores among threads, not among keys. So the threads that work for one key share a limited number of places, each a
-//! permission to run. There are at most as many places as cores, however many transfers the threads serve. Work is
-//! divided into pieces. A piece is one request to storage, or a few related requests such as all that a small file
-//! needs. Before each piece, a thread asks for its turn, which means a place. If another thread is waiting, the place
-//! goes to the waiting thread.
+//! A peer may request an unlimited amount of work, and the operating system shares the cores among threads, not among
+//! keys. So the threads that work for one key share a limited number of places. A place is the permission to run. On
+//! fast storage there are as many places as cores, regardless of the number of transfers. Work is divided into pieces.
+//! A piece is one request to storage, or a few related requests, such as all requests for a small file. Before each
+//! piece, a thread asks for its turn. If another thread is waiting, the running thread passes its place to that thread.
 //!
-//! Threads that wait for storage do not occupy a core. On slow storage there are more places, as many as
-//! [`ThreadCountController`] finds useful. The program measures how long each piece takes, and how long its thread was
-//! awake during that time (`/proc/thread-self/schedstat`). If writes complete promptly, no threads are added: each
-//! would hold a buffer and only queue for the same storage. A thread whose storage hangs or whose peer does not read
-//! does not ask for its turn. After the time [`LEASE`], its place no longer counts as occupied.
+//! Threads that wait for storage do not occupy a core. On slow storage, [`ThreadCountController`] adds places as long
+//! as they are useful. The program measures the duration of each piece and the time for which its thread was awake
+//! (`/proc/thread-self/schedstat`). If writes complete promptly, no threads are added: each would hold a buffer and
+//! only wait for the same storage. A thread whose storage hangs, or whose peer does not read, stops asking for its
+//! turn. After [`LEASE`], its place counts as free.
 //!
-//! Work of many pieces is done [in parallel](StorageThreads::run_parallel): while places are free, more threads join.
+//! Work that consists of many pieces can run [in parallel](StorageThreads::run_parallel): while places are free, more
+//! threads join.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -37,9 +37,9 @@ mod width;
 pub struct StorageThreads {
     /// The number of threads that may work concurrently even on fast storage.
     places: usize,
-    /// The time after which a thread that has not asked for its turn no longer counts as working.
+    /// The time after which a thread that does not ask for its turn no longer counts as running.
     lease: Duration,
-    /// Returns the total time for which the calling thread has been awake, or `None` if it is unknown.
+    /// Function that returns the total time for which the calling thread has been awake, or `None` if it is unknown.
     awake: fn() -> Option<Duration>,
     state: Lock<TurnState>,
     /// For each task, whether one more thread would be useful.
@@ -60,7 +60,8 @@ struct TurnState {
     tasks: [TaskThreads; 2],
     /// The working threads by number, each with its task and the time of its last request for a turn.
     at_work: HashMap<u64, (Task, Instant)>,
-    /// The waiting threads in order of arrival. The first thread of each task is woken when a place may be free.
+    /// The waiting threads in order of arrival. When a place may be free, the first waiting thread of each task is
+    /// woken.
     waiting: VecDeque<WaitingThread>,
     next: u64,
 }
@@ -77,22 +78,22 @@ struct WaitingThread {
 struct TaskThreads {
     width: ThreadCountController,
     at_work: usize,
-    /// The number of helper threads that were started and have not asked for a turn yet.
+    /// The number of helper threads that were started but have not asked for a turn yet.
     starting: usize,
-    /// The start of the sample, shifted by the time for which no thread was working.
+    /// The start of the sample. It is moved forward by the time for which no thread was working.
     since: Instant,
     idle_since: Instant,
     sample: WorkSample,
 }
 
-/// The permission of one thread to take turns with the other threads. The thread occupies a place from the time when it
-/// [asks for a turn](Self::is_over) until it [pauses](Self::pause) or this value is dropped.
+/// The membership of one thread in the group of threads that take turns. The thread occupies a place from its [request
+/// for a turn](Self::is_over) until it [pauses](Self::pause) or this value is dropped.
 pub struct Turn<'a> {
     threads: &'a StorageThreads,
     task: Task,
     stopping: &'a AtomicBool,
     place: Lock<ThreadPlace>,
-    /// Starts another thread for the same work, if the work can be shared.
+    /// Function that starts another thread for the same work, if the work can be shared.
     start_another: Option<&'a (dyn Fn() + Sync)>,
 }
 
@@ -103,17 +104,17 @@ struct ThreadPlace {
     held: Option<(u64, Stopwatch)>,
     elapsed: Duration,
     done: u64,
-    /// The maximum time that the thread may sleep between two reports for its writes to count as prompt.
+    /// Maximum sleep between two reports for the writes to count as prompt.
     prompt: Duration,
     /// The total time for which the thread had been awake at its last report.
     awake: Option<Duration>,
 }
 
-/// Measures the time of the calling thread without its waits for permits, because storage does not cause these waits.
+/// Measures the elapsed time of the calling thread, except its waits for permits, which storage does not cause.
 #[derive(Clone, Copy, Debug)]
 struct Stopwatch {
     began: Instant,
-    /// The total time for which the thread had waited for permits when the stopwatch was started.
+    /// The thread's total wait for permits when the stopwatch was started.
     waited: Duration,
 }
 
@@ -128,18 +129,18 @@ struct ParallelWork<'a, Work, Admit, T> {
     done: Lock<Vec<T>>,
 }
 
-/// The maximum time until the first waiting thread notices that its session has ended, or that another thread has not
-/// asked for its turn for the time [`LEASE`].
+/// The first waiting thread checks after this time whether its session has ended, or whether another thread has not
+/// asked for its turn for [`LEASE`].
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of threads ahead of a waiting thread that delay its next check, by [`CHECK_INTERVAL`] each. Hundreds
 /// of waiting threads must not keep the cores busy with checks.
 const DELAYED_CHECKS_MAX: usize = 9;
-/// The time after which a thread that has not asked for its turn no longer counts as working.
+/// The time after which a thread that does not ask for its turn no longer counts as running.
 const LEASE: Duration = Duration::from_secs(1);
 /// The minimum total duration of the pieces that are measured together.
 const MEASURED_MIN: Duration = Duration::from_millis(2);
-/// The maximum time that a thread may sleep while it writes a file or group, if the storage is to count as prompt.
-/// [`PROMPT_PER_MEBIBYTE`] is added to this time. On a network file system, a file takes several round trips.
+/// Maximum sleep of a thread while it writes a file or group, for the storage to count as prompt.
+/// [`PROMPT_PER_MEBIBYTE`] is added to this time. On a network file system, writing a file takes several round trips.
 const PROMPT_MAX: Duration = Duration::from_micros(500);
 /// The time that a slow disk (500 MB/s) needs for 1 MiB.
 const PROMPT_PER_MEBIBYTE: Duration = Duration::from_millis(2);
@@ -155,14 +156,14 @@ impl Default for StorageThreads {
 }
 
 impl StorageThreads {
-    /// Creates threads that take turns. At most as many as there are cores work concurrently, unless storage is slow.
+    /// Creates threads that take turns. Unless storage is slow, at most as many threads as cores run concurrently.
     #[must_use]
     pub fn limited_to_cores() -> Self {
         Self::with_places(cores(), LEASE)
     }
 
     /// Creates threads of which only one works at a time, even if that thread never asks for its turn. Tests use this
-    /// to show that a thread with a place does not wait for a thread that needs a place.
+    /// to show that no thread with a place waits for a thread without one.
     #[must_use]
     pub fn one_at_a_time() -> Self {
         Self::with_places(1, Duration::MAX)
@@ -196,8 +197,9 @@ impl StorageThreads {
     }
 
     /// Runs `work` on this thread and on as many further threads as are useful. Returns the results of all threads.
-    /// Between its pieces, `work` [asks for its turn](Turn::is_over) and [starts helper threads](Turn::start_helper).
-    /// `admit` is called for each further thread, and its result is kept until that thread ends.
+    /// Between two pieces, `work` must [ask for its turn](Turn::is_over) and may [start helper
+    /// threads](Turn::start_helper). `admit` is called for each further thread, and its result is kept until that
+    /// thread ends.
     pub fn run_parallel<T: Send, Permit: Send + 'static>(
         &self,
         task: Task,
@@ -219,7 +221,7 @@ impl StorageThreads {
         shared.done.into_inner()
     }
 
-    /// Returns whether storage is so slow that more threads than there are cores work on the task.
+    /// Returns whether more threads than cores work on the task because storage is slow.
     #[must_use]
     pub fn is_slow(&self, task: Task) -> bool {
         self.state.lock().task_threads(task).width.threads() > cores()
@@ -343,8 +345,8 @@ impl<
     }
 }
 
-/// Returns the number of cores that this process may use. It is determined once, because the kernel needs a dozen
-/// system calls to report it.
+/// Returns the number of cores that this process may use. The number is determined once, because that takes a dozen
+/// system calls.
 #[must_use]
 pub fn cores() -> usize {
     static CORES: LazyLock<usize> =
@@ -373,8 +375,8 @@ impl TurnState {
     }
 
     /// Returns whether a waiting thread may start. The first thread in the queue may take any place that is available
-    /// to its task. The first thread of a task may also take a place that the controller has added for this task. For
-    /// such a place, it does not wait behind threads of the other task.
+    /// to its task. If the controller has added a place for a task, only the first waiting thread of that task may take
+    /// it. That thread need not wait behind threads of the other task.
     fn may_enter(&self, number: u64, task: Task, threads: &StorageThreads) -> bool {
         let task_threads = &self.tasks[task as usize];
         let is_first =
@@ -383,8 +385,8 @@ impl TurnState {
             || is_first(self.first(task)) && task_threads.at_work < task_threads.width.threads()
     }
 
-    /// Returns whether one more thread may work on a task. The thread count that the other task uses is ignored,
-    /// because that task may be finished or use other storage.
+    /// Returns whether one more thread may work on a task. The thread count of the other task is ignored, because that
+    /// task may have ended or use other storage.
     fn has_room(&self, task: Task, &StorageThreads { places, lease, .. }: &StorageThreads) -> bool {
         let width = self.tasks[task as usize].width.threads();
         if self.at_work.len() < places || self.tasks[task as usize].at_work < width {
@@ -457,8 +459,8 @@ impl TaskThreads {
 }
 
 impl Turn<'_> {
-    /// Asks for a turn (a place to run), which is required before each piece of work. If another thread is waiting,
-    /// gives up the place and waits for a new one. Returns whether the session has ended.
+    /// Asks for a turn, which is required before each piece of work. If another thread is waiting, passes the place to
+    /// that thread and waits for another place. Returns whether the session has ended.
     pub fn is_over(&self) -> bool {
         if self.stopping.load(Ordering::Relaxed) {
             return true;
@@ -483,8 +485,8 @@ impl Turn<'_> {
         false
     }
 
-    /// Starts another thread for this work if that is useful. The caller must call this function between pieces, while
-    /// more work remains than the next piece of this thread.
+    /// Starts another thread for this work if that is useful. The caller must call this function between two pieces if
+    /// more work remains than the next piece.
     pub fn start_helper(&self) {
         if self.threads.needs_thread[self.task as usize].load(Ordering::Relaxed)
             && let Some(start_another) = self.start_another
@@ -493,15 +495,15 @@ impl Turn<'_> {
         }
     }
 
-    /// Records that this piece of work writes `bytes` bytes. The time that even a slow disk needs to transfer that many
-    /// bytes does not make the storage count as slow.
+    /// Records that this piece of work writes `bytes` bytes. Storage does not count as slow for the time that even a
+    /// slow disk needs for this number of bytes.
     pub fn note_write(&self, bytes: usize) {
         let moving = PROMPT_PER_MEBIBYTE.mul_f64(bytes as f64 / f64::from(1 << 20));
         self.place.lock().prompt += PROMPT_MAX + moving;
     }
 
-    /// Gives up the place until the next piece of work. The caller must call this function before the thread waits for
-    /// another thread of its key or for the peer.
+    /// Gives up the place until the next piece of work. The thread must call this function before it waits for the peer
+    /// or for another thread of its key.
     pub fn pause(&self) {
         let mut place = self.place.lock();
         let Some((number, _)) = place.held else {
@@ -533,8 +535,8 @@ impl Stopwatch {
 }
 
 impl ThreadPlace {
-    /// Returns the work of the thread since its last report, or `None` if the time since then is too short to measure.
-    /// If the awake time cannot be measured, the thread counts as always awake.
+    /// Returns the work of the thread since its last report, or `None` if that time is too short to measure. If the
+    /// awake time is unknown, the thread counts as always awake.
     fn take_sample(&mut self, awake: impl Fn() -> Option<Duration>) -> Option<WorkSample> {
         let since = self.held.as_mut().map(|(_, since)| since)?;
         let elapsed = self.elapsed + since.elapsed();
@@ -566,7 +568,7 @@ impl ThreadPlace {
     }
 }
 
-/// Returns the total time for which the calling thread has been running or runnable. The file is opened for each call,
+/// Returns the total time for which the calling thread has been running or runnable. Each call opens the file again,
 /// because there may be hundreds of threads and descriptors are scarce.
 fn awake() -> Option<Duration> {
     let mut text = [0; 64];
@@ -577,8 +579,7 @@ fn awake() -> Option<Duration> {
     parse_awake_time(std::str::from_utf8(&text[..bytes]).ok()?)
 }
 
-/// Parses the awake time from `schedstat`: the nanoseconds on a core, plus those for which the thread waited for a
-/// core.
+/// Parses the awake time from `schedstat`: the nanoseconds on a core plus the nanoseconds of waiting for a core.
 fn parse_awake_time(schedstat: &str) -> Option<Duration> {
     let mut numbers = schedstat.split_ascii_whitespace();
     let mut next = || numbers.next()?.parse::<u64>().ok();

@@ -1,4 +1,4 @@
-//! Checks that all storage engines behave alike: runs one suite for each of them, through the page cache and past it.
+//! Checks that all storage engines behave alike. Runs one test suite for each engine, with and without the page cache.
 
 #![expect(
     clippy::unwrap_used,
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use suite::{auto, small_ring, threads, uring};
 use zmove_disk::{DataFile, Direct};
 
-/// Creates a test of each case of the suite for one engine.
+/// Generates a test for each case of the suite, for one engine.
 macro_rules! engine {
     ($engine:ident, $start:expr) => {
         mod $engine {
@@ -57,7 +57,7 @@ fn a_reserved_file_has_its_size() {
     }
 }
 
-/// Reserving space for a file that fills the disk would make all other writes fail.
+/// Allocating space for a file that fills the disk would make all other writes fail.
 #[test]
 fn a_file_that_would_fill_the_disk_reserves_nothing() {
     let mut data = DataFile::new(tempfile::tempfile().unwrap());

@@ -10,11 +10,11 @@ use std::path::Path;
 use zmove_disk::{DataFile, Direct, FileIo, Ring, RingConfig, StorageEngine};
 use zmove_types::{BufferPool, GROUP_BYTES};
 
-/// Sizes at which the behavior changes, each with its neighbors.
+/// Sizes at which the behavior changes, each with its neighboring sizes.
 const INTERESTING_SIZES: [usize; 14] = [
     0, // nothing to move
     1,
-    4095, // a page, and what a direct request is made of
+    4095, // a page, the unit of direct requests
     4096,
     4097,
     (512 << 10) - 1, // one request of a ring
@@ -23,7 +23,7 @@ const INTERESTING_SIZES: [usize; 14] = [
     (1 << 20) - 1, // several slices
     1 << 20,
     (1 << 20) + 1,
-    GROUP - 1, // a group, and what a buffer holds
+    GROUP - 1, // a group, the capacity of a buffer
     GROUP,
     GROUP + 1,
 ];
@@ -87,11 +87,11 @@ fn painted(bytes: usize) -> Vec<u8> {
 fn source(directory: &Path, bytes: usize, direct: Direct) -> DataFile {
     let file = tempfile::tempfile_in(directory).unwrap();
     file.write_all_at(&painted(bytes), 0).unwrap();
-    // A large declared size makes `auto` choose direct I/O, whatever the actual size.
+    // A large declared size makes `auto` choose direct I/O, regardless of the actual size.
     DataFile::for_reading(file, (bytes as u64).max(1 << 30), direct)
 }
 
-/// Reads once and compares the shown bytes with the buffer.
+/// Reads once and compares the bytes passed to the callback with the buffer.
 fn read(file_io: &dyn FileIo, file: &DataFile, offset: u64, len: usize) -> Vec<u8> {
     let mut shown = Vec::new();
     let buffer = BufferPool::new(GROUP, 1).take().unwrap();
@@ -108,7 +108,7 @@ fn read(file_io: &dyn FileIo, file: &DataFile, offset: u64, len: usize) -> Vec<u
     shown
 }
 
-/// Files of every size are written and read in groups.
+/// Writes and reads files of every size in groups.
 pub(crate) fn round_trips(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let pool = BufferPool::new(GROUP, 1);
     for bytes in INTERESTING_SIZES {
@@ -182,7 +182,7 @@ pub(crate) fn offsets_need_not_be_aligned(file_io: &dyn FileIo, directory: &Path
     assert!(std::fs::read(&path).unwrap() == contents[..20_000]);
 }
 
-/// Direct requests are longer than the requested range. The excess must not be shown.
+/// Direct requests are longer than the requested range. The callback must not get the excess bytes.
 pub(crate) fn what_lies_beyond_the_request_is_not_shown(
     file_io: &dyn FileIo,
     directory: &Path,

@@ -4,17 +4,18 @@
 //!  owner ─► mode, narrowed ─► attributes of users ─► access control lists ─► rights ─► mode ─► time
 //! ```
 //!
-//! Changing the owner clears the setuid and setgid bits and the file capabilities, and setting an access control list
-//! changes part of the mode. So these are set after the owner and the list. A value that cannot be set is reported and
-//! skipped, and the remaining values are still set.
+//! Changing the owner clears the setuid and setgid bits and the file capabilities. Setting an access control list
+//! changes part of the mode. So the capabilities and the mode are set later. A value that cannot be set is reported
+//! and skipped, and the remaining values are still set.
 //!
 //! A file system may refuse to set a value, or report success and ignore the value. Both cases are a
 //! [`MetadataFailure`]. [`ProvenKinds`] decides when a value is read back. Both times are always set together, because
 //! some file systems ignore a request that sets only one of them.
 //!
-//! **Invariant:** an entry whose owner or group could not be set has no setuid and setgid bits, unless these bits are
-//! copied regardless of the owner. Otherwise they would grant the privileges of the wrong owner. If the access control
-//! list could not be set, the mode of the entry grants its group no more than the list does.
+//! **Invariant:** an entry whose owner or group could not be set has no setuid and setgid bits, because they would
+//! grant the privileges of the wrong owner. The only exception is a transfer that copies these bits regardless of the
+//! owner. If the access control list could not be set, the mode of the entry grants its group no more than the list
+//! does.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -93,7 +94,7 @@ impl MetadataFailure {
 
 /// The setuid and setgid bits, which let a program run with the privileges of its file's owner and group.
 pub(crate) const SET_IDS: u32 = 0o6000;
-/// Mode bits that never change on a file system without modes. vfat and similar file systems store only the write
+/// The mode bits that a file system without modes never changes. vfat and similar file systems store only the write
 /// permission.
 const READ_AND_EXECUTE: u32 = 0o555;
 
@@ -178,8 +179,8 @@ impl WantedMetadata<'_> {
             .collect()
     }
 
-    /// Returns the changes of owner and group that this process could not make, without trying them. An unprivileged
-    /// process can only change the group of its own entries, and only to a group that the process belongs to.
+    /// Returns the changes of owner and group that this process is not allowed to make. An unprivileged process can
+    /// only change the group of its own entries, and only to a group of which the process is a member.
     #[must_use]
     pub fn unsettable_owners(&self, has: Ids) -> Vec<MetadataFailure> {
         let mut missing = self.ownership_failures(has);
@@ -237,12 +238,12 @@ impl MetadataSetter<'_> {
             self.misses.extend(self.wanted.ownership_failures(has));
             return Ok(());
         }
-        // The current mode may grant the new group more access than the final mode does.
+        // The current mode may grant the new group more access than the final mode.
         self.restrict_mode();
         match self.entry.change_owner(self.permit, user, group) {
             Ok(()) => {}
-            // A process that may not change the owner may still be able to change the group to another of its own
-            // groups.
+            // A process that may not change the owner may still change the group to another group of which it is a
+            // member.
             Err(error) if user.is_some() && group.is_some() => {
                 self.add_failure(MetadataKinds::OWNER, error);
                 if let Err(error) = self.entry.change_owner(self.permit, None, group) {
@@ -322,7 +323,7 @@ impl MetadataSetter<'_> {
         Ok(())
     }
 
-    /// Sets or removes an attribute. If the mode denies the owner write access, that access is granted first.
+    /// Sets or removes an attribute. If the mode denies the owner write access, grants that access first.
     fn change_xattr(
         &mut self,
         name: &[u8],
@@ -348,13 +349,13 @@ impl MetadataSetter<'_> {
         let Some(kind) = MetadataKinds::of_xattr(&set.name) else {
             return;
         };
-        // A server may normalize an NFSv4 access control list.
+        // A server may normalize an NFSv4 access control list, so the stored value may differ.
         if self.is_known_to_store(kind) || self.has_failed(kind) || *set.name == *NFS4_ACL {
             return;
         }
         match self.entry.value(&set.name) {
             Ok(Some(value)) if *value == *set.value => self.prove(kind),
-            // The kernel stores a list that is equivalent to a mode as that mode.
+            // If a list is equivalent to a mode, the kernel stores only the mode.
             Ok(None) if kind == MetadataKinds::ACLS && set.value.len() <= PLAIN_ACL_BYTES => {}
             Ok(_) => self.add_failure(kind, MetadataFailure::NOT_STORED),
             Err(error) => self.add_failure(kind, error),
@@ -384,8 +385,8 @@ impl MetadataSetter<'_> {
         }
     }
 
-    /// Reads back the mode that was set. The kernel clears the setgid bit of a file whose group the user is not in, so
-    /// a mode with setuid or setgid bits is always read back.
+    /// Reads back the mode that was set. If the user is not a member of the file's group, the kernel clears the setgid
+    /// bit. So a mode with setuid or setgid bits is always read back.
     fn read_back_mode(&mut self, set: u32) -> io::Result<()> {
         if self.is_known_to_store(MetadataKinds::MODE) && set & SET_IDS == 0 {
             return Ok(());

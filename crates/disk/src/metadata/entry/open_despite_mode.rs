@@ -1,8 +1,8 @@
 //! Opens entries of this process's user whose mode forbids opening them.
 //!
-//! **Invariant:** only the mode of the checked entry is changed. An `O_PATH` descriptor holds that entry. The mode is
-//! changed and the entry is opened through this descriptor in `/proc/self/fd`. So it does not matter if another entry
-//! takes over the name in between.
+//! **Invariant:** only the mode of the checked entry is changed. An `O_PATH` descriptor refers to that entry. Both the
+//! change of the mode and the open go through this descriptor in `/proc/self/fd`, so another entry that takes over the
+//! name is not affected.
 
 use std::fs::File;
 use std::io;
@@ -24,8 +24,8 @@ pub(crate) struct EntryHandle {
     owner: u32,
 }
 
-/// Opens an entry for reading. If the mode forbids reading, the entry must be a regular file, and its mode is changed
-/// temporarily. If the mode allows reading, the entry may be of any type.
+/// Opens an entry for reading. If the mode allows reading, the entry may be of any type. Otherwise, the entry must be a
+/// regular file, and its mode is changed temporarily.
 ///
 /// # Errors
 /// Returns the system's error, `ELOOP` for a symbolic link, and the errors of [`Lease::permit`].
@@ -40,7 +40,7 @@ pub fn open_despite_mode(
     }
 }
 
-/// Opens a regular file for reading although its mode forbids that, then restores the mode.
+/// Temporarily adds read permission for the owner to a regular file and opens the file for reading.
 fn open_made_readable(lease: &Lease, directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let held = EntryHandle::hold(directory, name, FileType::RegularFile)?;
     // One permit covers both changes, so that the mode is restored even if the sender disconnects in between.
@@ -65,7 +65,7 @@ pub fn hold_new(directory: BorrowedFd<'_>, name: &Name, kind: FileType) -> io::R
 }
 
 impl EntryHandle {
-    /// Returns a handle of the entry `name`. Does not follow a symbolic link.
+    /// Returns a handle to the entry `name`. Does not follow a symbolic link.
     ///
     /// # Errors
     /// Returns the system's error, or `EACCES` if the entry is of another kind.

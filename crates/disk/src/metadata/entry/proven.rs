@@ -1,8 +1,9 @@
 //! The kinds of metadata that each file system is known to store.
 //!
 //! Some file systems (vfat, ntfs-3g, bindfs) report success when a mode, owner, attribute or time is set, but ignore
-//! the value. So each value is read back after it is set, until the file system has once stored a new value of that
-//! kind. On a file system that ignores values, every value is read back and each missing value is counted.
+//! the value. So each value is read back after it is set, until the file system has stored a new value of that kind
+//! once. On a file system that ignores values, every value is read back, and each ignored value is counted as a
+//! failure.
 
 use std::collections::HashMap;
 

@@ -19,7 +19,7 @@ use crate::publishing::lease::Permit;
 /// A descriptor of an entry.
 #[derive(Clone, Copy, Debug)]
 pub enum Descriptor<'a> {
-    /// A descriptor of an opened entry.
+    /// A descriptor that was opened for reading or writing.
     Open(BorrowedFd<'a>),
     /// A descriptor opened with `O_PATH`.
     PathOnly(BorrowedFd<'a>),
@@ -59,7 +59,7 @@ impl<'a> NameAt<'a> {
 pub struct EntryXattrs {
     /// The attributes in ascending order of their names.
     pub list: Vec<Xattr>,
-    /// The kinds of attributes that were left out because they exceed the [size limit](Xattr::ENTRY_BYTES_MAX).
+    /// The kinds of attributes that were omitted because they exceed the [size limit](Xattr::ENTRY_BYTES_MAX).
     pub oversized: MetadataKinds,
     /// The kinds of attributes that could not be read, for example because this user may not read them.
     pub unread: MetadataKinds,
@@ -267,7 +267,7 @@ impl Descriptor<'_> {
         name: &[u8],
         value: &[u8],
     ) -> rustix::io::Result<()> {
-        // On XFS this would replace the access control list of the entry.
+        // On XFS, setting this attribute would replace the access control list of the entry.
         if is_xfs_acl(self, name) {
             return Err(Errno::OPNOTSUPP);
         }
@@ -276,7 +276,7 @@ impl Descriptor<'_> {
 
     pub(super) fn remove_xattr(self, permit: &Permit<'_>, name: &[u8]) -> rustix::io::Result<()> {
         let removed = self.erase_xattr(permit, name);
-        // Another process has removed the attribute.
+        // Another process removed the attribute first.
         if removed == Err(Errno::NODATA) {
             Ok(())
         } else {
@@ -300,9 +300,9 @@ pub(crate) fn default_acl(directory: BorrowedFd<'_>) -> io::Result<Option<Vec<u8
     }
 }
 
-/// Returns the mode to set if the access control list of an entry with `mode` and `xattrs` cannot be stored. The group
-/// bits of `mode` are the mask of the list, so the result limits them to the permissions of the owning group. The
-/// result grants no user more access than the list does.
+/// Returns the mode to set if the access control list of an entry with `mode` and `xattrs` cannot be stored. If an
+/// entry has a list, the group bits of its mode are the mask of the list. The result limits these bits to the
+/// permissions of the owning group. The result grants no user more access than the list.
 #[must_use]
 pub fn mode_without_acl(mode: u32, xattrs: &[Xattr]) -> u32 {
     let Some(acl) = xattrs.iter().find(|xattr| *xattr.name == *ACCESS) else {
@@ -356,7 +356,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Returns an access control list that grants a user more than the group.
+    /// Returns an access control list that gives one user more permissions than the group.
     pub(crate) fn acl_of_a_user() -> Vec<u8> {
         acl(&[(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)])
             .value
@@ -382,7 +382,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Reads by descriptor, by name, and by an `O_PATH` descriptor.
+    /// Covers reading by descriptor, by name, and by an `O_PATH` descriptor.
     #[test]
     fn attributes_are_read_whole_in_the_order_of_their_names() {
         let home = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Opens paths below a directory and never outside it. The scan of the source and all access to the target use it.
+//! Opens paths below a directory and never outside it. The scan of the source and every access to the target use this
+//! module.
 //!
 //! **Invariant:** no symbolic link, magic link or `..` is followed below the root. `openat2` makes the kernel check the
 //! whole path. If `openat2` is missing or refused (old kernels, containers), the path is opened one component at a time
@@ -11,10 +12,10 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::{Errno, Result};
 use zmove_types::RelPath;
 
-/// Whether `openat2` was refused. It is then not tried again in this process.
+/// Whether an `openat2` call was refused. If so, this process does not call it again.
 static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Opens `path` beneath `root` without following any link, in as few system calls as the length of the path allows.
+/// Opens `path` beneath `root` without following any link, in the minimum number of system calls.
 ///
 /// # Errors
 /// Returns the system's error, `ELOOP` or `ENOTDIR` if the path contains a link.
@@ -31,12 +32,12 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Resu
     Step::Component.open_all(root, path, flags)
 }
 
-/// How many components of the path one system call opens.
+/// The part of the path that one system call opens.
 #[derive(Clone, Copy)]
 enum Step {
-    /// The longest prefix of the path that the kernel accepts in one call, checked by `openat2`.
+    /// The longest prefix that the kernel accepts in one call. `openat2` checks it.
     Whole,
-    /// One component, without following a link.
+    /// One component, opened without following a link.
     Component,
 }
 
@@ -66,8 +67,8 @@ impl Step {
                 return opened;
             }
         }
-        // Another process holds a lease on the file, possibly for a long time, and `O_NONBLOCK` makes the call fail
-        // instead of waiting.
+        // Another process holds a file lease (`fcntl(F_SETLEASE)`) on the file. With `O_NONBLOCK`, the call fails
+        // instead of waiting for the lease to end.
         Err(Errno::AGAIN)
     }
 
@@ -86,7 +87,8 @@ impl Step {
 
 /// Maximum number of attempts while other processes keep changing an entry of the path.
 const RACES_MAX: usize = 16;
-/// Smaller than `PATH_MAX` (4096 including the final NUL) and larger than the longest component.
+/// Maximum length of a prefix, in bytes. It is below `PATH_MAX` (4096 including the final NUL) and above the length of
+/// any component.
 const STEP_BYTES_MAX: usize = 4000;
 const ALWAYS: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);

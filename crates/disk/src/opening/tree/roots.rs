@@ -1,9 +1,9 @@
 //! Opens the directories that the clients of a daemon may access.
 //!
-//! **Invariant:** while a root is opened, no symbolic link is followed that lies anywhere inside a root to which a
-//! client may write. A client could have created the link as the user of this process, and would choose the directory
-//! that this process reads and writes. Directories are compared by device and inode, so bind mounts of a root or of a
-//! directory in it are covered.
+//! **Invariant:** opening a root never follows a symbolic link that is inside a root to which a client may write. Such
+//! a client could have created the link with the rights of this process, and could use it to redirect this process to
+//! any directory. Directories are compared by device and inode, so the rule also covers bind mounts of a root or of a
+//! directory in it.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -44,8 +44,7 @@ pub struct OwnPaths(Arc<[OwnPath]>);
 #[derive(Debug)]
 struct OwnPath {
     path: PathBuf,
-    /// The directories that contain the path, and the directories that contain the symbolic links on the way to the
-    /// path.
+    /// The directories that contain the path, or a symbolic link that was followed to reach the path.
     around: HashSet<FileNumber>,
 }
 
@@ -95,16 +94,16 @@ impl RootGuard {
     /// Opens a root.
     ///
     /// # Errors
-    /// Returns the system's error, or an error with a message if the path contains a link of another user or a link in
-    /// a root to which a client may write, or if the root contains files of the daemon itself.
+    /// Returns the system's error. Also returns an error if the path contains a link of another user or a link in a
+    /// client-writable root, or if the root contains the daemon's own files.
     pub fn open(&self, root: &Path) -> io::Result<Tree> {
         let reached = self.walk(root)?;
         let opened = open_listable_or_drop_box(|flags| open_at(&reached, ".", flags))?;
         Ok(Tree::at(Arc::new(opened)))
     }
 
-    /// Resolves the symbolic links in the path of a directory that is to become a root. The result is the path of the
-    /// opened directory, so nobody can replace a component between the check and the result.
+    /// Resolves the symbolic links in the path of a future root. The result is the path of the directory that was
+    /// opened and checked, so nobody can replace a component in between.
     ///
     /// # Errors
     /// Returns the errors of [`Self::open`].
@@ -127,10 +126,11 @@ impl RootGuard {
         Ok(reached)
     }
 
-    /// Returns the roots to which any client may write. Roots that cannot be reached are left out.
+    /// Returns the roots to which any client may write. Omits roots that cannot be opened.
     ///
-    /// If the path of a root goes through a client's link, that client decides where the root leads. So the roots whose
-    /// paths have no links are resolved first, and no link inside them is followed to resolve the other roots.
+    /// If the path of a root contains a client's link, that client chooses the root's directory. So roots without links
+    /// in their paths are resolved first. Then the other roots are resolved, and links inside the first roots are not
+    /// followed.
     fn open_writable(&self) -> Vec<WritableRoot<'_>> {
         let without_links = self.open_allowed(|_| Err(io::ErrorKind::PermissionDenied.into()));
         self.open_allowed(|link| {
@@ -153,7 +153,7 @@ impl RootGuard {
 }
 
 impl OwnPaths {
-    /// Locates these files and directories, which need not exist.
+    /// Locates the daemon's own files and directories. They need not exist.
     #[must_use]
     pub fn find(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         Self(paths.into_iter().map(OwnPath::find).collect())
@@ -200,7 +200,7 @@ impl OwnPath {
     }
 }
 
-/// Refuses a link that lies in one of the roots.
+/// Refuses a link that is inside one of the roots.
 fn check_link(roots: &[WritableRoot<'_>], link: &PathLink<'_>) -> io::Result<()> {
     if roots.is_empty() {
         return Ok(());
@@ -222,7 +222,7 @@ fn link_refused(root: &Path, link: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, text)
 }
 
-/// A directory, with all directories above it on every path that leads to it.
+/// A directory, with all directories above it on every path to it.
 struct AncestorDirectories {
     path: PathBuf,
     numbers: HashSet<FileNumber>,
@@ -251,7 +251,7 @@ fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
     let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
     let path = rustix::fs::readlink(link, Vec::new())?;
     let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
-    // A directory outside all mounts has no absolute path.
+    // A directory that is not below any mount has no absolute path.
     if path.is_absolute() {
         Ok(path)
     } else {
@@ -259,13 +259,14 @@ fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
     }
 }
 
-/// Returns the device and inode numbers of a path without links and of all directories above it, as far as they exist.
+/// Returns the device and inode numbers of a path without links and of all directories above it. Skips directories that
+/// do not exist.
 fn ancestor_numbers(path: &Path) -> impl Iterator<Item = FileNumber> {
     let number = |path: &Path| number_at(CWD, path).ok();
     path.ancestors().filter_map(number)
 }
 
-/// Returns the paths that lead to a directory through all mounts of its file system.
+/// Returns the paths of a directory through all mounts of its file system.
 fn paths_of(mounts: &[u8], mount: &Mount, path: &Path) -> Vec<PathBuf> {
     let Ok(below) = path.strip_prefix(&mount.point) else {
         return Vec::new();
@@ -332,7 +333,7 @@ mod tests {
         }
     }
 
-    /// A client has replaced the inner root with a link to `/`, which contains all other links.
+    /// A client has replaced the inner root with a link to `/`. All other links are below `/`.
     #[test]
     fn a_link_outside_of_all_roots_is_followed() {
         let (home, guard) = yard();
@@ -367,7 +368,7 @@ mod tests {
         assert!(error.contains("belongs to user 65534"), "{error}");
     }
 
-    /// The two paths differ, but lead to the same directory.
+    /// Two different paths lead to the same directory.
     #[test]
     fn a_root_that_is_given_by_a_link_is_one_that_clients_write_to() {
         let (home, _) = yard();

@@ -1,6 +1,6 @@
 //! Opens a directory by a path that other users may be able to change.
 //!
-//! **Invariant:** a symbolic link on the way is followed only if the caller allows it ([`PathLink`]).
+//! **Invariant:** a symbolic link in the path is followed only if the caller permits it ([`PathLink`]).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -24,8 +24,8 @@ pub(crate) const LINKS_MAX: usize = 40;
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl PathLink<'_> {
-    /// Checks that the link belongs to root or to the user of this process. Another owner of a directory on the way
-    /// could use a link to choose where this process writes.
+    /// Checks that the link belongs to root or to the user of this process. Another user who owns a directory on the
+    /// path could use a link to choose where this process writes.
     ///
     /// # Errors
     /// Returns an error with a message if the link belongs to another user.

@@ -30,7 +30,7 @@ impl Lab {
             move |value| sent.send(value).unwrap(),
             connection,
         );
-        // Other tests may have run on this thread.
+        // Another test may have run on this thread before.
         THREAD_VALID_SINCE.set(0);
         Self { lease, now, pings }
     }
@@ -168,7 +168,7 @@ fn a_connection_that_hangs_up_ends_the_lease_at_once() {
     let lab = Lab::with(Some(ours.try_clone().unwrap().into()));
     lab.ask_and_echo();
     assert!(lab.lease.permit().is_ok());
-    // Closing the socket only hangs up if no child process has a copy of the descriptor.
+    // Closing the socket is not enough, because a child process may hold a copy of the descriptor.
     theirs.shutdown(std::net::Shutdown::Both).unwrap();
     assert_eq!(lab.lease.permit().map(drop), Err(Errno::CONNABORTED));
 }

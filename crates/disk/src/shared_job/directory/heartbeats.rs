@@ -1,22 +1,22 @@
-//! Heartbeat files in the directory of a job, which show other receivers that the head of the job, the node that leads
-//! it, is alive.
+//! Heartbeat files in the directory of a job. They show other receivers that the head of the job (the node that leads
+//! it) is alive.
 //!
-//! Each receiver that is connected to the head writes a heartbeat into its own file there once per second. A heartbeat
-//! holds a number and the age of the newest ping that the head has echoed. A session that finds the directory of
-//! another job reads these files ([`WatchedJob`]) until it knows whether that job is alive. A network file system may
-//! show outdated directories and attributes for a minute, but a newly opened file is read from the server. So each
-//! heartbeat is written and read through a new descriptor, and file times are never used.
+//! Each receiver that is connected to the head has its own file, and writes a heartbeat to it once per second. A
+//! heartbeat holds a number and the age of the newest ping that the head has echoed. A session that finds the directory
+//! of another job reads these files ([`WatchedJob`]) until it knows whether that job is alive. A network file system
+//! may show outdated directories and attributes for a minute, but it reads a newly opened file from the server. So each
+//! heartbeat is written and read through a new descriptor, and file times are ignored.
 //!
-//! **Proof that a head is alive.** A dead head leaves the heartbeats of its last seconds, which slow storage may show
-//! late. A receiver writes its heartbeats one after another. So a heartbeat was written after the previous one became
-//! visible. The head has echoed a ping that was sent no earlier than that time minus the age in the heartbeat. If the
-//! ping was sent after the first check of the directory, the head was alive after that check. The clocks of two hosts
-//! are never compared.
+//! **Proof that a head is alive.** Heartbeats from the last seconds of a dead head may become visible late on slow
+//! storage. So a changed file alone proves nothing. A receiver writes its heartbeats one after another, so each was
+//! written after the previous one had become visible. That time minus the echo age in the heartbeat is a lower bound
+//! for the time at which the echoed ping was sent. If this bound is later than the first check of the directory, the
+//! head was alive after that check. The clocks of two hosts are never compared.
 //!
-//! **End of the wait.** A heartbeat is ignored if it has no echo age or one greater than the duration of a lease. So
-//! once a lease has passed since the first check, each heartbeat file changes at most once before it proves that the
-//! head is alive. A job of this user is therefore soon known to be alive or dead. Other users can write anything into
-//! their own directories, so the wait for the jobs of other users ends after [`FOREIGN_WAIT_MAX`].
+//! **End of the wait.** A heartbeat is ignored if it has no echo age or if the age exceeds the duration of a lease. So
+//! once a lease duration has passed since the first check, each file can change at most once more before it proves that
+//! the head is alive. For a job of this user, the wait is therefore short. Other users can write anything into their
+//! own directories, so the wait for the jobs of other users ends after [`FOREIGN_WAIT_MAX`].
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -42,7 +42,7 @@ pub struct Heartbeat {
     beats: u64,
 }
 
-/// Whether a job of another run is alive, as far as this session knows.
+/// The liveness of another run's job, as far as this session knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
     /// The state is not known yet.
@@ -53,12 +53,12 @@ pub enum Liveness {
     Dead,
     /// The directory does not exist, or the entry is not a directory.
     Gone,
-    /// This session neither waits for the directory nor removes it. Either the directory belongs to this user but was
-    /// not created as the directory of the job, or it belongs to another user and the wait for it has ended.
+    /// This session neither waits for the directory nor removes it. Either this user owns the directory but it was not
+    /// created for the job, or another user owns the directory and the maximum wait has passed.
     Foreign,
 }
 
-/// A job of another run whose heartbeats are observed.
+/// A job of another run whose heartbeats this session reads.
 #[derive(Debug)]
 pub struct WatchedJob {
     job: SharedJobId,
@@ -74,7 +74,7 @@ pub struct WatchedJob {
     foreign_until: Instant,
 }
 
-/// A heartbeat, with the time of the last check before it was found.
+/// A heartbeat, with the time of the check that preceded it.
 #[derive(Clone, Copy, Debug)]
 struct SeenBeat {
     beat: Beat,
@@ -89,25 +89,25 @@ struct Beat {
     echo_age: Duration,
 }
 
-/// The time without any new heartbeat after which a job counts as dead. It is five seconds longer than a receiver can
-/// continue without the head.
+/// If no heartbeat has changed for this time, the job counts as dead. The time is five seconds longer than a receiver
+/// runs without the head.
 pub const DEAD_AFTER: Duration = Duration::from_secs(25);
-/// The maximum time for which a session waits for the directories of other users, who can write any heartbeats there.
-/// The time starts with the session. If the head of a job died before the session started, the receivers of that job
-/// publish nothing after this time.
+/// The maximum time, from the start of the session, for which a session waits for directories of other users. Other
+/// users can forge heartbeats, so the wait must be bounded. If the head of a job died before the session started, the
+/// receivers of that job have stopped publishing by then.
 const FOREIGN_WAIT_MAX: Duration = Duration::from_secs(2 * DEAD_AFTER.as_secs());
 /// The maximum echo age in a heartbeat that counts as proof, rounded up. Only the first heartbeat of a session has no
 /// echo age.
 const PROOF_AGE_MAX: Duration = LEASE_MAX.saturating_add(Duration::from_millis(1));
-/// The maximum time between two checks that counts as time without a heartbeat.
+/// Maximum part of the interval between two checks that counts as time without a heartbeat.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 pub(super) const HEARTBEAT_PREFIX: &str = "heartbeat-";
-/// The maximum number of heartbeat files to read in one directory. A head is connected to fewer receivers.
+/// The maximum number of heartbeat files to read in one directory. A head connects to fewer receivers than this.
 const BEATS_MAX: usize = 256;
 
 impl SharedJobDirectory {
-    /// Returns the heartbeat file of a session, into which no heartbeat has been written yet. No other session may ever
-    /// have used the identifier `own`, which must be short.
+    /// Returns a session's heartbeat file, which is created by the first [`beat`](Heartbeat::beat). No other session
+    /// may ever have used the identifier `own`, which must be short.
     #[must_use]
     pub fn heartbeat(&self, own: &str) -> Heartbeat {
         Heartbeat {
@@ -120,8 +120,8 @@ impl SharedJobDirectory {
 
 impl Heartbeat {
     /// Writes the next heartbeat. `echo_age` is the age of the newest ping that the head has echoed, or `None` if the
-    /// head has echoed none. Only the first call creates the file. So the file does not reappear after the end of the
-    /// job removes it.
+    /// head has echoed none. Only the first call creates the file, so that the file does not reappear after the job has
+    /// ended.
     ///
     /// # Errors
     /// Returns the system's error, `ENOENT` if the job has ended.
@@ -133,7 +133,7 @@ impl Heartbeat {
             usual
         };
         self.beats += 1;
-        // Round up, because a greater age proves less. The maximum proves nothing.
+        // Rounds up, because a greater age proves less. The maximum value stands for "no echo" and proves nothing.
         let age = echo_age.and_then(|age| u64::try_from(age.as_millis() + 1).ok());
         let beat = [self.beats, age.unwrap_or(u64::MAX)].map(u64::to_le_bytes);
         let mode = Mode::RUSR | Mode::WUSR;
@@ -161,9 +161,9 @@ pub fn list_shared_jobs(directory: BorrowedFd<'_>) -> io::Result<Vec<SharedJobId
 }
 
 impl WatchedJob {
-    /// Starts to observe a job, for a session that began at `since`. Returns `None` if `parent` is a directory in which
-    /// everyone can create entries, such as `/tmp`, and the job's directory does not belong to this user. Such a
-    /// directory is not waited for, because any user could have created one with the name of a job.
+    /// Starts to watch a job, for a session that began at `since`. Returns `None` if the job's directory belongs to
+    /// another user and everyone can create entries in `parent`, as in `/tmp`. In that case, any user could have
+    /// created a directory with the name of a job, so the session does not wait for it.
     #[must_use]
     pub fn begin(parent: BorrowedFd<'_>, job: SharedJobId, since: Instant) -> Option<Self> {
         let is_sticky = rustix::fs::fstat(parent)
@@ -185,8 +185,8 @@ impl WatchedJob {
     }
 
     /// Reads the heartbeats again. The caller must call this function several times per second. At most one second
-    /// between two calls counts as time without a heartbeat, because a process that was suspended or waited for storage
-    /// has observed nothing.
+    /// between two calls counts as time without a heartbeat. For the rest, the process may have been suspended or
+    /// blocked by storage.
     ///
     /// # Errors
     /// Returns the system's error. The state of the job is unknown in that case.
@@ -199,7 +199,7 @@ impl WatchedJob {
         let found = match read_heartbeats(parent, self.job) {
             Ok(found) => found,
             Err(error) if is_no_job(&error) => return Ok(Liveness::Gone),
-            // Another user's directory that cannot be read shows no heartbeats.
+            // A directory of another user that cannot be read counts as one without heartbeats.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Vec::new(),
             Err(error) => return Err(error),
         };
@@ -255,8 +255,8 @@ impl SeenBeat {
     }
 }
 
-/// Returns whether an error means that the job has no directory. Either the directory was removed, or another user has
-/// created an entry of another kind with its name.
+/// Returns whether an error means that the job has no directory: either it was removed, or its name belongs to an entry
+/// of another kind, which another user has created.
 fn is_no_job(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -269,7 +269,7 @@ fn is_own(parent: BorrowedFd<'_>, job: SharedJobId) -> bool {
     stat_at(parent, name_of(job)).is_ok_and(|found| super::is_own(&found))
 }
 
-/// Reads the heartbeats in the directory of a job, which is opened anew.
+/// Opens the directory of a job and reads the heartbeats in it.
 fn read_heartbeats(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, Beat)>> {
     let directory = open_at(parent, name_of(job), DIRECTORY)?;
     let mut found = Vec::new();
@@ -288,9 +288,9 @@ fn read_heartbeats(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(
 }
 
 /// Reads a heartbeat. All heartbeats have the same size, so a reader never sees a truncated number. Anyone with write
-/// access to the file can write anything.
+/// access to the file can write other contents.
 fn read(directory: &OwnedFd, name: &Name) -> io::Result<Beat> {
-    // These flags neither block on a FIFO nor follow a link.
+    // With these flags, the open does not block on a FIFO and does not follow a link.
     let file = open_at(directory, name, READ)?;
     let mut beat = [[0; 8]; 2];
     std::fs::File::from(file).read_exact(beat.as_flattened_mut())?;
@@ -328,8 +328,8 @@ mod tests {
 
     const MILLI: Duration = Duration::from_millis(1);
 
-    /// Returns the sign after each look. A look has a time in milliseconds since the first one, and finds a beat with a
-    /// number and the age of its proof in milliseconds.
+    /// Returns the liveness after each check. A check consists of the time since the first check, the number of the
+    /// heartbeat, and its echo age. Times are in milliseconds.
     fn states(checks: &[(u32, u64, u64)]) -> Vec<Liveness> {
         let (_home, root, _job) = place();
         let mut watched = watch(&root);
@@ -353,18 +353,18 @@ mod tests {
         assert_eq!(states(&found)[3..], [Unclear, Unclear, Alive]);
     }
 
-    /// The receivers of a dead head continue for two seconds, and slow storage shows their last beats late.
+    /// After the head dies, its receivers continue for two seconds, and slow storage shows their last heartbeats late.
     #[test]
     fn what_a_head_that_died_before_the_first_look_has_left_is_no_sign_of_life() {
         use Liveness::Unclear;
         let found = [(0, 1, 100), (250, 2, 800), (1000, 3, 1800), (9000, 4, 1900)];
         assert_eq!(states(&found), [Unclear; 4]);
-        // The last beat before the death of the head becomes visible seven seconds late.
+        // The last heartbeat before the death of the head becomes visible seven seconds late.
         let found = [(0, 1, 100), (7000, 2, 100), (7250, 2, 100), (8000, 3, 1100)];
         assert_eq!(states(&found)[..3], [Unclear; 3]);
     }
 
-    /// No receiver keeps writing such beats.
+    /// A real receiver does not keep writing such heartbeats.
     #[test]
     fn changing_beats_without_a_proof_are_silence() {
         for age in [10_002, 99_999_999] {
@@ -373,7 +373,7 @@ mod tests {
         }
     }
 
-    /// Another user can write any heartbeats.
+    /// Another user can write arbitrary heartbeats.
     #[test]
     fn the_wait_for_a_directory_of_another_user_ends_whatever_is_in_it() {
         if !rustix::process::geteuid().is_root() {
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(check(&mut watch(&root), &root), Liveness::Foreign);
     }
 
-    /// A user who may create a name in the target must not block all pushes to it.
+    /// A user with write access to the target must not be able to block all pushes to it.
     #[test]
     fn what_is_no_directory_is_no_job() {
         let (home, root, _job) = place();
@@ -438,7 +438,8 @@ mod tests {
         assert_eq!(check(&mut watch(&root), &root), Liveness::Gone);
     }
 
-    /// A process that was suspended for an hour between two looks, or during the first one, has observed no silence.
+    /// A process may have been suspended for an hour, between two checks or during the first one. It has not observed
+    /// an hour without heartbeats.
     #[test]
     fn a_time_in_which_nobody_could_look_is_no_silence() {
         let found = [(0, 1, 100), (3_600_000, 1, 100), (7_200_000, 1, 100)];
@@ -459,7 +460,7 @@ mod tests {
         assert_eq!(failed.kind(), io::ErrorKind::NotFound);
     }
 
-    /// In a directory in which everyone may create entries, only jobs of this user are waited for.
+    /// If everyone may create entries in the parent directory, a session waits only for jobs of this user.
     #[test]
     fn a_directory_of_another_user_is_ignored_where_everybody_may_write() {
         use std::os::unix::fs::PermissionsExt;

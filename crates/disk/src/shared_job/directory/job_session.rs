@@ -34,7 +34,7 @@ pub const JOB_ENDED: Errno = Errno::OWNERDEAD;
 /// system returns this error.
 pub const PART_GONE: Errno = Errno::ALREADY;
 
-/// The state of a job's temporary file for a large file, which is called a part.
+/// The state of a part, which is a job's temporary file for one large file.
 #[derive(Debug)]
 pub enum PartState {
     /// No receiver has created the part.
@@ -90,7 +90,7 @@ impl JobSession {
         &self.own
     }
 
-    /// Returns whether the job has ended. If so, earlier results of this session may be wrong.
+    /// Returns whether the job has ended. If it has, earlier results of this session may be invalid.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let there = number_at(&self.job, &self.own_name);
@@ -98,7 +98,7 @@ impl JobSession {
         !there.is_ok_and(has_its_name)
     }
 
-    /// Creates an entry in a directory of the job.
+    /// Creates an entry in a directory of the job. Fails with [`JOB_ENDED`] if the job has ended.
     pub(crate) fn create<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         make().map_err(|error| self.job_ended_if_missing(error))
     }
@@ -106,14 +106,15 @@ impl JobSession {
     /// Creates an empty file in the session's directory, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// Returns the system's error, `EPERM` if the file could not be renamed later, and [`JOB_ENDED`](crate::JOB_ENDED).
+    /// Returns the system's error, `EPERM` if the directory does not permit renaming the file later, and
+    /// [`JOB_ENDED`](crate::JOB_ENDED).
     pub fn create_file(&self, new_files: &NewFiles, mode: u32) -> io::Result<Staged> {
         self.create(|| Staged::create_in(&self.own, new_files, mode))
     }
 
-    /// Renames an entry of the session's directory to its final name. If the entry replaces another, the time of the
-    /// directory is preserved, because a repeated rename may happen after the directory's final time was set. If
-    /// another process sets that time between the two calls made here, the new time is lost.
+    /// Renames an entry of the session's directory to its final name. If the entry replaces another one, restores the
+    /// time of the directory, because a repeated rename may follow the change of that time to its final value. If
+    /// another process sets the time between the rename and the restore, the new time is lost.
     ///
     /// # Errors
     /// Returns the errors of [`publish_file`](crate::publish_file), and [`JOB_ENDED`](crate::JOB_ENDED).
@@ -149,21 +150,21 @@ impl JobSession {
         Ok(())
     }
 
-    /// Restores the time of a directory in which an entry was replaced. A session that resumes after the end of the job
-    /// leaves the time unchanged, because a user may have set the time since the end.
+    /// Restores the time of a directory in which an entry was replaced. After the end of the job, the time is not
+    /// restored, because a user may have set it since.
     pub(super) fn restore_time(&self, lease: &Lease, directory: &OwnedFd, time: Timestamp) {
         if !self.has_ended()
             && let Ok(permit) = lease.permit()
         {
-            // A process that may not set this time does not set the times of other directories either, so the error is
-            // ignored.
+            // The error is ignored. A process that may not set this time does not set the times of other directories
+            // either.
             let _best_effort = set_file_mtime(permit, directory, time);
         }
     }
 
-    /// Checks after a failed rename whether the entry has its final name anyway. If a response is lost, the client of a
-    /// network file system repeats the request. The repeated request fails because the old name is missing or the new
-    /// one exists.
+    /// Checks after a failed rename whether the entry has its final name. If the response to a rename is lost, the
+    /// client of a network file system repeats the request. The second request fails because the old name is missing or
+    /// the new name exists.
     pub(super) fn check_failed_rename(
         &self,
         staged: FileNumber,
@@ -197,7 +198,8 @@ impl JobSession {
         }
     }
 
-    /// Lets `make` create an entry other than a regular file under a temporary name, and renames it to its final name.
+    /// Calls `make` to create an entry other than a regular file under a temporary name, then renames it to its final
+    /// name.
     ///
     /// # Errors
     /// Returns the errors of `make`, the system's error, and [`JOB_ENDED`].
@@ -262,7 +264,7 @@ impl JobSession {
     }
 
     /// Moves a part of a dead job into this job, if the part has this inode number. The part is removed from the dead
-    /// job first, so that two jobs never share it. Returns whether this session has taken the part.
+    /// job first, so that two jobs never share it. Returns whether this session has taken over the part.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -284,7 +286,7 @@ impl JobSession {
         let take =
             |fresh: &Name| rustix::fs::renameat(dead.fd(), &path, &self.own, fresh.as_os_str());
         let fresh = match make_hidden(self.own.as_fd(), take) {
-            // Another session has taken the part first.
+            // Another session has taken over the part first.
             Err(Errno::NOENT) => return Ok(false),
             taken => taken?.0,
         };
@@ -348,17 +350,17 @@ impl JobSession {
     }
 
     /// Replaces the name of a part with a mark, a symbolic link, before the part is published. `file` must be the
-    /// opened part. After this call, the part has only its *retired* name. The rename to the final name removes that
-    /// name too. So a file under the original name of a part has never had a final name, under which other programs
-    /// could have changed it. The caller may repeat the call if the result of an earlier call is unknown.
+    /// opened part. After this call, the part has only its *retired* name, which the rename to the final name removes.
+    /// So a file with the original name of a part has never had a final name, and other programs cannot have changed
+    /// it. This operation is idempotent: the caller may retry it.
     ///
     /// # Errors
     /// Returns the system's error, or [`JOB_ENDED`]. The part must not be published in that case.
     pub fn retire_part(&self, part: &Name, file: &File) -> io::Result<()> {
         if self.has_name(part, file)? {
             let retired = retired_name(part);
-            // The link is made by name. If a mark has already replaced the part, the name is a symbolic link that leads
-            // nowhere. So a published file gets no new name here.
+            // The link is created by name. If a mark has already replaced the part, the name is a dangling symbolic
+            // link. So a published file cannot get another name here.
             let linked = rustix::fs::linkat(
                 &self.parts,
                 part.as_os_str(),
@@ -376,12 +378,12 @@ impl JobSession {
         self.flush_part_names()
     }
 
-    /// Renames a part to its final name. `file` must be the opened part. The caller may repeat the call if the result
-    /// of an earlier call is unknown.
+    /// Renames a part to its final name. `file` must be the opened part. This operation is idempotent: the caller may
+    /// retry it.
     ///
     /// # Errors
-    /// Returns the system's error, or [`JOB_ENDED`]. `ENOENT` is also returned if another receiver has published the
-    /// part and a user has removed the file since.
+    /// Returns the system's error, or [`JOB_ENDED`]. Also returns `ENOENT` if another receiver has published the part
+    /// and a user has removed the file since.
     pub fn publish_part(
         &self,
         lease: &Lease,
@@ -407,7 +409,7 @@ impl JobSession {
     }
 
     /// Gives up a part that cannot be written because of the error `reason`. `file` must be the opened part. The space
-    /// of the part is freed when the last process closes it. No receiver creates the part again in this job.
+    /// of the part is freed when all processes have closed it. No receiver creates the part again in this job.
     ///
     /// # Errors
     /// Returns the system's error. The part is kept in that case.
@@ -416,8 +418,8 @@ impl JobSession {
         self.write_mark(part, file, &text)
     }
 
-    /// Replaces a part with a mark: a symbolic link that leads nowhere and whose text records whether the part was
-    /// committed or given up.
+    /// Replaces a part with a mark: a dangling symbolic link whose text records whether the part was committed or given
+    /// up.
     fn write_mark(&self, part: &Name, file: &File, text: &str) -> io::Result<()> {
         if !self.has_name(part, file)? {
             return Ok(());
@@ -441,7 +443,7 @@ impl JobSession {
         }
     }
 
-    /// Returns whether a part still has its name, which means that no receiver has committed it or given it up.
+    /// Returns whether a part still has its name. If not, a receiver has committed the part or given it up.
     ///
     /// # Errors
     /// Returns [`JOB_ENDED`] if the name is missing because the job has ended.
@@ -472,7 +474,7 @@ impl JobSession {
 
 impl Drop for JobSession {
     fn drop(&mut self) {
-        // Entries that remain are removed at the end of the job.
+        // The end of the job removes any remaining entries.
         remove_best_effort(&self.job, &self.own_name);
     }
 }

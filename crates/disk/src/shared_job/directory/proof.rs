@@ -1,13 +1,13 @@
 //! Proof that a directory is the directory of a job.
 //!
-//! **Invariant:** a receiver writes into a directory, or removes entries from it, only if a receiver created it as the
-//! directory of this job. Any user who may rename entries in the target can rename another directory to the job's name.
-//! So the name of the subdirectory that holds the parts is the proof. This name contains the job ID and the inode
-//! number of the job's directory. Nobody else can forge the proof: a receiver accepts no path from a sender with such a
-//! name, and other users cannot create names in a directory of the receiver's user that denies them access. The proof
-//! is created before the directory is renamed to the job's name, and is removed last. A directory without a proof does
-//! not belong to the job, even if it is a copy of the job's directory. Receivers whose hosts see different inode
-//! numbers for the same directory cannot share a job.
+//! **Invariant:** a receiver writes into a directory, or removes entries from it, only if the directory was created for
+//! this job. Any user with write access to the target could rename another directory to the job's name. So the job's
+//! directory contains a proof: the name of the subdirectory that holds the parts. This name is derived from the job ID
+//! and the inode number of the job's directory. Nobody else can forge the proof. A receiver rejects paths with such a
+//! name from a sender, and other users have no access to the receiver's private directories. The proof is created
+//! before the directory is renamed to the job's name, and is removed last. A copy of the job's directory has another
+//! inode number, so the proof does not match. Receivers whose hosts see different inode numbers for the same directory
+//! cannot share a job.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,7 +25,7 @@ use crate::opening::tree::DIRECTORY;
 use crate::publishing::remove::remove_best_effort;
 use crate::staging::hidden::make_hidden;
 
-/// Opens a directory, and creates it if it does not exist. The directory denies access to other users, and its entries
+/// Opens a directory, or creates it if it does not exist. Other users have no access to the directory, and its entries
 /// inherit nothing from it.
 pub(super) fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
@@ -33,7 +33,7 @@ pub(super) fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
         Err(error) => return Err(error.into()),
     }
     let directory = open(parent, name)?;
-    // Another host may be creating the directory at the same time.
+    // Another host may create the directory at the same time.
     disable_inheritance(directory.as_fd())?;
     Ok(directory)
 }
@@ -65,7 +65,7 @@ fn is_closed(directory: &Stat) -> bool {
 }
 
 /// Creates the directory of a job with its proof, unless the name exists. The directory is first created inside a
-/// directory that other users cannot access, so that nobody can replace it before it has the proof.
+/// private directory, so that nobody can replace it before it has the proof.
 pub(super) fn create_with_proof(root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
     let make_closed = |name: &Name| rustix::fs::mkdirat(root, name.as_os_str(), Mode::RWXU);
     let (hidden, ()) = make_hidden(root.as_fd(), make_closed)?;
@@ -85,7 +85,7 @@ fn make_within(root: &OwnedFd, closed: &Arc<OwnedFd>, job: SharedJobId) -> io::R
     let made = make(closed, &name).and_then(|made| {
         let proof = proof_name(job, number_of(&made)?.inode);
         rustix::fs::mkdirat(&made, proof.as_os_str(), Mode::RWXU)?;
-        // The rename can replace only an empty directory, and an empty directory cannot be that of a job.
+        // The rename can replace only an empty directory, and the directory of a job is never empty.
         match rustix::fs::renameat(closed, to, root, to) {
             Err(Errno::EXIST | Errno::NOTEMPTY) => Ok(()),
             renamed => Ok(renamed?),
@@ -141,7 +141,7 @@ mod tests {
     use std::path::Path;
     use zmove_types::Beginning;
 
-    /// A user who may rename entries of a target can give the name of a job to any directory there.
+    /// A user with write access to the target can give the name of a job to any directory there.
     #[test]
     fn a_directory_that_was_not_made_as_that_of_the_job_is_neither_written_to_nor_emptied() {
         let (home, root) = place();
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
 
-    /// A receiver that ends a job may be interrupted before the last step.
+    /// A receiver that ends a job may be interrupted just before the last step.
     #[test]
     fn what_is_left_of_a_job_that_has_ended_is_not_under_way_and_goes() {
         let (home, root) = place();

@@ -14,7 +14,7 @@ fn place() -> (tempfile::TempDir, Tree) {
     (home, tree)
 }
 
-/// Returns a name that a process which has ended generated this long ago.
+/// Returns a hidden name of this age that was generated for a process that has ended.
 pub(crate) fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
     let mut child = Command::new("true").spawn().unwrap();
     let (pid, start) = (
@@ -65,11 +65,11 @@ fn what_a_dead_process_left_goes_and_what_a_live_one_has_stays() {
     assert_eq!(count(&home), 2);
 }
 
-/// The directory resembles one that overlayfs has copied, or with which a staging directory was merged.
+/// The entry is now in another directory, as after a copy by overlayfs or a merge of a staging directory.
 #[test]
 fn what_was_made_under_its_name_goes_wherever_it_is_by_now() {
     let ((_elsewhere, other), (home, tree)) = (place(), place());
-    // The time of birth must be close to the time in the name.
+    // The time of birth must be close to the time in the name, so the entry is created immediately.
     let path_now = || {
         let name = of_a_dead_process(other.fd(), Duration::ZERO);
         home.path().join(name.as_os_str())
@@ -133,8 +133,8 @@ fn the_name_of_a_part_is_known_by_its_form_alone() {
     }
 }
 
-/// A scan only skips entries that cleanup may remove. On overlayfs, a directory of a lower layer gets another inode
-/// when an entry is created in it, which happens after the name was generated.
+/// A scan skips only entries that cleanup may remove. On overlayfs, a directory of a lower layer gets another inode
+/// when the first entry is created in it. At that time, the name has already been generated.
 #[test]
 fn what_was_born_when_its_name_tells_is_passing_wherever_it_is() {
     let ((_elsewhere, other), (home, tree)) = (place(), place());
@@ -156,7 +156,7 @@ fn what_other_machines_have_made_stays_for_a_week() {
     assert!(foreign.has_ended(|| Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
 }
 
-/// A process that knows its machine and boot, and one that does not, leave each other's entries alone.
+/// One process knows its machine and boot, and another process does not. Neither removes the entries of the other.
 #[test]
 fn what_comes_from_an_unknown_machine_or_boot_stays_for_a_week_on_both_sides() {
     let known = ProcessIdentity::own();
@@ -211,7 +211,7 @@ fn a_process_that_cannot_be_seen_runs_as_long_as_it_exists() {
     assert!(!nobodys.is_running(None));
 }
 
-/// The parent never reaps its children, like the first process of many containers.
+/// The parent does not reap its children, like the first process of many containers.
 #[test]
 fn a_zombie_counts_as_ended() {
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
@@ -262,7 +262,7 @@ fn what_was_made_before_the_last_boot_is_left_over() {
     );
 }
 
-/// Machines that were cloned from one image share a machine ID but not a boot, and may share storage.
+/// Machines cloned from one image share a machine ID but not a boot ID, and may share storage.
 #[test]
 fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
     let (home, tree) = place();
@@ -284,7 +284,7 @@ fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
     );
 }
 
-/// Entries of a clone that booted before this machine are told apart by the host name.
+/// If a clone booted before this machine, only the host name distinguishes its entries.
 #[test]
 fn machines_of_one_image_differ_by_their_names_and_containers_by_their_namespaces() {
     let one = machine_hash(7, 0, b"dtn1");

@@ -1,21 +1,21 @@
 //! Changes an existing file in place.
 //!
-//! The first change makes the file one byte longer than its final length. At the end that byte is cut off, and then the
-//! mode and time are set. The time alone would not show that the file is unfinished. The kernel sets it from a clock
-//! that ticks every few milliseconds, on some file systems every second, and the source may have been written in the
+//! The first change makes the file one byte longer than its final length. The end of the change removes that byte and
+//! then sets the mode and time. The time alone cannot show that the file is unfinished. The kernel sets it from a
+//! coarse clock (a few milliseconds, or a second on some file systems), and the source may have been written in the
 //! same tick.
 //!
-//! Only one session at a time can change a file. The session holds a lock (`flock`), and a second session gets an error
-//! that the file is locked. If sessions waited for the lock, they could wait for each other forever.
+//! Only one session at a time can change a file. The session holds a lock (`flock`). Other sessions do not wait for the
+//! lock, because two sessions could deadlock, but report that the file is locked.
 //!
-//! **Invariant:** during the change, and after an interrupted change, the file differs from its final state, because it
-//! is one byte longer. A file whose change was given up also has the oldest modification time that the file system
-//! supports, so that it is newer than no other file. The file gets its final length only if no change by other
-//! processes was [detected](InPlaceChange).
+//! **Invariant:** during the change and after an interruption, the file is one byte longer than its final state. After
+//! an abandoned change, the file also has the oldest modification time that the file system supports, so that it does
+//! not count as newer than any other file. The file gets its final length only if no change by other processes was
+//! [detected](InPlaceChange).
 //!
 //! **Invariant:** from before the first byte is changed until the final mode is set, the file has no setuid and setgid
-//! bits. Otherwise anyone who ran the file during the change would run a client's data with the privileges of the
-//! file's owner. Also, only the owner may have more access to the file than its final mode allows.
+//! bits. Otherwise, anyone who ran the file during the change would run a client's data with the privileges of the
+//! file's owner. During this time, only the owner may have more access than the final mode allows.
 
 use std::fs::File;
 use std::io;
@@ -49,11 +49,11 @@ pub struct Existing {
 pub struct Change {
     /// The final length in bytes.
     pub bytes: u64,
-    /// The final mode.
+    /// The final permission bits.
     pub mode: u32,
     /// The final modification time.
     pub mtime: Timestamp,
-    /// Whether the file must still look unfinished if power fails during the change.
+    /// Whether the file must look unfinished even after a power failure during the change.
     pub survives_power_cut: bool,
 }
 
@@ -63,7 +63,7 @@ impl Existing {
     /// # Errors
     /// Returns the system's error, for example if the file is not writable.
     pub fn open(directory: &Arc<OwnedFd>, name: &Name) -> io::Result<Option<Self>> {
-        // Check the kind first, because opening a device or a FIFO can have side effects.
+        // Checks the kind before opening, because opening a device or a FIFO can have side effects.
         if !FileIdentity::at(directory, name).is_ok_and(|there| there.regular) {
             return Ok(None);
         }
@@ -94,30 +94,29 @@ impl Existing {
         FileIdentity::at(directory, name).is_ok_and(|there| there.regular && there.names == 1)
     }
 
-    /// Locks the file against other sessions that would change it in place, and sets a length that differs from the
-    /// final one.
+    /// Locks the file against in-place changes by other sessions, and sets a length that differs from the final one.
     ///
     /// # Errors
     /// Returns the system's error, `EWOULDBLOCK` if another session has locked the file.
     pub fn begin(self, lease: &Lease, change: Change, direct: Direct) -> io::Result<Staged> {
         lock(&self.file)?;
         let there = FileIdentity::of(&self.file)?;
-        // Keep the owner's permissions, because the owner may have to finish the file.
+        // Keeps the owner's permissions, because the owner may need access to finish the file later.
         let meanwhile = there.mode & !SET_IDS & (change.mode | OWNER_ALL);
         let narrows = meanwhile != there.mode;
         if narrows {
             restrict_mode(lease.permit()?, &self.file, &there, meanwhile)?;
         }
         let data = DataFile::new(self.file);
-        // After a failed write-back, ext4 treats blocks that are only allocated as written while their pages are
-        // cached. Data written to these blocks reaches the disk, but reads return zeros after the next mount.
+        // After a failed write-back, ext4 treats allocated but unwritten blocks as written while their pages are
+        // cached. Data written to these blocks reaches the disk, but after the next mount they read as zeros.
         data.drop_cached()?;
         let permit = lease.permit()?;
         data.file().set_len(unfinished_length(change.bytes))?;
         set_oldest_mtime(permit, data.file());
         let in_place = InPlaceChange::watch(data.file(), change.bytes);
         let mut staged = Staged::in_place(lease, data, self.directory, in_place);
-        // Written data may reach the disk before the new length and mode do.
+        // The data may reach the disk before the new length and mode do.
         let looks_final =
             there.bytes == change.bytes && may_be_stored_as(there.mtime, change.mtime);
         if change.survives_power_cut && (looks_final || narrows) {
@@ -128,8 +127,8 @@ impl Existing {
     }
 }
 
-/// Sets the mode of the file for the duration of the change. If the file system refuses mode changes, the mode is kept,
-/// provided that the file belongs to this user and has no setuid or setgid bits.
+/// Sets the mode of the file for the duration of the change. If the file system refuses the change, the old mode is
+/// accepted, provided that this user owns the file and that the mode has no setuid or setgid bits.
 fn restrict_mode(
     permit: Permit<'_>,
     file: &File,
@@ -155,7 +154,7 @@ fn unfinished_length(bytes: u64) -> u64 {
 
 fn lock(file: &File) -> io::Result<()> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        // Some network file systems do not support locks.
+        // Some network file systems do not support `flock`. The change continues without a lock.
         Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -199,8 +198,8 @@ mod tests {
             .begin(&Lease::constant(), change, Direct::Auto)
     }
 
-    /// Begins to change a file that no other test is changing. If another test starts a process at the same time, the
-    /// child holds copies of all locks until it executes its program, so this waits for the lock.
+    /// Begins to change a file in place. If another test starts a process at the same time, the child inherits copies
+    /// of all locks until it executes its program. So this function retries until the lock is free.
     fn begin(directory: &Arc<OwnedFd>, text: &str, change: Change) -> Staged {
         loop {
             match try_begin(directory, text, change) {
@@ -241,7 +240,7 @@ mod tests {
         }
     }
 
-    /// A file that already has the final size and time looks unfinished before the first byte is written and
+    /// A file that already has the final size and time must look unfinished before the first byte is written and
     /// afterwards.
     #[test]
     fn a_change_that_is_given_up_does_not_look_finished_nor_new() {
@@ -262,7 +261,7 @@ mod tests {
         assert!(stat.len() == 4 && stat.mtime() < 0, "{stat:?}");
     }
 
-    /// If another program writes to the file or truncates it, the file does not get its final length.
+    /// If another program writes to the file or truncates it, the file must not get its final length.
     #[test]
     fn a_file_that_another_changes_as_well_does_not_look_finished() {
         let (home, directory) = home();
@@ -390,7 +389,7 @@ mod tests {
         }
     }
 
-    /// After a failed write-back, cached pages would count as written.
+    /// After a failed write-back, cached pages would wrongly count as stored.
     #[test]
     fn clean_pages_of_what_is_there_are_dropped() {
         const BYTES: u64 = 1 << 20;

@@ -1,8 +1,8 @@
 //! Detects changes by other processes while a file is changed in place.
 //!
-//! Between two writes of this process, the length of the file and the times that the kernel sets at each change must
-//! stay the same. A write by another process during one of these writes is not detected. Writes through a memory
-//! mapping are not detected either, except for the first write to a page.
+//! Between two writes of this process, the length and the kernel-set times (mtime, ctime) of the file must stay the
+//! same. A change by another process is not detected if it happens during a write of this process. Of the writes
+//! through a memory mapping, only the first write to each page is detected.
 
 use std::fs::File;
 use std::io;
@@ -16,12 +16,12 @@ use crate::metadata::entry::{FileIdentity, set_file_mtime};
 use crate::publishing::lease::Permit;
 use crate::storage::file_io::data_file::is_remote;
 
-/// A file that is changed in place, observed from the first change by this process to its last.
+/// The state for detecting changes, from the first write of this process to its last.
 #[derive(Debug)]
 pub(super) struct InPlaceChange {
     /// The final length of the file, in bytes.
     bytes: u64,
-    /// The observed state. `None` on a remote file system, whose server may set the times later.
+    /// The observed state. `None` on a remote file system, whose server may update the times later.
     state: Option<Lock<WatchState>>,
 }
 
@@ -35,7 +35,7 @@ struct WatchState {
 }
 
 impl InPlaceChange {
-    /// Starts to observe a file whose final length is `bytes`.
+    /// Starts to detect changes of a file whose final length is `bytes`.
     pub(super) fn watch(file: &File, bytes: u64) -> Self {
         let state = WatchState {
             writing: 0,
@@ -75,7 +75,7 @@ impl InPlaceChange {
     /// name any more.
     pub(super) fn set_final_length(&self, permit: Permit<'_>, file: &File) -> io::Result<()> {
         if !self.is_undisturbed(file) {
-            // Removing the name of a file changes its ctime too.
+            // Removing a file's name also changes its ctime.
             let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
             return Err(if is_nameless {
                 Errno::STALE
@@ -92,8 +92,7 @@ impl InPlaceChange {
         there.bytes == self.bytes
     }
 
-    /// Returns whether no other process has changed the file since the last change by this process, and none had at any
-    /// earlier check.
+    /// Returns whether only this process has changed the file since the start. Includes the results of earlier checks.
     fn is_undisturbed(&self, file: &File) -> bool {
         self.lock().is_none_or(|mut state| {
             state.check(file);
@@ -113,14 +112,14 @@ impl WatchState {
 }
 
 /// Sets the modification time of a file to the oldest possible time, so that the file counts as older than any other.
-/// This function is called after each change, because a session may be unable to set the time when it stops. It is also
-/// called when the change is given up.
+/// It is called after each write, because a stopped session may be unable to set the time, and when the change is
+/// abandoned.
 pub(super) fn set_oldest_mtime(permit: Permit<'_>, file: &File) {
     let oldest = Timestamp {
         seconds: i64::from(i32::MIN),
         nanos: 0,
     };
-    // A user who may write to a file does not necessarily own it.
+    // A user may have write access to a file without owning it.
     let _best_effort = set_file_mtime(permit, file.as_fd(), oldest);
 }
 
@@ -138,7 +137,7 @@ mod tests {
         (file, watch)
     }
 
-    /// Waits until the clock of the file system has advanced, so that the next write gets another time.
+    /// Waits until the clock of the file system has advanced, so that the next write changes the file's times.
     fn wait_for_a_tick(file: &File) {
         let before = FileIdentity::of(file).unwrap().ctime;
         let other = tempfile::NamedTempFile::new().unwrap();

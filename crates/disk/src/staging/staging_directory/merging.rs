@@ -1,10 +1,10 @@
 //! Merges a staging directory with the existing directory that has its final name.
 //!
-//! Another process may add entries to a directory that it has open. **Invariant:** a directory is removed only while it
-//! is empty, and the kernel does not let anyone create entries in a removed directory.
+//! **Invariant:** no entry is lost if another process adds it during the merge. A directory is removed only while it is
+//! empty, and no process can create an entry in a removed directory.
 //!
-//! **Invariant:** however deep the directories are, at most two of them and their parents are open. When the merge
-//! returns to a parent and reopens it, the parent must be the same directory as before.
+//! **Invariant:** at most two directories and their parents are open, regardless of the depth. When the merge returns
+//! to a parent and reopens it, the parent must be the same directory as before.
 
 use std::collections::HashSet;
 use std::io;
@@ -30,7 +30,7 @@ pub struct MergeCallbacks<'a> {
     pub keeps_existing: &'a mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
     /// Reports an entry that cannot be moved.
     pub failed: &'a mut dyn FnMut(RelPath, io::Error),
-    /// Lets other threads use the core. Called before each entry.
+    /// Lets other threads use the CPU. Called before each entry.
     pub pause: &'a dyn Fn(),
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Merge<'a, 'b> {
     callbacks: &'a mut MergeCallbacks<'b>,
     /// The directory that contains the staging directory.
     parent: Arc<OwnedFd>,
-    /// The directories from the staging directory down to the directory that is being emptied.
+    /// The directories from the staging directory down to the one that is being emptied.
     levels: Vec<MergeLevel>,
     /// The deepest of these directories.
     here: DirectoryPair,
@@ -62,7 +62,7 @@ struct MergeLevel {
     into: FileNumber,
     /// Subdirectories that exist in both directories.
     below: Vec<Name>,
-    /// Entries that could not be moved and are not tried again.
+    /// Entries that could not be moved. They are not retried.
     given_up: HashSet<Name>,
 }
 
@@ -130,7 +130,8 @@ impl<'a, 'b> Merge<'a, 'b> {
         Ok(())
     }
 
-    /// Opens the parents of the deepest pair of directories. The first pair has only one parent.
+    /// Opens the parents of the deepest pair of directories. At the top level, only the staging directory has a parent
+    /// to open.
     fn above(&self) -> io::Result<DirectoryPair> {
         let [.., above, _] = &self.levels[..] else {
             return Ok(DirectoryPair {
@@ -156,7 +157,7 @@ impl<'a, 'b> Merge<'a, 'b> {
         }
     }
 
-    /// Returns to the parent directories. Remaining entries are removed when the staging directory is dropped.
+    /// Returns to the parent directories. Drop removes entries that are still in the staging directory.
     fn leave(&mut self, above: DirectoryPair, is_file_system_gone: bool) {
         let left = self.levels.pop();
         if !is_file_system_gone && let Some((level, left)) = self.levels.last_mut().zip(left) {
@@ -166,8 +167,8 @@ impl<'a, 'b> Merge<'a, 'b> {
         self.path = self.path.directory();
     }
 
-    /// Moves the current entries of the deepest directory. Returns whether the directory contained any entries except
-    /// those that had been given up before.
+    /// Moves the current entries of the deepest directory. Returns whether the directory contained entries that had not
+    /// been given up before.
     fn move_entries(&mut self) -> bool {
         let entries = match Dir::read_from(&self.here.from)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -184,7 +185,7 @@ impl<'a, 'b> Merge<'a, 'b> {
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
-            // An entry with an invalid name was not created here.
+            // A name that is not valid was not created by this program.
             let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else {
                 continue;
             };
@@ -217,7 +218,8 @@ impl<'a, 'b> Merge<'a, 'b> {
             .permit()
             .and_then(|permit| rename(permit, from, &name, into, &name));
         match renamed {
-            // A rename does nothing if both names are links to the same file, so it would be repeated forever.
+            // A rename does nothing if both names are links to the same file. Without this check, the merge would
+            // repeat it forever.
             Ok(()) if self.is_in_both(&name) => self.discard(name),
             Ok(()) => {}
             Err(Errno::EXIST | Errno::NOTEMPTY) if may_be_directory => {
@@ -225,7 +227,8 @@ impl<'a, 'b> Merge<'a, 'b> {
                     level.below.push(name.clone());
                 })
             }
-            // The entry is listed but does not exist. The entry may be listed again, so it does not count as found.
+            // The entry is listed but does not exist. A file system may list it again, so it must not count as an
+            // entry.
             Err(Errno::NOENT) => return false,
             Err(error) => self.report_failure(name, error.into()),
         }
@@ -249,7 +252,7 @@ impl<'a, 'b> Merge<'a, 'b> {
     }
 
     fn discard(&mut self, name: Name) {
-        // If the entry cannot be removed now, it is removed later together with this directory.
+        // If the removal fails, drop removes the entry together with this directory.
         remove_best_effort(&self.here.from, &name);
         self.levels
             .last_mut()
@@ -311,13 +314,14 @@ mod tests {
             },
         );
         drop(staging);
-        // Includes the parent, the two merged directories, and one more descriptor of the staging directory.
+        // The upper limit includes the parent, the two merged directories, and another descriptor of the staging
+        // directory.
         assert!((1..=4 + 4).contains(&open), "{open}");
         assert!(theirs.join("f").exists());
         assert_eq!(std::fs::read_dir(&home).unwrap().count(), 1);
     }
 
-    /// Two transfers of the same tree may have linked this name to the same file.
+    /// Two transfers of the same tree may both have linked this name to the same file.
     #[test]
     fn another_name_of_the_file_that_is_there_goes() {
         let (home, fd) = place();

@@ -1,7 +1,7 @@
 //! Writes the contents of a small file in one piece.
 //!
-//! A direct write (`O_DIRECT`) needs a page-aligned copy of data that does not start at a page boundary. Except for the
-//! smallest files, a copy in the CPU cache costs less than allocating, filling and writing back pages of the page
+//! A direct write (`O_DIRECT`) requires page-aligned data, so other data is copied first. Except for the smallest
+//! files, that copy stays in the CPU cache and costs less than allocating, filling and writing back pages of the page
 //! cache.
 
 use std::fs::File;
@@ -22,7 +22,7 @@ pub struct ContentsWriter {
 }
 
 impl ContentsWriter {
-    /// Creates a writer that bypasses the page cache according to `direct`.
+    /// Creates a writer that uses direct I/O according to `direct`.
     #[must_use]
     pub fn new(direct: Direct) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
@@ -41,15 +41,15 @@ impl ContentsWriter {
         file.write_all(&contents[written..])
     }
 
-    /// Returns whether all whole pages of a file of this size are expected to be written by direct I/O.
+    /// Returns whether the whole pages of a file of this size are expected to be written by direct I/O.
     #[must_use]
     pub fn is_direct(&self, file: &File, bytes: u64) -> bool {
         bytes >= PAGE_BYTES as u64 && can_write_directly(file, bytes, self.direct)
     }
 
     /// Writes whole pages by direct I/O and returns the number of bytes written. The caller must write the remaining
-    /// bytes through the page cache. These are the end of the file, and data whose direct write has failed. If the
-    /// second write of such data fails too, it returns the error.
+    /// bytes through the page cache: the end of the file, and data whose direct write failed. If the error persists,
+    /// that second write returns it.
     fn write_direct(&self, file: &File, contents: &[u8]) -> io::Result<usize> {
         let body = &contents[..contents.len() - contents.len() % PAGE_BYTES];
         if body.is_empty() || !can_write_directly(file, contents.len() as u64, self.direct) {

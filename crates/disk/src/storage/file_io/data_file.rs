@@ -1,19 +1,19 @@
 //! An open file whose contents are read or written, optionally bypassing the page cache.
 //!
-//! Buffers are page-aligned and groups are multiples of a page, so a large file can be read and written by `O_DIRECT`
-//! without a copy. The decision depends only on the file, not on the engine. A file with direct I/O has a second
-//! descriptor of the same inode. The second descriptor is opened if the file system reports the alignment that it
-//! requires (`statx`). Older kernels and FUSE report no alignment, so page alignment is assumed. Files in memory, and
-//! on network file systems with a client in the kernel, have no second descriptor.
+//! Buffers are page-aligned and groups are multiples of a page, so `O_DIRECT` can read and write a large file without a
+//! copy. Whether it is used depends only on the file, not on the engine. A file with direct I/O has a second descriptor
+//! of the same inode. Requests on it have the alignment that the file system reports (`statx`). Older kernels and FUSE
+//! report no alignment, so page alignment is assumed. Files in memory, and on network file systems with a client in the
+//! kernel, have no second descriptor.
 //!
 //! By default, reads of large files bypass the page cache, and so do writes of files above a certain size. That size is
-//! smaller on ext4 and XFS, which write in place. A range is read through the page cache if most of the range is cached
-//! (`cachestat`), or if the kernel does not report that. The page cache is also used for the last bytes of a file that
-//! do not fill a page, after a refusal of the first direct request, and after errors. A real error then occurs again
-//! and is returned.
+//! smaller on ext4 and XFS, which write in place. A range is read through the page cache if most of it is cached
+//! (`cachestat`), or if the kernel does not report whether it is cached. The page cache also serves the last partial
+//! page of a file. If the file system refuses direct requests, or a direct request fails, the request is repeated
+//! through the page cache, which returns the error if it persists.
 //!
-//! Before a file on ext4 or XFS is written by direct I/O, its blocks are allocated. Otherwise the writes of its groups
-//! would have to wait for each other to allocate blocks. The allocation is skipped if it would take more than half of
+//! Before a file on ext4 or XFS is written by direct I/O, its blocks are allocated. Otherwise, writes of different
+//! groups would wait for each other's block allocation. The allocation is skipped if it would take more than half of
 //! the free space.
 //!
 //! **Invariant:** a page is written through one of the two descriptors, never through both. If a file system refuses
@@ -58,7 +58,7 @@ struct DirectFile {
     file: Arc<File>,
     /// The required alignment of offsets, lengths and addresses, in bytes.
     align: usize,
-    /// Whether a range that is in the page cache is read from there.
+    /// Whether ranges in the page cache are read from the cache.
     prefer_cache: bool,
     /// Whether the kernel serializes synchronous writes to this file.
     writes_in_turns: bool,
@@ -105,8 +105,8 @@ impl DataFile {
     }
 
     /// Sets the final size of an empty file that is about to be written. If the file will be written by direct I/O,
-    /// also allocates space for `data`, or for the whole file. The groups of the file arrive in any order, and separate
-    /// allocations would have to wait for each other.
+    /// also allocates space for `data`, or for the whole file. The groups of the file arrive in any order, and their
+    /// writes would otherwise wait for each other's block allocation.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -127,9 +127,9 @@ impl DataFile {
             && is_allocation_useful(&self.cached, data_bytes);
         let whole = 0..bytes;
         let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
-        // A failed allocation has no consequences: the writes allocate the space and return any errors.
+        // A failed allocation is not an error: the writes allocate the space and return any errors.
         if allocate && wanted.iter().any(|range| self.allocate(range).is_err()) {
-            // Frees the space that was allocated before the failure, because other files need it.
+            // Frees the space that was allocated before the failure, because other files may need it.
             self.cached.set_len(0)?;
             self.cached.set_len(bytes)?;
         }
@@ -181,7 +181,7 @@ impl DataFile {
 
     /// Returns the descriptor for a direct write of a span, and the number of bytes to write with it. The remaining
     /// bytes are less than a page. A span that does not start at a page boundary is not written directly, so a page
-    /// with a hole is only written through the page cache.
+    /// that is partly a hole is only written through the page cache.
     pub(crate) fn direct_write(
         &self,
         span: &Span,
@@ -197,10 +197,9 @@ impl DataFile {
         (body > 0 && direct.accepts(span, buffer)).then_some((way, body))
     }
 
-    /// Drops clean pages from the page cache, so that earlier contents are read from storage. After a failed
-    /// write-back, the page cache holds data that the storage does not have, and marks it clean. Dirty pages are kept.
-    /// If their write-back fails, the next flush of this file returns the error. Pages that are mapped by a process are
-    /// kept too.
+    /// Drops clean pages from the page cache, so that later reads return the stored data. After a failed write-back,
+    /// the kernel marks pages as clean although the storage does not have their data. Dirty pages are kept: if their
+    /// write-back fails, the next flush of this file returns the error. Pages that a process has mapped are kept too.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -224,8 +223,8 @@ impl DataFile {
         )?)
     }
 
-    /// Returns the error that closing the file would return, by closing a copy of each of its descriptors. Some file
-    /// systems report only on close that data could not be stored.
+    /// Returns the error that closing the file would return, by closing a duplicate of each of its descriptors. Some
+    /// file systems report only on close that they could not store data.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -237,8 +236,8 @@ impl DataFile {
             .try_for_each(|file| zmove_uring::close(file.try_clone()?))
     }
 
-    /// Records that the file system does not support direct requests. Other errors need not be recorded: they occur
-    /// again through the page cache and are returned then.
+    /// Records that the file system does not support direct requests. Other errors need not be recorded: the request is
+    /// repeated through the page cache, which returns them if they persist.
     pub(crate) fn note_refusal(&self, error: &io::Error) {
         let refusal = matches!(
             Errno::from_io_error(error),
@@ -281,7 +280,7 @@ impl DirectFile {
     }
 }
 
-/// Returns whether a file of `bytes` should be written by direct I/O, in whole pages.
+/// Returns whether the whole pages of a file of `bytes` should be written by direct I/O.
 pub(crate) fn can_write_directly(file: &File, bytes: u64, direct: Direct) -> bool {
     is_direct_write_faster(file, bytes, direct) && alignment(file).is_some()
 }
@@ -300,10 +299,11 @@ fn is_written_in_place(file: &File) -> bool {
     kind_of(file).is_ok_and(|kind| IN_PLACE.contains(&kind))
 }
 
-/// Returns the alignment of direct requests. It is the alignment that the file system requires, and at least a page, so
-/// that no page is accessed in both ways. Returns `None` if direct requests have no benefit: in memory, or on a network
-/// file system whose client caches data and keeps several requests per file in flight. FUSE does not do that: it
-/// serializes buffered writes to a file, and reads 128 KiB ahead.
+/// Returns the alignment of direct requests. It is the alignment that the file system requires, but at least a page, so
+/// that no page is accessed both directly and through the page cache. Returns `None` if direct requests have no
+/// benefit. This is the case for files in memory, and on a network file system whose client caches data and keeps
+/// several requests per file in flight. It is not the case for FUSE, which serializes buffered writes to a file and
+/// reads only 128 KiB ahead.
 fn alignment(file: &File) -> Option<usize> {
     let kind = kind_of(file).ok()?;
     if IN_MEMORY.contains(&kind) || (REMOTE.contains(&kind) && kind != FUSE) {
@@ -313,7 +313,7 @@ fn alignment(file: &File) -> Option<usize> {
     let told = asked
         .ok()
         .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-    // An older kernel reports no alignment. The first request shows whether page alignment is enough.
+    // An older kernel reports no alignment. The first request shows whether page alignment is sufficient.
     let Some(told) = told else {
         return Some(PAGE_BYTES);
     };
@@ -328,15 +328,15 @@ pub fn free_bytes(file_system: &StatVfs) -> u64 {
     file_system.f_bavail.saturating_mul(file_system.f_frsize)
 }
 
-/// Returns whether a file system has free space but no free inodes. File systems that create inodes as needed report no
-/// number of inodes.
+/// Returns whether a file system has free space but no free inodes. File systems that create inodes on demand report a
+/// total of 0.
 #[must_use]
 pub fn lacks_inodes(file_system: &StatVfs) -> bool {
     file_system.f_files > 0 && file_system.f_favail == 0 && free_bytes(file_system) > 0
 }
 
-/// Returns whether to allocate the blocks of the whole file in advance. Returns true only on file systems where this
-/// avoids a lock for each write, and only if at least the same amount of space remains free for other files.
+/// Returns whether to allocate the blocks of the whole file in advance. This is useful only on file systems where it
+/// avoids a lock for each write. At least the same amount of space must remain free for other files.
 fn is_allocation_useful(file: &File, bytes: u64) -> bool {
     let has_room = |stat: &StatVfs| bytes <= free_bytes(stat) / 2;
     rustix::fs::fstatvfs(file).is_ok_and(|stat| has_room(&stat)) && is_written_in_place(file)
@@ -353,8 +353,8 @@ fn kind_of(file: &File) -> io::Result<u64> {
     Ok(u64::try_from(kind & 0xffff_ffff).expect("32 bits"))
 }
 
-/// Returns whether most of a range is in the page cache. Returns `true` if the kernel cannot tell, because reading
-/// through the page cache always works.
+/// Returns whether most of a range is in the page cache. Also returns `true` if the kernel cannot tell, because a read
+/// through the page cache is always possible.
 fn is_mostly_cached(file: impl AsFd, offset: u64, len: usize) -> bool {
     let range = offset..offset + len as u64;
     zmove_uring::cached_bytes(file, range).map_or(true, |bytes| bytes >= len as u64 / 5 * 4)
@@ -366,12 +366,12 @@ const READ_DIRECT_BYTES_MIN: u64 = 16 << 20;
 const WRITE_DIRECT_BYTES_MIN: u64 = 16 << 20;
 /// Minimum size of files that are written by direct I/O on file systems that write in place.
 const WRITE_DIRECT_IN_PLACE_BYTES_MIN: u64 = 128 << 10;
-/// `f_type` of ext4 and XFS. Other file systems either copy on write, so that reserved space is useless, or cannot
-/// reserve space.
+/// `f_type` of ext4 and XFS. Other file systems either copy on write, so that allocating space in advance is useless,
+/// or cannot allocate space in advance.
 const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
 /// `f_type` of tmpfs and ramfs.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
-/// `f_type` of NFS, SMB (two), CIFS, FUSE, 9P, Ceph and AFS.
+/// `f_type` of NFS, SMB (two values), CIFS, FUSE, 9P, Ceph and AFS.
 const REMOTE: [u64; 8] = [
     0x6969,
     0x517b,
@@ -411,7 +411,7 @@ mod tests {
         assert!(data.direct.unwrap().refused.into_inner());
     }
 
-    /// With a write-only descriptor, each read would go through the page cache, which does not hold the data.
+    /// A write-only descriptor would force each read through the page cache, which does not hold the data.
     #[test]
     fn what_a_file_to_be_written_holds_is_read_past_the_page_cache() {
         let file = tempfile::tempfile().unwrap();

@@ -1,8 +1,8 @@
-//! A storage engine that fails according to a script, for tests.
+//! A storage engine with scripted faults, for tests.
 //!
-//! The program itself never creates this engine, and no option or environment variable enables it. So the engine costs
-//! nothing outside tests. **Invariant:** requests are counted from 0 in the order in which they arrive, with separate
-//! counts for reads and writes. So a script hits the same request in every run if each side has one thread.
+//! The program itself never creates this engine, and no option or environment variable enables it. **Invariant:**
+//! requests are counted from 0 in order of arrival, with separate counts for reads and writes. So a script hits the
+//! same request in every run if each side has one thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -91,7 +91,7 @@ impl Faulty {
         at.map(|at| at.fault)
     }
 
-    /// Lets `inner` execute a request, unless the script has a fault for the request.
+    /// Passes a request to `inner`, unless the script has a fault for this request.
     fn serve(
         &self,
         kind: RequestKind,

@@ -1,13 +1,13 @@
 //! The storage engines: plain system calls, io_uring, or the faster engine for each file.
 //!
-//! With io_uring, several requests for one group are in flight concurrently. The first bytes of the group are hashed,
-//! in order, while later bytes are still being read. If the user requests io_uring, the program tests it from its setup
-//! to a first read. If the test fails, the program uses plain system calls and prints the reason in one line.
+//! With io_uring, several requests for one group are in flight. The first bytes of the group are hashed while later
+//! bytes are still being read. If the user requests io_uring, the program tests the setup of a ring and a first read.
+//! If the test fails, the program uses plain system calls and prints the reason in one line.
 //!
-//! By default, plain system calls are used, which are as fast on local disks (`docs/PERFORMANCE.md`). io_uring is used
-//! in the one case in which plain system calls cannot be as fast. A FUSE file system unlocks a file for the next write
-//! only when the server has completed the previous write, even for direct I/O, unless the request is asynchronous. So
-//! concurrent `pwrite` calls to one large file are serialized there, while requests to a ring are not.
+//! By default, the engine uses plain system calls, which are as fast on local disks (`docs/PERFORMANCE.md`). It uses
+//! io_uring only if plain system calls are slower, which is the case for writes to a large file on FUSE. The kernel
+//! locks the file until the server has completed a synchronous write, even for direct I/O, so concurrent `pwrite` calls
+//! are serialized. Asynchronous requests through a ring are not.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -126,7 +126,7 @@ mod tests {
         };
         let file = Arc::new(tempfile::tempfile().unwrap());
         let mut buffer = BufferPool::new(4096, 1).take().unwrap();
-        // A ring that passed the request to its thread would often still be busy when the caller continues.
+        // If a ring passed the request to its thread, it would often still be busy when the caller continues.
         for _ in 0..10_000 {
             let (outcome, back) = ring.read(&file, Span::new(0, 0..0), buffer, &mut |_| ());
             assert_eq!(outcome.unwrap(), 0);

@@ -1,9 +1,9 @@
-//! Hashes the contents of files as the storage holds them. Used for verification, for transfers that prove what they
-//! have stored, and for transfers that check whether a failed flush has lost data.
+//! Hashes the stored contents of files. Used for verification, for transfers that read back what they have written, and
+//! for transfers that check whether a failed flush has lost data.
 //!
-//! After a failed write-back, or a bit error on the disk, the page cache still has the data as it was written. So clean
-//! pages are dropped before reading, and reads bypass the page cache where possible. Dirty pages and mapped pages are
-//! read from memory, because the storage does not have them yet.
+//! After a failed write-back or a bit error on the disk, the page cache still holds the data that was written. So clean
+//! pages are dropped before reading, and reads bypass the page cache if possible. Dirty pages and mapped pages cannot
+//! be dropped, so they are read from memory.
 
 use std::fs::File;
 use std::io;
@@ -86,7 +86,7 @@ impl StorageReader {
         Ok(if has_data { hasher.finish() } else { zeros() })
     }
 
-    /// Returns the chaining value of a group, or `None` if the group is a hole.
+    /// Returns the chaining value of a group, or `None` if the whole group is a hole.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -111,8 +111,8 @@ impl StorageReader {
         Ok(found == wanted || value_or_zeros(span, found) == value_or_zeros(span, wanted))
     }
 
-    /// Passes all bytes of a group to `seen`, or nothing if the group is a hole. Returns whether there was data. Fails
-    /// if the file ends inside the group.
+    /// Passes all bytes of a group to `seen`, or none if the group is a hole. Returns whether the group contains data.
+    /// Fails if the file ends inside the group.
     fn read_slices(
         &self,
         file: &StoredFile,
@@ -185,7 +185,7 @@ mod tests {
         );
     }
 
-    /// Groups of zeros, some in a hole and one that is allocated.
+    /// Some groups of zeros are holes, and one is allocated.
     #[test]
     fn zeros_are_a_hole_or_none() {
         let file = tempfile::tempfile().unwrap();

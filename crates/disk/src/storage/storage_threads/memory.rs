@@ -1,8 +1,8 @@
 //! Stores the number of threads that was useful on each slow file system, in the file `storage` next to the keys. The
 //! next transfer on that file system starts with the stored number.
 //!
-//! Each line holds one task on one file system, such as `read:nfs4:server:/export`, and a number of threads. If no more
-//! threads were useful than there are cores, the file system has no line and is treated as unknown.
+//! Each line holds one task on one file system, such as `read:nfs4:server:/export`, and a number of threads. If more
+//! threads than cores were not useful on a file system, it has no line.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub enum StorageWork {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct UsefulThreads {
     threads: usize,
-    /// The day of the measurement, in days since 1970-01-01.
+    /// The day of the measurement, as days since 1970-01-01.
     day: u64,
 }
 
@@ -101,7 +101,7 @@ impl FileSystemThreadCounts {
             threads: found,
             day: today(),
         });
-        // The value is only a hint, so an error is ignored. Other code reports a directory that is not writable.
+        // The value is only a hint, so an error is ignored. Other code reports a home directory that is not writable.
         let _best_effort = remembered.put(&key(work, file_system), known);
     }
 }
@@ -125,8 +125,8 @@ fn key(work: StorageWork, file_system: &str) -> String {
     format!("{work}:{file_system}")
 }
 
-/// Returns the name of a mount's file system, made of its type and source. A file system of a server has the same name
-/// at every mount point.
+/// Returns the name of a mount's file system, which consists of its type and source. A network file system has the same
+/// name at every mount point.
 fn name_of(Mount { kind, source, .. }: &Mount) -> String {
     let no_blank = |letter: char| {
         if letter.is_whitespace() || letter.is_control() {
@@ -148,8 +148,7 @@ const FILE: &str = "storage";
 const HEADER: &str = "# zmove storage 2";
 /// Maximum number of lines in the file. One file system has up to four lines.
 const LINES_MAX: usize = 256;
-/// The number of days for which a stored value is valid. After that time, the storage may have been extended or
-/// replaced.
+/// Number of days for which a stored value is valid. Later, the storage may have been extended or replaced.
 const DAYS_MAX: u64 = 30;
 
 #[cfg(test)]

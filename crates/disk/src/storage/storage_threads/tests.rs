@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::channel;
 
-/// Creates threads that take turns and keep their places even if they get no core for a long time.
+/// Creates threads that take turns and never lose their places, even if they get no core for a long time.
 fn without_end_of_leases() -> StorageThreads {
     StorageThreads::with_places(cores(), Duration::MAX)
 }
@@ -78,7 +78,7 @@ fn who_waits_first_works_first() {
                 thread::yield_now();
             }
         }
-        // There is only one place to run, which each thread gives to the next thread.
+        // There is only one place, which each thread passes to the next one.
         all.pop();
     });
     assert_eq!(order.into_inner(), [0, 1, 2, 3]);
@@ -96,7 +96,7 @@ fn nobody_passes_who_waits_although_there_is_room() {
     thread::scope(|scope| {
         let (threads, stopping) = (&threads, &stopping);
         let last = scope.spawn(move || threads.turn(Task::Read, stopping).is_over());
-        // A thread checks for a free place before others see it wait.
+        // A thread joins the queue before it checks for a free place.
         while threads.state.lock().next == 0 {
             thread::yield_now();
         }
@@ -161,7 +161,7 @@ fn a_thread_that_waits_for_a_core_is_awake() {
     assert_eq!(parse_awake_time("5 7 3\n"), Some(Duration::from_nanos(12)));
 }
 
-/// Simulates the clock of a thread that is asleep nearly all the time.
+/// Simulates the clock of a thread that sleeps nearly all the time.
 fn hardly_awake() -> Option<Duration> {
     thread_local! {
         static NANOS: Cell<u64> = const { Cell::new(0) };
@@ -253,7 +253,7 @@ fn work_that_needs_a_core_is_done_by_one() {
     assert_eq!(done.len(), 1);
 }
 
-/// The sender responds late, not the storage.
+/// The sender causes the delay, not the storage.
 #[test]
 fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
     let threads = StorageThreads {
@@ -293,7 +293,7 @@ fn time_in_which_a_thread_waits_for_permits_brings_no_other_thread() {
             |turn| {
                 while !turn.is_over() && take() {
                     turn.note_write(1024);
-                    // After this time without running, the next permit needs a new echo.
+                    // After such a gap, the next permit requires a new echo.
                     now.fetch_add(2 * SUSPENSION_NANOS, Ordering::SeqCst);
                     drop(lease.permit().unwrap());
                     turn.start_helper();

@@ -1,11 +1,11 @@
 //! Determines how many threads are useful on a storage system. This is a pure controller: it takes samples of the work
 //! of the threads and returns the number of threads to use.
 //!
-//! By Little's law, the number of requests in flight is rate × latency. So on slow storage that accepts many concurrent
-//! requests, the rate grows with the number of threads. The rate does not grow if the threads keep the cores busy, wait
-//! for each other (the kernel creates files in one directory one after the other), or wait for a peer. So the
-//! controller adds threads only while the existing threads are mostly asleep. If the rate has not grown after such an
-//! attempt, the controller removes the added threads:
+//! By Little's law, the number of requests in flight is rate × latency. So on slow storage that accepts many
+//! concurrent requests, the rate grows with the number of threads. The rate does not grow if the threads keep the
+//! cores busy, wait for each other (the kernel creates files in one directory one after the other), or wait for a
+//! peer. So the controller adds threads only while the existing threads are mostly asleep. If an attempt does not
+//! increase the rate, the controller removes the added threads:
 //!
 //! ```text
 //!            mostly asleep: 2 or 4 times as many          the rate has not grown: as many as before
@@ -17,8 +17,8 @@
 //! After an attempt that had no benefit, the next attempt halves the number of threads. The smaller number is kept if
 //! the rate stays the same. Each failed attempt doubles the wait before the next attempt.
 //!
-//! At the start, when the storage is unknown, short samples are enough while each attempt improves the rate too much to
-//! be chance. In this phase the controller reaches a hundred threads after about twenty latencies.
+//! At the start, the storage is unknown. Short samples are enough as long as each attempt improves the rate by more
+//! than random variation. In this phase the controller reaches a hundred threads after about twenty latencies.
 
 use std::time::Duration;
 
@@ -29,11 +29,11 @@ pub(super) struct ThreadCountController {
     threads_max: usize,
     threads: usize,
     attempt: Option<ThreadCountAttempt>,
-    /// The direction of the next attempt. More threads are tried only while the current ones are mostly asleep.
+    /// The direction of the next attempt. More threads are tried only while the current threads are mostly asleep.
     next: ThreadCountStep,
     /// Whether every attempt so far has improved the rate by a large factor.
     is_starting: bool,
-    /// Whether the number of threads comes from an earlier transfer and has not been checked against this storage yet.
+    /// Whether the number of threads comes from an earlier transfer and has not been confirmed on this storage yet.
     is_recalled: bool,
     /// The number of useful threads at the last sample in which the threads had enough work.
     found: Option<usize>,
@@ -41,8 +41,8 @@ pub(super) struct ThreadCountController {
     rest: Duration,
     /// The wait after the next failed attempt.
     rest_next: Duration,
-    /// The weighted number of reports in recent samples, in which older samples count less. `prompt` counts only the
-    /// reports from storage that responded promptly.
+    /// The weighted number of recent reports, in which older reports count less. `prompt` counts only reports of prompt
+    /// storage.
     reports: f64,
     prompt: f64,
 }
@@ -50,7 +50,7 @@ pub(super) struct ThreadCountController {
 #[derive(Clone, Copy, Debug)]
 struct ThreadCountAttempt {
     before: usize,
-    /// The actual number of working threads. Some threads may work regardless of this controller.
+    /// The actual number of working threads. The controller does not control all of them.
     at_work: usize,
     /// Pieces per second with this number of threads.
     rate: f64,
@@ -95,21 +95,21 @@ const GAIN_AT_START: f64 = 1.7;
 const KEPT_MIN: f64 = 0.9;
 /// The minimum share of the threads' time that must be spent on work for an attempt to be evaluated.
 const USED_MIN: f64 = 0.75;
-/// The shares of time asleep from which on twice (`ASLEEP`) and four times (`FAST_ASLEEP`) as many threads are tried.
+/// The minimum shares of time asleep for trying twice (`ASLEEP`) and four times (`FAST_ASLEEP`) as many threads.
 const ASLEEP: f64 = 0.5;
 const FAST_ASLEEP: f64 = 0.9;
-/// The factor for the first attempt if a single thread is mostly asleep. The gain from fewer threads could not be
-/// distinguished from the cost of starting them.
+/// The factor of the first attempt if a single thread is mostly asleep. With a smaller factor, the gain could not be
+/// distinguished from the cost of starting the threads.
 const FIRST_STEP: usize = 16;
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(1);
 /// Minimum number of reports before storage can count as slow.
 const REPORTS_MIN: f64 = 8.0;
 /// Maximum share of prompt reports for storage to count as slow. Threads sleep in almost every report from slow
-/// storage. Prompt storage also makes threads wait, but only for a while: for a log, for memory, or for a kernel thread
-/// without a core.
+/// storage. On prompt storage, threads also sleep sometimes: for a log, for memory, or for a kernel thread that waits
+/// for a core.
 const PROMPT_SHARE_MAX: f64 = 0.05;
-/// The factor by which the weight of reports decreases with each sample.
+/// The factor by which the weight of earlier reports decreases with each sample.
 const REPORTS_KEPT: f64 = 0.9;
 
 impl ThreadCountController {
@@ -140,7 +140,7 @@ impl ThreadCountController {
         }
     }
 
-    /// Returns the number of threads that was useful, or `None` if they have not had enough work.
+    /// Returns the number of threads that was useful, or `None` if the threads have not had enough work.
     pub(super) const fn useful_threads(&self) -> Option<usize> {
         self.found
     }
@@ -192,7 +192,7 @@ impl ThreadCountController {
                 rested
             }
         };
-        // Samples of this length are only reliable if the threads are asleep almost all the time.
+        // Such short samples are reliable only if the threads sleep almost all the time.
         self.is_starting &= sample.asleep() >= FAST_ASLEEP;
         if self.is_recalled && self.reports >= REPORTS_MIN {
             self.is_recalled = false;
@@ -212,12 +212,12 @@ impl ThreadCountController {
             .clamp(1, self.threads_max);
     }
 
-    /// Judges an attempt. Returns whether its number of threads is kept.
+    /// Evaluates an attempt. Returns whether its number of threads is kept.
     fn evaluate(&mut self, attempt: ThreadCountAttempt, rate: f64, at_work: f64) -> bool {
         let grown = self.threads > attempt.before;
         let least = if grown { GAIN_MIN } else { KEPT_MIN };
         if at_work < USED_MIN * self.threads.min(attempt.at_work) as f64 {
-            // There was too little work to judge the attempt.
+            // There was too little work to evaluate the attempt.
             self.threads = attempt.before;
             return false;
         }
@@ -273,8 +273,8 @@ impl ThreadCountController {
         self.reports >= REPORTS_MIN && self.prompt <= PROMPT_SHARE_MAX * self.reports
     }
 
-    /// Returns the number of threads that keeps the cores busy, if each thread sleeps as much as those in the sample.
-    /// Further threads would only wait for a core.
+    /// Returns the number of threads that keeps all cores busy, if threads sleep as much as in the sample. More threads
+    /// would only wait for a core.
     fn threads_for_cores(&self, sample: &WorkSample) -> usize {
         let asleep_too = sample.elapsed.as_nanos() / sample.awake.as_nanos().max(1);
         self.cores
@@ -323,7 +323,7 @@ mod tests {
             clippy::cast_sign_loss,
             reason = "a positive number of pieces"
         )]
-        /// Returns the work of the threads in one sample, with an error of 10%.
+        /// Returns the work of the threads in one sample, with a random error of 10%.
         fn sample(&self, width: &ThreadCountController, number: u32) -> WorkSample {
             // Two threads always work.
             let threads = width.threads().max(2);
@@ -406,7 +406,7 @@ mod tests {
         }
     }
 
-    /// Threads also sleep on prompt storage, for a log or until a kernel thread gets a core.
+    /// On prompt storage, threads also sleep: for a log, or until a kernel thread gets a core.
     #[test]
     fn prompt_storage_gets_no_more_threads_however_much_they_sleep() {
         for prompt in [0.1, 1.0] {

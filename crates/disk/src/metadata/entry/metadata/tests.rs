@@ -36,8 +36,8 @@ fn xattr(name: &str, value: &[u8]) -> Xattr {
     }
 }
 
-/// Returns an access control list in which user 7 may read and write, the group may read, and the mask restricts
-/// nothing.
+/// Returns an access control list in which user 7 may read and write, the group has the permissions `group`, and the
+/// mask is `mask`.
 fn acl(group: u8, mask: u8) -> Xattr {
     let entry = |tag: u8, may: u8, id: u32| [&[tag, 0, may, 0][..], &id.to_le_bytes()].concat();
     let none = u32::MAX;
@@ -112,7 +112,7 @@ fn a_file_gets_what_it_lacks_and_loses_what_it_is_not_to_have() {
     );
 }
 
-/// With the list, a mode of 0660 lets the group read. Without the list, it would let the group write.
+/// With the list, a file with mode 0660 lets the group read. Without the list, the same mode lets the group write.
 #[test]
 fn a_list_that_makes_no_sense_gives_the_group_no_more_than_it_says() {
     let file = file();
@@ -243,7 +243,7 @@ fn an_owner_is_set_and_without_it_nobody_s_rights_are_lent() {
     );
 }
 
-/// The file may get another group, to which the current mode grants more access than the final mode does.
+/// The new group may get more access from the current mode than from the final mode.
 #[test]
 fn what_has_just_been_given_away_is_open_to_nobody_but_its_owner() {
     let file = file();
@@ -291,7 +291,7 @@ fn a_read_only_file_gets_attributes() {
     assert_eq!(mode(&file), 0o400);
 }
 
-/// Sets metadata as if the file system were known to store only these kinds.
+/// Sets metadata, given the kinds that the file system is known to store, and returns the failures.
 fn set_where(
     file: &File,
     wanted: &WantedMetadata<'_>,
@@ -302,7 +302,7 @@ fn set_where(
         .unwrap()
 }
 
-/// A change of the write permission alone proves nothing, because vfat stores that bit but no others.
+/// A change of only the write permission proves nothing, because vfat stores that bit but no other.
 #[test]
 fn a_kind_is_proven_by_a_change_that_was_kept() {
     let file = file();
@@ -328,7 +328,7 @@ fn a_kind_is_proven_by_a_change_that_was_kept() {
     );
 }
 
-/// The kernel clears the setgid bit of a file whose group its owner is not in, and reports success.
+/// If the owner of a file is not a member of the file's group, the kernel clears the setgid bit and reports success.
 #[test]
 fn a_setgid_bit_that_the_kernel_drops_is_missed() {
     if !rustix::process::geteuid().is_root() {
