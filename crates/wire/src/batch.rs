@@ -1,5 +1,5 @@
-//! The heads of two kinds of frames. A head is the part of a frame that describes the data: in a batch frame, many
-//! small entries, grouped by directory; in a declare frame, one large file.
+//! The heads of two kinds of frames. A head is the part of a frame that describes its data. The head of a batch frame
+//! describes many small entries, grouped by directory. The head of a declare frame describes one large file.
 //!
 //! Like a [message](crate::message), a head has only one encoding. **Invariant:** a decoded [`Batch`] is consistent:
 //! the lengths of its files add up to the frame's data, every path is a [`RelPath`], and all counts are within the
@@ -46,7 +46,7 @@ pub enum BatchEntry {
     Symlink(Name, Metadata, #[serde(with = "bytes")] Box<[u8]>),
     /// A regular file whose bytes are in the frame's data.
     File(FileEntry),
-    /// A file with correct contents at the target. Only the metadata is set.
+    /// A file whose contents at the target are already correct. Only its metadata is set.
     Retouch(Name, Metadata),
     /// A FIFO, socket or device.
     Special(Name, Metadata, Special),
@@ -54,14 +54,14 @@ pub enum BatchEntry {
     Link(LinkEntry),
 }
 
-/// Another name of a file that exists at the target under its first name.
+/// A hard link to a file that exists at the target under its first name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkEntry {
     /// The name in the group's directory.
     pub name: Name,
     /// Mode and time of the file. The receiver uses them to recognize the file under its first name.
     pub metadata: Metadata,
-    /// The file's size in bytes, also for recognizing the file.
+    /// The file's size in bytes, also used to recognize the file.
     pub bytes: u64,
     /// The path of the first name below the target root.
     pub first: RelPath,
@@ -142,7 +142,7 @@ impl Batch {
         self.groups.iter().map(|group| group.entries.len()).sum()
     }
 
-    /// Makes consecutive entries with equal additional metadata (everything except mode and time) share one copy of it.
+    /// Lets consecutive entries share their additional metadata (everything except mode and time) if it is equal.
     fn share_extras(&mut self) {
         let mut last = None;
         for entry in self.groups.iter_mut().flat_map(|group| &mut group.entries) {
@@ -156,7 +156,7 @@ impl Batch {
     }
 
     /// Checks the entries and the size of their data. The total length of the files, including holes, must not exceed
-    /// the maximum data of a frame. Holes count because the receiver hashes their zeros, although they are not sent.
+    /// the maximum data of a frame. Holes are not sent, but they count because the receiver hashes their zeros.
     fn check(&self, data_bytes: u32) -> Result<(), WireError> {
         let entries = self.groups.iter().flat_map(|group| &group.entries);
         if !entries.clone().all(BatchEntry::is_valid) {
@@ -178,8 +178,8 @@ impl Batch {
     }
 }
 
-/// Splits groups into batches and preserves their order. Each group must contain only the directory itself. No batch
-/// has a head longer than [`DIRECTORY_HEAD_BYTES`], unless a single directory exceeds that size.
+/// Splits groups into batches, in the same order. Each group must contain only its directory itself. The head of a
+/// batch is no longer than [`DIRECTORY_HEAD_BYTES`], unless a single directory exceeds that size.
 pub fn directory_batches(
     groups: impl IntoIterator<Item = DirectoryGroup>,
 ) -> impl Iterator<Item = Batch> {
@@ -230,7 +230,7 @@ impl BatchEntry {
         }
     }
 
-    /// Returns the entry's name; `None` for the group's directory itself.
+    /// Returns the entry's name, or `None` for the group's directory itself.
     #[must_use]
     pub fn name(&self) -> Option<&Name> {
         match self {
@@ -302,7 +302,7 @@ impl FileHead {
         ranges.iter().map(|range| range.len() as u64).sum()
     }
 
-    /// Encodes the head; see [`Batch::encode`].
+    /// Encodes the head. See [`Batch::encode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encode_head(self, 64 + self.path.as_bytes().len())
@@ -348,7 +348,7 @@ mod tests {
         )
     }
 
-    /// The encoding of [`metadata`] without its last byte, which tells whether extra metadata follows.
+    /// The encoding of [`metadata`] without its last byte, which says whether extra metadata follows.
     const METADATA: [u8; 4] = [0xA4, 3, 3, 5];
 
     fn with(extra: ExtraMetadata) -> Metadata {
@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// Returns the encoding of an entry. Checks that it decodes to the same entry.
+    /// Returns the encoding of an entry, after checking that it decodes to the same entry.
     fn sent(entry: BatchEntry) -> Vec<u8> {
         let batch = batch("", vec![entry]);
         let bytes = batch.encode();
@@ -646,7 +646,8 @@ mod tests {
         assert!(owner(&"n".repeat(255)) && !owner(&"n".repeat(256)) && !owner("a\0b"));
     }
 
-    /// Reservations use `ExtraMetadata::bytes`, so it must include the capacity of lists and the allocator's overhead.
+    /// A receiver reserves [`ExtraMetadata::bytes`], so that value must include the capacity of lists and the
+    /// allocator's overhead.
     #[test]
     fn many_short_attributes_take_no_more_than_is_booked() {
         let xattrs = (0..5000).map(|number| xattr(&format!("user.{number:04}"), b""));
@@ -747,7 +748,7 @@ mod tests {
         assert_eq!(FileHead::decode(&longer), Err(WireError::Head));
     }
 
-    /// The file has as many attributes as Linux can list, the maximum number of their bytes, and the maximum number of
+    /// The file has as many attributes as Linux can list, with the maximum total size, and the maximum number of
     /// ranges.
     #[test]
     fn the_longest_declaration_fits() {

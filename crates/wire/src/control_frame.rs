@@ -1,7 +1,7 @@
 //! The frames of a control connection: a header of 4 bytes, followed by a message or by the value of a ping or pong.
 //!
-//! The layer that reads frames answers pings, because they are separate frames. Sessions never see them. **Invariant:**
-//! a header is decoded, and its length is checked against a limit, before the body is read.
+//! A ping is a frame of its own, so the layer that reads frames answers it. Sessions never see pings. **Invariant:** a
+//! header is decoded, and its length is checked against a limit, before the body is read.
 
 use crate::error::WireError;
 use crate::limits::{MESSAGE_BYTES_MAX, within};

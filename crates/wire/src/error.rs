@@ -3,7 +3,7 @@
 use thiserror::Error;
 use zmove_types::PathError;
 
-/// Bytes that violate the protocol: the peer misbehaves, or is not zmove.
+/// The peer sent bytes that violate the protocol: it misbehaves, or it is not zmove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -40,8 +40,8 @@ pub enum WireError {
     /// The head of a frame (the part that describes its data) cannot be decoded, or is inconsistent.
     #[error("decode a frame header")]
     Head,
-    /// The bytes of a control message or of a frame's head differ from the canonical encoding: a number uses more bytes
-    /// than necessary, or some bytes have no meaning.
+    /// A control message or a frame's head does not have the canonical encoding: a number uses more bytes than
+    /// necessary, or some bytes have no meaning.
     #[error("decode a control message or a header: it is not in its canonical form")]
     OtherForm,
     /// A critical extension is unknown. A peer that ignored it would misinterpret the message.
@@ -52,23 +52,23 @@ pub enum WireError {
         /// The extension's number.
         number: u16,
     },
-    /// A name or path was not requested by this side.
+    /// The peer sent a name or path that this side did not request.
     #[error("it names an entry that was not requested")]
     Unasked,
-    /// A path leads into the directory of a shared job.
+    /// A path leads into the directory of a shared job, where no other transfer may write.
     #[error(
         "it names the directory of a job of several receivers (.zmove-job-…), where no other transfer may write"
     )]
     OfSharedJob,
-    /// A message is not allowed at this point.
+    /// A message is not allowed in the current state.
     #[error("{what} is out of order")]
     OutOfOrder {
-        /// The message or value that was received at the wrong point.
+        /// The message or value that was received too early or too late.
         what: &'static str,
     },
 }
 
-/// Returns the error for a message that is not allowed at this point; `what` is its name.
+/// Returns the error for a message that is not allowed in the current state. `what` is the name of the message.
 ///
 /// # Errors
 /// Always.

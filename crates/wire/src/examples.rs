@@ -4,7 +4,7 @@ use zmove_types::TransferId;
 
 use crate::{Extension, Extensions, Open, ToReceiver, encode_message, encode_ping, encode_pong};
 
-/// Returns the bytes of each code block that contains any, without the explanatory lines.
+/// Returns the bytes of each code block that contains hexadecimal bytes, without the explanatory lines.
 fn examples() -> Vec<Vec<u8>> {
     let protocol = include_str!("../../../docs/PROTOCOL.md");
     let blocks = protocol.split("```").skip(1).step_by(2);
@@ -17,7 +17,7 @@ fn bytes_of(line: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for word in line.split_whitespace() {
         if word == "…" {
-            // This stands for the middle of a transfer ID whose first and last bytes are shown.
+            // An ellipsis stands for the middle of a transfer ID. All its bytes equal the last byte before it.
             let middle = size_of::<TransferId>() - 2;
             bytes.extend(vec![*bytes.last()?; middle]);
         } else if word.len() == 2 {
@@ -42,7 +42,7 @@ fn the_examples_of_the_document_are_what_the_codec_makes() {
         }]),
         ..open
     }));
-    // This block replaces the empty block, so the length at the beginning differs.
+    // The block of extensions replaces the empty block, so the length at the beginning differs.
     let block = extended[opening.len() - 1..].to_vec();
     assert_eq!(examples(), [echo, opening, block]);
 }

@@ -1,8 +1,7 @@
-//! Numbered extensions. All changes to the protocol are made through extensions or new message tags.
+//! Numbered extensions. The protocol changes only by extensions and new message tags.
 //!
 //! A message that can grow ends with a list of extensions, even if it is nested in another message. A peer skips an
-//! extension with an unknown number unless the extension is critical. If it is critical, the peer refuses the message.
-//! No message has an extension yet.
+//! unknown extension, but refuses the message if the extension is critical. No extension is defined yet.
 //!
 //! **Invariant:** the numbers in a list ascend, so a list has only one encoding.
 
@@ -49,8 +48,8 @@ impl Extensions {
     /// message.
     ///
     /// # Errors
-    /// The numbers do not ascend, or an extension is critical. For a critical extension, [`take_extension_error`]
-    /// returns the error that names it.
+    /// The numbers do not ascend, or an extension is critical. In the second case, [`take_extension_error`] returns an
+    /// error that names the extension.
     pub(crate) fn deserialize<'de, E: Extensible, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Self, D::Error> {
@@ -75,8 +74,7 @@ thread_local! {
     static EXTENSION_ERROR: Cell<Option<WireError>> = const { Cell::new(None) };
 }
 
-/// Returns the error for the extension that made the last decoding on this thread fail. Returns `None` if no extension
-/// did.
+/// Returns the error for the extension that made the last decoding on this thread fail, or `None` if no extension did.
 pub(crate) fn take_extension_error() -> Option<WireError> {
     EXTENSION_ERROR.take()
 }

@@ -27,11 +27,11 @@ pub enum FrameKind {
     Declare = 2,
     /// One group of a large file.
     Chunk = 3,
-    /// A batch that was sent before the sender knew which files exist at the target. The receiver leaves existing files
-    /// unchanged.
+    /// A batch that was sent before the sender knew which of its files exist at the target. The receiver leaves
+    /// existing files unchanged.
     Guess = 4,
-    /// Notice that one group of a large file equals the group that the receiver has reported for the old version of the
-    /// file. The frame has neither head nor data.
+    /// Notice that a group of a large file equals the corresponding group that the receiver reported for the old
+    /// version of the file. The frame has neither head nor data.
     Same = 5,
     /// Bytes of a probe, which are counted and discarded. The frame has no head, and at most [`FILLER_BYTES_MAX`] of
     /// data.

@@ -13,14 +13,14 @@ use crate::frame::field;
 pub const PROTOCOL_VERSION: u16 = 1;
 /// The name of the protocol in TLS (ALPN).
 pub const PROTOCOL_NAME: &[u8] = b"zmove/1";
-/// The ALPN name that all versions support. Two peers use it if they have no other name in common. The server then
+/// The ALPN name that all versions support. Two peers agree on it if they have no other name in common. The server then
 /// sends its greeting and closes the connection.
 pub const ANY_PROTOCOL_NAME: &[u8] = b"zmove";
 /// The ALPN name of a path check, which tests whether large packets pass. The server then sends [`PATH_CHECK_BYTES`]
 /// and closes the connection.
 pub const PATH_CHECK_NAME: &[u8] = b"zmove-path";
-/// Number of bytes that the server of a path check sends, and minimum size of the client's hello. Both exceed the
-/// largest packet of any Ethernet.
+/// Number of bytes that the server of a path check sends. The client's hello has at least this size too. The size
+/// exceeds the largest packet of any Ethernet.
 pub const PATH_CHECK_BYTES: usize = 12 << 10;
 
 /// The purpose of a connection.
@@ -30,7 +30,7 @@ pub enum Role {
     Control,
     /// Data frames from sender to receiver.
     Lane(LaneId),
-    /// Control messages in both directions. The receiver has dialed, and the dialed host acts as the sender.
+    /// Control messages in both directions. The side that dialed is the receiver, and the dialed host is the sender.
     Fetch,
 }
 
@@ -49,7 +49,7 @@ pub enum Cipher {
 pub struct Greeting {
     /// The purpose of the connection.
     pub role: Role,
-    /// The protection of this lane after the greeting. On a control connection, the protection of all lanes.
+    /// The protection of this lane after the greeting, or of all lanes if this is a control connection.
     pub cipher: Cipher,
     /// The transfer that the connection belongs to.
     pub transfer: TransferId,
@@ -62,7 +62,7 @@ pub enum GreetingError {
     /// The bytes are not a zmove greeting.
     #[error("the peer is not zmove: it does not send zmove's greeting")]
     NotZmove,
-    /// The greeting contains a value that this release does not know.
+    /// The greeting contains a value that is unknown to this release.
     #[error(
         "the peer is a zmove whose greeting has the unknown {what} {tag}: install the same release on both hosts"
     )]
@@ -229,7 +229,7 @@ mod tests {
         );
     }
 
-    /// This must hold whatever else the other version has changed.
+    /// This must work regardless of all other changes in the other version.
     #[test]
     fn a_zmove_that_speaks_another_version_is_recognized() {
         for theirs in [0, 9, u16::MAX] {

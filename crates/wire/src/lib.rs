@@ -2,8 +2,8 @@
 //! allowed.
 //!
 //! Control messages travel on one connection in both directions. Data travels on lanes, in frames with a
-//! [`FrameHeader`], only from sender to receiver. `docs/PROTOCOL.md` has the byte tables. **Invariant:** nothing that a
-//! peer sends is used before its length has been checked against a limit in [`limits`].
+//! [`FrameHeader`], only from sender to receiver. `docs/PROTOCOL.md` has the byte tables. **Invariant:** data from a
+//! peer is used only after its length was checked against a limit in [`limits`].
 //!
 //! ```
 //! use zmove_wire::{FrameHeader, FrameKind};

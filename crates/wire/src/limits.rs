@@ -7,8 +7,8 @@ use crate::error::WireError;
 /// Maximum size of a control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of strings in all lists of one control message. A [request for extraneous
-/// names](crate::Question::Extraneous) has the most strings: its names, and two additional strings for each range. A
-/// receiver may need about 128 bytes for each string in addition to its contents, which is 33 MiB for one message.
+/// names](crate::Question::Extraneous) can have the most strings: its names and two more strings per range. A receiver
+/// may need about 128 bytes per string in addition to the contents, which is 33 MiB for one message.
 pub const MESSAGE_STRINGS_MAX: usize = LISTED_NAMES_MAX + 2 * LISTED_RANGES_MAX;
 /// Maximum number of entries in one batch frame.
 pub const BATCH_ENTRIES_MAX: usize = 2048;
@@ -17,19 +17,20 @@ pub const BATCH_ENTRIES_MAX: usize = 2048;
 pub const FRAME_DATA_BYTES_MAX: usize = GROUP_BYTES as usize;
 /// Maximum size of the head of a frame, in bytes. The head is the part between the header and the data.
 pub const FRAME_HEAD_BYTES_MAX: usize = 2 << 20;
-/// Size of a batch head, in bytes, at which a sender closes the batch. Names of users and groups are not included. The
-/// margin is large enough for one further entry, even if these names have their maximum length.
+/// Size of a batch head, in bytes, at which a sender closes the batch. Names of users and groups do not count toward
+/// this size. The margin suffices for another entry, even if these names have their maximum length.
 pub const BATCH_HEAD_BYTES_TARGET: usize = 768 << 10;
 /// Maximum length of a symbolic link's target, in bytes (Linux `PATH_MAX`).
 pub const SYMLINK_BYTES_MAX: usize = 4096;
 /// Maximum number of items that one message acknowledges. Each item has at most [`BATCH_ENTRIES_MAX`] faults of a few
 /// bytes.
 pub const STORED_ITEMS_MAX: usize = 128;
-/// Maximum number of items in flight, which are sent but not acknowledged. At this limit, a sender stops reading files.
+/// Maximum number of items in flight: items that were sent but not acknowledged. At this limit, a sender stops reading
+/// files.
 pub const ITEMS_OUTSTANDING_MAX: usize = 256;
 /// Maximum number of items that are in flight, or stored but not published, if the receiver reports
-/// [`Published`](crate::ToSender::Published). At this limit, a sender stops reading files. A receiver publishes the
-/// items that it holds before it holds half of this number, and after a certain time even if it holds fewer.
+/// [`Published`](crate::ToSender::Published). At this limit, a sender stops reading files. A receiver publishes its
+/// stored items before it holds half of this number, or after a certain time.
 pub const UNPUBLISHED_ITEMS_MAX: u64 = 65_536;
 /// Maximum number of entries in the items counted by [`UNPUBLISHED_ITEMS_MAX`]. A receiver holds at most half of this
 /// number.
@@ -41,22 +42,22 @@ pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
 pub const EXTENSIONS_MAX: usize = 32;
 /// Maximum size of an extension's value, in bytes.
 pub const EXTENSION_BYTES_MAX: usize = 32 << 10;
-/// Maximum number of entries that one message reports as lacking metadata. Also the maximum number of counts, by kind
-/// and reason, in one message.
+/// Maximum number of entries that one message reports as lacking metadata. One message also has at most this number of
+/// counts by kind and reason.
 pub const MISSED_MAX: usize = 1024;
-/// Maximum number of large files that are declared but neither complete nor given up. Each may keep a file open.
+/// Maximum number of large files that are declared but neither complete nor abandoned. Each may keep a file open.
 pub const FILES_UNFINISHED_MAX: usize = 4096;
-/// Maximum number of large files that a sender has begun without receiving their results. At this limit, it begins no
-/// further files.
+/// Maximum number of large files that a sender has begun without having received their results. At this limit, the
+/// sender begins no further files.
 pub const FILES_BEGUN_MAX: u64 = 2048;
-/// Maximum number of names that a transfer may announce as first components of paths in its target.
+/// Maximum number of names that a transfer may declare as first components of paths in its target.
 pub const TOPS_MAX: usize = 262_144;
 /// Maximum number of chaining values in one message: 2 MiB in total.
 pub const HELD_GROUPS_MAX: usize = 65_536;
 /// Maximum number of entries in one [`Request`](crate::Request).
 pub const REQUESTED_ENTRIES_MAX: usize = 4096;
 /// Maximum number of bytes of paths, names and links of the entries in one [`Request`](crate::Request). The longest
-/// message has space for one further entry, even if all names of users and groups have their maximum length.
+/// message has space for another entry, even if all names of users and groups have their maximum length.
 pub const REQUESTED_NAME_BYTES_MAX: usize = 2 << 20;
 /// Maximum number of requests about entries without a reply.
 pub const REQUESTS_OUTSTANDING_MAX: usize = 32;
@@ -91,7 +92,7 @@ pub const PROCESS_CHARS_MAX: usize = 4 * 16 + 3;
 /// Maximum number of lanes of one transfer.
 pub const LANES_MAX: u16 = 64;
 /// Maximum number of lanes that a sender uses before the receiver has announced its own limit. Every receiver accepts
-/// this number.
+/// at least this number.
 pub const LANES_UNREQUESTED_MAX: u16 = 8;
 /// Maximum number of entries that a sender sends before it knows whether they exist at the target.
 pub const GUESSED_ENTRIES_MAX: usize = 1024;
@@ -114,15 +115,15 @@ pub const SWEEP_MILLIS_MAX: u64 = 10_000;
 /// Maximum number of file sizes in the answer to a sweep.
 pub const SWEEP_SIZES_MAX: usize = 64;
 
-/// Maximum size of a message from a receiver that has dialed, in bytes. A selection of the maximum size fits into one
-/// message.
+/// Maximum size of a message from a receiver that has dialed, in bytes. It is large enough for a selection of the
+/// maximum size.
 pub const FETCH_BYTES_MAX: usize = 2 << 20;
 /// Maximum number of sources of one [`Fetch`](crate::Fetch).
 pub const FETCH_SOURCES_MAX: usize = 4096;
 /// Maximum length of a source, in bytes (Linux `PATH_MAX`).
 pub const FETCH_SOURCE_BYTES_MAX: usize = 4096;
-/// Maximum number of rules in a selection of one [`Fetch`](crate::Fetch), or of rules that an [`Open`](crate::Open)
-/// protects.
+/// Maximum number of selection rules in one [`Fetch`](crate::Fetch), and of protection rules in one
+/// [`Open`](crate::Open).
 pub const SELECTION_RULES_MAX: usize = 4096;
 /// Maximum total size of the patterns in one selection, in bytes.
 pub const SELECTION_RULE_BYTES_MAX: usize = 256 << 10;
@@ -135,7 +136,7 @@ pub const FETCH_LIST_PART_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of names that the globs of one [`Fetch`](crate::Fetch) may match.
 pub const FETCH_MATCHES_MAX: usize = 65_536;
 /// Maximum size of a [`Receipt`](crate::Receipt), in bytes, with space for a target of 4096 bytes. The limit is needed
-/// because the sending host keeps receipts that the receiving host has signed.
+/// because the sending host stores receipts that another host has signed.
 pub const RECEIPT_BYTES_MAX: usize = 8 << 10;
 /// Maximum size of the certificate sent with a receipt, in bytes.
 pub const CERTIFICATE_BYTES_MAX: usize = 16 << 10;

@@ -2,9 +2,9 @@
 //!
 //! A message has only one encoding. Bytes that decode to a message but differ from its encoding are refused. The
 //! messages in which two peers agree on a transfer ([`Open`], [`Opened`] and [`Fetch`]) can grow by
-//! [extensions](crate::extensions). The contents of all other messages are fixed, so new contents require a message
-//! with a new tag. **Invariant:** variants and fields are never changed or reordered; the tests pin their encoding.
-//! Paths and names are parsed during decoding, so a decoded message contains only valid ones.
+//! [extensions](crate::extensions). All other messages are fixed, so a new field requires a message with a new tag.
+//! **Invariant:** variants and fields are never changed or reordered. Tests pin their encoding. Paths and names are
+//! parsed during decoding, so a decoded message contains only valid paths and names.
 
 use std::fmt;
 
@@ -68,27 +68,27 @@ pub use summary::{
 /// A message from the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToReceiver {
-    /// The first message: the target and how to write it.
+    /// The first message: the target and the rules for writing it.
     Open(Open),
     /// A question about entries of the target.
     Request(Request),
-    /// The sender gave up a large file, because it changed or vanished while it was read. The receiver must discard the
-    /// groups received so far.
+    /// The sender has given up a large file, because the file changed or vanished while it was read. The receiver must
+    /// discard the groups that it has received.
     Abandon {
         /// The ID of the large file.
         file: u64,
     },
-    /// The announcement that everything has been sent. Sent again when one of the two numbers changes.
+    /// The sender has sent everything. Sent again when one of the two numbers changes.
     Announce {
         /// Total number of items issued.
         items: u64,
         /// Number of mismatch reports that the sender has handled.
         mismatches: u64,
     },
-    /// The connection of a lane was lost. The receiver must report items of the lane that have not arrived as
-    /// mismatches.
+    /// The connection of a lane was lost. The receiver must report all items of the lane as mismatches, except those
+    /// that it has received.
     LaneLost {
-        /// Items that were sent on the lane and not acknowledged, at most
+        /// Items that were sent on the lane but not acknowledged, at most
         /// [`ITEMS_OUTSTANDING_MAX`](crate::limits::ITEMS_OUTSTANDING_MAX).
         #[serde(
             deserialize_with = "list::at_most::<{ crate::limits::ITEMS_OUTSTANDING_MAX }, _, _>"
@@ -99,7 +99,7 @@ pub enum ToReceiver {
     Remove(Remove),
     /// A request for the progress of the probe. Only for probes.
     Sample {
-        /// The number of the request, for its answer.
+        /// The number of the request, which the answer repeats.
         sample: u64,
         /// The time at which the receiver takes the sample.
         when: SampleTime,
@@ -124,14 +124,14 @@ pub enum ToSender {
     Refused(Refusal),
     /// The reply to a request.
     Reply(Reply),
-    /// Receipts for items whose data was verified and written to the kernel, or that failed. The files have not been
-    /// renamed into place yet.
+    /// Receipts for items that have failed, or whose data was verified and written to the kernel. Their files have not
+    /// been renamed into place yet.
     Stored(Stored),
-    /// A failure that belongs to no item, such as setting a directory's metadata, or a commit.
+    /// A failure that does not belong to an item, such as a failure to set a directory's metadata, or to commit a file.
     Fault(Fault),
     /// Everything is committed and flushed as requested. The transfer has ended.
     Finished(Finished),
-    /// Chaining values of groups that the target already has. All groups belong to one file of a request.
+    /// Chaining values of groups that already exist at the target. All groups belong to one file of a request.
     Held(Held),
     /// The names of a [`Remove`] were removed, except for those reported as faults.
     Removed {
@@ -144,8 +144,8 @@ pub enum ToSender {
     Sampled(Sampled),
     /// The result of measuring the target's storage.
     Swept(Swept),
-    /// The report counters of the receiver. Sent before the end if any counter is above 0. If sent again, the new
-    /// message replaces the previous one.
+    /// The report counters of the receiver. Sent before the end if any counter is above 0. A later message replaces an
+    /// earlier one.
     Counters(CounterList),
     /// Batches whose files were renamed into place and flushed as requested, except for the files in `faults`. Sent
     /// once for each batch that was stored.
@@ -154,7 +154,7 @@ pub enum ToSender {
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
         items: Vec<PublishedItem>,
     },
-    /// The transfer is queued. The sender must dial lanes only after [`Opened`](Self::Opened); the receiver closes
+    /// The transfer is queued. The sender must not dial lanes before [`Opened`](Self::Opened). The receiver closes
     /// lanes that were established earlier.
     Waiting(Waiting),
     /// The answer to a request about a shared job.
@@ -166,7 +166,7 @@ pub enum ToSender {
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
         counts: Vec<NotKept>,
     },
-    /// Entries that lack metadata. Sent if the sender has requested the paths of such entries.
+    /// Entries that lack metadata. Sent if the sender has requested their paths.
     Missed {
         /// The entries.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
@@ -177,21 +177,21 @@ pub enum ToSender {
         /// The limit for all data connections of the key together.
         bytes_per_second: u64,
     },
-    /// The host accepts the order of a receiver that has dialed. After this message, the host acts as the sender: it
-    /// sends [`ToReceiver`] messages and receives [`ToSender`] messages.
+    /// The host accepts the request of a receiver that has dialed. After this message, the host is the sender: it sends
+    /// [`ToReceiver`] messages and receives [`ToSender`] messages.
     Fetching(Fetching),
     /// The requested grant.
     Granted(GrantToken),
     /// An order for a copy was accepted. All further messages to its client are [`Relay`]s.
     Copy(CopyState),
-    /// A receipt for all files received under the grant of the opening. Sent before the end.
+    /// A receipt for all files that were received under the grant in the opening. Sent before the end.
     Receipt(SignedReceipt),
     /// The result of a copy.
     Result(CopyResult),
-    /// A lane that the receiver has dialed could not be established, or was lost before it carried any data. The sender
-    /// may never have seen this lane, and must stop waiting for it.
+    /// The receiver could not establish a lane that it has dialed, or lost the lane before it carried any data. The
+    /// sender may not know of this lane, and must stop waiting for it.
     LaneFailed,
-    /// The reason why the receiver is waiting, for display to the user. Sent before [`Opened`](Self::Opened) or later.
+    /// The reason why the receiver is waiting, for display to the user. Sent before or after [`Opened`](Self::Opened).
     HeldUp {
         /// The reason, in one line.
         #[serde(
@@ -245,7 +245,7 @@ pub struct StoredItem {
     /// Whether the item, or part of it, was damaged or lost in transit. The sender must then resend the item or give it
     /// up.
     pub mismatch: bool,
-    /// The entries that failed. For a mismatch, the entries that arrived damaged.
+    /// The entries that failed. For a mismatch, the entries whose data was damaged.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::BATCH_ENTRIES_MAX }, _, _>")]
     pub faults: Vec<EntryFault>,
 }
@@ -260,7 +260,7 @@ pub struct PublishedItem {
     pub faults: Vec<EntryFault>,
 }
 
-/// The failure of one entry of a batch. It does not contain the path, because the sender knows it.
+/// The failure of one entry of a batch. The path is omitted because the sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryFault {
     /// The index of the entry in its batch, counted over all groups from 0.
@@ -276,7 +276,7 @@ pub struct EntryFault {
 pub struct FileDone {
     /// The ID of the large file.
     pub file: u64,
-    /// The operation that failed and the cause; `None` if the file is complete.
+    /// The operation that failed and the cause, or `None` if the file is complete.
     pub fault: Option<(Operation, FaultCode)>,
 }
 
@@ -286,8 +286,8 @@ pub struct Finished {
     /// Times of the receiving lanes. Time spent waiting for data from the network counts as starved. Time spent waiting
     /// for the writers counts as blocked.
     pub receive: StageReport,
-    /// Times of the writers. Until the data is complete, time spent waiting for lanes counts as starved. The work that
-    /// finishes the target, including the last flush, counts as busy for all writers.
+    /// Times of the writers. Until the data is complete, time spent waiting for lanes counts as starved. The final
+    /// work, including the last flush, counts as busy for all writers.
     pub store: StageReport,
     /// The duration of the last flush, in microseconds.
     pub flush_us: u64,
@@ -304,7 +304,7 @@ pub struct StageReport {
     pub starved_us: u64,
     /// Time spent waiting for the next stage to accept output.
     pub blocked_us: u64,
-    /// Time spent waiting for a rate limit.
+    /// Time spent waiting to stay below a rate limit.
     pub paced_us: u64,
 }
 
@@ -334,9 +334,8 @@ pub fn decode_message<M: Serialize + DeserializeOwned>(bytes: &[u8]) -> Result<M
     decode_message_within(bytes, |_strings| Ok(()))
 }
 
-/// Decodes one message. Before names and paths are decoded, `room` is called with the number of strings and must grant
-/// memory for them. Apart from these strings and the bytes of the message, decoding uses no memory that grows with the
-/// message.
+/// Decodes one message. Before the decoder allocates names and paths, it calls `room` with their number, and `room`
+/// must grant the memory. All other memory for decoding is bounded by the size of the message.
 ///
 /// # Errors
 /// Same as [`decode_message`], and any error of `room`.

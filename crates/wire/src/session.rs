@@ -1,4 +1,4 @@
-//! The protocol state of both sides, without I/O: the items in flight, the settled items, and the end of the transfer.
+//! The protocol state of both sides, without I/O: items in flight, settled items, and the end of the transfer.
 //!
 //! [`SenderTransfer`] and [`ReceiverTransfer`] take events and return actions. The tests at the end of
 //! `session/tests.rs` run both in virtual time, over a path that delays, reorders and damages data.

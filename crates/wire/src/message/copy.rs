@@ -1,8 +1,8 @@
 //! The messages of a copy between two other hosts. A client orders the copy from the host that has the sources, and
 //! gives that host a grant issued by the host that has the target.
 //!
-//! The client uses the messages of a receiver that dials ([`ToSource`](super::ToSource)). **Invariant:** only the
-//! holder of the key that a grant names can use it, and only for the opening that it contains.
+//! The client uses the messages of a receiver that dials ([`ToSource`](super::ToSource)). **Invariant:** a grant can be
+//! used only by the holder of the key that it names, and only for the opening that it contains.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,23 +20,22 @@ pub type GrantToken = [u8; 32];
 pub struct CopyOrder {
     /// The ID of the copy, for later requests.
     pub id: [u8; 16],
-    /// The files to send and how to send them, with the target on the other host. The lanes are ignored.
+    /// The files to send and the rules for sending them. The target is on the other host. The lanes are ignored.
     pub fetch: Fetch,
     /// The host that has the target.
     pub to: HostAddress,
-    /// Number of lanes; `None` to choose it by the path.
+    /// Number of lanes, or `None` to choose the number by the path.
     pub streams: Option<u16>,
     /// The transport.
     pub transport: TransportChoice,
     /// Whether lanes are sent unencrypted.
     pub clear: bool,
-    /// How long the copying host tries to reconnect to the host with the target after connections were lost, in
-    /// seconds.
+    /// How long the copying host tries to reconnect to the target's host after a lost connection, in seconds.
     pub patience_secs: u64,
 }
 
 impl CopyOrder {
-    /// Returns the order without its ID, so that repeated orders compare equal.
+    /// Returns the order without its ID, so that a repeated order compares equal.
     #[must_use]
     pub fn anew(&self) -> Self {
         Self {
@@ -101,7 +100,7 @@ pub struct GrantOrder {
     pub source: [u8; 32],
     /// The only opening that the grant permits. Its shape and run may differ.
     pub open: Open,
-    /// The sources. Only their names may be the first component of a path at the target; an empty list allows any name.
+    /// The sources. Only their names may be the first component of a path at the target. An empty list allows any name.
     #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
     pub sources: Vec<SourcePath>,
     /// Maximum number of bytes of file contents.
@@ -128,7 +127,7 @@ pub struct Receipt {
     pub bytes: u64,
     /// Entries that failed at the receiving host.
     pub faults: u64,
-    /// When everything was flushed, in seconds since 1970.
+    /// Time at which everything was flushed, in seconds since 1970.
     pub ended: u64,
 }
 
@@ -155,7 +154,7 @@ pub struct SignedReceipt {
     pub signature: Vec<u8>,
 }
 
-/// The state or result of a copy.
+/// The state of a copy, or its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyResult {
     /// The copy is running.
@@ -171,7 +170,7 @@ pub enum CopyResult {
 pub struct EndedCopy {
     /// The receiving host.
     pub to: HostAddress,
-    /// The sender's account, or the reason why the copy failed.
+    /// The sender's account, or the reason for the failure of the copy.
     pub ended: Result<TransferAccount, Refusal>,
     /// Whether the copy counts as partial if entries lack metadata that was to be preserved.
     pub strict: bool,
@@ -273,7 +272,7 @@ pub(crate) mod tests {
         assert_eq!(decode_message(&encode_message(&result)[4..]), Ok(result));
     }
 
-    /// The sending host keeps receipts for a day, so their size must be limited.
+    /// The sending host keeps receipts for a day, so their size must be bounded.
     #[test]
     fn what_a_host_has_signed_is_bounded() {
         let most = [

@@ -1,8 +1,8 @@
-//! Counts the names and paths of a message while they are decoded.
+//! Counts the names and paths of a message during decoding.
 //!
-//! In a list that may be long, each element begins with a name or a path, and the decoder of this module sees every
-//! string of a message. Before it decodes a string, it checks the count and requests memory. This limits the memory of
-//! all lists in a message, at any level of nesting.
+//! The decoder in this module sees every string of a message. Before it decodes a string, it checks the count and
+//! requests memory. In every list that may be long, each element begins with a name or a path. So the count limits the
+//! memory of all lists in a message, at any level of nesting.
 
 use postcard::de_flavors::{Flavor, Slice};
 use postcard::{Error, Result};
@@ -10,8 +10,8 @@ use postcard::{Error, Result};
 use crate::error::WireError;
 use crate::limits::{MESSAGE_STRINGS_MAX, within};
 
-/// A decoder for the bytes of a message. `room` is called with a number of further strings, and grants or refuses
-/// memory for them.
+/// A decoder for the bytes of a message. It calls `room` with a number of additional strings, and `room` grants or
+/// refuses memory for them.
 pub(super) struct StringCounter<'de, R> {
     bytes: Slice<'de>,
     room: R,
@@ -21,7 +21,7 @@ pub(super) struct StringCounter<'de, R> {
     refused: Option<WireError>,
 }
 
-/// Number of strings for which memory is requested in one call of `room`.
+/// Number of strings for which one call of `room` requests memory.
 const GRANT_STRINGS: usize = 32;
 
 impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> StringCounter<'de, R> {

@@ -41,7 +41,8 @@ impl<'de> Deserialize<'de> for CounterList {
     }
 }
 
-/// Maximum number of counters in a message. Later versions may have more counters than this one.
+/// Maximum number of counters in a message. It exceeds the current number, because later versions may have more
+/// counters.
 const COUNTERS_MAX: usize = 256;
 
 #[cfg(test)]

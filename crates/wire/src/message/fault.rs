@@ -52,7 +52,7 @@ pub enum Operation {
     Delete,
     /// Opening an existing file to change it in place.
     OpenInPlace,
-    /// Creating a hard link. The sender then sends the file itself. Reported only for entries that are hard links.
+    /// Creating a hard link. Reported only for entries that are hard links. The sender then sends the file itself.
     Link,
     /// Opening an existing directory.
     OpenDirectory,
@@ -83,49 +83,50 @@ pub enum FaultCode {
     /// Some of the file's data did not arrive.
     #[error("not all of its data arrived")]
     Incomplete,
-    /// The file's declarations on different lanes contradict each other.
+    /// The declarations of the file on different lanes contradict each other.
     #[error("it was declared twice with different properties")]
     Contradiction,
-    /// The file already exists at the target with the same size and time, although the sender assumed that it was
+    /// The file already exists at the target with the same size and time, although the sender had assumed that it was
     /// missing. This is not a failure.
     #[error("it already exists")]
     AlreadyThere,
-    /// Another process has locked the file. Programs lock a file while they change it in place.
+    /// Another process has locked the file, probably to change it in place.
     #[error("another transfer or program has locked it")]
     Locked,
-    /// The name of a file that was changed in place now belongs to another file, or no longer exists.
+    /// While the file was being changed in place, its name was removed or given to another file.
     #[error("another file replaced it, or it was removed")]
     Replaced,
     /// Another program has modified a file while it was being changed in place.
     #[error("another program changed it during the transfer; run the command again")]
     Changed,
-    /// The entry stays, because its name is one that zmove reserves for unfinished files.
+    /// The entry is kept, because its name is reserved for unfinished files of zmove.
     #[error(
         "names that begin with .zmove- may belong to a running transfer; remove it if no transfer is running"
     )]
     Reserved,
-    /// The entry stays, because another file system is mounted there.
+    /// The entry is kept, because another file system is mounted on it.
     #[error("a file system is mounted there")]
     Mounted,
-    /// When read back from the storage, the file did not match the hash with which it was received. Reported only to a
+    /// The file did not match the hash of the received data when it was read back from the storage. Reported only to a
     /// sender that has requested [`Proof::Media`](crate::Proof).
     #[error(
         "the storage returned different data than was written (its BLAKE3 differs when it is read back)"
     )]
     NotOnMedia,
-    /// The entry stays, because the maximum number of entries has been removed. Reported only if the receiver itself
-    /// has such a limit: in a pull, or if the opening contains a limit.
+    /// The entry is kept, because the removal limit was reached. Reported only if the receiver itself has such a limit:
+    /// in a pull, or if the opening contains one.
     #[error("the limit of removed entries is reached (--max-delete)")]
     RemovedEnough,
-    /// The job has ended, and this receiver changes nothing more in it. Reported only in a shared job.
+    /// The job has ended, so this receiver makes no more changes for it. Reported only in a shared job.
     #[error("its push has ended")]
     JobEnded,
-    /// A directory exists where a file or link must be placed, and a rule of the opening protects it or an entry in it.
+    /// A directory exists where a file or link must be placed, and a rule of the opening protects it or one of its
+    /// entries.
     #[error(
         "a directory of that name is in the way and contains entries that the selection leaves out"
     )]
     Protected,
-    /// No more entries can be created, because the file system has no free inodes. It has free space.
+    /// No more entries can be created, because the file system has no free inodes, although it has free space.
     #[error("{}: no inodes are free", Self::Os(ENOSPC))]
     NoInodes,
 }
@@ -144,7 +145,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Returns whether the host had no capacity for the transfer but may have some later.
+    /// Returns whether the host is at capacity and may accept the transfer later.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.code == RefusalCode::Full
@@ -187,7 +188,7 @@ pub enum RefusalCode {
     Broken,
     /// The receiver has no capacity, not even in its queue. The sender should retry.
     Full,
-    /// The job of several receivers is not running at this target, and the opening may not begin the job.
+    /// The shared job is not running at this target, and the opening does not permit to begin it.
     NotUnderWay,
 }
 
@@ -208,7 +209,7 @@ impl FaultCode {
     }
 }
 
-/// Returns a hint if an error indicates that the entry's file system was mounted and is no longer available.
+/// Returns a hint if the error suggests that a mounted file system is no longer available.
 const fn mount_hint(errno: i32) -> &'static str {
     match errno {
         ENOTCONN | ESHUTDOWN | EHOSTDOWN => {

@@ -1,8 +1,8 @@
-//! The messages of a receiver that has dialed, with its request for files. They are sent before the dialed host sends
-//! its first message as the sender.
+//! The messages of a receiver that has dialed, including its request for files. The receiver sends them before the
+//! dialed host becomes the sender.
 //!
-//! **Invariant:** each list has its own limit, and a [`Fetch`] is no longer than
-//! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX). The host checks that limit before it reads the message.
+//! **Invariant:** each list has its own limit, and a [`Fetch`] has at most
+//! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX) bytes. The host checks that limit before it reads the message.
 
 use serde::{Deserialize, Serialize};
 use zmove_types::{Account, Timestamp};
@@ -11,24 +11,24 @@ use super::{Begin, CopyOrder, GrantOrder, Open, bytes, list};
 use crate::extensions::{Extensible, Extensions};
 use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_SOURCES_MAX, REASON_CHARS_MAX, SELECTION_RULES_MAX};
 
-/// A message from a receiver that has dialed to the host that is to send.
+/// A message from a receiver that has dialed, to the host that has the sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSource {
     /// The first message: the files to send, and how to send them.
     Fetch(Box<Fetch>),
-    /// A part of the list of paths that [`Fetch::list`] announces.
+    /// Part of the list of paths that [`Fetch::list`] announces.
     Listed {
         /// The bytes of the list, at most [`FETCH_LIST_PART_BYTES_MAX`](crate::limits::FETCH_LIST_PART_BYTES_MAX).
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// Instead of [`Fetch`](Self::Fetch): an order for a copy to another host.
+    /// An order for a copy to another host. Sent instead of [`Fetch`](Self::Fetch).
     Copy(Box<CopyOrder>),
-    /// The grant and the key for a copy that was accepted.
+    /// The grant and the key for an accepted copy.
     Begin(Begin),
-    /// Instead of [`Fetch`](Self::Fetch): an order for a grant.
+    /// An order for a grant. Sent instead of [`Fetch`](Self::Fetch).
     Grant(Box<GrantOrder>),
-    /// Instead of [`Fetch`](Self::Fetch): a request for the result of a copy.
+    /// A request for the result of a copy. Sent instead of [`Fetch`](Self::Fetch).
     Result {
         /// The ID of the copy.
         id: [u8; 16],
@@ -53,19 +53,18 @@ pub struct Fetch {
     pub sizes: (u64, u64),
     /// Whether file systems mounted below the sources are excluded.
     pub one_file_system: bool,
-    /// The format of a list of paths. The host sends only the listed paths of the only source. The list follows in
-    /// further messages. `None` to send all contents.
+    /// The format of a list of paths, which follows in further messages. The host then sends only these paths of its
+    /// single source. `None` to send all contents.
     pub list: Option<ListOrder>,
-    /// The removals of entries that exist only at the target; `None` if none are removed.
+    /// The removals of entries that exist only at the target, or `None` for no removals.
     pub removals: Option<RemovalOrder>,
     /// The owners and groups to send for entries.
     pub owners: OwnerOrder,
     /// Whether blocks of zeros are sent or become holes.
     pub zeros: Zeros,
-    /// The umask from which permission bits are computed, instead of using the modes of the entries. `None` to use the
-    /// modes.
+    /// The umask from which to compute permission bits. `None` to use the modes of the entries.
     pub umask: Option<u32>,
-    /// The modification time to use for all entries. `None` to use the time of each entry.
+    /// The modification time for all entries. `None` to use the time of each entry.
     pub mtime: Option<Timestamp>,
     /// Rate limit for all data connections together, in bytes per second.
     pub rate_max: Option<u64>,
@@ -116,10 +115,10 @@ pub struct SourcePath(#[serde(with = "bytes")] pub Vec<u8>);
 /// One rule of a selection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleText {
-    /// The pattern in gitignore syntax, without the sign that includes entries again.
+    /// The pattern in gitignore syntax, without the `!` of a rule that includes entries again.
     #[serde(with = "bytes")]
     pub pattern: Vec<u8>,
-    /// Whether matching entries are included again.
+    /// Whether the rule includes matching entries again.
     pub includes: bool,
 }
 
@@ -135,31 +134,31 @@ pub struct ListOrder {
 /// The removals of a mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemovalOrder {
-    /// Whether entries are removed if part of the source could not be read or stored.
+    /// Whether entries are removed if part of the source could not be read, or could not be stored at the target.
     pub after_errors: AfterErrors,
     /// Maximum number of files and directories to remove. The deepest entries are removed first, and entries beyond the
-    /// limit stay. Default: no limit.
+    /// limit are kept. Default: no limit.
     pub entries_max: Option<u64>,
     /// Whether an empty source directory may empty its mirror. Default: the removal is refused if the directory at the
     /// target has entries.
     pub empty_sources: EmptySources,
 }
 
-/// Whether entries are removed if part of the source could not be read, or could not be stored at the target.
+/// The rule for removals if part of the source could not be read, or could not be stored at the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AfterErrors {
     /// Nothing is removed.
     #[default]
     Keep,
-    /// Entries are removed, except where names could not be read.
+    /// Entries are removed, except in directories whose names could not be read.
     Remove,
 }
 
 /// The treatment of a source directory without entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EmptySources {
-    /// If the directory at the target has entries, nothing is removed in the whole run, because the source's file
-    /// system may not be mounted.
+    /// If the target directory has entries, nothing is removed in the whole run, because the source's file system may
+    /// not be mounted.
     #[default]
     Refuse,
     /// The mirror becomes empty.
@@ -223,13 +222,13 @@ pub enum Zeros {
 pub struct LaneOrder {
     /// Number of lanes dialed, in addition to the control connection.
     pub dialled: u16,
-    /// Minimum number of lanes that suits the path. `None` if the sender may not change the number of lanes.
+    /// Minimum number of lanes that suits the path, or `None` if the sender may not change the number of lanes.
     pub least: Option<u16>,
     /// Maximum number of lanes that the receiver accepts.
     pub most: u16,
 }
 
-/// A host's acceptance of an order. After this message, the host acts as the sender.
+/// A host's acceptance of a request for files. After this message, the host is the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetching {
     /// Maximum number of lanes that the host serves.

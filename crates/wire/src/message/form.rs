@@ -1,7 +1,7 @@
-//! Checks that a message has the only valid encoding.
+//! Checks that a message has its canonical encoding.
 //!
-//! Postcard also decodes numbers that use more bytes than necessary, and some decoders could ignore unknown contents.
-//! Without this check, a peer could hide data in a message, or make two readers interpret the same bytes differently.
+//! Postcard accepts numbers that use more bytes than necessary, and some decoders ignore unknown contents. Without this
+//! check, a peer could hide data in a message, or could make two readers interpret the same bytes differently.
 
 use postcard::ser_flavors::Flavor;
 use postcard::{Error, Result, serialize_with_flavor};
@@ -75,7 +75,8 @@ mod tests {
         encoded.iter().map(|bytes| bytes[4..].to_vec()).collect()
     }
 
-    /// Returns `bytes` with one more byte for the number that ends at index `at`, if a number ends there.
+    /// Encodes the number that ends at index `at` in one more byte, and returns the longer bytes. If no number ends
+    /// there, the result is a different message or not valid.
     fn lengthened(bytes: &[u8], at: usize) -> Vec<u8> {
         let mut longer = bytes.to_vec();
         longer[at] |= 0x80;
@@ -91,7 +92,7 @@ mod tests {
             for at in 0..bytes.len() {
                 let longer = lengthened(&bytes, at);
                 match decode_message::<ToReceiver>(&longer) {
-                    // The byte is part of a text or an array, so the longer bytes are a different message.
+                    // The byte is part of a text or an array, so the longer bytes encode a different message.
                     Ok(other) => assert_eq!(encode_message(&other)[4..], longer),
                     Err(error) => others += usize::from(error == WireError::OtherForm),
                 }
@@ -124,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_a_decoder_would_drop_is_refused() {
-        // Contains a mode bit without a meaning, and an unknown kind.
+        // The mode has a bit without a meaning, and the kind is unknown.
         let mode = [1, b'a', 1, 0x80, 0x80, 4, 0, 0, 0, 0];
         assert_eq!(
             decode_message::<crate::message::SourceEntry>(&mode),

@@ -1,10 +1,10 @@
-//! The grant with which a node takes part in a job of many nodes. The head (the node that leads the job) signs the
-//! grant with a key that the receivers trust, so the receivers need not know the keys of the other nodes.
+//! The grant that lets a node take part in a job of many nodes. The head (the node that leads the job) signs the grant.
+//! The receivers trust the head's key, so they need not know the keys of the other nodes.
 //!
-//! A grant is not a message. A node presents it as the last of its certificates on every connection, because a receiver
-//! reads nothing else from a peer with an unknown key. Certificates are DER, and no DER certificate begins with the
-//! same bytes as a grant. **Invariant:** only the holder of the key that a grant names can use the grant, and only for
-//! the opening that the grant contains.
+//! A grant is not a message. A node presents it as its last certificate on every connection, because a receiver reads
+//! only certificates from a peer with an unknown key. No DER certificate begins with the same bytes as a grant.
+//! **Invariant:** a grant can be used only by the holder of the key that it names, and only for the opening that it
+//! contains.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,8 +23,8 @@ pub struct JobGrant {
     /// The keys of the receivers that accept the grant.
     #[serde(deserialize_with = "list::at_most::<JOB_GRANT_RECEIVERS_MAX, _, _>")]
     pub receivers: Vec<[u8; 32]>,
-    /// The only opening that the grant permits. Its run and the name of its node may differ. The node may use only the
-    /// names in this opening as the first component of a path; an empty list allows any name.
+    /// The only opening that the grant permits. Its run and the name of its node may differ. Only the names in this
+    /// opening may be the first component of a path. An empty list allows any name.
     pub open: Open,
     /// The time from which the grant is valid, in seconds since 1970.
     pub not_before: u64,
@@ -33,7 +33,7 @@ pub struct JobGrant {
 }
 
 impl JobGrant {
-    /// Encodes the grant. The result is the text that is signed.
+    /// Encodes the grant, which yields the text to sign.
     ///
     /// # Panics
     /// Never, because the vector grows as needed.
@@ -46,7 +46,7 @@ impl JobGrant {
 /// A grant with the signature of the head (the node that leads the job).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SignedJobGrant {
-    /// The decoded grant. The encoded grant is in `text`.
+    /// The decoded grant. `text` is its encoding.
     #[serde(skip)]
     pub grant: JobGrant,
     /// The signed bytes: the encoded grant.
@@ -202,7 +202,7 @@ mod tests {
             SignedJobGrant::decode(&longer.encode()).is_err(),
             "the text goes on"
         );
-        // Encodes the number of certificates in two bytes.
+        // Encodes the number of certificates in two bytes instead of one.
         let count = 18 + 1 + sample().text.len();
         let mut overlong = bytes.clone();
         overlong[count] |= 0x80;

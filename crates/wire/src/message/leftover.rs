@@ -23,7 +23,7 @@ pub enum LeftoverKind {
     Unfinished,
     /// A temporary directory in which a session has created entries, or a directory that was not renamed into place.
     Directory,
-    /// The part of a large file from which a later transfer can resume.
+    /// The part of a large file, from which a later transfer can resume.
     Part,
     /// The directory of a job of several receivers.
     SharedJob,
@@ -34,12 +34,12 @@ pub enum LeftoverKind {
 pub enum LeftoverFate {
     /// The leftover was removed, or would be removed in a preview.
     Goes,
-    /// The leftover stays, because a transfer may resume from it.
+    /// The leftover is kept, because a transfer may resume from it.
     StaysUntil {
         /// The end of its retention period, in seconds since 1970.
         seconds: u64,
     },
-    /// The leftover stays, because it belongs to another user than the receiver's user, or because it contains entries
+    /// The leftover is kept, because it belongs to a user other than the receiver's, or because it contains entries
     /// that no receiver has created.
     Foreign,
 }

@@ -11,7 +11,8 @@ use crate::limits::PROCESS_CHARS_MAX;
 /// The request for a transfer: the target and how to write it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
-    /// The target as the user wrote it: absolute, or relative to the identity's first root. At most 4096 bytes.
+    /// The target as the user typed it: absolute, or relative to the first root of the client's identity. At most 4096
+    /// bytes.
     #[serde(with = "bytes")]
     pub target: Vec<u8>,
     /// The expected shape of the target.
@@ -23,10 +24,10 @@ pub struct Open {
     /// Whether only the groups of a changed large file that differ from the old version are sent
     /// ([`Verdict::Delta`](super::Verdict::Delta)).
     pub delta: bool,
-    /// The run that the transfer belongs to, identified by the ID of the run's first transfer. The receiver first ends
-    /// an earlier transfer of the same run and key.
+    /// The run that the transfer belongs to, identified by the ID of the run's first transfer. If an earlier transfer
+    /// of the same run and key is still running, the receiver ends it first.
     pub run: [u8; 16],
-    /// An interrupted session of the run, if its receiver may still publish.
+    /// An interrupted session of the run whose receiver may still publish.
     pub earlier: Option<EarlierSession>,
     /// Whether existing entries of the same name are replaced.
     pub overwrite: Overwrite,
@@ -38,17 +39,17 @@ pub struct Open {
     pub inplace: bool,
     /// The metadata to preserve.
     pub keeping: PreserveOptions,
-    /// Whether an inspection verifies contents by reading them from the storage. Groups of large files are compared by
+    /// Whether an inspection reads contents from the storage to verify them. Groups of large files are compared by
     /// [hash](super::Question::Hash).
     pub verify: bool,
     /// The verification that a received file must pass before it is renamed into place.
     pub proof: Proof,
-    /// The grant by which the transfer is opened, if it uses the permissions of a key other than the sender's.
+    /// The grant that opens the transfer, if the transfer uses the permissions of a key other than the sender's.
     pub grant: Option<GrantToken>,
     /// Maximum number of entries that the receiver removes in the whole run, regardless of the sender's requests.
     /// `None` means no limit.
     pub removals_max: Option<u64>,
-    /// The state of the target, if this is a receiver's order and the receiver knows that the target is empty. The
+    /// The state of the target, if this opening is part of a receiver's order and the target is known to be empty. The
     /// sender may then send files before it receives the answer to the opening.
     pub known_state: Option<TargetState>,
     /// The job of several receivers that the session belongs to, if any.
@@ -65,8 +66,8 @@ pub struct Open {
 }
 
 impl Intent {
-    /// Returns whether a session with this intent inspects or transfers entries of sources. Only a session with such an
-    /// intent can be ordered from another host.
+    /// Returns whether a session with this intent transfers or inspects entries of sources. Another host can order only
+    /// such a session.
     #[must_use]
     pub const fn is_of_transfer(self) -> bool {
         matches!(self, Self::Write | Self::Inspect)
@@ -78,8 +79,8 @@ impl Extensible for Open {
 }
 
 impl Open {
-    /// Creates the opening of a push into a directory, with default options: existing files of a different size or time
-    /// are replaced, and nothing is flushed.
+    /// Creates the opening of a push into a directory with default options: existing files with a different size or
+    /// time are replaced, and nothing is flushed.
     #[must_use]
     pub const fn new(target: Vec<u8>, run: [u8; 16]) -> Self {
         Self {
@@ -111,7 +112,7 @@ impl Open {
 /// An interrupted session whose receiver has not confirmed the end and may still publish.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EarlierSession {
-    /// The process of that receiver, as reported in [`Opened`]; empty if `Opened` was not received.
+    /// The process of that receiver, as reported in [`Opened`], or empty if `Opened` was not received.
     #[serde(
         serialize_with = "bytes::cut::<PROCESS_CHARS_MAX, _>",
         deserialize_with = "bytes::text::<PROCESS_CHARS_MAX, _>"
@@ -126,13 +127,13 @@ pub struct EarlierSession {
 pub enum TargetShape {
     /// A directory that receives entries.
     Directory {
-        /// Names in the directory that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX). Each is the
-        /// first component of a path. An empty list allows any name.
+        /// The names in the directory that the transfer may write, at most [`TOPS_MAX`](crate::limits::TOPS_MAX). The
+        /// first component of each path must be one of them. An empty list allows any name.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::TOPS_MAX }, _, _>")]
         tops: Vec<Name>,
     },
-    /// A single entry. If the target is a directory, the entry is placed into it. Otherwise, the entry gets the name of
-    /// the target.
+    /// A single entry. If the target is a directory, the entry is placed in it. Otherwise, the target is the entry's
+    /// new path.
     Single {
         /// The entry's name at the source.
         name: Name,
@@ -156,14 +157,13 @@ pub enum Intent {
     /// To write files.
     #[default]
     Write,
-    /// To report the changes that writing would make, or whether the contents are equal. Nothing at the target is
-    /// changed.
+    /// To report the changes that writing would make, or whether the contents are equal. The target is not changed.
     Inspect,
-    /// To measure the path, and optionally the storage. Nothing remains at the target.
+    /// To measure the path, and optionally the storage. No entries remain at the target.
     Measure,
     /// To remove the leftovers of ended sessions.
     Clean,
-    /// To report the entries that [`Clean`](Self::Clean) would remove. Nothing at the target is changed.
+    /// To report the entries that [`Clean`](Self::Clean) would remove. The target is not changed.
     CleanPreview,
 }
 
@@ -173,13 +173,13 @@ pub enum Overwrite {
     /// Every existing entry that differs is replaced.
     #[default]
     Differing,
-    /// Files are replaced unless the existing file has the later modification time.
+    /// A file is replaced unless the existing file has a later modification time.
     Older,
     /// Nothing is replaced. Only the mode and time of directories are set.
     Nothing,
 }
 
-/// Which directories of the target are replaced by an entry of the same name that is not a directory.
+/// Which directories of the target are replaced by an entry that is not a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DirectoryReplacement {
     /// No directories.
@@ -191,12 +191,12 @@ pub enum DirectoryReplacement {
     Goes,
 }
 
-/// The data that is guaranteed to be on stable storage when the command returns exit code 0.
+/// When data is flushed to stable storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Durability {
     /// Nothing is flushed.
     None,
-    /// Everything is flushed before the end.
+    /// Everything is flushed before the end of the transfer.
     #[default]
     End,
     /// Each file is flushed before it is renamed into place.
@@ -210,7 +210,7 @@ pub struct Opened {
     pub state: TargetState,
     /// Maximum number of lanes that the receiver accepts.
     pub lanes_max: u16,
-    /// The name that a single entry gets, if it differs from the entry's own name.
+    /// The name of a single entry at the target, if it differs from the entry's name at the source.
     pub single_name: Option<Name>,
     /// Number of bytes that the receiver's user can still store in the file system of the target. `None` if unknown or
     /// unlimited.
@@ -244,7 +244,7 @@ pub struct FoundSoFar {
     pub all: bool,
 }
 
-/// Whether the receiver must be asked about files before they are sent.
+/// Whether the sender must ask the receiver about files before it sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TargetState {
     /// The target is empty, so every file is needed.

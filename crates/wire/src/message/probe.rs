@@ -8,9 +8,9 @@ use super::list;
 /// The time at which a sample is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SampleTime {
-    /// When the receiver reads the request.
+    /// When the receiver handles the request.
     Now,
-    /// When this number of lanes have ended since the probe began.
+    /// After this number of lanes have ended since the probe began.
     Ended(u32),
 }
 
@@ -21,8 +21,8 @@ pub struct Sampled {
     pub sample: u64,
     /// The time of the sample, in microseconds since [`Opened`](super::Opened) was sent.
     pub clock_us: u64,
-    /// The time at which the first frame was complete, in microseconds since [`Opened`](super::Opened) was sent. `None`
-    /// if no frame is complete.
+    /// The time at which the first frame was received completely, in microseconds since [`Opened`](super::Opened) was
+    /// sent. `None` if no frame was received completely.
     pub first_us: Option<u64>,
     /// Bytes of filler received.
     pub bytes: u64,
@@ -47,9 +47,9 @@ pub struct Swept {
     /// The results by file size, from the smallest to the largest.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::SWEEP_SIZES_MAX }, _, _>")]
     pub sizes: Vec<SweptSize>,
-    /// Whether everything planned was measured, at least partially.
+    /// Whether all planned measurements were made, at least partially.
     pub complete: bool,
-    /// The operation that failed and the cause, if one did. `sizes` is then empty.
+    /// The operation that failed and the cause, or `None` if the sweep succeeded. `sizes` is empty after a failure.
     pub fault: Option<(Operation, FaultCode)>,
 }
 

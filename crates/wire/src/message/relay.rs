@@ -1,5 +1,5 @@
-//! Information that a dialed sender sends in addition to the transfer: its events, the hashes of files, and the summary
-//! at the end. With this information, a user who has requested files sees the same output as a user who pushes.
+//! Information that a dialed sender sends in addition to the data: its events, the hashes of files, and the summary at
+//! the end. With it, the output of a pull is the same as that of a push.
 //!
 //! **Invariant:** nothing in this module changes the data that the receiver writes.
 
@@ -60,8 +60,8 @@ impl FileTotal {
         self.bytes = self.bytes.saturating_sub(less.bytes);
     }
 
-    /// Subtracts the files in `found` from this total. Returns the part of `found` that exceeds this total, which is
-    /// the number of new files.
+    /// Subtracts the files in `found` from this total, but not below 0. Returns the part of `found` that exceeds this
+    /// total, which is the number of new files.
     #[must_use]
     pub const fn subtract_found(&mut self, found: Self) -> Self {
         let before = *self;
@@ -103,8 +103,8 @@ impl TransferProgress {
         self.skipped.add(more.skipped);
     }
 
-    /// Returns the progress since `before`. If any count is lower than in `before`, counting has restarted, and all
-    /// progress is returned.
+    /// Returns the progress since `before`. If any count is lower than in `before`, counting was restarted, and this
+    /// function returns all progress.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;

@@ -1,10 +1,8 @@
-//! A job that several receivers on different hosts write into one directory of a shared file system. The opening
-//! identifies the job. The node that leads the job sends requests ("orders") on the control connection to complete its
-//! work.
+//! A job in which receivers on several hosts write into one directory of a shared file system. The opening identifies
+//! the job. To complete its work, a sender sends requests (orders) on the control connection.
 //!
-//! Work is complete when everything that belongs to it has been flushed and renamed into place, which
-//! [`SharedJobOrder::Settle`] requests. The groups of a large file arrive over several sessions, and
-//! [`SharedJobOrder::Commit`] renames the file into place.
+//! [`SharedJobOrder::Settle`] requests that all stored files are flushed and renamed into place. The groups of a large
+//! file arrive over several sessions, so [`SharedJobOrder::Commit`] renames such a file into place.
 
 use std::fmt;
 
@@ -24,8 +22,8 @@ pub struct SharedJobOpening {
     pub job: SharedJobId,
     /// Whether the job may begin with this session.
     pub beginning: Beginning,
-    /// Whether the sender leads the job. In that case, the receiver writes a heartbeat file, which shows other
-    /// receivers that the job is alive.
+    /// Whether the sender leads the job. If so, the receiver writes a heartbeat file that shows other receivers that
+    /// the job is alive.
     pub leads: bool,
     /// The sender's node.
     pub node: NodeName,
@@ -70,7 +68,8 @@ pub struct SharedJobRequest {
 /// An operation that the sender requests from a receiver of a shared job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedJobOrder {
-    /// Renames into place and flushes everything that was reported as stored, so that the queue can forget the work.
+    /// Flushes and renames into place everything that was reported as stored. The work can then be removed from the
+    /// queue.
     Settle,
     /// Renames a large file into place after receivers have recorded all its groups.
     Commit {
@@ -81,22 +80,22 @@ pub enum SharedJobOrder {
         )]
         head: Vec<u8>,
     },
-    /// Sets mode and time of directories into which nothing more is written.
+    /// Sets the mode and time of directories to which nothing more will be written.
     SetDirectories {
-        /// The encoded head of a batch. Each entry is a directory itself.
+        /// The encoded head of a batch. Each of its entries is a directory itself.
         #[serde(
             serialize_with = "bytes::serialize",
             deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
         )]
         head: Vec<u8>,
     },
-    /// Ends the job. Only entries that were renamed into place remain.
+    /// Ends the job. All entries that were not renamed into place are removed.
     Close,
-    /// Requests an immediate answer, regardless of the storage.
+    /// Requests an immediate answer that does not wait for the storage.
     Ping,
 }
 
-/// The answer to a request about a shared job.
+/// The answer to an order of a shared job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedJobAnswer {
     /// The number of the request.
@@ -121,7 +120,7 @@ impl GroupRange {
         Self { first, count }
     }
 
-    /// Returns the index after the last group. Returns the maximum index if the sum would exceed it.
+    /// Returns the index after the last group, or the maximum index if the sum would overflow.
     #[must_use]
     pub const fn end(self) -> u32 {
         self.first.saturating_add(self.count)
@@ -136,17 +135,17 @@ pub enum SharedJobResult {
     Done,
     /// The operation failed.
     Failed(Operation, FaultCode),
-    /// Groups of the file that have not been recorded. If the answer contains the maximum number of ranges, further
-    /// groups may be missing.
+    /// Groups of the file that have not been recorded. If the answer contains the maximum number of ranges, more groups
+    /// may be missing.
     Missing(
         #[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<GroupRange>,
     ),
-    /// The directories whose metadata was set. Contains those whose mode or time could not be set.
+    /// The directories were processed. The list contains those whose mode or time could not be set.
     DirectoriesSet(
         #[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>,
     ),
-    /// Everything that was reported as stored is on stable storage. Contains the metadata that was not preserved since
-    /// the previous *settle*, by kind and reason.
+    /// Everything that was reported as stored is on stable storage. The list contains the metadata that was not
+    /// preserved since the previous *settle*, by kind and reason.
     Settled(#[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")] Vec<NotKept>),
 }
 

@@ -1,5 +1,5 @@
-//! The summary of a transfer: its results, and the limit on its rate. A dialed sender sends the summary after a
-//! successful end. A user who has requested files thus sees the same output as a user who pushes.
+//! The summary of a transfer: its results and its bottleneck. A dialed sender sends the summary after a successful end,
+//! so that the output of a pull is the same as that of a push.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub struct Summary {
     pub not_kept: Vec<NotKept>,
     /// Time from the start of the command to the receiver's last message.
     pub elapsed: Duration,
-    /// The part of `elapsed` to which `bottleneck` and `path` refer: the time since the last reconnect.
+    /// The time since the last reconnect, to which `bottleneck` and `path` refer.
     pub measured: Duration,
     /// Time from the start of the command to the first data on a lane.
     pub first_byte: Option<Duration>,
@@ -37,7 +37,7 @@ pub struct Summary {
     pub path: Option<PathReport>,
     /// Whether only a preview was requested.
     pub is_preview: bool,
-    /// The best settings found for the path, if the user did not fix the number of lanes.
+    /// The best settings that were found for the path, if the user did not fix the number of lanes.
     pub learnt: Option<LearnedSettings>,
     /// The best rate and round-trip time of the path. `None` if both sides are on the same host.
     pub at_best: Option<BestRate>,
@@ -72,7 +72,7 @@ impl From<TransferAccount> for Summary {
             counters: account.counters.into(),
             ..account.rest
         };
-        // These shares are a peer's claims and are shown to users, so limit each to 100 %.
+        // These shares are claims of a peer that are shown to users, so each is limited to 100 %.
         let bottleneck = &mut summary.bottleneck;
         for share in [&mut bottleneck.percent]
             .into_iter()
@@ -87,13 +87,13 @@ impl From<TransferAccount> for Summary {
 /// Settings found by a push, for the next push on the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LearnedSettings {
-    /// The number of lanes that suited the path.
+    /// The number of lanes that was best for the path.
     pub lanes: u16,
-    /// Whether a congestion control that ignores packet loss suited the path.
+    /// Whether a congestion control that ignores packet loss was best for the path.
     pub loss_tolerant: bool,
 }
 
-/// The best performance of the path.
+/// The best rate and round-trip time of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BestRate {
     /// Maximum rate at which data was acknowledged on all lanes together, in bytes per second.
@@ -121,7 +121,7 @@ impl Summary {
         finding.filter(|finding| !(done && matches!(finding, PathAdvice::Loss(_))))
     }
 
-    /// Keeps the values of only three lanes: those with the fewest, the median and the most acknowledged bytes.
+    /// Keeps the values of only three lanes: the lanes with the fewest, the median and the most acknowledged bytes.
     fn shortened(mut self) -> Self {
         if let Some(path) = &mut self.path
             && let [least, .., most] = path.bytes_acked[..]
@@ -139,7 +139,7 @@ impl Summary {
     }
 }
 
-/// The limit of a push, and the share of the time for which it applied.
+/// The bottleneck of a push, with the share of the time for which each limit applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bottleneck {
     /// The limit that applied for the longest time.
@@ -153,14 +153,14 @@ pub struct Bottleneck {
 /// A possible limit on the rate of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
-    /// Start-up, and waiting for replies. No other limit applied.
+    /// Start-up and waiting for replies, while no other limit applied.
     #[default]
     StartUp,
     /// Walking the source.
     Scan,
     /// Reading and hashing the source.
     SourceReads,
-    /// Encryption at the sender, or competition for its cores.
+    /// Encryption at the sender, or contention for its cores.
     SenderCpu,
     /// The path, or the kernel's window for it.
     Path,
@@ -214,7 +214,7 @@ pub struct PathReport {
     pub bytes_retransmitted: u64,
     /// Segments retransmitted.
     pub segments_retransmitted: u64,
-    /// Time for which lanes had data in transit or waiting to be sent, summed over the lanes. Includes the times of the
+    /// Time for which lanes had data in transit or queued for sending, summed over the lanes. Includes the times of the
     /// next two fields.
     pub busy: Duration,
     /// The part of this time for which the receiver's window was full.
@@ -230,11 +230,11 @@ pub struct PathReport {
     /// Bytes acknowledged on each lane, in ascending order.
     #[serde(deserialize_with = "list::at_most::<{ ACKED_MAX }, _, _>")]
     pub bytes_acked: Vec<u64>,
-    /// Whether QUIC carried the lanes. No kernel setting controls its windows.
+    /// Whether the lanes used QUIC, whose windows no kernel setting controls.
     pub by_quic: bool,
 }
 
-/// A property of the path that reduces the rate and that a user can improve.
+/// A property of the path that reduces the rate, and that a user can improve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum PathAdvice {
@@ -280,14 +280,14 @@ impl PathReport {
         ByteCount(self.bytes_retransmitted).as_f64() / ByteCount(self.bytes_sent.max(1)).as_f64()
     }
 
-    /// Returns the share of `elapsed` for which not even the busiest lane had data in transit.
+    /// Returns the share of `elapsed` for which no data was in transit even on the busiest lane.
     #[must_use]
     pub fn idle_share(&self, elapsed: Duration) -> f64 {
         1.0 - share(self.busy_longest, elapsed).min(1.0)
     }
 
-    /// Returns advice on the path if `limit` is the path. With any other limit, full windows and waits are only
-    /// symptoms of that limit.
+    /// Returns advice on the path if `limit` is the path. With any other limit, full windows are only a symptom of that
+    /// limit.
     fn finding(&self, limit: Limit) -> Option<PathAdvice> {
         if limit != Limit::Path {
             return None;
@@ -295,7 +295,7 @@ impl PathReport {
         let window = self.receive_window_share();
         let buffer = self.send_buffer_share();
         if window >= REPORTED_SHARE_MIN && self.by_quic {
-            // With QUIC, a full window means that the receiver is slow to process data. There is no setting to advise.
+            // With QUIC, a full window means that the receiver processes data slowly. No setting can improve that.
             None
         } else if window >= REPORTED_SHARE_MIN && window >= buffer {
             Some(PathAdvice::ReceiveWindow(percent(window)))
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(taken.bottleneck.shares, [100; Limit::ALL.len()]);
     }
 
-    /// A host may send arbitrary times and rates.
+    /// A peer may report arbitrary times and rates.
     #[test]
     fn the_longest_times_are_no_overflow() {
         let report = PathReport {

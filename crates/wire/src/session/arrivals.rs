@@ -1,8 +1,8 @@
 //! The set of items that have been received or given up.
 //!
-//! **Invariant:** an item is accepted at most once. If the sender has given up an item, there are two cases: either the
-//! item was accepted before and its receipt is in transit, or the item will never be accepted. The sender can therefore
-//! send the work again as an item with another number, and nothing is stored twice.
+//! **Invariant:** an item is accepted at most once. If the sender gives up an item, there are two cases: either the
+//! receiver has already accepted the item and its receipt is in transit, or the receiver will never accept it. So the
+//! sender can send the work again as a new item, and nothing is stored twice.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,8 @@ impl ReceivedItems {
     /// Adds an item that was received completely or given up. Returns whether it is new.
     ///
     /// # Errors
-    /// [`WireError::OverLimit`] if the received items leave more gaps than a sender may have items in flight.
+    /// [`WireError::OverLimit`] if there are more gaps between the received items than a sender may have items in
+    /// flight.
     pub fn insert(&mut self, item: u64) -> Result<bool, WireError> {
         let before = self
             .ranges

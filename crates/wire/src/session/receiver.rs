@@ -1,7 +1,7 @@
 //! The receiver's ledger of one transfer. It tracks the received items and decides when to finish.
 //!
 //! **Invariant:** [`ReceiverAction::Finish`] is returned at most once, and only after the sender has announced that it
-//! has sent everything. At that time, every announced item is settled and every mismatch has been answered.
+//! has sent everything. At that time, every announced item is settled, and the sender has handled every mismatch.
 
 use std::collections::VecDeque;
 
@@ -34,11 +34,12 @@ pub enum ReceiverAction {
 }
 
 impl ReceiverTransfer {
-    /// Records an item that a writer has finished. Returns whether the item is new. If the item arrives again on
-    /// another lane, only the first result counts.
+    /// Records an item that a writer has finished. Returns whether the item is new. If the same item is received again
+    /// on another lane, only the first result counts.
     ///
     /// # Errors
-    /// [`WireError::OverLimit`] if the received items leave more gaps than a sender may have items in flight.
+    /// [`WireError::OverLimit`] if there are more gaps between the received items than a sender may have items in
+    /// flight.
     pub fn settled(&mut self, item: StoredItem) -> Result<bool, WireError> {
         if !self.settled.insert(item.item)? {
             return Ok(false);
@@ -50,8 +51,8 @@ impl ReceiverTransfer {
 
     /// Records a batch whose files have been renamed into place and flushed as requested, except for those in `faults`.
     ///
-    /// Must be called once for each batch, after it was [`settled`](Self::settled) without a mismatch. The call must
-    /// not wait for an announcement, because a sender may wait for these reports first.
+    /// Must be called once for each batch, after [`settled`](Self::settled) was called without a mismatch. The caller
+    /// must not wait for the announcement first, because the sender may wait for these reports before it announces.
     pub fn published(&mut self, item: u64, faults: Vec<EntryFault>) {
         self.published.push_back(PublishedItem { item, faults });
     }
@@ -82,7 +83,7 @@ impl ReceiverTransfer {
         Ok(())
     }
 
-    /// Returns the next action. After each event or series of events, call this until it returns `None`.
+    /// Returns the next action. After one or more events, call this function until it returns `None`.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] if more items were received than the sender announced.

@@ -12,8 +12,8 @@
 //!
 //! The number of outstanding items limits the data in flight. Outstanding and unpublished items together limit the
 //! memory of the sender. **Invariant:** [`announcement`](SenderTransfer::announcement) returns `Some` only if all work
-//! that has begun has also ended. A receiver that has settled the announced items and reported the announced mismatches
-//! therefore has everything.
+//! that has begun has also ended. So a receiver has everything when it has settled the announced items and reported
+//! the announced mismatches.
 
 use std::collections::HashMap;
 
@@ -26,8 +26,8 @@ use crate::limits::{
 };
 use crate::message::ToReceiver;
 
-/// The items in flight to the receiver. `W` describes the work of an item in enough detail to repeat the work. A `W`
-/// may also contain other data about the item.
+/// The items in flight to the receiver. `W` describes the work of an item, so that the work can be repeated. It may
+/// also hold other data about the item.
 #[derive(Debug)]
 pub struct SenderTransfer<W> {
     plan_ended: bool,
@@ -88,10 +88,10 @@ pub enum Resend<W> {
     Again {
         /// The work.
         work: W,
-        /// The number of times that the work has arrived damaged. Pass it to [`issue`](SenderTransfer::issue).
+        /// The number of times that the item arrived damaged. Pass it to [`issue`](SenderTransfer::issue).
         tries: u8,
     },
-    /// The work arrived damaged every time. Its files have failed.
+    /// The item arrived damaged every time, so its files have failed.
     GiveUp(W),
 }
 
@@ -112,12 +112,12 @@ impl<W> Default for SenderTransfer<W> {
 }
 
 impl<W> SenderTransfer<W> {
-    /// Adds pieces of work to the plan. Must be called before a reader can take these pieces.
+    /// Adds pieces of work to the plan. Must be called before a reader can take them.
     pub fn begin(&mut self, pieces: u64) {
         self.unfinished += pieces;
     }
 
-    /// Ends one piece of work. The piece must have produced either all its items or none.
+    /// Ends one piece of work. The piece must have produced all of its items or none.
     pub fn end(&mut self) {
         self.unfinished = self
             .unfinished
@@ -155,12 +155,12 @@ impl<W> SenderTransfer<W> {
             || self.load.name_bytes >= UNPUBLISHED_NAME_BYTES_MAX
     }
 
-    /// Records that the plan is complete: the scan and the requests have ended, and only resends can follow.
+    /// Records that the plan is complete: the scan has ended and all requests are answered. Only resends can follow.
     pub fn plan_ended(&mut self) {
         self.plan_ended = true;
     }
 
-    /// Withholds the announcement until [`release`](Self::release) is called. Use this if the sender has work to do
+    /// Withholds the announcement until [`release`](Self::release) is called. Used if the sender has more work to do
     /// after all items are settled.
     pub fn withhold(&mut self) {
         self.withheld = true;
@@ -250,8 +250,7 @@ impl<W> SenderTransfer<W> {
         self.load.name_bytes -= load.name_bytes;
     }
 
-    /// Returns the message that announces that everything has been sent. Returns the message only if it differs from
-    /// the previous announcement.
+    /// Returns the announcement that everything has been sent, if it is due and differs from the previous one.
     #[must_use]
     pub fn announcement(&mut self) -> Option<ToReceiver> {
         let now = (self.issued, self.mismatches);
@@ -265,7 +264,7 @@ impl<W> SenderTransfer<W> {
         })
     }
 
-    /// Returns whether an item is outstanding: the receiver has not acknowledged it.
+    /// Returns whether an item is outstanding, which means that the receiver has not acknowledged it.
     #[must_use]
     pub fn is_outstanding(&self, item: ItemId) -> bool {
         self.outstanding.contains_key(&item)
@@ -292,7 +291,7 @@ impl<W> SenderTransfer<W> {
             .map(|(item, outstanding)| (*item, &mut outstanding.work))
     }
 
-    /// Number of items in flight.
+    /// Returns the number of items in flight.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()

@@ -42,7 +42,7 @@ struct Job {
     damages: u8,
     delay: u64,
     losses: u8,
-    /// Delay after which the item of a lost lane arrives nevertheless, if it does.
+    /// Delay after which an item of a lost lane is still received, or `None` if it is lost.
     straggles: Option<u64>,
     /// For a batch: time from storing it to its flush.
     flush: Option<u64>,
@@ -72,7 +72,7 @@ impl Job {
     }
 }
 
-/// Both ends and the path between them. The clock jumps to the next arrival.
+/// Both ends and the path between them. The clock jumps to the time of the next packet.
 #[derive(Default)]
 struct Pair {
     now: u64,
@@ -83,7 +83,7 @@ struct Pair {
     arrivals: ReceivedItems,
     losses: BTreeMap<usize, u8>,
     lost: BTreeSet<ItemId>,
-    /// Jobs by the number of the item that was sent, for the receiver.
+    /// Jobs by item number, which the receiver uses to look up an item's job.
     jobs: BTreeMap<u64, Job>,
     unflushed: BTreeSet<u64>,
     stored: Vec<usize>,
@@ -597,7 +597,8 @@ fn any_job() -> impl Strategy<Value = Job> {
 }
 
 proptest! {
-    /// Whatever the path does, each job is either delivered once or given up, and the transfer ends after all of them.
+    /// Regardless of the path's faults, each job is delivered or given up exactly once, and the transfer ends after all
+    /// of them.
     #[test]
     fn every_job_ends_once(jobs in proptest::collection::vec(any_job(), 0..40), ends in any::<u8>()) {
         let jobs: Vec<_> = jobs.into_iter().enumerate()
@@ -607,7 +608,7 @@ proptest! {
         let mut ended = [pair.delivered.clone(), pair.given_up.clone()].concat();
         ended.sort_unstable();
         assert_eq!(ended, (0..jobs.len()).collect::<Vec<_>>());
-        // An item that is damaged and then lost with its lane does not use up a try.
+        // If an item is damaged and its lane is lost too, the damage does not use up a try.
         assert!(jobs.iter().all(|job| !pair.given_up.contains(&job.id) || job.damages > RESENDS_MAX));
         let sure = jobs.iter().filter(|job| job.damages > RESENDS_MAX && job.straggles.is_none());
         assert!(sure.into_iter().all(|job| pair.given_up.contains(&job.id)));

@@ -15,7 +15,7 @@ pub struct PreserveOptions {
     pub kinds: MetadataKinds,
     /// Whether the receiver reports the path of each entry that lacks metadata.
     pub named: bool,
-    /// Whether the sender reports a transfer as partial if entries lack metadata.
+    /// Whether the sender reports a transfer as partial if any entries lack metadata.
     pub strict: bool,
 }
 
@@ -47,13 +47,13 @@ pub enum NotKeptReason {
     NotGranted,
     /// The file system does not support the metadata.
     Unsupported,
-    /// There is no space for the metadata.
+    /// There is no space to store the metadata.
     NoRoom,
     /// The receiver could not interpret the metadata.
     Invalid,
-    /// The metadata is larger than the protocol can carry.
+    /// The metadata exceeds the limits of the protocol.
     TooMuch,
-    /// The source could not read the metadata.
+    /// The sender could not read the metadata.
     Unread,
     /// Another error of the system, as a Linux `errno`.
     Os(i32),

@@ -7,7 +7,7 @@ use zmove_types::{Name, RelPath, list};
 use crate::error::WireError;
 use crate::limits::{REMOVE_NAMES_MAX, within};
 
-/// Whether entries of a target directory that do not exist in its source may be removed.
+/// Whether entries of the target that do not exist at the source may be removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Extraneous {
     /// The entries stay.

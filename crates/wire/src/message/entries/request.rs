@@ -16,7 +16,7 @@ use crate::message::fault::FaultCode;
 /// A question about entries of the target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// The number of the request, for its reply. Unique among the outstanding requests with the same kind of question.
+    /// The number of the request, for its reply. Unique among the outstanding requests of the same kind.
     pub number: u64,
     /// The question.
     pub question: Question,
@@ -25,19 +25,19 @@ pub struct Request {
 /// The question of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// The question which of these files must be sent. Allowed only if the session may write.
+    /// Which of these files must be sent? Allowed only if the session may write.
     Send(
         #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<EntryGroup>,
     ),
-    /// The question how these entries differ. Allowed only if the session may not write.
+    /// How do these entries differ from the target? Allowed only if the session may not write.
     Report(
         #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<EntryGroup>,
     ),
-    /// The question which hashes these groups have, as read from the storage. Allowed only in a verification.
+    /// What are the hashes of these groups, as read from the storage? Allowed only in a verification.
     Hash(FileGroups),
-    /// The question which names in these ranges of the target do not exist at the source.
+    /// Which names in these ranges of the target do not exist at the source?
     Extraneous(
         #[serde(deserialize_with = "list::at_most::<{ LISTED_RANGES_MAX }, _, _>")] Vec<NameRange>,
     ),
@@ -48,7 +48,8 @@ pub enum Question {
 pub struct EntryGroup {
     /// The directory's path from the target root.
     pub directory: RelPath,
-    /// The metadata to compare with the directory itself. `None` if the request does not concern the directory itself.
+    /// The metadata to compare with the directory itself, or `None` if the request does not concern the directory
+    /// itself.
     pub itself: Option<SourceMetadata>,
     /// The entries.
     #[serde(deserialize_with = "list::at_most::<{ REQUESTED_ENTRIES_MAX }, _, _>")]
@@ -104,12 +105,12 @@ pub type XattrDigest = [u8; 32];
 pub struct SourceMetadata {
     /// The permission bits, modification time, owner and group.
     pub metadata: Metadata,
-    /// A digest of the extended attributes, or `None` if there are none.
+    /// A digest of the extended attributes, or `None` if the entry has no attributes.
     pub xattrs: Option<Box<XattrDigest>>,
 }
 
-/// The inode and change time of a source file. Together with size and modification time, they identify the file and its
-/// contents, because users cannot set a change time.
+/// The inode and change time of a source file. Together with size and modification time, they identify a version of the
+/// file, because users cannot set the change time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceMark {
     /// The inode number of the source file.
@@ -134,7 +135,7 @@ pub struct FileGroups {
 pub struct NameRange {
     /// The directory's path from the target root.
     pub directory: RelPath,
-    /// The name after which the range begins; `None` for the beginning of the directory.
+    /// The name after which the range begins, or `None` for the beginning of the directory.
     pub after: Option<Name>,
     /// The names at the source.
     #[serde(deserialize_with = "list::at_most::<{ LISTED_NAMES_MAX }, _, _>")]
@@ -155,8 +156,8 @@ pub struct Reply {
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// The answer to [`Question::Send`] and [`Question::Report`], in the order of the request: one verdict for each
-    /// entry, and one for each directory whose metadata the request contains.
+    /// The answer to [`Question::Send`] and [`Question::Report`]: one verdict for each entry, and one for each
+    /// directory whose metadata is in the request, in the order of the request.
     Verdicts(
         #[serde(deserialize_with = "list::at_most::<{ 2 * REQUESTED_ENTRIES_MAX }, _, _>")]
         Vec<Verdict>,
@@ -174,7 +175,7 @@ pub struct GroupHashes {
     /// the file ends or could not be read.
     #[serde(deserialize_with = "list::at_most::<{ HASHED_GROUPS_MAX }, _, _>")]
     pub values: Vec<Option<[u8; 32]>>,
-    /// The error that ended reading early; `None` if all values are present.
+    /// The error because of which not all values could be read, or `None` if all values are present.
     pub fault: Option<FaultCode>,
 }
 
@@ -203,9 +204,9 @@ pub struct ExtraneousName {
     pub directory: bool,
 }
 
-/// Chaining values of consecutive groups of one file at the target. Messages before the reply to the request are about
-/// groups of an earlier transfer's part. Messages after the reply are about groups of the old version, for
-/// [`Verdict::Delta`].
+/// Chaining values of consecutive groups of one file at the target. Messages before the reply to the request report
+/// groups that an earlier transfer has stored. Messages after the reply report groups of the old version of the file,
+/// for [`Verdict::Delta`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The number of the request.

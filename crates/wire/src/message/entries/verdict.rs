@@ -11,7 +11,7 @@ use crate::message::fault::{FaultCode, Operation};
 pub enum Verdict {
     /// The entry at the target matches.
     Same,
-    /// The existing entry must not be replaced and stays unchanged.
+    /// The existing entry must not be replaced and is kept unchanged.
     Stays,
     /// The target does not have the entry.
     New,
@@ -19,17 +19,17 @@ pub enum Verdict {
     Replace(Differences),
     /// The existing entry differs in these properties, which must be set.
     Set(Differences),
-    /// A regular file of the same size exists, with this root hash and these metadata differences. The sender must
-    /// compare the hash with its own.
+    /// A regular file of the same size exists at the target. The values are its metadata differences and its root hash,
+    /// which the sender must compare with its own.
     Contents(Differences, [u8; 32]),
-    /// The transfer would fail for the entry.
+    /// The transfer of the entry would fail with this operation and cause.
     Fails(Operation, FaultCode),
-    /// An earlier transfer has stored groups of exactly this version of the file. [`Held`](crate::Held) reports these
-    /// groups, and only the others must be sent.
+    /// An earlier transfer has stored groups of exactly this version of the file. [`Held`](crate::Held) reports them,
+    /// and only the other groups must be sent.
     Resume,
-    /// Another version of the file exists. After the reply, [`Held`](crate::Held) reports the groups of that version,
-    /// and groups that are equal need not be sent. Groups of an earlier transfer that [`Held`](crate::Held) has already
-    /// reported need not be sent either, as with [`Resume`](Self::Resume).
+    /// Another version of the file exists. After the reply, [`Held`](crate::Held) reports the groups of that version.
+    /// The sender need not send groups that are equal. As with [`Resume`](Self::Resume), it need not send the groups
+    /// that [`Held`](crate::Held) reported before the reply either.
     Delta,
 }
 
@@ -89,7 +89,7 @@ impl Differences {
     pub const OWNER: Self = Self(64);
     /// Extended attributes, including access control lists. Encoding this or a higher value takes two bytes.
     pub const XATTRS: Self = Self(128);
-    /// The hard links of the file: a name is missing, or a name of a different file leads to it.
+    /// The hard links of the file: a name is missing, or one of the names belongs to a different file.
     pub const LINKS: Self = Self(256);
 
     const NAMED: [(Self, &'static str); 9] = [
@@ -116,7 +116,7 @@ impl Differences {
         Self(self.0 & !others.0)
     }
 
-    /// Adds the difference `one` if the value at the target differs from the value at the source.
+    /// Adds the difference `one` if the target's value `there` differs from the source's value.
     #[must_use]
     pub fn add_if_unequal<T: PartialEq>(self, one: Self, there: &T, source: &T) -> Self {
         if there == source { self } else { self.and(one) }

@@ -19,7 +19,7 @@ fn extension(critical: bool) -> Extensions {
     }])
 }
 
-/// Returns the encoded fields of [`Open::new`] with a short target. All bytes of the run are `run`.
+/// Returns the encoded fields of [`Open::new`] with a short target. Every byte of the run ID is `run`.
 pub(crate) fn fixed(target: &[u8], run: u8) -> Vec<u8> {
     let length = u8::try_from(target.len()).unwrap();
     let after_run = [0, 0, 0, 0, 0, 0x83, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -140,8 +140,8 @@ fn extended(critical: bool) -> Open {
     }
 }
 
-/// Returns the opening as received in each message that carries one: a push, a pull, a copy, a grant for a copy and a
-/// grant for a node.
+/// Encodes and decodes each message that can carry an opening (a push, a pull, a copy, a grant for a copy and a grant
+/// for a node). Returns the decoded openings.
 fn arrived(open: &Open) -> [Result<Open, WireError>; 5] {
     let asked = |asked: ToSource| decode_message::<ToSource>(&encode_message(&asked)[4..]);
     let open = || open.clone();
@@ -204,7 +204,7 @@ fn a_peer_refuses_a_limit_that_it_does_not_know_wherever_the_opening_travels() {
     }
 }
 
-/// Nothing uses its value. It stays in the opening, because that is compared with the opening in a grant.
+/// The value is ignored but kept, because the opening is compared with the opening in a grant.
 #[test]
 fn an_extension_that_may_be_ignored_changes_nothing_for_a_peer_that_does_not_know_it() {
     let hinted = extended(false);
@@ -249,7 +249,7 @@ fn a_refusal_names_the_message_that_has_the_extension() {
     assert_eq!(decode_message::<ToSender>(&bytes[4..]), Err(error));
 }
 
-/// A message without extensions is fixed, so it contains nothing that a peer could skip.
+/// A message without extensions is fixed, so it ends with its last field.
 #[test]
 fn nothing_follows_a_message() {
     let block = [1, 9, 0, 1, b'z'];
